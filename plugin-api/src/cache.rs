@@ -1,71 +1,71 @@
-//! What a model remembers of its sequences, and where. A model's layers fall into groups that remember alike; its
-//! [`crate::Card`] lists them, and the host owns every id in all of them: it deals blocks and slots out, shares them, takes
-//! them back and keeps copies on disk, for plain, windowed and recurrent layers by one table.
+//! Cache groups. A model's layers fall into groups whose caches work alike, which its [`crate::Card`] lists. The host owns
+//! every id in all of them: it allocates blocks and slots, shares them, frees them and spills them to disk, by one mechanism
+//! for full-attention, windowed and recurrent layers.
 //!
-//! All groups lie on one grid of [`crate::Card::block_tokens`] tokens. A sequence can be continued by another one at any
-//! border of the grid up to which its blocks are known and at which a copy of its state was left.
+//! All groups share a grid of [`crate::Card::block_tokens`] tokens. Another sequence can resume a prefix at any border of the
+//! grid up to which its blocks are cached and at which a checkpoint of its state was left.
 
 use abi_stable::{StableAbi, std_types::RSlice};
 
-/// The id of no block and no slot.
+/// In place of a block or slot id: none.
 pub const VACANT: u32 = u32::MAX;
 
-/// How the layers of a group remember.
+/// How the layers of a group cache their past.
 #[repr(transparent)]
 #[derive(StableAbi, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheKind(pub u32);
 
 impl CacheKind {
-    /// In blocks of tokens, all of which are read: full attention.
+    /// Blocks of tokens, all of which are read: full attention.
     pub const TOKENS: Self = Self(0);
-    /// In blocks of tokens, of which a token reads the last [`CacheGroup::window`], its own included: the host frees the
-    /// blocks before them.
+    /// Blocks of tokens, of which a token reads the last [`CacheGroup::window`] tokens, itself included; the host frees
+    /// earlier blocks.
     pub const WINDOW: Self = Self(1);
-    /// In slots; one slot holds the whole past up to one token: recurrent layers, convolutions.
+    /// Slots, each of which holds the whole past up to one token: recurrent layers, convolutions.
     pub const STATE: Self = Self(2);
-    /// By itself, under the sequence's id: wrapped code. It is the only group of its model, which refuses a span whose `past`
-    /// is not its own count. `sequence-state/1` copies what it holds, where it is offered.
+    /// The model keeps it under the sequence's id: wrapped code. An opaque group is its model's only one, and the model
+    /// refuses a span whose `past` differs from its own count. `sequence-state/1`, if offered, copies its state.
     pub const OPAQUE: Self = Self(3);
 }
 
-/// A group of layers that remember alike. A model has one group that is opaque, or any number of the other kinds.
+/// A group of layers with caches of one kind. A model has one opaque group, or any number of the other kinds.
 #[repr(C)]
 #[derive(StableAbi, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheGroup {
-    /// How it remembers.
+    /// Blocks, slots, or opaque.
     pub kind: CacheKind,
-    /// Tokens that a token reads, itself included, in a group of kind [`CacheKind::WINDOW`]; 0 in all others.
+    /// For [`CacheKind::WINDOW`], the tokens that a token reads, itself included; else 0.
     pub window: u32,
-    /// Bytes of a block over all layers of the group, of a slot, or of an opaque sequence at the card's context.
+    /// Bytes of a block or slot over all layers of the group, or of an opaque sequence at the card's context.
     pub bytes: u64,
 }
 
-/// Where a group keeps one sequence during one step.
+/// One sequence's blocks or slots in one group, for one step.
 #[repr(C)]
 #[derive(StableAbi, Clone, Copy, Debug)]
 pub struct CacheTable<'a> {
-    /// Of tokens and windows: the block of each run of `block_tokens` tokens, at least enough for `past + len`. Token `i` of
-    /// the sequence lies in `blocks[i / block_tokens]`. Blocks that hold only past tokens may be shared with other sequences;
-    /// the model writes to the new tokens' places alone. In a window, a block whose tokens all lie before
+    /// For tokens and windows: the block of each run of `block_tokens` tokens, at least enough for `past + len`. Token `i` of
+    /// the sequence is in `blocks[i / block_tokens]`. Blocks that hold only past tokens may be shared with other sequences;
+    /// the model writes only where the new tokens go. In a window, a block whose tokens are all before
     /// `past + 1 - window` may be [`VACANT`]. Empty for states and opaque groups.
     pub blocks: RSlice<'a, u32>,
-    /// Of states: the slot that holds the state after `past` tokens; [`VACANT`] where `past` is 0, which is a blank state. Only
-    /// read, unless it is `write` too. [`VACANT`] for all other kinds.
+    /// For states: the slot with the state after `past` tokens, or [`VACANT`] if `past` is 0, for an initial state. Read-only,
+    /// unless it equals `write`. [`VACANT`] for all other kinds.
     pub read: u32,
-    /// Of states: where the state after `past + len` tokens goes; no other span reads or writes it. A host that may go back to
-    /// `past`, as after drafted tokens, writes elsewhere than it reads. [`VACANT`] for all other kinds.
+    /// For states: the slot for the state after `past + len` tokens; no other span reads or writes it. A host that may roll back
+    /// to `past`, as with drafted tokens, uses different slots. [`VACANT`] for all other kinds.
     pub write: u32,
-    /// Of states: copies to leave, in ascending order of `after`. Empty for all other kinds.
+    /// For states: copies to leave, by ascending `after`. Empty for all other kinds.
     pub checkpoints: RSlice<'a, Checkpoint>,
 }
 
-/// A copy of a state to leave in another slot, while a span is computed.
+/// A copy of the state to leave in another slot while a span is computed.
 #[repr(C)]
 #[derive(StableAbi, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Checkpoint {
-    /// After how many tokens of the sequence: above `past`, at most `past + len`.
+    /// Number of tokens of the sequence before the copy: above `past`, at most `past + len`.
     pub after: u32,
-    /// Where; no other span reads or writes it, and it is neither `read` nor `write`.
+    /// No other span reads or writes it, and it is neither `read` nor `write`.
     pub slot: u32,
 }
 
@@ -87,7 +87,7 @@ impl CacheGroup {
         self.kind == CacheKind::STATE
     }
 
-    /// How many of a sequence's first blocks a step after `past` tokens does not read.
+    /// How many of a sequence's first blocks a step after `past` tokens no longer reads.
     pub fn blocks_behind(&self, past: u64, block_tokens: u32) -> u64 {
         match self.kind {
             CacheKind::WINDOW => (past + 1).saturating_sub(u64::from(self.window)) / u64::from(block_tokens.max(1)),

@@ -1,7 +1,7 @@
-//! How a plugin introduces itself: the one symbol that it exports.
+//! A plugin's entry point: the one symbol that it exports.
 //!
-//! The version of the root module is the contract's version, so that a host reads which contract a library speaks out of
-//! the library's header, before it trusts any layout in it.
+//! The version of the root module is the contract's version, so that a host can read it from the library's header before it
+//! relies on any layout in it.
 
 use abi_stable::{
     StableAbi,
@@ -15,11 +15,11 @@ use std::fmt;
 
 use crate::{AdapterBox, ArchitectureBox, Extension, PluginError, SamplerBox};
 
-/// A contract version; plugins and hosts of one major understand each other.
+/// A contract version; plugins and hosts of one major version are compatible.
 #[repr(C)]
 #[derive(StableAbi, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Version {
-    /// Different majors do not load.
+    /// A plugin of another major version is not loaded.
     pub major: u32,
     /// Always 0 in contract 1: it grows by extensions.
     pub minor: u32,
@@ -31,7 +31,7 @@ impl fmt::Display for Version {
     }
 }
 
-/// Who a plugin is and what it provides, as data: a host lists and routes by it without calling any provider.
+/// A plugin's identity and what it provides: a host lists and routes by it without calling any provider.
 #[repr(C)]
 #[derive(StableAbi, Clone, Debug)]
 pub struct Manifest {
@@ -39,17 +39,17 @@ pub struct Manifest {
     pub id: RString,
     /// The plugin's own version: `0.3.1`.
     pub version: RString,
-    /// One line for a person.
+    /// One line for display.
     pub description: RString,
     /// The compiler that built it: `rustc 1.95.0`.
     pub toolchain: RString,
-    /// The kit it was built with: `pensieve-sdk 0.1.0`; empty for none.
+    /// The SDK it was built with: `pensieve-sdk 0.1.0`; empty for none.
     pub sdk: RString,
-    /// The architectures, in the order of [`PluginModule::architecture`].
+    /// In the order of [`PluginModule::architecture`]'s indices.
     pub architectures: RVec<Claim>,
-    /// The names of the samplers, in the order of [`PluginModule::sampler`].
+    /// Names, in the order of [`PluginModule::sampler`]'s indices.
     pub samplers: RVec<RString>,
-    /// The names of the adapter formats, in the order of [`PluginModule::adapter_format`].
+    /// Names, in the order of [`PluginModule::adapter_format`]'s indices.
     pub adapter_formats: RVec<RString>,
 }
 
@@ -65,20 +65,20 @@ pub struct Claim {
     pub classes: RVec<RString>,
 }
 
-/// The root module. Providers are made anew at each call and belong to the caller.
+/// The root module. Each call makes a new provider, which belongs to the caller.
 #[repr(C)]
 #[derive(StableAbi)]
 #[sabi(kind(Prefix(prefix_ref = PluginModule_Ref)))]
 pub struct PluginModule {
-    /// `[any thread]` Must be cheap and must not touch files or devices.
+    /// `[any thread]` Must be cheap, and must not touch files or devices.
     pub manifest: extern "C" fn() -> Manifest,
-    /// `[any thread]` The architecture at this place of the manifest.
+    /// `[any thread]` By its index in the manifest.
     pub architecture: extern "C" fn(index: u32) -> RResult<ArchitectureBox, PluginError>,
-    /// `[any thread]` The sampler at this place of the manifest.
+    /// `[any thread]` By its index in the manifest.
     pub sampler: extern "C" fn(index: u32) -> RResult<SamplerBox, PluginError>,
-    /// `[any thread]` The adapter format at this place of the manifest.
+    /// `[any thread]` By its index in the manifest.
     pub adapter_format: extern "C" fn(index: u32) -> RResult<AdapterBox, PluginError>,
-    /// `[any thread]` An ability of the plugin as a whole. The functions of its table take no object.
+    /// `[any thread]` An extension of the plugin as a whole. The functions of its table take no object.
     #[sabi(last_prefix_field)]
     pub extension: extern "C" fn(id: RStr<'_>) -> ROption<Extension>,
 }
@@ -90,7 +90,7 @@ impl RootModule for PluginModule_Ref {
     const VERSION_STRINGS: VersionStrings = package_version_strings!();
 }
 
-/// The header that a plugin exports under abi_stable's symbol name. A kit's export macro writes the `static`; `constructor`
+/// The header that a plugin exports under abi_stable's symbol name. The SDK's export macro writes the `static`; `constructor`
 /// returns [`PluginModule::export`]'s result.
 pub const fn header(constructor: extern "C" fn() -> RootModuleResult) -> LibHeader {
     // SAFETY: `RootModuleResult` is only made by `PluginModule::export`, from a `PluginModule`.
@@ -98,7 +98,7 @@ pub const fn header(constructor: extern "C" fn() -> RootModuleResult) -> LibHead
 }
 
 impl PluginModule {
-    /// What [`header`]'s constructor returns: the module, put where it lives as long as the library.
+    /// The return value of [`header`]'s constructor: the module, leaked so that it lives as long as the library.
     pub fn export(self) -> RootModuleResult {
         let module = self.leak_into_prefix();
         // SAFETY: erasing the module's type is what the loading protocol asks for; `init_root_module` checks and restores it.

@@ -1,4 +1,4 @@
-//! What a host does for a plugin while it loads and runs.
+//! Services that a host offers to a plugin while it loads and runs.
 
 use abi_stable::{
     StableAbi, sabi_trait,
@@ -7,7 +7,7 @@ use abi_stable::{
 
 use crate::Extension;
 
-/// How much a log line matters; an unknown level counts as [`LogLevel::INFO`].
+/// Severity of a log line; an unknown level counts as [`LogLevel::INFO`].
 #[repr(transparent)]
 #[derive(StableAbi, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogLevel(pub u32);
@@ -15,30 +15,30 @@ pub struct LogLevel(pub u32);
 impl LogLevel {
     /// Something failed.
     pub const ERROR: Self = Self(1);
-    /// Something is not as it should be.
+    /// Something is wrong, but work goes on.
     pub const WARN: Self = Self(2);
-    /// What a user may want to know.
+    /// Of interest to users.
     pub const INFO: Self = Self(3);
-    /// What an author wants to know.
+    /// Of interest to plugin authors.
     pub const DEBUG: Self = Self(4);
 }
 
-/// What a host does for a plugin.
+/// Logging, progress and cancellation, by the host.
 #[sabi_trait]
 pub trait Services: Send + Sync + Clone {
-    /// `[any thread]` One line, without prompts or keys.
+    /// `[any thread]` Writes one line, without prompts or keys.
     fn log(&self, level: LogLevel, message: RStr<'_>);
 
-    /// `[any thread]` How far a long task has come: `done` of `total` bytes or steps, and of what.
+    /// `[any thread]` Reports that `done` of `total` bytes or steps of `what` are complete.
     fn progress(&self, done: u64, total: u64, what: RStr<'_>);
 
-    /// `[any thread]` Whether the host wants the current `load` to stop. Cheap enough to ask for every tensor.
+    /// `[any thread]` Whether the current `load` should stop. Cheap enough to call for every tensor.
     fn cancelled(&self) -> bool;
 
-    /// `[any thread]` An ability beyond contract 1. The functions of its table take this object first.
+    /// `[any thread]` An extension by id. The functions of its table take this object as their first argument.
     #[sabi(last_prefix_field)]
     fn extension(&self, id: RStr<'_>) -> ROption<Extension>;
 }
 
-/// The host's services as they cross.
+/// [`Services`] as they cross the boundary.
 pub type ServicesArc = Services_TO<'static, RArc<()>>;

@@ -1,34 +1,35 @@
-//! The contract between the Pensieve host and its plugins: this crate is the specification, and its types are the only
-//! thing that both sides share. It knows `abi_stable` and nothing else; no tensor and no candle type crosses, only plain
-//! data: token ids, positions, ids of blocks and slots, rows of numbers, JSON text.
+//! The contract between the Pensieve host and its plugins. This crate is the specification, and its types are all that both
+//! sides share. It depends on `abi_stable` alone; no tensor and no candle type crosses the boundary, only plain data: token
+//! ids, positions, block and slot ids, rows of numbers, JSON text.
 //!
 //! # The rules
 //!
-//! **Shape.** A plugin is a native library that exports one [`PluginModule`]. Its [`Manifest`] says, as data, who it is and
-//! which checkpoints it claims; its providers are small objects: [`Architecture`] makes a [`Model`], [`Sampler`] makes a
+//! **Shape.** A plugin is a native library that exports one [`PluginModule`]. Its [`Manifest`] identifies it and lists the
+//! checkpoints it claims, as plain data; its providers are small objects: [`Architecture`] makes a [`Model`], [`Sampler`] makes a
 //! [`Stage`], [`AdapterFormat`] opens an adapter's [`AdapterData`].
 //!
-//! **Threads.** Every function's documentation opens with where and when it may be called:
+//! **Threads.** Every function's documentation opens with where and when it may be called. *Loaded* means between a model's
+//! `load` and its drop.
 //! - `[any thread]`: at any time, concurrently with anything.
-//! - `[control thread]`: one call at a time for this object, no model of it need exist.
-//! - `[engine thread, loaded]`: on the one thread that drives this model, between its `load` and its drop.
-//! - `[one thread at a time, loaded]`: the same, but not always on the same thread.
+//! - `[control thread]`: one call at a time for this object; a model need not be loaded.
+//! - `[engine thread, loaded]`: on the one thread that drives this model.
+//! - `[one thread at a time, loaded]`: the same, but the thread may change between calls.
 //!
 //! A [`Model`] and a [`Stage`] may move between threads but are never called from two at once (`Send`); the host's
 //! [`Services`] may be called from anywhere (`Send + Sync`).
 //!
-//! **Ownership.** What is passed by reference or slice belongs to the caller and is valid until the call returns; the callee
-//! copies what it keeps. What is returned belongs to the caller, which drops it through the vtable of its maker.
+//! **Ownership.** Arguments passed by reference or slice belong to the caller and are valid until the call returns; the callee
+//! copies what it keeps. Return values belong to the caller, which drops them through their maker's vtable.
 //!
-//! **Errors.** Fallible functions return [`PluginError`]; none may unwind. A panic that reaches the boundary ends the
-//! process, so both sides catch their own. After an error from [`Model::forward`] the model must still be usable; the
-//! sequences of that batch are in an undefined state and the host releases them.
+//! **Errors.** Fallible functions return [`PluginError`]; none may unwind. A panic that reaches the boundary aborts the
+//! process, so each side catches its own. After an error from [`Model::forward`] the model must still be usable; the
+//! sequences of that batch are in an undefined state, and the host releases them.
 //!
-//! **Versions.** Contract 1.x is frozen: no method, field or variant is ever added to what is here, as a host may be older or
-//! newer than a plugin. What comes later is an extension: [`Extension`]s are asked for by an id such as `kv-transfer/1` on
-//! the object that has them and arrive with their layout, which the asker checks before use. The modules in [`ext`] are
-//! those known so far; an unknown id is answered by "none". Codes are `u32` newtypes, not enums, so that an unknown
-//! value is a number to be handled instead of undefined behaviour.
+//! **Versions.** Contract 1.x is frozen: no method, field or variant is ever added, as a host may be older or newer than a
+//! plugin. Additions are [`Extension`]s: requested by an id such as `kv-transfer/1` from the object that offers them, and
+//! delivered with their layout, which the caller checks before use. [`ext`] has those known so far; for an unknown id the
+//! result is none. Codes are `u32` newtypes, not enums, so that an unknown value can be handled instead of being undefined
+//! behaviour.
 
 #![allow(
     non_camel_case_types,
@@ -44,8 +45,6 @@ mod entry;
 mod error;
 pub mod ext;
 mod host;
-#[cfg(feature = "laws")]
-pub mod laws;
 mod sampler;
 
 pub use abi_stable;
@@ -62,5 +61,5 @@ pub use ext::Extension;
 pub use host::{LogLevel, Services, Services_TO, ServicesArc};
 pub use sampler::{Candidates, History, Sampler, Sampler_TO, SamplerBox, Stage, Stage_TO, StageBox};
 
-/// The contract that this crate states.
+/// The version of this contract.
 pub const CONTRACT: Version = Version { major: 1, minor: 0 };

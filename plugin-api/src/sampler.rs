@@ -1,4 +1,4 @@
-//! How the next token is picked: a chain of stages over candidates that shrink.
+//! Sampling: a chain of stages narrows the candidates until one picks the next token.
 
 use abi_stable::{
     StableAbi, sabi_trait,
@@ -7,17 +7,17 @@ use abi_stable::{
 
 use crate::{Extension, PluginError};
 
-/// The tokens that may still be picked. A stage may reorder, reweigh and shrink them; what lies beyond `len` is lost.
+/// The tokens that may still be picked. A stage may reorder, reweigh and drop them; entries beyond `len` are gone.
 #[repr(C)]
 #[derive(StableAbi, Debug)]
 pub struct Candidates<'a> {
-    /// Token ids, `len` of them valid.
+    /// Token ids, of which the first `len` are valid.
     pub ids: RSliceMut<'a, u32>,
     /// Their logits, in the same order.
     pub logits: RSliceMut<'a, f32>,
-    /// How many are left; never grows.
+    /// The number left; never grows.
     pub len: usize,
-    /// Whether the logits descend.
+    /// Whether the logits are in descending order.
     pub sorted: bool,
 }
 
@@ -25,20 +25,20 @@ pub struct Candidates<'a> {
 #[repr(C)]
 #[derive(StableAbi, Clone, Copy, Debug)]
 pub struct History<'a> {
-    /// Prompt, then generated tokens.
+    /// The prompt, then the generated tokens.
     pub tokens: RSlice<'a, u32>,
-    /// How many of them are the prompt.
+    /// The number of prompt tokens among them.
     pub prompt: usize,
 }
 
-/// One kind of stage, named in the manifest.
+/// A kind of stage, named in the manifest: a factory of its stages.
 #[sabi_trait]
 pub trait Sampler: Send + Sync {
-    /// `[any thread]` Makes a stage for one sequence out of a JSON object. A wrong parameter is [`crate::ErrorCode::INVALID`] and named
-    /// in the message, as it comes from a client. The same seed gives the same picks.
+    /// `[any thread]` Makes a stage for one sequence from a JSON object of parameters. An invalid one is
+    /// [`crate::ErrorCode::INVALID`] and named in the message, as it comes from a client. The same seed gives the same picks.
     fn create(&self, parameters: RStr<'_>, vocabulary: u32, seed: u64) -> RResult<StageBox, PluginError>;
 
-    /// `[any thread]` An ability beyond contract 1. The functions of its table take this object first.
+    /// `[any thread]` An extension by id. The functions of its table take this object as their first argument.
     #[sabi(last_prefix_field)]
     fn extension(&self, id: RStr<'_>) -> ROption<Extension>;
 }
@@ -47,14 +47,14 @@ pub trait Sampler: Send + Sync {
 #[sabi_trait]
 pub trait Stage: Send {
     /// `[one thread at a time, loaded]` Narrows or reweighs the candidates, or picks one of them, which ends the chain. A chain that
-    /// ends without a pick takes the candidate with the highest logit. A host gives a stage a deadline: one that does not return in
-    /// time ends its sequence with its name, is never called again, and is not dropped. Different stages of a sampler that offers
-    /// `concurrent-stages/1` may run at once; all others run on one thread.
+    /// ends without a pick takes the candidate with the highest logit. A stage has a deadline: if it does not return in time, its
+    /// sequence fails with an error that names it, and it is never called again, nor dropped. Different stages of a sampler that
+    /// offers `concurrent-stages/1` may run concurrently; all others run on one thread.
     #[sabi(last_prefix_field)]
     fn sample(&mut self, candidates: &mut Candidates<'_>, history: History<'_>) -> RResult<ROption<u32>, PluginError>;
 }
 
-/// A sampler as it crosses.
+/// [`Sampler`] as it crosses the boundary.
 pub type SamplerBox = Sampler_TO<'static, RBox<()>>;
-/// A stage as it crosses.
+/// [`Stage`] as it crosses the boundary.
 pub type StageBox = Stage_TO<'static, RBox<()>>;

@@ -26,14 +26,13 @@
 //! assert!(report.passed(), "{report}");
 //! ```
 
-pub use pensieve_plugin_api::laws::{Options, Outcome, Reference, Report, SamplerOptions, Verdict};
+pub use pensieve_laws::{Options, Outcome, Reference, Report, SamplerOptions, Verdict};
 
 use crate::{
     AdapterData, AdapterFormat, Model, Result,
     export::{adapter_out, export_format, export_model, export_sampler, group},
     sampler::Sampler,
 };
-use pensieve_plugin_api::laws;
 use std::path::Path;
 
 #[cfg(feature = "weights")]
@@ -50,7 +49,7 @@ pub fn conformance(model: Box<dyn Model>) -> Report {
 /// Tries every law with other texts, tolerances, or the logits of another implementation.
 pub fn conformance_with(model: Box<dyn Model>, options: &Options) -> Report {
     let resident = model.resident();
-    let shape = laws::Shape {
+    let shape = pensieve_laws::Shape {
         vocabulary: resident.vocabulary,
         block_tokens: resident.block_tokens,
         caches: resident.caches.iter().map(|(cache, _)| group(cache)).collect(),
@@ -58,7 +57,7 @@ pub fn conformance_with(model: Box<dyn Model>, options: &Options) -> Report {
         hidden: resident.hidden,
     };
     match export_model(model) {
-        Ok(mut model) => laws::check(&mut model, shape, options, &mut |_| {}),
+        Ok(mut model) => pensieve_laws::check(&mut model, shape, options, &mut |_| {}),
         Err(error) => {
             let outcome = Outcome::Broken { what: error.message, hint: error.help };
             Report { verdicts: vec![Verdict { law: "resident", says: "a host can take the model in", outcome }] }
@@ -74,11 +73,11 @@ pub fn with_adapter(options: Options, adapter: AdapterData) -> Result<Options> {
 /// Tries every law of samplers. What it is given lives to the end of the process, as a plugin's providers do.
 pub fn sampler_conformance(sampler: impl Sampler, options: &SamplerOptions) -> Report {
     let sampler: &'static dyn Sampler = Box::leak(Box::new(sampler));
-    laws::check_sampler(&export_sampler(sampler.name(), sampler), options, &mut |_| {})
+    pensieve_laws::check_sampler(&export_sampler(sampler.name(), sampler), options, &mut |_| {})
 }
 
 /// Tries every law of adapter formats on an adapter; `scratch` is an empty folder. The format lives to the end of the process.
 pub fn format_conformance(format: impl AdapterFormat, adapter: &Path, scratch: &Path) -> Report {
     let format = export_format(Box::leak(Box::new(format)));
-    laws::check_format(&format, adapter, scratch, &mut |_| {})
+    pensieve_laws::check_format(&format, adapter, scratch, &mut |_| {})
 }

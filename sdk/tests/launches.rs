@@ -8,7 +8,7 @@
 use pensieve_sdk::{
     Architecture, Batch, LoadRequest, Output, Result, Services, Source, Span, Table, Want,
     nn::{
-        Activation, Attention, Decoder, Embedding, GatedMlp, KvShape, Linear, Loader, Paged, RmsNorm, Rope, Shape,
+        Activation, Attention, Decoder, Embedding, GatedMlp, KvShape, Linear, Loader, Paged, Qkv, RmsNorm, Rope, Shape,
         Step, Tensor,
     },
     testing::random_checkpoint,
@@ -30,7 +30,8 @@ struct Tiny {
 
 struct Layer {
     norm: RmsNorm,
-    projections: [Linear; 4],
+    qkv_proj: Qkv,
+    o_proj: Linear,
     attention: Attention,
     mlp: GatedMlp,
 }
@@ -53,16 +54,13 @@ impl Decoder for Tiny {
     fn load(loader: &Loader<'_>, rope: &Self::Config) -> Result<Self> {
         let layer = |index| {
             let loader = loader.at("layers").at(index);
+            // A window hides more of longer sequences: its mask is one tensor for all of them.
+            let attention = Attention { window: Some(24), ..Attention::new(index, HEADS, HEADS, WIDTH / HEADS)? };
             Ok(Layer {
                 norm: RmsNorm::load(&loader, "norm", WIDTH, 1e-5)?,
-                projections: [
-                    loader.linear("q_proj", WIDTH, WIDTH)?,
-                    loader.linear("k_proj", WIDTH, WIDTH)?,
-                    loader.linear("v_proj", WIDTH, WIDTH)?,
-                    loader.linear("o_proj", WIDTH, WIDTH)?,
-                ],
-                // A window hides more of longer sequences: its mask is one tensor for all of them.
-                attention: Attention { window: Some(24), ..Attention::new(index, HEADS, HEADS, WIDTH / HEADS)? },
+                qkv_proj: Qkv::load(&loader, WIDTH, &attention)?,
+                o_proj: loader.linear("o_proj", WIDTH, WIDTH)?,
+                attention,
                 mlp: GatedMlp::load(&loader.at("mlp"), WIDTH, 4 * WIDTH, Activation::Silu)?,
             })
         };
@@ -80,9 +78,8 @@ impl Decoder for Tiny {
         let mut x = self.embed_tokens.forward(step)?;
         for layer in &self.layers {
             let normed = layer.norm.forward(&x, step)?;
-            let [q_proj, k_proj, v_proj, o_proj] = &layer.projections;
-            let [q, k, v] = Linear::forward_all([q_proj, k_proj, v_proj], &normed, step)?;
-            x = o_proj.add_to(&x, &layer.attention.forward_rotated(&q, &k, &v, &angles, step)?, step)?;
+            let [q, k, v] = layer.qkv_proj.forward(&normed, step)?;
+            x = layer.o_proj.add_to(&x, &layer.attention.forward(&q, &k, &v, Some(&angles), step)?, step)?;
             x = layer.mlp.add_to(&x, &normed, step)?;
         }
         Ok(x)

@@ -232,7 +232,7 @@ def main():
             server.wait()
         if failed:
             say((scratch / "log").read_text()[-4000:])
-    print("| client | version | what was tried | works |\n|---|---|---|---|", *rows, sep="\n")
+    print("| client | version | tested | works |\n|---|---|---|---|", *rows, sep="\n")
     sys.exit(1 if failed else 0)
 
 

@@ -1,4 +1,4 @@
-//! A plugin that reads where nothing is, as soon as somebody opens it.
+//! A plugin that dereferences a null pointer as soon as it is opened.
 
 pensieve_sdk::export!({
     // SAFETY: there is none; the crash is what is wanted.

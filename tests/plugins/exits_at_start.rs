@@ -1,4 +1,4 @@
-//! A plugin that ends the process that opens it, and calls it a success.
+//! A plugin that exits the process that opens it, with success.
 
 pensieve_sdk::export!({
     eprintln!("licence server not found");

@@ -1,4 +1,4 @@
-//! A plugin of a later day, written on the bare contract: it offers an ability that no host of today knows, and asks the
+//! A newer plugin, written on the bare contract: it offers an extension that no current host knows, and asks the
 //! host for one that it lacks. Its options choose whether its `kv-transfer/1` has the right table or one of another layout.
 
 use pensieve_plugin_api::{

@@ -9,6 +9,5 @@ pub const ID: &str = "future/1";
 #[repr(C)]
 #[derive(StableAbi)]
 pub struct Future {
-    /// The answer.
     pub answer: extern "C" fn() -> u64,
 }

@@ -1,4 +1,4 @@
-//! A plugin that never comes back once somebody has opened it.
+//! A plugin whose constructor never returns.
 
 pensieve_sdk::export!({
     loop {

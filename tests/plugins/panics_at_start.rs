@@ -1,4 +1,4 @@
-//! A plugin that panics while it is constructed.
+//! A plugin whose constructor panics.
 
 pensieve_sdk::export!({
     // The panic is what is wanted; its report would only look like a failure of the test.

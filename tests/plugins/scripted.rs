@@ -190,7 +190,7 @@ impl Model for Loaded {
 }
 
 impl Loaded {
-    /// How likely each token is to follow these.
+    /// The probability of each token after these.
     fn score(&self, tokens: &[u32], row: &mut [f32]) {
         for (id, (logit, bytes)) in row.iter_mut().zip(&self.tokens.bytes).enumerate() {
             // White space, of which JSON may have any amount, comes last, and specials never come by themselves.

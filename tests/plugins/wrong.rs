@@ -9,8 +9,8 @@ use pensieve_sdk::{
     AdapterData, Architecture, Batch, Card, Error, LoadRequest, Model, Plugin, Resident, Result, Services, Source,
     Table,
     nn::{
-        Activation, Angles, Attention, Decoder, Embedding, GatedMlp, KvShape, Linear, Loader, Paged, RmsNorm, Rope,
-        Shape, Step, Tensor,
+        Activation, Angles, Attention, Decoder, Embedding, GatedMlp, KvShape, Linear, Loader, Paged, Qkv, RmsNorm,
+        Rope, Shape, Step, Tensor,
     },
     weights::{Checkpoint, RopeConfig, RopeStyle},
 };
@@ -28,7 +28,7 @@ enum Fault {
     Rope,
     /// Norms add a hundred times too much.
     Epsilon,
-    /// Attention reads the last 48 tokens.
+    /// Attention reads only the last 48 tokens.
     Window,
     /// What has been read is taken for one token less.
     Cache,
@@ -91,7 +91,7 @@ fn fault(options: &str) -> Result<Fault> {
     found.map(|(_, fault)| *fault).ok_or_else(|| Error::invalid(format!("there is no such fault: {options}")))
 }
 
-/// A model that is asked something else than the host has asked.
+/// A model that gets other calls than the host makes.
 struct Spoiled {
     right: Box<dyn Model>,
     fault: Fault,
@@ -187,7 +187,7 @@ struct Config {
     rope: RopeConfig,
 }
 
-/// What a Llama has wrong in itself.
+/// A fault planted in a Llama.
 const RIGHT: u8 = 0;
 /// It rotates neighbours where it ought to rotate halves.
 const ROPE: u8 = 1;
@@ -204,7 +204,8 @@ struct Llama<const WRONG: u8> {
 
 struct Layer {
     input_layernorm: RmsNorm,
-    projections: [Linear; 4],
+    qkv_proj: Qkv,
+    o_proj: Linear,
     attention: Attention,
     post_attention_layernorm: RmsNorm,
     mlp: GatedMlp,
@@ -213,33 +214,23 @@ struct Layer {
 impl Layer {
     fn load(loader: &Loader<'_>, config: &Config, index: usize) -> Result<Self> {
         let (width, eps) = (config.width, config.eps);
-        let (q, kv) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
         let own = loader.at("self_attn");
+        let attention = Attention::new(index, config.heads, config.kv_heads, config.head_dim)?;
+        let attention = Attention { window: config.window, ..attention };
         Ok(Self {
             input_layernorm: RmsNorm::load(loader, "input_layernorm", width, eps)?,
-            projections: [
-                own.linear("q_proj", width, q)?,
-                own.linear("k_proj", width, kv)?,
-                own.linear("v_proj", width, kv)?,
-                own.linear("o_proj", q, width)?,
-            ],
-            attention: Attention {
-                window: config.window,
-                ..Attention::new(index, config.heads, config.kv_heads, config.head_dim)?
-            },
+            qkv_proj: Qkv::load(&own, width, &attention)?,
+            o_proj: own.linear("o_proj", config.heads * config.head_dim, width)?,
+            attention,
             post_attention_layernorm: RmsNorm::load(loader, "post_attention_layernorm", width, eps)?,
             mlp: GatedMlp::load(&loader.at("mlp"), width, config.inner, Activation::Silu)?,
         })
     }
 
     fn forward(&self, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
-        let [q, k, v, o] = &self.projections;
-        let h = self.input_layernorm.forward(x, step)?;
-        let (q, k) = (angles.rotate(&q.forward(&h, step)?, step)?, angles.rotate(&k.forward(&h, step)?, step)?);
-        let v = v.forward(&h, step)?;
-        let x = (x + o.forward(&self.attention.forward(&q, &k, &v, step)?, step)?)?;
-        let h = self.post_attention_layernorm.forward(&x, step)?;
-        Ok((&x + self.mlp.forward(&h, step)?)?)
+        let [q, k, v] = self.qkv_proj.forward(&self.input_layernorm.forward(x, step)?, step)?;
+        let x = self.o_proj.add_to(x, &self.attention.forward(&q, &k, &v, Some(angles), step)?, step)?;
+        self.mlp.add_to(&x, &self.post_attention_layernorm.forward(&x, step)?, step)
     }
 }
 

@@ -24,8 +24,8 @@ const QUICK: [&str; 4] = [
 ];
 
 /// What the SDK needs of this workspace when it is published.
-const PUBLISHED: [&str; 5] =
-    ["pensieve-plugin-api", "pensieve-error", "pensieve-weights", "pensieve-kernels", "pensieve-sdk"];
+const PUBLISHED: [&str; 6] =
+    ["pensieve-plugin-api", "pensieve-laws", "pensieve-error", "pensieve-weights", "pensieve-kernels", "pensieve-sdk"];
 
 /// The plugin that a package of this workspace builds.
 pub fn plugin(package: &str) -> PathBuf {
@@ -187,7 +187,7 @@ pub fn other_toolchain() -> Option<&'static str> {
     found
 }
 
-/// What a build has made, by target name.
+/// The libraries and programs of a build, by target name.
 pub type Artifacts = HashMap<String, PathBuf>;
 
 /// The artifacts of a build, which runs at most once per key. Builds of different keys wait for each other, as they would

@@ -23,11 +23,11 @@ use crate::{
     reference::fixture,
 };
 
-/// What `pensieve new` is asked for. Two of the names are words that what it writes uses as well.
+/// Arguments of `pensieve new`. Two of the names also occur as words in the generated code.
 const NEW: [(&str, &str); 3] = [("architecture", "my-model"), ("sampler", "sampler"), ("adapter", "file")];
 const EXAMPLES: [&str; 4] = ["qwen2-plugin", "my-sampler", "bigram", "c-engine"];
 
-/// Where each project is: the examples, and those that are written now.
+/// Paths of the projects: the examples, and the freshly generated ones.
 fn projects(desk: &Desk) -> Vec<(&'static str, PathBuf)> {
     let mut projects: Vec<_> = EXAMPLES.iter().map(|name| (*name, example(name))).collect();
     for (kind, name) in NEW {

@@ -10,7 +10,7 @@ use crate::{
     reference::fixture,
 };
 
-/// What the plugin says of a GGUF file with these bytes.
+/// The plugin's reply to a GGUF file with these bytes.
 fn refusal(bytes: &[u8]) -> PluginError {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("bad.gguf");
@@ -34,7 +34,7 @@ fn put<const N: usize>(mut bytes: Vec<u8>, at: usize, value: [u8; N]) -> Vec<u8>
     bytes
 }
 
-/// Where the record of a matrix goes on behind its name: dimensions (u32), two sizes (u64), type (u32), offset (u64).
+/// Offset of a matrix's record after its name: dimensions (u32), two sizes (u64), type (u32), offset (u64).
 fn record(bytes: &[u8], name: &str) -> usize {
     find(bytes, name) + name.len()
 }
@@ -129,7 +129,7 @@ fn a_checkpoint_of_another_architecture_is_declined() {
 }
 
 #[test]
-fn memory_that_is_not_there_is_an_error_on_either_path() {
+fn exhausted_memory_is_an_error_on_either_path() {
     for kernels in ["auto", "generic"] {
         let settings = format!(r#"{{"kernels": "{kernels}"}}"#);
         let options = Options { state_bytes: 1 << 60, ..Options::with_settings(settings) };
@@ -147,7 +147,7 @@ fn a_wrong_shape_is_named_with_the_right_one() {
 }
 
 #[test]
-fn a_configuration_out_of_its_limits_is_refused() {
+fn a_configuration_beyond_its_limits_is_refused() {
     for (key, value) in [
         ("llama.attention.head_count", 0u32),
         ("llama.embedding_length", u32::MAX),
@@ -202,7 +202,7 @@ fn a_budget_without_room_for_a_block_is_refused() {
 }
 
 #[test]
-fn a_wish_for_countless_threads_is_bounded() {
+fn the_number_of_threads_is_bounded() {
     let options = Options { threads: u32::MAX, ..Options::default() };
     let mut driver = Driver::load(&plugin("pensieve-llama"), &fixture("llama/mha"), &options).unwrap();
     assert!(driver.resident.note.contains("256 threads"), "{}", driver.resident.note);

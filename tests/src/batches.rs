@@ -23,7 +23,7 @@ fn bigram() -> (TempDir, Driver) {
     (folder, driver)
 }
 
-/// A batch that a test may spoil. As it stands it is right: two sequences, one of them past its first block.
+/// A valid batch for a test to spoil: two sequences, one of them past its first block.
 #[derive(Clone)]
 struct Draft {
     tokens: Vec<u32>,
@@ -134,7 +134,7 @@ fn names_wrong_blocks() {
 }
 
 #[test]
-fn names_wrong_wishes_for_logits() {
+fn names_invalid_wants() {
     let (_folder, mut driver) = bigram();
     check(&mut driver, |draft| draft.spans[0].want = Want(3), "sequence 100: 3 and 0 are no kind of wanted rows");
     check(&mut driver, |draft| draft.spans[0].want = Want::ALL, "4 rows of 32 logits do not fill 64 places");

@@ -18,9 +18,9 @@ use crate::{
     scripted,
 };
 
-/// What a small request of another client may take meanwhile, on a machine that is busy with other tests.
+/// Time limit of another client's small request meanwhile, on a machine that is busy with other tests.
 const OTHERS_TIME_MAX: Duration = Duration::from_secs(10);
-/// How much the server, or a worker, may grow by an attack.
+/// Growth of the server or a worker that an attack may cause.
 const GROWTH_BYTES_MAX: u64 = 600 << 20;
 
 fn start(models: Vec<(String, PathBuf)>) -> Server {
@@ -50,7 +50,7 @@ fn others_are_served(server: &Server) {
     assert!(began.elapsed() < OTHERS_TIME_MAX, "another client waited {:?}", began.elapsed());
 }
 
-/// The most memory that the server and each of its workers have ever had, in bytes; nothing where the system does not tell.
+/// Peak memory of the server and each of its workers, in bytes; nothing where the system does not report it.
 fn peaks(server: &Server) -> Vec<(u32, u64)> {
     let is_worker = |pid: &u32| {
         let arguments = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();

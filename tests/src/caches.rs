@@ -1,4 +1,4 @@
-//! Families whose layers do not all remember alike, through a worker: windows that give blocks back and states of
+//! Families with several cache groups, through a worker: windows that give blocks back and states of
 //! recurrent layers are reused, shared, spilled and taken away like any other memory, and no answer depends on it.
 
 use pensieve_protocol::{
@@ -12,7 +12,7 @@ use crate::{
     worker::{Worker, faults, job, prompt, with, with_disk},
 };
 
-/// A family of which some layers do not keep all tokens.
+/// A family with layers that do not keep all tokens.
 #[derive(Clone, Copy, Debug)]
 struct Family {
     plugin: &'static str,
@@ -100,7 +100,7 @@ fn a_second_turn_is_read_from_disk_after_a_restart() {
 }
 
 #[test]
-fn texts_that_part_share_what_they_have_in_common() {
+fn diverging_texts_share_their_prefix() {
     for family in FAMILIES {
         let mut worker = Worker::start(family.load());
         let fork = |seed| [prompt(1, 100), prompt(seed, 40)].concat();

@@ -5,9 +5,10 @@ use pensieve_protocol::{
     job::{Failure, FailureCode, Finish, StageSpec, Usage},
 };
 use pensieve_server::{
+    answers::Generation,
     chat::{Conversation, Delta, Input, Part, Request, ResponseFormat, Role, SamplingParams, Tool, ToolChoice, Turn},
     fleet::{Config, Fleet},
-    prompt::{Chats, Generation},
+    requests::Chats,
 };
 use serde_json::json;
 use std::{
@@ -193,7 +194,7 @@ async fn a_model_without_a_chat_template_ends_where_it_goes_on_for_the_user() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_answer_that_goes_round_in_circles_ends_where_that_is_set() {
+async fn an_answer_that_repeats_itself_ends_at_loop_tokens() {
     let home = Home::open(|config| config.models[0].spec.limits.loop_tokens = 16).await;
     let cut = home.ask(request(asked("loop"))).await.unwrap();
     assert_eq!(cut.reason, Some(Finish::Repetition));

@@ -62,7 +62,7 @@ fn in_every_form() {
     }
 }
 
-/// Claude Code has a model multiply, whose checkpoint is written into a folder.
+/// Has Claude Code multiply, with a model whose checkpoint is written to a folder.
 fn multiplies(claude: &Path, checkpoint: impl Fn(&Path)) {
     let root = tempfile::tempdir().unwrap();
     let source = root.path().join("scripted");

@@ -23,7 +23,7 @@ use crate::{
 /// Longer than a table takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// What the model says in the tables. The first line whose first text stands in the last turn holds.
+/// The model's script for the tables: the first entry whose first text is in the last turn applies.
 const SCRIPT: [(&str, &str); 11] = [
     ("<tool_response>\n21 degrees", "It is 21 degrees in Oslo."),
     ("Say hello", "Hello there, blåbær friend 🫐."),
@@ -97,7 +97,7 @@ fn anthropics_npm_sdk_runs_unchanged() {
     node("with_anthropic.mjs");
 }
 
-/// What every example has to print, in this order.
+/// Required output of every example, in order.
 const PRINTED: [&str; 3] = [r#"{"cmd": "ls -la"}"#, "local inference host", "21 degrees and sunny in Lisbon"];
 
 #[test]
@@ -225,7 +225,7 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("clients")
 }
 
-/// What a command says, whether it is content or not.
+/// A command's output, whether it succeeds or not.
 fn finish(command: &mut Command, patience: Duration) -> Result<String, String> {
     let mut said = tempfile::tempfile().unwrap();
     let output = || Stdio::from(said.try_clone().unwrap());

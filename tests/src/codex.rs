@@ -97,11 +97,11 @@ fn echoes(codex: &Path, server: &Server, model: &str) {
     assert!(said.text().contains("tangerine-42"), "{said:?}");
 }
 
-/// What Codex did in a turn that it has completed.
+/// A completed turn of Codex.
 #[derive(Debug)]
 struct Said {
     items: Vec<Value>,
-    /// All that it printed, and the server's log.
+    /// Its whole output, and the server's log.
     log: String,
 }
 

@@ -1,9 +1,7 @@
 //! The laws of the contract, on the plugins as they ship.
 
-use pensieve_plugin_api::{
-    CacheGroup,
-    laws::{self, Outcome, Report, Shape},
-};
+use pensieve_laws::{Outcome, Report, Shape};
+use pensieve_plugin_api::CacheGroup;
 use std::path::Path;
 
 use crate::{
@@ -13,7 +11,7 @@ use crate::{
     reference::fixture,
 };
 
-/// Laws in which a sequence's logits are compared over different chunks, company, blocks and copies.
+/// Laws that compare a sequence's logits over different chunks, batches, blocks and copies.
 const COMPARED: [&str; 9] =
     ["repeatable", "garbage", "chunked", "shuffled", "batched", "want", "released", "shared-prefix", "kv-transfer"];
 
@@ -34,8 +32,8 @@ pub fn run_with(plugin: &Path, checkpoint: &Path, options: &Options) -> Report {
     let shape = Shape::from(&driver.card);
     // As `pensieve plugins check` has it: the order of tokens shows in states.
     let positionless = shape.caches.iter().any(CacheGroup::has_slots);
-    let options = laws::Options { positionless, ..laws::Options::default() };
-    let report = laws::check(&mut driver.model, shape, &options, &mut |_| {});
+    let options = pensieve_laws::Options { positionless, ..pensieve_laws::Options::default() };
+    let report = pensieve_laws::check(&mut driver.model, shape, &options, &mut |_| {});
     println!("{}\n{report}", checkpoint.display());
     assert!(report.passed(), "{}\n{report}", checkpoint.display());
     report

@@ -86,7 +86,7 @@ fn headers(bytes: &[u8], random: &mut Random) -> usize {
     start + random.below(len)
 }
 
-/// What a child that opens a library answers, within ten seconds.
+/// The reply of a child that opens a library, within ten seconds.
 fn open_in_child(path: &Path) -> (ExitStatus, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_open_plugin"));
     let mut child = command.arg(path).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();

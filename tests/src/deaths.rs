@@ -108,7 +108,7 @@ fn a_worker_ends_with_its_server_whatever_it_is_doing() {
 }
 
 #[test]
-fn a_worker_that_hears_nonsense_ends() {
+fn a_worker_ends_on_an_invalid_frame() {
     for nonsense in [&[0xff; 8][..], &[1, 0, 0, 0, 0x7f], &[5, 0, 0, 0, 6, 0, 0, 0, 0]] {
         let mut worker = Worker::start(faults());
         worker.send_raw(nonsense);

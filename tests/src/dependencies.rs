@@ -182,9 +182,12 @@ fn what_listens_to_clients_links_nothing_that_interprets_a_language() {
         ("pensieve-prompt", "regex-syntax", true),
         ("pensieve-prompt", "minijinja", true),
         ("pensieve-prompt", "tokenizers", true),
-        ("pensieve-prompt", "llguidance", false),
+        ("pensieve-prompt", "llguidance", true),
         ("pensieve-worker", "llguidance", true),
         ("pensieve-worker", "minijinja", false),
+        ("pensieve-grammar", "llguidance", true),
+        ("pensieve-grammar", "minijinja", false),
+        ("pensieve-grammar", "tokenizers", false),
     ] {
         assert_eq!(found(package, interpreter), links, "{package} and {interpreter}");
     }

@@ -10,10 +10,10 @@ use pensieve_plugin_api::{
 use pensieve_worker::plugin::{HostServices, LoadedPlugin};
 use std::path::Path;
 
-/// How a model is loaded; the defaults suit small models.
+/// Options of a load; the defaults suit small models.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The device wish.
+    /// The requested device.
     pub device: &'static str,
     /// The longest sequence; 0 for the card's.
     pub context: u32,
@@ -40,9 +40,9 @@ impl Options {
 
 /// A loaded model and the blocks that no sequence holds.
 pub struct Driver {
-    /// What its architecture says of the checkpoint.
+    /// The card of the checkpoint.
     pub card: Card,
-    /// What it occupies.
+    /// Its device and memory.
     pub resident: Resident,
     /// The model itself, for calls that a test makes by hand.
     pub model: ModelBox,
@@ -53,7 +53,6 @@ pub struct Driver {
 /// A sequence that a [`Driver`] runs.
 #[derive(Debug)]
 pub struct Sequence {
-    /// Its name to the model.
     pub id: u64,
     /// How many tokens the model has seen.
     pub past: u32,

@@ -1,7 +1,7 @@
 //! Files dropped into a plugin folder while the server's half is running: each ends as a plugin or as a refusal with its
 //! reason, and none of them touches this process, which plays the server.
 
-use pensieve_protocol::checkpoint::CheckpointName;
+use pensieve_protocol::{checkpoint::CheckpointName, refusal::RefusalKind};
 use pensieve_server::fleet::plugins::{Catalogue, PluginFolder, PluginState, Settings, Status};
 use std::{
     fs::{self, File, Permissions},
@@ -18,7 +18,7 @@ use crate::{
     random::Random,
 };
 
-/// Longer than anything here takes on a busy machine.
+/// Time limit of anything here on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A home with two plugin folders, watched.
@@ -65,7 +65,7 @@ impl Home {
         found.unwrap_or_else(|_| panic!("not {what}: {:#?}", self.folder.snapshot()))
     }
 
-    /// Waits until something is decided about a file.
+    /// Waits for the verdict on a file.
     async fn verdict(&self, name: &str) -> PluginState {
         let path = self.path(name);
         let decided =
@@ -79,7 +79,7 @@ impl Home {
         match self.verdict(name).await.status {
             Status::Rejected(refusal) => {
                 assert!(refusal.reason.contains(name) && !refusal.help.is_empty(), "{refusal}");
-                refusal.kind
+                refusal.kind.as_str().to_owned()
             }
             other => panic!("{name} is not refused but {other:?}"),
         }
@@ -384,7 +384,7 @@ async fn what_others_can_write_to_is_refused_until_it_is_mended() {
         catalogue
             .states()
             .iter()
-            .any(|state| matches!(&state.status, Status::Rejected(refusal) if refusal.kind == "untrusted"))
+            .any(|state| matches!(&state.status, Status::Rejected(refusal) if refusal.kind == RefusalKind::Untrusted))
     };
     home.until("refused", untrusted).await;
     assert_eq!(home.folder.claimants(&bigram_class()).len(), 0);

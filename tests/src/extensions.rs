@@ -1,4 +1,4 @@
-//! Hosts and plugins of different days: whichever side knows an extension more, both work; a table that is not what its id
+//! Older and newer hosts and plugins: if one side knows more extensions, both work; a table that is not what its id
 //! promises is refused.
 
 use pensieve_plugin_api::{

@@ -25,9 +25,9 @@ pub enum Fault {
     Stall(usize),
     /// Pieces of so many bytes, with a pause after each.
     Trickle(usize, Duration),
-    /// Everything, although a part was asked for.
+    /// The whole file, although a range was requested.
     WholeFile,
-    /// Another part than was asked for.
+    /// Another range than requested.
     OtherPart,
     /// Other bytes, as many.
     OtherBytes,
@@ -87,7 +87,7 @@ impl Hub {
         self.state.faults.lock().unwrap().push_back((path, fault));
     }
 
-    /// Changes what the hub says of the repository.
+    /// Changes the hub's listing of the repository.
     pub fn relist(&self, change: impl FnOnce(&mut Value)) {
         change(&mut self.state.listing.lock().unwrap());
     }

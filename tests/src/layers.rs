@@ -14,9 +14,35 @@ use std::{
 /// it. Modules of one group know nothing of each other.
 const LAYERS: &[(&str, &str, &[&[&str]])] = &[
     ("host", "", &[&["main"], &["cli"], &["config", "starter"]]),
-    ("host/server", "", &[&["http"], &["dialects"], &["prompt"], &["chat", "shares"], &["fleet"], &["hub", "ids"]]),
+    (
+        "host/server",
+        "",
+        &[
+            &["http"],
+            &["dialects"],
+            &["requests"],
+            &["answers", "constraints", "rendering"],
+            &["formats"],
+            &["chat", "shares"],
+            &["fleet"],
+            &["hub", "ids"],
+        ],
+    ),
     ("host/prompt", "", &[&["process"], &["lark", "model"], &["template"], &["tokens"], &["rendered"]]),
-    ("host/worker", "", &[&["fence"], &["process"], &["engine"], &["grammar"], &["patterns", "plugin"]]),
+    ("host/worker", "", &[&["fence"], &["process"], &["engine"], &["plugin"]]),
+    (
+        "host/grammar",
+        "",
+        &[
+            &["compiler", "masks"],
+            &["constraint"],
+            &["rules"],
+            &["barred", "cache"],
+            &["constraint_error", "source"],
+            &["limits", "token_trie"],
+            &["error", "patterns"],
+        ],
+    ),
     (
         "host/protocol",
         "",
@@ -43,6 +69,7 @@ const LAYERS: &[(&str, &str, &[&[&str]])] = &[
         "sdk",
         "nn",
         &[
+            &["causal_lm"],
             &["sizes"],
             &["layers", "paged"],
             &["loading"],
@@ -77,6 +104,16 @@ const LAYERS: &[(&str, &str, &[&[&str]])] = &[
             &["gguf", "parts", "safetensors"],
             &["json", "tensor"],
             &["bytes", "dtype", "names"],
+        ],
+    ),
+    (
+        "plugin-api/laws",
+        "",
+        &[
+            &["adapters", "caches", "candidates", "formats", "hidden", "past", "refusals", "samplers", "steps"],
+            &["memory"],
+            &["rig"],
+            &["draft", "report"],
         ],
     ),
 ];
@@ -204,7 +241,7 @@ impl Crate {
     }
 }
 
-/// What a text of Rust imports, and the names that it has by that.
+/// The imports of a Rust source, and the names that they bring into scope.
 fn imports(module: &[String], text: &str) -> (BTreeSet<Vec<String>>, BTreeMap<String, Vec<String>>) {
     // Unit tests may look wherever they like.
     let text = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();

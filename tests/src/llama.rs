@@ -6,7 +6,7 @@ use crate::{
     reference::{Comparison, EXACT, Reference, fixture},
 };
 
-/// What rounding activations to 8 bits may add: about twice what `tests/fixtures/llama/report.txt` says it does.
+/// Tolerance for rounding activations to 8 bits: about twice what `tests/fixtures/llama/report.txt` says it does.
 const ROUNDED: f32 = 0.4;
 
 fn compare(fixture: &str, file: &str, logits: &str, tolerance: f32) {

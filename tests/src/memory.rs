@@ -148,7 +148,7 @@ pub fn send(address: SocketAddr, path: &str, body: &str) -> Reply {
     request(address, "POST", path, &[JSON], body.as_bytes())
 }
 
-/// Connections that have asked and do not read what comes.
+/// Connections that sent a request and do not read the response.
 pub fn unread(address: SocketAddr, count: usize, ask: impl Fn(&mut Connection) + Sync) -> Vec<Connection> {
     thread::scope(|scope| {
         let open = || {
@@ -166,7 +166,7 @@ pub fn dense(count: usize) -> String {
 }
 
 #[test]
-fn what_a_body_says_beside_its_request_takes_no_memory() {
+fn unread_fields_of_a_body_take_no_memory() {
     if !can_measure() {
         return;
     }

@@ -15,7 +15,7 @@ use crate::{
     reference::{Comparison, EXACT, Reference, distance, fixture},
 };
 
-/// What rounding activations to 8 bits may add: about twice what `tests/fixtures/mistral/report.txt` says it does.
+/// Tolerance for rounding activations to 8 bits: about twice what `tests/fixtures/mistral/report.txt` says it does.
 const ROUNDED: f32 = 0.3;
 
 fn mistral() -> PathBuf {

@@ -8,7 +8,7 @@ use crate::{
     reference::{Comparison, Reference, distance, fixture},
 };
 
-/// What rounding activations to 8 bits may add: about twice what `tests/fixtures/phi/report.txt` says it does.
+/// Tolerance for rounding activations to 8 bits: about twice what `tests/fixtures/phi/report.txt` says it does.
 const ROUNDED: f32 = 0.45;
 /// The context up to which LongRoPE takes its short factors in the fixtures.
 const ORIGINAL: u32 = 72;

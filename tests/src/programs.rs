@@ -23,7 +23,7 @@ use crate::{
 };
 
 const RESPONSES: [&str; 2] = ["/v1/responses", "/v1/responses/input_tokens"];
-/// How much the server may grow by an attack.
+/// Growth of the server that an attack may cause.
 const GROWTH_BYTES_MAX: u64 = 64 << 20;
 
 /// A model that calls `patch` with this text when told to patch.
@@ -80,7 +80,7 @@ fn processes(server: &Server) -> HashSet<u32> {
     pids.filter(is_it).collect()
 }
 
-/// The most memory that the server has ever had, in bytes.
+/// The server's peak memory, in bytes.
 fn peak(server: &Server) -> u64 {
     let status = fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));

@@ -184,7 +184,7 @@ fn a_process_takes_the_programs_of_a_checkpoint_or_those_of_clients_and_never_bo
     assert!(matches!(process.ask(&tries(Grammar::any_json_object(), 1 << 16)), Some(Answer::Compiles)));
 }
 
-/// The most memory that a process has had while `ask` ran, in bytes.
+/// A process' peak memory while `ask` ran, in bytes.
 #[cfg(target_os = "linux")]
 fn peak_of(process: &mut Process, ask: impl FnOnce(&mut Process)) -> u64 {
     let status = format!("/proc/{}/status", process.0.id());

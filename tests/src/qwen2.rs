@@ -9,7 +9,7 @@ use crate::{
     reference::{Comparison, Reference, fixture},
 };
 
-/// What rounding activations to 8 bits may add: about twice what `tests/fixtures/qwen2/report.txt` says it does.
+/// Tolerance for rounding activations to 8 bits: about twice what `tests/fixtures/qwen2/report.txt` says it does.
 const ROUNDED: f32 = 0.2;
 
 fn qwen2() -> PathBuf {

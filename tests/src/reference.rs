@@ -13,7 +13,7 @@ pub fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(name)
 }
 
-/// What a fixture's `reference.safetensors` holds.
+/// Contents of a fixture's `reference.safetensors`.
 pub struct Reference {
     bytes: Vec<u8>,
 }

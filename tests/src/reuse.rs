@@ -1,4 +1,4 @@
-//! What a worker need not compute again: prompts that it has seen, in memory and on disk, and only for those
+//! Prefix reuse in a worker: prompts that it has seen, in memory and on disk, and only for those
 //! who may share them.
 
 use pensieve_protocol::{

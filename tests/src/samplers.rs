@@ -84,7 +84,7 @@ fn a_wrong_parameter_is_an_error_that_names_it() {
     assert!(plugin.sampler("top_z").is_err());
 }
 
-/// What tokens a request's fields, its model's configuration and neither make of one prompt, for several seeds.
+/// Tokens for one prompt with a request's fields, the model's configuration, and neither, for several seeds.
 fn texts(server: &Server, model: &str, more: &Value) -> BTreeSet<String> {
     let text = |seed: u64| {
         let mut body = json!({ "model": model, "prompt": "1 2 3 4 5", "max_tokens": 12, "seed": seed });

@@ -33,7 +33,7 @@ pub struct Family {
     pub template: &'static str,
     /// Special tokens that the fixture's tokenizer lacks.
     special: &'static [&'static str],
-    /// What begins the turns of a user and of tools, and an answer.
+    /// Openings of a user's turn, a tool's turn and an answer.
     turns: (&'static [&'static str], &'static str),
     /// An answer with this thought, this text and one call, with `TOOL`, `KEY` and `VALUE` in the place of the call's.
     call: &'static str,

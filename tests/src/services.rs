@@ -1,4 +1,4 @@
-//! What a plugin asks of its host while it loads.
+//! The host's services during a load: progress, log, cancellation.
 
 use pensieve_plugin_api::ErrorCode;
 use pensieve_worker::plugin::HostServices;

@@ -18,7 +18,7 @@ use crate::{
     },
 };
 
-/// What serving it takes.
+/// Files that serving it needs.
 pub const PLUGINS: [&str; 3] = ["pensieve-llama", "pensieve-samplers", "pensieve-lora"];
 pub const ID: &str = "pensieve-starter";
 
@@ -120,7 +120,7 @@ fn examined(said: &str, name: &str) -> (usize, usize) {
 }
 
 #[test]
-fn copies_words_that_it_never_met_and_destroys_nothing_unasked() {
+fn copies_unseen_words_and_destroys_nothing_unasked() {
     let server = serve();
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/starter/evaluate.py");
     let mut command = Command::new("python3");

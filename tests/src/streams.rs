@@ -198,7 +198,7 @@ fn a_stream_ends_where_the_context_does() {
 }
 
 #[test]
-fn jobs_that_make_no_sense_are_refused_with_the_reason() {
+fn invalid_jobs_are_refused_with_the_reason() {
     let mut worker = Worker::start(faults());
     let refused = |worker: &mut Worker, job: Job, code, words: &str| {
         let outcome = worker.run(&job);

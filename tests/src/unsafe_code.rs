@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// What ships. Tests may use whatever breaks things.
+/// Code that ships. Tests may use unsafe code to break things.
 const FOLDERS: [&str; 5] = ["plugin-api", "sdk", "host", "plugins", "examples"];
 
 fn root() -> &'static Path {

@@ -17,14 +17,14 @@ use std::{
 
 use crate::artifacts::{program, test_plugin};
 
-/// How long anything may take on a busy machine.
+/// Time limit of anything on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A running worker.
 pub struct Worker {
     /// The process.
     pub child: Child,
-    /// What it said of its model.
+    /// Its report of the loaded model.
     pub loaded: Loaded,
     socket: Option<UnixStream>,
     /// Events of jobs that the test has not asked for yet.
@@ -32,7 +32,7 @@ pub struct Worker {
     others: Vec<Report>,
 }
 
-/// What became of a job.
+/// The outcome of a job.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
     /// All token ids.
@@ -75,7 +75,7 @@ pub fn with_disk(load: Load, folder: &Path) -> Load {
     with(load, |spec| spec.disk = Some(DiskTier { folder: folder.to_owned(), bytes: 16 << 20 }))
 }
 
-/// A prompt of that many small letters that is like no other with another seed.
+/// A prompt of that many lowercase letters, different for each seed.
 pub fn prompt(seed: u64, length: usize) -> Vec<u32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let letter = |_| {
@@ -85,7 +85,7 @@ pub fn prompt(seed: u64, length: usize) -> Vec<u32> {
     (0..length).map(letter).collect()
 }
 
-/// A job for so many tokens that only ends there.
+/// A job that ends only after this many tokens.
 pub fn job(id: u64, tokens: Vec<u32>, max_tokens: u32) -> Job {
     Job { id, client: id, tokens, max_tokens, ignore_end_of_turn: true, ..Job::default() }
 }
@@ -135,7 +135,7 @@ impl Worker {
         worker
     }
 
-    /// Says something.
+    /// Sends a command.
     pub fn send(&mut self, command: &Command) {
         wire::write(self.socket.as_mut().expect("an open socket"), command).expect("the worker listens");
     }
@@ -184,7 +184,7 @@ impl Worker {
         }
     }
 
-    /// What the worker says it is doing.
+    /// The worker's current activity, as reported.
     pub fn stats(&mut self) -> Stats {
         self.send(&Command::Stats);
         match self.until(|report| matches!(report, Report::Stats(_))) {
@@ -193,7 +193,7 @@ impl Worker {
         }
     }
 
-    /// Has it finish and end.
+    /// Lets it drain and exit.
     pub fn drain(mut self) {
         self.send(&Command::Drain);
         self.until(|report| *report == Report::Drained);
@@ -220,7 +220,7 @@ impl Worker {
         }
     }
 
-    /// What it has said besides events.
+    /// Its reports other than events.
     pub fn others(&self) -> &[Report] {
         &self.others
     }
@@ -278,7 +278,7 @@ impl Outcome {
         self.end.as_ref().unwrap_or_else(|failure| panic!("{failure}")).0
     }
 
-    /// What it used.
+    /// Its token usage.
     pub fn usage(&self) -> Usage {
         self.end.as_ref().unwrap_or_else(|failure| panic!("{failure}")).1
     }

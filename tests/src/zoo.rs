@@ -1,7 +1,8 @@
 //! Models of candle-transformers behind the bridge: each family of the zoo, and a Qwen3 that is wrapped for tests alone, against the
 //! numbers of transformers, and what the bridge promises of all of them.
 
-use pensieve_plugin_api::{CacheGroup, CacheKind, Card, ErrorCode, PluginError, Source, Want, laws::Outcome};
+use pensieve_laws::Outcome;
+use pensieve_plugin_api::{CacheGroup, CacheKind, Card, ErrorCode, PluginError, Source, Want};
 use pensieve_worker::plugin::{HostServices, LoadedPlugin};
 use safetensors::SafeTensors;
 use serde_json::{Map, Value, json};
@@ -216,7 +217,7 @@ fn the_context_ends_where_a_window_that_is_left_out_would_matter() {
 }
 
 #[test]
-fn a_window_of_nothing_is_no_window() {
+fn a_window_of_zero_means_none() {
     for name in ["zoo/starcoder2", "zoo/qwen3"] {
         for window in [json!(0), Value::Null] {
             let folder = changed(name, |config| {
@@ -373,7 +374,7 @@ fn a_gguf_file_loads_tensor_by_tensor_and_can_be_cancelled_at_any() {
     }
 }
 
-/// What a message about this is answered, as a stream.
+/// The streamed answer to a message.
 fn answer(server: &Server, model: &str, text: &str) -> String {
     let messages = json!([{"role": "user", "content": text}]);
     let body = json!({"model": model, "max_tokens": 40, "temperature": 0, "stream": true, "messages": messages});

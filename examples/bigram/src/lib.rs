@@ -1,9 +1,9 @@
 //! The smallest legal architecture: a language model without a tensor.
 //!
-//! Its checkpoint is a folder with one `config.json`. What follows a token is written in a table, as in every bigram
-//! model; here the table is a hash function, so that there is nothing to train or to ship. A pinch of everything that the
-//! sequence has seen is added, read back from the blocks that the host deals out: a host that mixes up blocks,
-//! positions or sequences gets other numbers, which is what makes this model good for testing hosts.
+//! Its checkpoint is a folder with one `config.json`. As in every bigram model, a table gives the next token; here the table is
+//! a hash function, so that there is nothing to train or to ship. A bit of everything that the sequence has seen is added,
+//! read back from the blocks that the host allocates: a host that mixes up blocks, positions or sequences gets other numbers,
+//! which makes this model good for testing hosts.
 
 use pensieve_sdk::{
     Architecture, Batch, Cache, Card, Error, LoadRequest, Model, Plugin, Resident, Result, Services, Source, Span,
@@ -69,7 +69,7 @@ struct Loaded {
     vocabulary: u32,
     context: u32,
     blocks: u32,
-    /// The token at each place of each block: what an attention layer would keep keys and values of.
+    /// The token in each slot of each block, where an attention layer would keep keys and values.
     seen: Vec<u32>,
 }
 
@@ -111,13 +111,13 @@ impl Model for Loaded {
     fn release(&mut self, _sequence: u64) {}
 }
 
-/// Where a sequence's token lies: in the block that its table names.
+/// The slot of a sequence's token, by its block table.
 fn slot(span: &Span<'_>, place: usize) -> usize {
     let block_tokens = BLOCK_TOKENS as usize;
     span.blocks(0)[place / block_tokens] as usize * block_tokens + place % block_tokens
 }
 
-/// How likely each token of the vocabulary is to follow.
+/// Logits of the next token.
 fn score(token: u32, history: u32, row: &mut [f32]) {
     for (next, logit) in (0..).zip(row) {
         let (table, pinch) = (mix(token, next) % 1024, mix(history, next) % 1024);
@@ -125,7 +125,7 @@ fn score(token: u32, history: u32, row: &mut [f32]) {
     }
 }
 
-/// Two numbers into one that looks random.
+/// Hashes two numbers into one.
 fn mix(a: u32, b: u32) -> u32 {
     let mut hash = a.rotate_left(15).wrapping_add(b).wrapping_add(0x9e37_79b9);
     hash = (hash ^ (hash >> 16)).wrapping_mul(0x21f0_aaad);

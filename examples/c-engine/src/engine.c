@@ -1,8 +1,8 @@
 /* A language model in plain C: one gated recurrent unit (arXiv 1406.1078) between two uses of an embedding.
  *
- * A file of weights is "CGRU", the sizes of vocabulary and state as two 32-bit words, then 32-bit floats, all of them little-endian
- * as this machine is: the embedding (vocabulary x width), and for each of update, reset and candidate what is made of the input
- * and what of the state (width x width each). */
+ * A weights file is "CGRU", the sizes of vocabulary and state as two 32-bit words, then 32-bit floats, all of them little-endian
+ * as this machine is: the embedding (vocabulary x width), and for each of update, reset and candidate the weights of the input
+ * and of the state (width x width each). */
 #include "engine.h"
 
 #include <math.h>
@@ -28,7 +28,7 @@ static size_t weights(uint32_t vocabulary, uint32_t width) {
     return (size_t)vocabulary * width + 6 * (size_t)width * width;
 }
 
-/* Opens a file and reads its head, which must promise just what the file has. */
+/* Opens a file and reads its header, which must match the file's size. */
 static FILE *head(const char *path, uint32_t sizes[2], char *error, size_t error_bytes) {
     char magic[4];
     FILE *file = fopen(path, "rb");
@@ -96,7 +96,7 @@ void engine_close(engine *engine) {
 
 sequence *sequence_new(const engine *engine, const sequence *copied) {
     size_t bytes = sizeof(sequence) + engine->width * sizeof(float);
-    /* A step works in three rows behind the state. */
+    /* A step uses three scratch rows after the state. */
     sequence *fresh = calloc(1, bytes + 3 * engine->width * sizeof(float));
     if (fresh && copied)
         memcpy(fresh, copied, bytes);

@@ -44,7 +44,7 @@ unsafe extern "C" {
     fn sequence_load(engine: *const Weights, sequence: *mut State, bytes: *const u8, count: usize) -> c_int;
 }
 
-/// What a file of weights says of itself.
+/// Header of a weights file.
 #[derive(Clone, Copy, Debug)]
 pub struct Sizes {
     pub vocabulary: u32,
@@ -97,7 +97,7 @@ impl Drop for Engine {
     }
 }
 
-/// What one text has left behind.
+/// State of one sequence.
 pub struct Sequence {
     engine: Arc<Engine>,
     state: NonNull<State>,
@@ -107,7 +107,7 @@ pub struct Sequence {
 unsafe impl Send for Sequence {}
 
 impl Sequence {
-    /// A text without tokens, or a copy.
+    /// A sequence without tokens, or a copy.
     pub fn new(engine: &Arc<Engine>, copied: Option<&Self>) -> Result<Self> {
         let copied = copied.map_or(ptr::null(), |copied| copied.state.as_ptr().cast_const());
         // SAFETY: the weights live as long as the engine, and what is copied is a sequence of the same engine, or null.
@@ -122,7 +122,7 @@ impl Sequence {
         unsafe { sequence_seen(self.state.as_ptr()) as usize }
     }
 
-    /// Reads tokens, and fills the rows of the last ones.
+    /// Reads tokens, and fills rows of logits for the last ones.
     pub fn read(&mut self, tokens: &[u32], logits: &mut [f32]) -> Result<()> {
         let Sizes { vocabulary, .. } = self.engine.sizes;
         let rows = logits.len() / vocabulary as usize;
@@ -143,7 +143,7 @@ impl Sequence {
         bytes
     }
 
-    /// A sequence out of what [`Self::save`] has made; other bytes are an error.
+    /// A sequence from the bytes of [`Self::save`]; others are an error.
     pub fn load(engine: &Arc<Engine>, bytes: &[u8]) -> Result<Self> {
         let fresh = Self::new(engine, None)?;
         // SAFETY: the engine reads no more bytes than there are.
@@ -161,7 +161,7 @@ impl Drop for Sequence {
     }
 }
 
-/// The room in which the engine says what is wrong.
+/// Bytes of the engine's error message.
 struct Said([u8; Self::BYTES]);
 
 impl Said {

@@ -1,8 +1,8 @@
-//! An engine that has nothing to do with the SDK's arithmetic: it is written in C and keeps its sequences by itself, as
-//! llama.cpp does. A plugin around it says what a checkpoint is, which sequence each span goes to, and how to copy one.
+//! An engine that uses nothing of the SDK's arithmetic: it is written in C and keeps its own sequences, as llama.cpp does. The
+//! plugin describes checkpoints, maps spans to sequences, and copies sequences.
 //!
-//! Its cache is opaque: the host knows sequences by their ids only, and `sequence-state/1` lets it go on from a copy of one,
-//! so that a conversation is not read again from its beginning.
+//! Its cache is opaque: the host knows sequences by their ids only, and with `sequence-state/1` it continues from a copy of
+//! one, so that a conversation is not read again from its beginning.
 
 mod engine;
 #[cfg(test)]
@@ -20,13 +20,13 @@ pensieve_sdk::export!(Plugin::new("c-engine", "a recurrent model that an engine 
 
 const CLASS: &str = "CGruForCausalLM";
 const CONTEXT_MAX: u32 = 1 << 20;
-/// The host cuts what an opaque model reads into steps of this grid.
+/// Block length, by which the host cuts prompts for an opaque model.
 const BLOCK_TOKENS: u32 = 16;
 const FILE_BYTES_MAX: u64 = 64 << 20;
 
 struct CEngine;
 
-/// What `config.json` says.
+/// Contents of `config.json`.
 #[derive(Deserialize)]
 struct Config {
     #[serde(default)]
@@ -116,7 +116,7 @@ impl Architecture for CEngine {
     }
 }
 
-/// What a sequence takes, with the three rows that a step works in.
+/// Bytes of a sequence, including three scratch rows.
 fn state_bytes(width: u32) -> u64 {
     16 + 4 * 4 * u64::from(width)
 }
@@ -124,7 +124,7 @@ fn state_bytes(width: u32) -> u64 {
 struct Loaded {
     engine: Arc<Engine>,
     context: u32,
-    /// How many sequences may live at once.
+    /// Sequences alive at once.
     most: u32,
     sequences: HashMap<u64, Sequence>,
 }

@@ -18,7 +18,7 @@ const NAME: &str = "my_sampler";
 /// Makes stages.
 struct TopNSigma;
 
-/// What a request may say: `{"sampler": "my_sampler", "n": 1.5}`.
+/// Parameters of a request: `{"sampler": "my_sampler", "n": 1.5}`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Parameters {

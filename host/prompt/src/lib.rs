@@ -1,6 +1,6 @@
-//! A prompt process: it interprets what strangers send as programs, so that the server need not.
+//! Prompt processes: they interpret programs from checkpoints and clients, so that the server need not.
 //!
-//! One kind makes tokens of conversations with one model's chat template and tokenizer. Both come out of a checkpoint and
+//! One kind renders and tokenizes conversations with one model's chat template and tokenizer. Both come out of a checkpoint and
 //! are programs in all but name: a template can loop and allocate, and so can a tokenizer whose normalizer replaces each
 //! letter by a thousand. The other kind takes the programs of one client's request: grammars, and the formats of custom tools.
 //! The server starts this program again under a hidden verb, behind a fence with a limit of memory, and gives each question

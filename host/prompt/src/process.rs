@@ -15,18 +15,14 @@ use std::{
 
 use crate::{lark, model::Model};
 use pensieve_protocol::{
-    grammar::Spec,
     job::{Failure, FailureCode},
     prompt::{Answer, GRAMMAR_STACK_BYTES, Numbered, PANICKED, Question, STACK_BYTES},
-    vocabulary::{Alphabet, Vocabulary},
+    vocabulary::Vocabulary,
     wire::{self, WireError},
 };
 
-/// How a grammar is tried; the engine that compiles grammars is not of this crate.
-pub type TryGrammar = fn(Alphabet, &Spec) -> Result<(), Failure>;
-
 /// Answers questions from standard input on standard output until the server has gone.
-pub fn serve(try_grammar: TryGrammar) -> io::Result<()> {
+pub fn serve() -> io::Result<()> {
     // Foreign code must not be able to fill the log; the server is told of a panic.
     panic::set_hook(Box::new(|_| {}));
     let mut output = File::from(io::stdout().as_fd().try_clone_to_owned()?);
@@ -36,7 +32,7 @@ pub fn serve(try_grammar: TryGrammar) -> io::Result<()> {
     let stack = if is_of_clients(&first.message) { GRAMMAR_STACK_BYTES } else { STACK_BYTES };
     let (tell, told) = sync_channel(1);
     thread::Builder::new().name("prompt".to_owned()).stack_size(stack).spawn(move || {
-        let ended = answer_all(&told, &mut output, try_grammar);
+        let ended = answer_all(&told, &mut output);
         std::process::exit(i32::from(ended.is_err()));
     })?;
     let mut next = Some(first);
@@ -49,14 +45,14 @@ pub fn serve(try_grammar: TryGrammar) -> io::Result<()> {
     Ok(())
 }
 
-/// Whose programs a process interprets: those of one checkpoint, or those of one client.
+/// The programs that a process interprets: those of one checkpoint, or those of one client.
 enum Role {
     Unknown,
     Model(Box<Model>),
     Grammars,
 }
 
-/// Whether a question brings a program of a client. All others are about a checkpoint's.
+/// True for questions about a client's program. All others are about a checkpoint's.
 fn is_of_clients(question: &Question) -> bool {
     matches!(question, Question::Grammar { .. } | Question::Expression { .. })
 }
@@ -68,14 +64,10 @@ fn read(input: &mut impl Read) -> io::Result<Option<Numbered<Question>>> {
     })
 }
 
-fn answer_all(
-    questions: &Receiver<Numbered<Question>>,
-    output: &mut impl Write,
-    try_grammar: TryGrammar,
-) -> Result<(), WireError> {
+fn answer_all(questions: &Receiver<Numbered<Question>>, output: &mut impl Write) -> Result<(), WireError> {
     let mut role = Role::Unknown;
     while let Ok(Numbered { number, message }) = questions.recv() {
-        let Ok(answer) = catch_unwind(AssertUnwindSafe(|| answer(&mut role, message, try_grammar))) else {
+        let Ok(answer) = catch_unwind(AssertUnwindSafe(|| answer(&mut role, message))) else {
             std::process::exit(PANICKED);
         };
         wire::write(output, &Numbered { number, message: answer.unwrap_or_else(Answer::Failed) })?;
@@ -83,7 +75,7 @@ fn answer_all(
     Ok(())
 }
 
-fn answer(role: &mut Role, question: Question, try_grammar: TryGrammar) -> Result<Answer, Failure> {
+fn answer(role: &mut Role, question: Question) -> Result<Answer, Failure> {
     match question {
         Question::Tokenizer(tokenizer) => role.begin(Model::new(&tokenizer)?),
         Question::Template(source) => {
@@ -96,7 +88,7 @@ fn answer(role: &mut Role, question: Question, try_grammar: TryGrammar) -> Resul
         Question::Text { text, salt } => role.model()?.text(&text, &salt).map(Answer::Tokens),
         Question::Grammar { spec, alphabet } => {
             role.take_programs()?;
-            try_grammar(alphabet, &spec).map(|()| Answer::Compiles)
+            pensieve_grammar::try_compile(alphabet, &spec).map(|()| Answer::Compiles)
         }
         Question::Expression { syntax, definition } => {
             role.take_programs()?;

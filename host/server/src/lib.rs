@@ -5,11 +5,15 @@
 
 #![cfg_attr(test, allow(clippy::needless_pass_by_value, reason = "test helpers take values by value for brevity"))]
 
+pub mod answers;
 pub mod chat;
+mod constraints;
 pub mod dialects;
 pub mod fleet;
+mod formats;
 pub mod http;
 pub mod hub;
 mod ids;
-pub mod prompt;
+mod rendering;
+pub mod requests;
 mod shares;

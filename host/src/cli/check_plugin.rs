@@ -27,7 +27,11 @@ use super::{
 use crate::config::units::Amount;
 use monitor::{LawMonitor, further, provides};
 use pensieve_protocol::{
-    checkpoint_files::readable, manifest::Manifest, outside::Outside, questions::Checked, refusal::Refusal,
+    checkpoint_files::readable,
+    manifest::Manifest,
+    outside::Outside,
+    questions::Checked,
+    refusal::{Refusal, RefusalKind},
 };
 use pensieve_server::fleet::{
     child::{self, ChildError},
@@ -214,5 +218,5 @@ fn check_for_programs(file: &Path) -> ExitCode {
 }
 
 fn exit_of(refusal: &Refusal) -> Exit {
-    if refusal.kind == "not-found" { Exit::Absent } else { Exit::Failed }
+    if refusal.kind == RefusalKind::NotFound { Exit::Absent } else { Exit::Failed }
 }

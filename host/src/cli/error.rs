@@ -6,7 +6,7 @@ use std::fmt;
 use crate::config::ConfigError;
 use pensieve_protocol::{
     job::{Failure, FailureCode},
-    refusal::Refusal,
+    refusal::{Refusal, RefusalKind},
 };
 use pensieve_server::hub::{HubError, HubErrorKind};
 
@@ -88,9 +88,9 @@ impl From<Failure> for CliError {
 
 impl From<Refusal> for CliError {
     fn from(refusal: Refusal) -> Self {
-        let exit = match refusal.kind.as_str() {
-            "taken" => Exit::Taken,
-            "keyless" => Exit::Usage,
+        let exit = match refusal.kind {
+            RefusalKind::Taken => Exit::Taken,
+            RefusalKind::Keyless => Exit::Usage,
             _ => Exit::Failed,
         };
         Self::new(exit, refusal.to_string())

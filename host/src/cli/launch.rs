@@ -37,7 +37,7 @@ use super::{
 };
 use clients::{Client, Endpoint, Setup};
 use pensieve_protocol::outside::Outside;
-use pensieve_server::{fleet::Fleet, http::LOCAL_KEY, prompt::Chats};
+use pensieve_server::{fleet::Fleet, http::LOCAL_KEY, requests::Chats};
 
 /// How long the server at the configured address may take to list its models.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);

@@ -7,9 +7,9 @@
 mod computed;
 mod providers;
 
+use pensieve_laws::{Options, Progress};
 use pensieve_plugin_api::{
     AdapterData, ArchitectureBox, CacheGroup, Card as AbiCard, ErrorCode, LoadRequest, ModelBox, PluginError, Source,
-    laws::{self, Options, Progress},
 };
 use serde::{Deserialize, Serialize};
 use std::{
@@ -83,8 +83,8 @@ impl LawOptions {
         if let Err(what) = config::check_device(device) {
             return wrong(format!("--device {device}: {what}"));
         }
-        if (1..laws::TOKENS_MIN).contains(context) {
-            let least = laws::TOKENS_MIN;
+        if (1..pensieve_laws::TOKENS_MIN).contains(context) {
+            let least = pensieve_laws::TOKENS_MIN;
             let help = format!("it takes {least} or more, or 0 for the checkpoint's own");
             return wrong(format!("--context {context}: the laws need at least {least} tokens; {help}"));
         }
@@ -144,7 +144,7 @@ pub(super) struct TestedModel {
     pub(super) note: String,
 }
 
-/// The result of one law; see [`laws::Verdict`].
+/// The result of one law; see [`pensieve_laws::Verdict`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Verdict {
     pub(super) law: String,
@@ -156,7 +156,7 @@ pub(super) struct Verdict {
     pub(super) outcome: LawOutcome,
 }
 
-/// See [`laws::Outcome`].
+/// See [`pensieve_laws::Outcome`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "outcome", rename_all = "snake_case")]
 pub(super) enum LawOutcome {
@@ -209,7 +209,7 @@ impl RunLaws {
         let (architecture, abi_card) = claimant(plugin, &name, &source)?;
         let card = read_card(&abi_card.architecture, &abi_card)?;
         let reference = reference.as_deref().map(|file| computed::read(file, *tolerance, &card)).transpose()?;
-        let shape = laws::Shape::from(&abi_card);
+        let shape = pensieve_laws::Shape::from(&abi_card);
         let references = reference.into_iter().collect();
         // With recurrent layers, attention may go without positions: the order of tokens shows in the states.
         let positionless = shape.caches.iter().any(CacheGroup::has_slots);
@@ -235,7 +235,7 @@ impl RunLaws {
 /// A loaded model with everything that the laws need.
 struct Loaded {
     model: ModelBox,
-    shape: laws::Shape,
+    shape: pensieve_laws::Shape,
     card: Card,
     options: Options,
 }
@@ -247,7 +247,7 @@ fn try_laws(loaded: Loaded, say: &mut dyn FnMut(LawEvent)) -> Result<(), CliErro
     say(LawEvent::Loaded(TestedModel { architecture: card.architecture.clone(), device, note }));
     say(LawEvent::Tries { law: "tokenizer".into() });
     say(LawEvent::Found(tokenizer(card)?));
-    laws::check(&mut model, shape, &options, &mut |progress| tell(progress, None, say));
+    pensieve_laws::check(&mut model, shape, &options, &mut |progress| tell(progress, None, say));
     Ok(())
 }
 
@@ -351,14 +351,14 @@ fn services(reply: &SharedReply) -> HostServices {
     reply.services(|message| LawEvent::Warns { message }, |done, total, what| LawEvent::Loads { done, total, what })
 }
 
-impl From<&laws::Verdict> for Verdict {
-    fn from(verdict: &laws::Verdict) -> Self {
+impl From<&pensieve_laws::Verdict> for Verdict {
+    fn from(verdict: &pensieve_laws::Verdict) -> Self {
         let outcome = match verdict.outcome.clone() {
-            laws::Outcome::Exact => LawOutcome::Exact,
-            laws::Outcome::WithinRounding { worst } => LawOutcome::WithinRounding { worst },
-            laws::Outcome::Noted { what } => LawOutcome::Noted { what },
-            laws::Outcome::NotApplicable { why } => LawOutcome::NotTried { why },
-            laws::Outcome::Broken { what, hint } => LawOutcome::Broken { what, hint },
+            pensieve_laws::Outcome::Exact => LawOutcome::Exact,
+            pensieve_laws::Outcome::WithinRounding { worst } => LawOutcome::WithinRounding { worst },
+            pensieve_laws::Outcome::Noted { what } => LawOutcome::Noted { what },
+            pensieve_laws::Outcome::NotApplicable { why } => LawOutcome::NotTried { why },
+            pensieve_laws::Outcome::Broken { what, hint } => LawOutcome::Broken { what, hint },
         };
         Self { law: verdict.law.into(), subject: None, says: verdict.says.into(), outcome }
     }

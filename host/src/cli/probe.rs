@@ -22,7 +22,7 @@ use pensieve_protocol::{
     checkpoint::CheckpointName,
     outside::Outside,
     questions::{Described, Named},
-    refusal::Refusal,
+    refusal::{Refusal, RefusalKind},
 };
 use pensieve_worker::plugin::{self, LoadedPlugin};
 
@@ -70,15 +70,15 @@ impl Probe {
 fn name(source: &Path) -> ExitCode {
     let read = || -> Named {
         let help = "a source is a .gguf file, or a folder with config.json and safetensors";
-        CheckpointName::read(source).map_err(|what| Refusal::new("unnamed", what, help))
+        CheckpointName::read(source).map_err(|what| Refusal::new(RefusalKind::Unnamed, what, help))
     };
     answer(read)
 }
 
 fn card(plugin: &Path, architecture: &str, source: &Path, options: &str) -> Described {
-    let refused = |kind: &str, reason: String, help: &str| Described::Refused(Refusal::new(kind, reason, help));
+    let refused = |kind: RefusalKind, reason: String, help: &str| Described::Refused(Refusal::new(kind, reason, help));
     let Some(path) = source.to_str() else {
-        return refused("invalid", format!("'{}' is not UTF-8", Outside::path(&source)), "rename the file");
+        return refused(RefusalKind::Invalid, format!("'{}' is not UTF-8", Outside::path(&source)), "rename the file");
     };
     let plugin = match LoadedPlugin::open(plugin) {
         Ok(plugin) => plugin,
@@ -89,12 +89,14 @@ fn card(plugin: &Path, architecture: &str, source: &Path, options: &str) -> Desc
     match architecture.and_then(|architecture| architecture.describe(&source).into_result()) {
         Ok(card) => match plugin::card::read(&card) {
             Ok(card) => Described::Card(Box::new(card)),
-            Err(what) => {
-                refused("bad-card", format!("returned an invalid card: {what}"), "report this to the plugin's author")
-            }
+            Err(what) => refused(
+                RefusalKind::BadCard,
+                format!("returned an invalid card: {what}"),
+                "report this to the plugin's author",
+            ),
         },
         Err(error) => {
-            let refusal = Refusal::new("describe", error.message.as_str(), error.help.as_str()).cleaned();
+            let refusal = Refusal::new(RefusalKind::Describe, error.message.as_str(), error.help.as_str()).cleaned();
             if error.code == ErrorCode::DECLINED { Described::Declined(refusal) } else { Described::Refused(refusal) }
         }
     }

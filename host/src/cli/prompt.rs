@@ -6,14 +6,12 @@ use std::process::ExitCode;
 
 use clap::Args;
 
-use pensieve_worker::grammar;
-
 #[derive(Args)]
 pub(super) struct Prompt;
 
 impl Prompt {
     pub(super) fn run(self) -> ExitCode {
-        match pensieve_prompt::serve(grammar::try_compile) {
+        match pensieve_prompt::serve() {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
                 tell(format_args!("pensieve prompt: {error}"));

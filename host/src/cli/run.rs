@@ -21,7 +21,7 @@ use pensieve_protocol::job::{Failure, FailureCode, Finish, Usage};
 use pensieve_server::{
     chat::{AdapterSelection, Conversation, Delta, Input, Part, Request, Role, SamplingParams, Turn},
     fleet::Fleet,
-    prompt::Chats,
+    requests::Chats,
 };
 
 const PROMPT_BYTES_MAX: u64 = 32 << 20;

@@ -19,12 +19,12 @@ use super::{
 use crate::config;
 use pensieve_protocol::{
     job::{Failure, FailureCode},
-    refusal::Refusal,
+    refusal::{Refusal, RefusalKind},
 };
 use pensieve_server::{
     fleet::{self, Fleet},
     http::Server,
-    prompt::Chats,
+    requests::Chats,
 };
 use pensieve_worker::process;
 
@@ -236,8 +236,9 @@ fn connections(wanted: usize) -> usize {
 /// Resolves at the first SIGINT or SIGTERM. A second one exits the process.
 fn ended() -> Result<impl Future<Output = ()>, Refusal> {
     let handler = |kind| {
-        signal(kind)
-            .map_err(|error| Refusal::new("signal", format!("signal handlers cannot be installed: {error}"), ""))
+        signal(kind).map_err(|error| {
+            Refusal::new(RefusalKind::Signal, format!("signal handlers cannot be installed: {error}"), "")
+        })
     };
     let (mut interrupt, mut terminate) = (handler(SignalKind::interrupt())?, handler(SignalKind::terminate())?);
     Ok(async move {

@@ -193,7 +193,7 @@ fn checks_models_against_each_other() {
     );
     check_wrong(
         &models("[models.adapters]\n\"a:b\" = \"x\"\nc = 1"),
-        &["cannot stand behind a model's id", "'c' in [models.adapters] is 1, line 6; it takes a text or a table"],
+        &["cannot follow a model's id", "'c' in [models.adapters] is 1, line 6; it takes a text or a table"],
     );
     check_wrong(
         &models(

@@ -1,13 +1,10 @@
 //! The worker process: what touches plugins, weights and tokens.
 //!
 //! A worker serves one model for the server that started it. [`plugin`] opens libraries, [`engine`] schedules, runs and
-//! samples, [`grammar`] holds output to what a request asked for, and [`process`] is the loop around them, with its socket
+//! samples, and [`process`] is the loop around them, with its socket
 //! and its watchdog. This crate and the server's know nothing of each other: both know the protocol.
 
 pub mod engine;
 pub mod fence;
-pub mod grammar;
 pub mod plugin;
 pub mod process;
-
-mod patterns;

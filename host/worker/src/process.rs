@@ -41,7 +41,7 @@ use step_clock::StepClock;
 pub const EXIT_SERVER_GONE: i32 = 0;
 /// The model did not load; the report says why.
 pub const EXIT_NOT_LOADED: i32 = 80;
-/// The server sent something that is no command.
+/// The server sent something that is not a command.
 pub const EXIT_BAD_COMMAND: i32 = 85;
 /// A step took longer than its deadline.
 pub const EXIT_STALLED: i32 = 86;
@@ -55,15 +55,15 @@ const SAMPLER_SHARE: u32 = 12;
 
 enum LoopInput {
     Command(Command),
-    /// An adapter that was being read is there, or is not.
+    /// An adapter was read, or could not be.
     AdapterRead {
         serial: u64,
         read: Result<ReadAdapter, Failure>,
     },
 }
 
-/// Serves the server at the other end of the socket until there is nothing more to do, and returns the exit status of the
-/// process, if it is one. Nothing of the worker goes on after that.
+/// Serves the server at the other end of the socket until there is nothing more to do, and returns the exit status for the
+/// process. No thread of the worker runs after that.
 pub fn run(socket: OwnedFd) -> i32 {
     let socket = UnixStream::from(socket);
     let Ok(reading) = socket.try_clone() else { return EXIT_SERVER_GONE };
@@ -144,7 +144,7 @@ fn open(load: &Load, reports: &Arc<ReportWriter>) -> Result<(Engine, Formats), F
     Ok((engine, formats))
 }
 
-/// The model's blocks on disk. A cache is no reason not to load: what is wrong with it goes to the log.
+/// The model's blocks on disk. A broken cache does not fail the load; the reason goes to the log.
 fn store(load: &Load, model: &Model, reports: &ReportWriter) -> Option<Store> {
     let tier = load.spec.disk.as_ref().filter(|tier| tier.bytes > 0)?;
     let Some(group_bytes) = model.group_bytes() else {

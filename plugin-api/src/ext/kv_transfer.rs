@@ -1,6 +1,6 @@
 //! `kv-transfer/1`, of a [`crate::Model`] whose caches are not opaque: copies blocks and slots out of the model's memory and
-//! back, so that a host can keep cold ones on disk. A group is named by its place on the card. The bytes mean nothing to the
-//! host; they fit any model with the same card fingerprint, device kind, options and context.
+//! back, so that a host can spill cold ones to disk. A group is identified by its index in the card. The bytes are opaque to
+//! the host and valid for any model with the same card fingerprint, device kind, options and context.
 
 use abi_stable::{
     StableAbi,
@@ -11,15 +11,15 @@ use abi_stable::{
 use super::Offered;
 use crate::{ModelBox, PluginError};
 
-/// The id to ask for.
+/// The extension's id.
 pub const ID: &str = "kv-transfer/1";
 
-/// The table. Every function is unsafe to call by itself, as it trusts that `model` is the object that offered the table;
-/// [`KvTransfer::of`] makes sure of that.
+/// The table. Its functions are unsafe to call directly, as they trust that `model` is the object that offered the table;
+/// [`KvTransfer::of`] ensures that.
 #[repr(C)]
 #[derive(StableAbi, Clone, Copy)]
 pub struct KvTransfer {
-    /// `[engine thread, loaded]` The length of an exported block or slot of a group; 0 for a group that there is not.
+    /// `[engine thread, loaded]` The length of an exported block or slot of a group; 0 for a group that does not exist.
     pub bytes: unsafe extern "C" fn(model: RMut<'_, ()>, group: u32) -> u64,
     /// `[engine thread, loaded]` Copies a block or slot out; `bytes` is of that length.
     pub export: unsafe extern "C" fn(
@@ -28,8 +28,8 @@ pub struct KvTransfer {
         id: u32,
         bytes: RSliceMut<'_, u8>,
     ) -> RResult<(), PluginError>,
-    /// `[engine thread, loaded]` Overwrites a block or slot; no sequence uses it. The host answers for bytes that a model with
-    /// another fingerprint exported; a wrong length is an error.
+    /// `[engine thread, loaded]` Overwrites a block or slot that no sequence uses. A wrong length is an error; the host must not pass
+    /// bytes exported under another fingerprint.
     pub import: unsafe extern "C" fn(
         model: RMut<'_, ()>,
         group: u32,
@@ -39,7 +39,7 @@ pub struct KvTransfer {
 }
 
 impl KvTransfer {
-    /// The model's ability, if it offers one.
+    /// The model's table, if it offers one.
     pub fn of(model: &mut ModelBox) -> Option<Result<Offered<'_, Self>, PluginError>> {
         let extension = model.extension(ID.into()).into_option()?;
         Some(extension.table(ID).map(|table| Offered { table, object: model.obj.sabi_as_rmut() }))

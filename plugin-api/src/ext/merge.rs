@@ -1,6 +1,6 @@
 //! `merge/1`, of an [`crate::Architecture`]: loads a checkpoint with adapters added to its weights, so that they cost nothing
-//! afterwards and cannot be taken away. Weights that a sum cannot be written back to, as those of a quantized checkpoint,
-//! are refused by name; which adapters a host merges and which it attaches is its own affair.
+//! afterwards and cannot be removed. Weights that cannot hold the sum, such as quantized ones, are refused by name. The host
+//! decides which adapters it merges and which it attaches.
 
 use abi_stable::{
     StableAbi,
@@ -10,21 +10,21 @@ use abi_stable::{
 
 use crate::{AdapterData, ArchitectureBox, LoadRequest, ModelBox, PluginError, ServicesArc};
 
-/// The id to ask for.
+/// The extension's id.
 pub const ID: &str = "merge/1";
 
 /// An adapter to be merged.
 #[repr(C)]
 #[derive(StableAbi, Clone, Debug)]
 pub struct Merged {
-    /// What is added: `W + strength · scale · B·A` for each of its pairs.
+    /// Each of its pairs gives `W + strength · scale · B·A`.
     pub adapter: AdapterData,
-    /// Its strength on top of its own scale; 1 is as trained.
+    /// Multiplies the adapter's own scale; 1 is as trained.
     pub strength: f32,
 }
 
-/// The table. Its function is unsafe to call by itself, as it trusts that `architecture` is the object that offered the
-/// table; [`Merge::of`] makes sure of that.
+/// The table. Its function is unsafe to call directly, as it trusts that `architecture` is the object that offered the
+/// table; [`Merge::of`] ensures that.
 #[repr(C)]
 #[derive(StableAbi, Clone, Copy)]
 pub struct Merge {
@@ -45,7 +45,7 @@ pub struct Merging<'a> {
 }
 
 impl Merge {
-    /// The architecture's ability, if it offers one.
+    /// The architecture's table, if it offers one.
     pub fn of(architecture: &ArchitectureBox) -> Option<Result<Merging<'_>, PluginError>> {
         let extension = architecture.extension(ID.into()).into_option()?;
         Some(extension.table(ID).map(|table| Merging { table, object: architecture.obj.sabi_as_rref() }))
@@ -53,7 +53,7 @@ impl Merge {
 }
 
 impl Merging<'_> {
-    /// Loads the checkpoint with these adapters in its weights.
+    /// Loads the checkpoint with these adapters merged into its weights.
     pub fn load(
         &self,
         request: &LoadRequest<'_>,

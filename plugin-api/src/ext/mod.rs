@@ -1,12 +1,12 @@
-//! Abilities beyond contract 1, asked for by id; one small file each.
+//! Extensions of contract 1, requested by id; one small file each.
 //!
 //! An extension is a table of functions: a plain `#[repr(C)]` struct that derives `StableAbi`, whose functions take the
-//! object that offered it as their first argument. It travels with its own [`TypeLayout`], and the asker compares that
-//! with the layout it was compiled against before it calls anything: a table that is not what its id promises is refused,
-//! whichever side is older. A change to a table is a new id (`kv-transfer/2`), offered beside the old one.
+//! object that offered it as their first argument. It comes with its own [`TypeLayout`], and the caller compares that with
+//! the layout it was compiled against before it calls anything: a table that does not match its id is refused, whichever side
+//! is older. A changed table gets a new id (`kv-transfer/2`), offered beside the old one.
 //!
-//! An id that begins with `draft/`, such as `draft/media/1`, promises nothing yet: its table may change under the same id, and
-//! is offered as `media/1` once it is settled.
+//! An id that begins with `draft/`, such as `draft/media/1`, promises nothing yet: its table may change under the same id. Once
+//! it is settled it is offered as `media/1`.
 
 pub mod concurrent_stages;
 pub mod kv_transfer;
@@ -20,7 +20,7 @@ use std::fmt::Display;
 
 use crate::{ErrorCode, PluginError};
 
-/// A table of functions of unknown type, and what it claims to be.
+/// A type-erased table of functions with its layout.
 #[repr(C)]
 #[derive(StableAbi, Clone, Copy)]
 pub struct Extension {
@@ -34,13 +34,13 @@ unsafe impl Send for Extension {}
 unsafe impl Sync for Extension {}
 
 impl Extension {
-    /// Offers a table. Its functions must only ever cast the object they are given back to the type that offers it.
+    /// Offers a table. Its functions may cast the object they are given only to the type that offers it.
     pub fn offer<T: StableAbi + Sync>(table: &'static T) -> Self {
         Self { layout: T::LAYOUT, table: std::ptr::from_ref(table).cast() }
     }
 
-    /// The table as a `T`, if its layout is the one that this side was compiled with. The functions of the table
-    /// want the object that offered it: an extension that this crate knows has an `of` that keeps the two together.
+    /// The table as a `T`, if its layout is the one that this side was compiled with. Its functions need the object that
+    /// offered it: every extension in this crate has an `of` that keeps the two together.
     pub fn table<T: StableAbi + Sync>(self, id: &str) -> Result<&'static T, PluginError> {
         if let RResult::RErr(difference) = check_layout_compatibility(T::LAYOUT, self.layout) {
             let message =
@@ -54,14 +54,14 @@ impl Extension {
     }
 }
 
-/// A checked table together with the object that offered it. The layouts are walked at each asking, which is some tens of
-/// microseconds: little beside what such an ability does.
+/// A checked table together with the object that offered it. Getting one compares the layouts, which takes some tens of
+/// microseconds: little compared with what such an extension does.
 pub struct Offered<'a, T: 'static> {
     table: &'static T,
     object: RMut<'a, ()>,
 }
 
-/// What a layout report says, on one line: abi_stable's own fills pages with the types that it walked through.
+/// Shortens abi_stable's layout report, which fills pages with the types on the way, to one line.
 ///
 /// Each difference is a block `Error:…`, `Expected:`, `Found:`, after the fields that lead to it.
 pub fn summary(report: &impl Display) -> String {

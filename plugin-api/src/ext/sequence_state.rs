@@ -1,5 +1,5 @@
-//! `sequence-state/1`, of an opaque [`crate::Model`]: copies the state of a whole sequence, so that wrapped code too can
-//! reuse a prefix, go on from a fork and return from drafted tokens.
+//! `sequence-state/1`, of an opaque [`crate::Model`]: copies the state of a whole sequence, so that wrapped code, too, can
+//! reuse a prefix, continue from a fork and roll back drafted tokens.
 
 use abi_stable::{
     StableAbi,
@@ -10,26 +10,26 @@ use abi_stable::{
 use super::Offered;
 use crate::{ModelBox, PluginError};
 
-/// The id to ask for.
+/// The extension's id.
 pub const ID: &str = "sequence-state/1";
 
-/// The table. Every function is unsafe to call by itself, as it trusts that `model` is the object that offered the table;
-/// [`SequenceState::of`] makes sure of that.
+/// The table. Its functions are unsafe to call directly, as they trust that `model` is the object that offered the table;
+/// [`SequenceState::of`] ensures that.
 #[repr(C)]
 #[derive(StableAbi, Clone, Copy)]
 pub struct SequenceState {
     /// `[engine thread, loaded]` Makes `to`, a new sequence, equal to `from`.
     pub fork: unsafe extern "C" fn(model: RMut<'_, ()>, from: u64, to: u64) -> RResult<(), PluginError>,
-    /// `[engine thread, loaded]` The state as bytes, which mean nothing to the host and fit any model with the same card
+    /// `[engine thread, loaded]` The state as bytes, which are opaque to the host and valid for any model with the same card
     /// fingerprint, device kind, options and context.
     pub snapshot: unsafe extern "C" fn(model: RMut<'_, ()>, sequence: u64) -> RResult<RVec<u8>, PluginError>,
-    /// `[engine thread, loaded]` Makes a new sequence out of a snapshot; bytes of a wrong length or form are an error.
+    /// `[engine thread, loaded]` Makes a new sequence from a snapshot; bytes of a wrong length or form are an error.
     pub restore:
         unsafe extern "C" fn(model: RMut<'_, ()>, sequence: u64, bytes: RSlice<'_, u8>) -> RResult<(), PluginError>,
 }
 
 impl SequenceState {
-    /// The model's ability, if it offers one.
+    /// The model's table, if it offers one.
     pub fn of(model: &mut ModelBox) -> Option<Result<Offered<'_, Self>, PluginError>> {
         let extension = model.extension(ID.into()).into_option()?;
         Some(extension.table(ID).map(|table| Offered { table, object: model.obj.sabi_as_rmut() }))
@@ -49,7 +49,7 @@ impl Offered<'_, SequenceState> {
         unsafe { (self.table.snapshot)(self.object.reborrow(), sequence) }.into_result()
     }
 
-    /// Makes a new sequence out of a snapshot.
+    /// Makes a new sequence from a snapshot.
     pub fn restore(&mut self, sequence: u64, bytes: &[u8]) -> Result<(), PluginError> {
         // SAFETY: as above.
         unsafe { (self.table.restore)(self.object.reborrow(), sequence, bytes.into()) }.into_result()

@@ -6,15 +6,14 @@
 use pensieve_sdk::{
     Plugin, Result, export,
     nn::{
-        Angles, Attention, Decoder, Embedding, GatedMlp, LayerNorm, Linear, Loader, Paged, Rope, Shape, Sizes, Step,
-        Tensor,
+        Angles, Attention, CausalLm, Decoder, GatedMlp, LayerNorm, Linear, Loader, Paged, Qkv, Rope, Shape, Sizes,
+        Step, Tensor,
     },
-    weights::{Checkpoint, Format, RopeConfig, RopeStyle},
+    weights::{Checkpoint, Format, GgufFamily, GgufRope, RopeConfig, RopeStyle},
 };
 
 export!(Plugin::new("cohere", "Command R7B and Command A").architecture(Paged::<Cohere2>::architecture()));
 
-/// What a checkpoint says about its model.
 struct Config {
     sizes: Sizes,
     layer_norm_eps: f64,
@@ -26,9 +25,7 @@ struct Config {
 
 /// Grouped-query attention, rotated where there is a window.
 struct SelfAttention {
-    q_proj: Linear,
-    k_proj: Linear,
-    v_proj: Linear,
+    qkv_proj: Qkv,
     o_proj: Linear,
     attention: Attention,
 }
@@ -37,27 +34,23 @@ impl SelfAttention {
     fn load(loader: &Loader<'_>, config: &Config, layer: usize) -> Result<Self> {
         let Sizes { hidden_size, num_attention_heads: heads, num_key_value_heads: kv_heads, head_dim, .. } =
             config.sizes;
-        let attention = Attention::new(layer, heads, kv_heads, head_dim)?;
+        let attention =
+            Attention { window: config.windows[layer], ..Attention::new(layer, heads, kv_heads, head_dim)? };
         Ok(Self {
-            q_proj: loader.linear("q_proj", hidden_size, heads * head_dim)?,
-            k_proj: loader.linear("k_proj", hidden_size, kv_heads * head_dim)?,
-            v_proj: loader.linear("v_proj", hidden_size, kv_heads * head_dim)?,
+            qkv_proj: Qkv::load(loader, hidden_size, &attention)?,
             o_proj: loader.linear("o_proj", heads * head_dim, hidden_size)?,
-            attention: Attention { window: config.windows[layer], ..attention },
+            attention,
         })
     }
 
-    fn forward(&self, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
-        let [q, k, v] = Linear::forward_all([&self.q_proj, &self.k_proj, &self.v_proj], x, step)?;
-        let attended = match self.attention.window {
-            Some(_) => self.attention.forward_rotated(&q, &k, &v, angles, step)?,
-            None => self.attention.forward(&q, &k, &v, step)?,
-        };
-        self.o_proj.forward(&attended, step)
+    /// `residual + attention(x)`.
+    fn add_to(&self, residual: &Tensor, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
+        let angles = Some(angles).filter(|_| self.attention.window.is_some());
+        let [q, k, v] = self.qkv_proj.forward(x, step)?;
+        self.o_proj.add_to(residual, &self.attention.forward(&q, &k, &v, angles, step)?, step)
     }
 }
 
-/// One decoder layer.
 struct Block {
     input_layernorm: LayerNorm,
     self_attn: SelfAttention,
@@ -76,19 +69,15 @@ impl Block {
 
     fn forward(&self, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
         let normed = self.input_layernorm.forward(x, step)?;
-        let attended = (x + self.self_attn.forward(&normed, angles, step)?)?;
-        self.mlp.add_to(&attended, &normed, step)
+        let x = self.self_attn.add_to(x, &normed, angles, step)?;
+        self.mlp.add_to(&x, &normed, step)
     }
 }
 
-/// The model.
 struct Cohere2 {
-    embed_tokens: Embedding,
-    layers: Vec<Block>,
-    norm: LayerNorm,
-    lm_head: Linear,
-    logit_scale: f64,
+    model: CausalLm<Block, LayerNorm>,
     rope: Rope,
+    logit_scale: f64,
 }
 
 impl Decoder for Cohere2 {
@@ -97,6 +86,10 @@ impl Decoder for Cohere2 {
     const CLASSES: &'static [&'static str] = &["Cohere2ForCausalLM"];
 
     type Config = Config;
+
+    fn gguf_family(_: &str) -> GgufFamily {
+        GgufFamily { rope: GgufRope::Interleaved, complete: |config| config.windows(4), ..GgufFamily::default() }
+    }
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {
         let config = checkpoint.config();
@@ -128,29 +121,24 @@ impl Decoder for Cohere2 {
     }
 
     fn load(loader: &Loader<'_>, config: &Config) -> Result<Self> {
-        let Sizes { vocab_size, hidden_size, num_hidden_layers, head_dim, .. } = config.sizes;
-        let model = loader.text_model();
-        let embed_tokens = model.embedding("embed_tokens", vocab_size, hidden_size)?;
         Ok(Self {
-            layers: model.layers(num_hidden_layers, |loader, index| Block::load(loader, config, index))?,
-            norm: LayerNorm::load(&model, "norm", hidden_size, config.layer_norm_eps)?,
-            lm_head: loader.lm_head(&embed_tokens, config.sizes.tie_word_embeddings)?,
+            model: CausalLm::load_with_norm(
+                loader,
+                &config.sizes,
+                |model| LayerNorm::load(model, "norm", config.sizes.hidden_size, config.layer_norm_eps),
+                |loader, layer| Block::load(loader, config, layer),
+            )?,
+            rope: Rope::new(&config.rope, config.sizes.head_dim, loader.context())?,
             logit_scale: config.logit_scale,
-            rope: Rope::new(&config.rope, head_dim, loader.context())?,
-            embed_tokens,
         })
     }
 
     fn hidden(&self, step: &mut Step<'_>) -> Result<Tensor> {
         let angles = self.rope.angles(step)?;
-        let mut x = self.embed_tokens.forward(step)?;
-        for layer in &self.layers {
-            x = layer.forward(&x, &angles, step)?;
-        }
-        Ok(x)
+        self.model.hidden(step, |layer, x, step| layer.forward(x, &angles, step))
     }
 
     fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
-        Ok((self.lm_head.forward(&self.norm.forward(hidden, step)?, step)? * self.logit_scale)?)
+        Ok((self.model.logits(hidden, step)? * self.logit_scale)?)
     }
 }

@@ -7,22 +7,21 @@
 use pensieve_sdk::{
     Plugin, Result, export,
     nn::{
-        Angles, Attention, Decoder, Embedding, ExpertNames, Experts, GatedMlp, Glu, Linear, Loader, Paged, RmsNorm,
-        Rope, Router, Shape, Sizes, Step, Tensor,
+        Angles, Attention, CausalLm, Decoder, ExpertNames, Experts, FeedForward, GatedMlp, Glu, Linear, Loader, Paged,
+        Qkv, RmsNorm, Rope, Router, Shape, Sizes, SparseMlp, Step, Tensor,
     },
-    weights::{Checkpoint, Config as Settings, Format, Names, RopeConfig, RopeStyle},
+    weights::{Checkpoint, Config as Settings, Format, GgufFamily, GgufRope, Names, RopeConfig, RopeStyle},
 };
 
 export!(Plugin::new("ernie", "ERNIE 4.5").architecture(Paged::<Ernie>::architecture()));
 
-/// What a checkpoint says about its model.
 struct Config {
     sizes: Sizes,
     moe: Option<Moe>,
     rope: RopeConfig,
 }
 
-/// What it says about its experts.
+/// Sizes of a mixture, and how its router chooses.
 struct Moe {
     num_experts: usize,
     top_k: usize,
@@ -34,9 +33,7 @@ struct Moe {
 
 /// Grouped-query attention with rotated queries and keys.
 struct SelfAttention {
-    q_proj: Linear,
-    k_proj: Linear,
-    v_proj: Linear,
+    qkv_proj: Qkv,
     o_proj: Linear,
     attention: Attention,
 }
@@ -45,106 +42,76 @@ impl SelfAttention {
     fn load(loader: &Loader<'_>, config: &Config, layer: usize) -> Result<Self> {
         let Sizes { hidden_size, num_attention_heads: heads, num_key_value_heads: kv_heads, head_dim, .. } =
             config.sizes;
+        let attention = Attention::new(layer, heads, kv_heads, head_dim)?;
         Ok(Self {
-            q_proj: loader.linear("q_proj", hidden_size, heads * head_dim)?,
-            k_proj: loader.linear("k_proj", hidden_size, kv_heads * head_dim)?,
-            v_proj: loader.linear("v_proj", hidden_size, kv_heads * head_dim)?,
+            qkv_proj: Qkv::load(loader, hidden_size, &attention)?,
             o_proj: loader.linear("o_proj", heads * head_dim, hidden_size)?,
-            attention: Attention::new(layer, heads, kv_heads, head_dim)?,
+            attention,
         })
     }
 
-    /// `sum + attention(x)`.
-    fn add_to(&self, sum: &Tensor, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
-        let [q, k, v] = Linear::forward_all([&self.q_proj, &self.k_proj, &self.v_proj], x, step)?;
-        self.o_proj.add_to(sum, &self.attention.forward_rotated(&q, &k, &v, angles, step)?, step)
+    /// `residual + attention(x)`.
+    fn add_to(&self, residual: &Tensor, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
+        let [q, k, v] = self.qkv_proj.forward(x, step)?;
+        self.o_proj.add_to(residual, &self.attention.forward(&q, &k, &v, Some(angles), step)?, step)
     }
 }
 
-/// The experts that a router chooses, and those that all tokens share.
-struct SparseMlp {
-    gate: Router,
-    experts: Experts,
-    shared_experts: Option<GatedMlp>,
-}
-
-impl SparseMlp {
-    fn load(loader: &Loader<'_>, sizes: &Sizes, moe: &Moe) -> Result<Self> {
-        let Sizes { hidden_size, hidden_act, .. } = *sizes;
-        let router = Router::load(loader, "gate", hidden_size, moe.num_experts, moe.top_k)?;
-        let names = ["moe_statics.e_score_correction_bias", "moe_statics.e_score_correction.bias"];
-        let router = router.with_correction(loader, &names, moe.num_experts)?;
+/// The feed-forward block of a layer: dense, or the experts that a router chooses and those that all tokens share.
+fn mlp(loader: &Loader<'_>, config: &Config, layer: usize) -> Result<FeedForward> {
+    let Sizes { hidden_size, intermediate_size, hidden_act, .. } = config.sizes;
+    let Some(moe) = config.moe.as_ref().filter(|moe| !moe.dense[layer]) else {
+        return Ok(FeedForward::Dense(GatedMlp::load(loader, hidden_size, intermediate_size, hidden_act)?));
+    };
+    let router = Router::load(loader, "gate", hidden_size, moe.num_experts, moe.top_k)?;
+    let names = ["moe_statics.e_score_correction_bias", "moe_statics.e_score_correction.bias"];
+    let router = router.with_correction(loader, &names, moe.num_experts)?;
+    let sizes = (moe.num_experts, hidden_size, moe.intermediate_size);
+    let experts = Experts::load(&loader.at("experts"), ExpertNames::default(), sizes, Glu::Plain(hidden_act))?;
+    let mut mlp = SparseMlp::new(Router { renormalize: true, ..router }, experts);
+    if moe.num_shared_experts > 0 {
         let shared = moe.num_shared_experts * moe.intermediate_size;
-        let shared_experts = loader.at("shared_experts");
-        let has_shared = moe.num_shared_experts > 0;
-        let sizes = (moe.num_experts, hidden_size, moe.intermediate_size);
-        Ok(Self {
-            gate: Router { renormalize: true, ..router },
-            experts: Experts::load(&loader.at("experts"), ExpertNames::default(), sizes, Glu::Plain(hidden_act))?,
-            shared_experts: if has_shared {
-                Some(GatedMlp::load(&shared_experts, hidden_size, shared, hidden_act)?)
-            } else {
-                None
-            },
-        })
+        mlp = mlp.with_shared(GatedMlp::load(&loader.at("shared_experts"), hidden_size, shared, hidden_act)?);
     }
-
-    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
-        let routed = self.experts.forward(x, &self.gate.forward(x, step)?, step)?;
-        match &self.shared_experts {
-            Some(shared) => shared.add_to(&routed, x, step),
-            None => Ok(routed),
-        }
-    }
+    Ok(FeedForward::Sparse(mlp))
 }
 
-/// The feed-forward block of a layer.
-enum Mlp {
-    Dense(GatedMlp),
-    Sparse(SparseMlp),
-}
-
-/// One decoder layer.
 struct Block {
     input_layernorm: RmsNorm,
     self_attn: SelfAttention,
     post_attention_layernorm: RmsNorm,
-    mlp: Mlp,
+    mlp: FeedForward,
 }
 
 impl Block {
     fn load(loader: &Loader<'_>, config: &Config, index: usize) -> Result<Self> {
-        let Sizes { hidden_size, intermediate_size, hidden_act, rms_norm_eps, .. } = config.sizes;
-        let mlp = loader.at("mlp");
+        let Sizes { hidden_size, rms_norm_eps, .. } = config.sizes;
         Ok(Self {
             input_layernorm: RmsNorm::load(loader, "input_layernorm", hidden_size, rms_norm_eps)?,
             self_attn: SelfAttention::load(&loader.at("self_attn"), config, index)?,
             post_attention_layernorm: RmsNorm::load(loader, "post_attention_layernorm", hidden_size, rms_norm_eps)?,
-            mlp: match config.moe.as_ref().filter(|moe| !moe.dense[index]) {
-                Some(moe) => Mlp::Sparse(SparseMlp::load(&mlp, &config.sizes, moe)?),
-                None => Mlp::Dense(GatedMlp::load(&mlp, hidden_size, intermediate_size, hidden_act)?),
-            },
+            mlp: mlp(&loader.at("mlp"), config, index)?,
         })
     }
 
     fn forward(&self, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
         let x = self.self_attn.add_to(x, &self.input_layernorm.forward(x, step)?, angles, step)?;
-        let normed = self.post_attention_layernorm.forward(&x, step)?;
-        match &self.mlp {
-            Mlp::Dense(mlp) => mlp.add_to(&x, &normed, step),
-            Mlp::Sparse(mlp) => step.ops().add(&x, &mlp.forward(&normed, step)?),
-        }
+        self.mlp.add_to(&x, &self.post_attention_layernorm.forward(&x, step)?, step)
     }
 }
 
-/// The model.
 struct Ernie {
-    embed_tokens: Embedding,
-    layers: Vec<Block>,
-    norm: RmsNorm,
-    lm_head: Linear,
+    model: CausalLm<Block>,
     rope: Rope,
 }
+
+/// Tensors of GGUF files.
+const GGUF_NAMES: Names = &[
+    ("ffn_gate_shexp", "mlp.shared_experts.gate_proj"),
+    ("ffn_up_shexp", "mlp.shared_experts.up_proj"),
+    ("ffn_down_shexp", "mlp.shared_experts.down_proj"),
+    ("exp_probs_b", "mlp.moe_statics.e_score_correction"),
+];
 
 impl Decoder for Ernie {
     const NAME: &'static str = "ernie4_5";
@@ -152,14 +119,11 @@ impl Decoder for Ernie {
     const CLASSES: &'static [&'static str] =
         &["Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM", "Ernie4_5_MoeForCausalLM"];
 
-    const GGUF_NAMES: Names = &[
-        ("ffn_gate_shexp", "mlp.shared_experts.gate_proj"),
-        ("ffn_up_shexp", "mlp.shared_experts.up_proj"),
-        ("ffn_down_shexp", "mlp.shared_experts.down_proj"),
-        ("exp_probs_b", "mlp.moe_statics.e_score_correction"),
-    ];
-
     type Config = Config;
+
+    fn gguf_family(_: &str) -> GgufFamily {
+        GgufFamily { names: GGUF_NAMES, rope: GgufRope::Interleaved, ..GgufFamily::default() }
+    }
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {
         let is_moe = checkpoint.architecture().to_lowercase().contains("moe");
@@ -181,33 +145,23 @@ impl Decoder for Ernie {
     }
 
     fn load(loader: &Loader<'_>, config: &Config) -> Result<Self> {
-        let Sizes { vocab_size, hidden_size, num_hidden_layers, rms_norm_eps, .. } = config.sizes;
-        let model = loader.text_model();
-        let embed_tokens = model.embedding("embed_tokens", vocab_size, hidden_size)?;
         Ok(Self {
-            layers: model.layers(num_hidden_layers, |loader, index| Block::load(loader, config, index))?,
-            norm: RmsNorm::load(&model, "norm", hidden_size, rms_norm_eps)?,
-            lm_head: loader.lm_head(&embed_tokens, config.sizes.tie_word_embeddings)?,
+            model: CausalLm::load(loader, &config.sizes, |loader, layer| Block::load(loader, config, layer))?,
             rope: Rope::new(&config.rope, config.sizes.head_dim, loader.context())?,
-            embed_tokens,
         })
     }
 
     fn hidden(&self, step: &mut Step<'_>) -> Result<Tensor> {
         let angles = self.rope.angles(step)?;
-        let mut x = self.embed_tokens.forward(step)?;
-        for layer in &self.layers {
-            x = layer.forward(&x, &angles, step)?;
-        }
-        Ok(x)
+        self.model.hidden(step, |layer, x, step| layer.forward(x, &angles, step))
     }
 
     fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
-        self.lm_head.forward(&self.norm.forward(hidden, step)?, step)
+        self.model.logits(hidden, step)
     }
 }
 
-/// What a configuration says about experts, under its own names or GGUF's.
+/// Reads the sizes of a mixture under the configuration's names or GGUF's.
 fn moe(checkpoint: &Checkpoint, config: &Settings, layers: usize) -> Result<Moe> {
     let first = config.usize_or("moe_layer_start_index", config.usize_or("first_k_dense_replace", 1)?)?;
     // The last layer that has them; -1 for the last of all.

@@ -6,15 +6,14 @@
 use pensieve_sdk::{
     Plugin, Result, export,
     nn::{
-        Angles, Attention, Decoder, Embedding, GatedMlp, Linear, Loader, Paged, RmsNorm, Rope, Shape, Sizes, Step,
+        Angles, Attention, CausalLm, Decoder, GatedMlp, Linear, Loader, Paged, Qkv, RmsNorm, Rope, Shape, Sizes, Step,
         Tensor,
     },
-    weights::{Checkpoint, Names, RopeConfig},
+    weights::{Checkpoint, GgufConfig, GgufFamily, Names, RopeConfig},
 };
 
 export!(Plugin::new("exaone", "EXAONE 4").architecture(Paged::<Exaone4>::architecture()));
 
-/// What a checkpoint says about its model.
 struct Config {
     sizes: Sizes,
     /// How far back each layer sees.
@@ -24,13 +23,9 @@ struct Config {
 
 /// Grouped-query attention with normed queries and keys, rotated where there is a window, or a window nowhere.
 struct SelfAttention {
-    q_proj: Linear,
-    k_proj: Linear,
-    v_proj: Linear,
+    qkv_proj: Qkv,
     o_proj: Linear,
-    q_norm: RmsNorm,
-    k_norm: RmsNorm,
-    rotates: bool,
+    is_rotated: bool,
     attention: Attention,
 }
 
@@ -39,30 +34,24 @@ impl SelfAttention {
         let Sizes { hidden_size, head_dim, rms_norm_eps, .. } = config.sizes;
         let Sizes { num_attention_heads: heads, num_key_value_heads: kv_heads, .. } = config.sizes;
         let window = config.windows[layer];
+        let attention = Attention { window, ..Attention::new(layer, heads, kv_heads, head_dim)? };
+        let norm = |name| RmsNorm::load(loader, name, head_dim, rms_norm_eps);
+        let qkv_proj = Qkv::load(loader, hidden_size, &attention)?.with_norms(norm("q_norm")?, norm("k_norm")?);
         Ok(Self {
-            q_proj: loader.linear("q_proj", hidden_size, heads * head_dim)?,
-            k_proj: loader.linear("k_proj", hidden_size, kv_heads * head_dim)?,
-            v_proj: loader.linear("v_proj", hidden_size, kv_heads * head_dim)?,
+            qkv_proj,
             o_proj: loader.linear("o_proj", heads * head_dim, hidden_size)?,
-            q_norm: RmsNorm::load(loader, "q_norm", head_dim, rms_norm_eps)?,
-            k_norm: RmsNorm::load(loader, "k_norm", head_dim, rms_norm_eps)?,
-            rotates: window.is_some() || config.windows.iter().all(Option::is_none),
-            attention: Attention { window, ..Attention::new(layer, heads, kv_heads, head_dim)? },
+            is_rotated: window.is_some() || config.windows.iter().all(Option::is_none),
+            attention,
         })
     }
 
     fn forward(&self, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
-        let [q, k, v] = Linear::forward_all([&self.q_proj, &self.k_proj, &self.v_proj], x, step)?;
-        let (q, k) = (self.q_norm.forward_heads(&q, step)?, self.k_norm.forward_heads(&k, step)?);
-        let attended = match self.rotates {
-            true => self.attention.forward_rotated(&q, &k, &v, angles, step)?,
-            false => self.attention.forward(&q, &k, &v, step)?,
-        };
-        self.o_proj.forward(&attended, step)
+        let angles = Some(angles).filter(|_| self.is_rotated);
+        let [q, k, v] = self.qkv_proj.forward(x, step)?;
+        self.o_proj.forward(&self.attention.forward(&q, &k, &v, angles, step)?, step)
     }
 }
 
-/// One decoder layer.
 struct Block {
     self_attn: SelfAttention,
     post_attention_layernorm: RmsNorm,
@@ -83,20 +72,25 @@ impl Block {
     }
 
     fn forward(&self, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
-        let attended = self.self_attn.forward(x, angles, step)?;
-        let x = (x + self.post_attention_layernorm.forward(&attended, step)?)?;
-        let transformed = self.mlp.forward(&x, step)?;
-        Ok((&x + self.post_feedforward_layernorm.forward(&transformed, step)?)?)
+        let attn_out = self.self_attn.forward(x, angles, step)?;
+        let x = self.post_attention_layernorm.add_to(x, &attn_out, step)?;
+        let mlp_out = self.mlp.forward(&x, step)?;
+        self.post_feedforward_layernorm.add_to(&x, &mlp_out, step)
     }
 }
 
-/// The model.
 struct Exaone4 {
-    embed_tokens: Embedding,
-    layers: Vec<Block>,
-    norm: RmsNorm,
-    lm_head: Linear,
+    model: CausalLm<Block>,
     rope: Rope,
+}
+
+/// Tensors of GGUF files.
+const GGUF_NAMES: Names =
+    &[("post_attention_norm", "post_attention_layernorm"), ("post_ffw_norm", "post_feedforward_layernorm")];
+
+/// Models that have a window have it in three layers of four.
+fn complete(config: &mut GgufConfig<'_>) -> Result<()> {
+    if config.get("sliding_window").is_some() { config.windows(4) } else { Ok(()) }
 }
 
 impl Decoder for Exaone4 {
@@ -104,10 +98,11 @@ impl Decoder for Exaone4 {
     const GGUF: &'static [&'static str] = &["exaone4"];
     const CLASSES: &'static [&'static str] = &["Exaone4ForCausalLM"];
 
-    const GGUF_NAMES: Names =
-        &[("post_attention_norm", "post_attention_layernorm"), ("post_ffw_norm", "post_feedforward_layernorm")];
-
     type Config = Config;
+
+    fn gguf_family(_: &str) -> GgufFamily {
+        GgufFamily { names: GGUF_NAMES, complete, ..GgufFamily::default() }
+    }
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {
         let config = checkpoint.config().with_defaults([("rms_norm_eps", 1e-5.into())])?;
@@ -128,28 +123,18 @@ impl Decoder for Exaone4 {
     }
 
     fn load(loader: &Loader<'_>, config: &Config) -> Result<Self> {
-        let Sizes { vocab_size, hidden_size, num_hidden_layers, rms_norm_eps, .. } = config.sizes;
-        let model = loader.text_model();
-        let embed_tokens = model.embedding("embed_tokens", vocab_size, hidden_size)?;
         Ok(Self {
-            layers: model.layers(num_hidden_layers, |loader, index| Block::load(loader, config, index))?,
-            norm: RmsNorm::load(&model, "norm", hidden_size, rms_norm_eps)?,
-            lm_head: loader.lm_head(&embed_tokens, config.sizes.tie_word_embeddings)?,
+            model: CausalLm::load(loader, &config.sizes, |loader, layer| Block::load(loader, config, layer))?,
             rope: Rope::new(&config.rope, config.sizes.head_dim, loader.context())?,
-            embed_tokens,
         })
     }
 
     fn hidden(&self, step: &mut Step<'_>) -> Result<Tensor> {
         let angles = self.rope.angles(step)?;
-        let mut x = self.embed_tokens.forward(step)?;
-        for layer in &self.layers {
-            x = layer.forward(&x, &angles, step)?;
-        }
-        Ok(x)
+        self.model.hidden(step, |layer, x, step| layer.forward(x, &angles, step))
     }
 
     fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
-        self.lm_head.forward(&self.norm.forward(hidden, step)?, step)
+        self.model.logits(hidden, step)
     }
 }

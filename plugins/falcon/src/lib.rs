@@ -7,15 +7,14 @@
 use pensieve_sdk::{
     Error, Plugin, Result, export,
     nn::{
-        Activation, Angles, Attention, AttentionCache, Decoder, Embedding, GatedNorm, KvShape, LayerCache, Linear,
-        Loader, Mamba2, Mamba2Sizes, Paged, RmsNorm, Rope, Shape, Sizes, Step, Tensor,
+        Activation, Angles, Attention, AttentionCache, CausalLm, Decoder, GatedNorm, KvShape, LayerCache, Linear,
+        Loader, Mamba2, Mamba2Sizes, Paged, Qkv, RmsNorm, Rope, Shape, Sizes, Step, Tensor,
     },
-    weights::{Checkpoint, Config as Settings, Format, Names, RopeConfig},
+    weights::{Checkpoint, Config as Settings, Format, GgufFamily, Names, RopeConfig},
 };
 
 export!(Plugin::new("falcon", "Falcon-H1").architecture(Paged::<FalconH1>::architecture()));
 
-/// What a checkpoint says about its model.
 struct Config {
     sizes: Sizes,
     mamba: Mamba2Sizes,
@@ -23,7 +22,7 @@ struct Config {
     multipliers: Multipliers,
 }
 
-/// What parts of a layer are multiplied by.
+/// Multipliers of activations, under the names of the configuration.
 #[derive(Clone, Copy)]
 struct Multipliers {
     embedding: f64,
@@ -41,32 +40,29 @@ struct Multipliers {
 
 /// Grouped-query attention with rotated queries and keys.
 struct SelfAttention {
-    q_proj: Linear,
-    k_proj: Linear,
-    v_proj: Linear,
+    qkv_proj: Qkv,
     o_proj: Linear,
-    attention: Attention,
     key_multiplier: f64,
+    attention: Attention,
 }
 
 impl SelfAttention {
     fn load(loader: &Loader<'_>, config: &Config, cache: usize) -> Result<Self> {
         let Sizes { hidden_size, num_attention_heads: heads, num_key_value_heads: kv_heads, head_dim, .. } =
             config.sizes;
+        let attention = Attention::new(cache, heads, kv_heads, head_dim)?;
         Ok(Self {
-            q_proj: loader.linear("q_proj", hidden_size, heads * head_dim)?,
-            k_proj: loader.linear("k_proj", hidden_size, kv_heads * head_dim)?,
-            v_proj: loader.linear("v_proj", hidden_size, kv_heads * head_dim)?,
+            qkv_proj: Qkv::load(loader, hidden_size, &attention)?,
             o_proj: loader.linear("o_proj", heads * head_dim, hidden_size)?,
-            attention: Attention::new(cache, heads, kv_heads, head_dim)?,
             key_multiplier: config.multipliers.key,
+            attention,
         })
     }
 
     fn forward(&self, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
-        let [q, k, v] = Linear::forward_all([&self.q_proj, &self.k_proj, &self.v_proj], x, step)?;
+        let [q, k, v] = self.qkv_proj.forward(x, step)?;
         let k = (k * self.key_multiplier)?;
-        self.o_proj.forward(&self.attention.forward_rotated(&q, &k, &v, angles, step)?, step)
+        self.o_proj.forward(&self.attention.forward(&q, &k, &v, Some(angles), step)?, step)
     }
 }
 
@@ -98,7 +94,6 @@ impl FeedForward {
     }
 }
 
-/// One decoder layer.
 struct Block {
     input_layernorm: RmsNorm,
     mamba: Mamba2,
@@ -132,45 +127,46 @@ impl Block {
     fn forward(&self, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
         let Multipliers { attention_in, attention_out, ssm_in, ssm_out, .. } = self.multipliers;
         let normed = self.input_layernorm.forward(x, step)?;
-        let remembered = (self.mamba.forward(&(&normed * ssm_in)?, step)? * ssm_out)?;
-        let attended = (self.self_attn.forward(&(normed * attention_in)?, angles, step)? * attention_out)?;
-        let x = (x + (remembered + attended)?)?;
-        let transformed = self.feed_forward.forward(&self.pre_ff_layernorm.forward(&x, step)?, step)?;
-        Ok((x + transformed)?)
+        let ssm_out = (self.mamba.forward(&(&normed * ssm_in)?, step)? * ssm_out)?;
+        let attn_out = (self.self_attn.forward(&(normed * attention_in)?, angles, step)? * attention_out)?;
+        let x = step.ops().add(x, &step.ops().add(&ssm_out, &attn_out)?)?;
+        let mlp_out = self.feed_forward.forward(&self.pre_ff_layernorm.forward(&x, step)?, step)?;
+        step.ops().add(&x, &mlp_out)
     }
 }
 
-/// The model.
 struct FalconH1 {
-    embed_tokens: Embedding,
-    layers: Vec<Block>,
-    final_layernorm: RmsNorm,
-    lm_head: Linear,
+    model: CausalLm<Block>,
     rope: Rope,
     multipliers: Multipliers,
 }
+
+/// Tensors of GGUF files.
+const GGUF_NAMES: Names = &[
+    ("output_norm", "model.final_layernorm"),
+    ("ffn_norm", "pre_ff_layernorm"),
+    ("ffn_gate", "feed_forward.gate_proj"),
+    ("ffn_up", "feed_forward.up_proj"),
+    ("ffn_down", "feed_forward.down_proj"),
+    ("ssm_in", "mamba.in_proj"),
+    ("ssm_conv1d", "mamba.conv1d"),
+    ("ssm_dt", "mamba.dt_proj"),
+    ("ssm_a", "mamba.A"),
+    ("ssm_d", "mamba.D"),
+    ("ssm_norm", "mamba.norm"),
+    ("ssm_out", "mamba.out_proj"),
+];
 
 impl Decoder for FalconH1 {
     const NAME: &'static str = "falcon-h1";
     const GGUF: &'static [&'static str] = &["falcon-h1"];
     const CLASSES: &'static [&'static str] = &["FalconH1ForCausalLM"];
 
-    const GGUF_NAMES: Names = &[
-        ("output_norm", "model.final_layernorm"),
-        ("ffn_norm", "pre_ff_layernorm"),
-        ("ffn_gate", "feed_forward.gate_proj"),
-        ("ffn_up", "feed_forward.up_proj"),
-        ("ffn_down", "feed_forward.down_proj"),
-        ("ssm_in", "mamba.in_proj"),
-        ("ssm_conv1d", "mamba.conv1d"),
-        ("ssm_dt", "mamba.dt_proj"),
-        ("ssm_a", "mamba.A"),
-        ("ssm_d", "mamba.D"),
-        ("ssm_norm", "mamba.norm"),
-        ("ssm_out", "mamba.out_proj"),
-    ];
-
     type Config = Config;
+
+    fn gguf_family(_: &str) -> GgufFamily {
+        GgufFamily { names: GGUF_NAMES, complete: |config| config.mamba2(), ..GgufFamily::default() }
+    }
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {
         let config = checkpoint.config().with_defaults([
@@ -201,31 +197,26 @@ impl Decoder for FalconH1 {
     }
 
     fn load(loader: &Loader<'_>, config: &Config) -> Result<Self> {
-        let Sizes { vocab_size, hidden_size, num_hidden_layers, head_dim, rms_norm_eps, .. } = config.sizes;
-        let model = loader.text_model();
-        let embed_tokens = model.embedding("embed_tokens", vocab_size, hidden_size)?;
         Ok(Self {
-            layers: model.layers(num_hidden_layers, |loader, index| Block::load(loader, config, index))?,
-            final_layernorm: RmsNorm::load(&model, "final_layernorm", hidden_size, rms_norm_eps)?,
-            lm_head: loader.lm_head(&embed_tokens, config.sizes.tie_word_embeddings)?,
-            rope: Rope::new(&config.rope, head_dim, loader.context())?,
-            embed_tokens,
+            model: CausalLm::load_with_norm(
+                loader,
+                &config.sizes,
+                |model| RmsNorm::load(model, "final_layernorm", config.sizes.hidden_size, config.sizes.rms_norm_eps),
+                |loader, layer| Block::load(loader, config, layer),
+            )?,
+            rope: Rope::new(&config.rope, config.sizes.head_dim, loader.context())?,
             multipliers: config.multipliers,
         })
     }
 
     fn hidden(&self, step: &mut Step<'_>) -> Result<Tensor> {
         let angles = self.rope.angles(step)?;
-        let mut x = (self.embed_tokens.forward(step)? * self.multipliers.embedding)?;
-        for layer in &self.layers {
-            x = layer.forward(&x, &angles, step)?;
-        }
-        Ok(x)
+        let x = (self.model.embed_tokens.forward(step)? * self.multipliers.embedding)?;
+        self.model.hidden_from(x, step, |layer, x, step| layer.forward(x, &angles, step))
     }
 
     fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
-        let logits = self.lm_head.forward(&self.final_layernorm.forward(hidden, step)?, step)?;
-        Ok((logits * self.multipliers.lm_head)?)
+        Ok((self.model.logits(hidden, step)? * self.multipliers.lm_head)?)
     }
 }
 

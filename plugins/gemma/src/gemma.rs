@@ -8,13 +8,14 @@
 use pensieve_sdk::{
     Result,
     nn::{
-        Angles, Attention, Decoder, Embedding, GatedMlp, Linear, Loader, RmsNorm, Rope, Shape, Sizes, Step, Tensor,
+        Angles, Attention, CausalLm, Decoder, GatedMlp, Linear, Loader, Qkv, RmsNorm, Rope, Shape, Sizes, Step, Tensor,
         activation,
     },
-    weights::{Checkpoint, Config as Settings, Format, RopeConfig},
+    weights::{Checkpoint, Config as Settings, Format, GgufFamily, RopeConfig},
 };
 
-/// What a checkpoint says about its model.
+use crate::gguf;
+
 pub struct Config {
     sizes: Sizes,
     query_pre_attn_scalar: f64,
@@ -32,54 +33,37 @@ fn norm(loader: &Loader<'_>, name: &str, width: usize, eps: f64) -> Result<RmsNo
     if loader.format() == Format::Gguf { Ok(norm) } else { norm.plus(1.0) }
 }
 
-/// Grouped-query attention with rotated queries and keys, within a window in most layers.
+/// Grouped-query attention within a window in most layers; from Gemma 3 on, with norms over the heads of queries and keys.
 struct SelfAttention {
-    q_proj: Linear,
-    k_proj: Linear,
-    v_proj: Linear,
+    qkv_proj: Qkv,
     o_proj: Linear,
-    /// From Gemma 3 on.
-    norms: Option<(RmsNorm, RmsNorm)>,
     attention: Attention,
 }
 
 impl SelfAttention {
     fn load(loader: &Loader<'_>, config: &Config, layer: usize) -> Result<Self> {
-        let Sizes {
-            hidden_size,
-            num_attention_heads: heads,
-            num_key_value_heads: kv_heads,
-            head_dim,
-            rms_norm_eps,
-            ..
-        } = config.sizes;
+        let Sizes { hidden_size, head_dim, rms_norm_eps, .. } = config.sizes;
+        let Sizes { num_attention_heads: heads, num_key_value_heads: kv_heads, .. } = config.sizes;
+        let attention = Attention {
+            scale: config.query_pre_attn_scalar.powf(-0.5) as f32,
+            window: config.windows[layer],
+            softcap: config.attn_logit_softcapping.map(|cap| cap as f32),
+            ..Attention::new(layer, heads, kv_heads, head_dim)?
+        };
         let norm = |name| norm(loader, name, head_dim, rms_norm_eps);
-        Ok(Self {
-            q_proj: loader.linear("q_proj", hidden_size, heads * head_dim)?,
-            k_proj: loader.linear("k_proj", hidden_size, kv_heads * head_dim)?,
-            v_proj: loader.linear("v_proj", hidden_size, kv_heads * head_dim)?,
-            o_proj: loader.linear("o_proj", heads * head_dim, hidden_size)?,
-            norms: if loader.has("q_norm.weight") { Some((norm("q_norm")?, norm("k_norm")?)) } else { None },
-            attention: Attention {
-                scale: config.query_pre_attn_scalar.powf(-0.5) as f32,
-                window: config.windows[layer],
-                softcap: config.attn_logit_softcapping.map(|cap| cap as f32),
-                ..Attention::new(layer, heads, kv_heads, head_dim)?
-            },
-        })
+        let mut qkv_proj = Qkv::load(loader, hidden_size, &attention)?;
+        if loader.has("q_norm.weight") {
+            qkv_proj = qkv_proj.with_norms(norm("q_norm")?, norm("k_norm")?);
+        }
+        Ok(Self { qkv_proj, o_proj: loader.linear("o_proj", heads * head_dim, hidden_size)?, attention })
     }
 
     fn forward(&self, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
-        let (mut q, mut k) = (self.q_proj.forward(x, step)?, self.k_proj.forward(x, step)?);
-        if let Some((q_norm, k_norm)) = &self.norms {
-            (q, k) = (q_norm.forward_heads(&q, step)?, k_norm.forward_heads(&k, step)?);
-        }
-        let (q, k, v) = (angles.rotate(&q, step)?, angles.rotate(&k, step)?, self.v_proj.forward(x, step)?);
-        self.o_proj.forward(&self.attention.forward(&q, &k, &v, step)?, step)
+        let [q, k, v] = self.qkv_proj.forward(x, step)?;
+        self.o_proj.forward(&self.attention.forward(&q, &k, &v, Some(angles), step)?, step)
     }
 }
 
-/// One decoder layer.
 struct Block {
     input_layernorm: RmsNorm,
     self_attn: SelfAttention,
@@ -104,24 +88,20 @@ impl Block {
     }
 
     fn forward(&self, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
-        let attended = self.self_attn.forward(&self.input_layernorm.forward(x, step)?, angles, step)?;
-        let x = (x + self.post_attention_layernorm.forward(&attended, step)?)?;
-        let transformed = self.mlp.forward(&self.pre_feedforward_layernorm.forward(&x, step)?, step)?;
-        Ok((x + self.post_feedforward_layernorm.forward(&transformed, step)?)?)
+        let attn_out = self.self_attn.forward(&self.input_layernorm.forward(x, step)?, angles, step)?;
+        let x = self.post_attention_layernorm.add_to(x, &attn_out, step)?;
+        let mlp_out = self.mlp.forward(&self.pre_feedforward_layernorm.forward(&x, step)?, step)?;
+        self.post_feedforward_layernorm.add_to(&x, &mlp_out, step)
     }
 }
 
-/// The model.
 pub struct Gemma {
-    embed_tokens: Embedding,
-    /// The root of the width.
-    embed_scale: f64,
-    layers: Vec<Block>,
-    norm: RmsNorm,
-    lm_head: Linear,
-    final_logit_softcapping: Option<f64>,
+    model: CausalLm<Block>,
     rope: Rope,
     rope_local: Rope,
+    /// The root of the width.
+    embed_scale: f64,
+    final_logit_softcapping: Option<f64>,
 }
 
 impl Decoder for Gemma {
@@ -131,6 +111,10 @@ impl Decoder for Gemma {
         &["Gemma2ForCausalLM", "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"];
 
     type Config = Config;
+
+    fn gguf_family(_: &str) -> GgufFamily {
+        gguf::gemma()
+    }
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {
         let config = if checkpoint.format() == Format::Gguf {
@@ -158,33 +142,31 @@ impl Decoder for Gemma {
     }
 
     fn load(loader: &Loader<'_>, config: &Config) -> Result<Self> {
-        let Sizes { vocab_size, hidden_size, num_hidden_layers, head_dim, rms_norm_eps, .. } = config.sizes;
-        let model = loader.text_model();
-        let embed_tokens = model.embedding("embed_tokens", vocab_size, hidden_size)?;
         Ok(Self {
-            embed_scale: (hidden_size as f64).sqrt(),
-            layers: model.layers(num_hidden_layers, |loader, index| Block::load(loader, config, index))?,
-            norm: norm(&model, "norm", hidden_size, rms_norm_eps)?,
-            lm_head: loader.lm_head(&embed_tokens, config.sizes.tie_word_embeddings)?,
+            model: CausalLm::load_with_norm(
+                loader,
+                &config.sizes,
+                |model| norm(model, "norm", config.sizes.hidden_size, config.sizes.rms_norm_eps),
+                |loader, layer| Block::load(loader, config, layer),
+            )?,
+            rope: Rope::new(&config.rope, config.sizes.head_dim, loader.context())?,
+            rope_local: Rope::new(&config.rope_local, config.sizes.head_dim, loader.context())?,
+            embed_scale: (config.sizes.hidden_size as f64).sqrt(),
             final_logit_softcapping: config.final_logit_softcapping,
-            rope: Rope::new(&config.rope, head_dim, loader.context())?,
-            rope_local: Rope::new(&config.rope_local, head_dim, loader.context())?,
-            embed_tokens,
         })
     }
 
     fn hidden(&self, step: &mut Step<'_>) -> Result<Tensor> {
         let (angles, angles_local) = (self.rope.angles(step)?, self.rope_local.angles(step)?);
-        let mut x = (self.embed_tokens.forward(step)? * self.embed_scale)?;
-        for layer in &self.layers {
+        let x = (self.model.embed_tokens.forward(step)? * self.embed_scale)?;
+        self.model.hidden_from(x, step, |layer, x, step| {
             let angles = if layer.self_attn.attention.window.is_some() { &angles_local } else { &angles };
-            x = layer.forward(&x, angles, step)?;
-        }
-        Ok(x)
+            layer.forward(x, angles, step)
+        })
     }
 
     fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
-        let logits = self.lm_head.forward(&self.norm.forward(hidden, step)?, step)?;
+        let logits = self.model.logits(hidden, step)?;
         match self.final_logit_softcapping {
             Some(cap) => Ok(((logits / cap)?.tanh()? * cap)?),
             None => Ok(logits),
@@ -192,7 +174,7 @@ impl Decoder for Gemma {
     }
 }
 
-/// What the classes of transformers take for what a configuration leaves out, which is most of it in some of Gemma 3's.
+/// Adds the defaults of the classes in transformers; some of Gemma 3's configurations leave nearly everything out.
 fn with_defaults(config: &Settings, is_gemma3: bool) -> Result<Settings> {
     let layers = config.usize_or("num_hidden_layers", 26)?;
     let pattern = config.usize_or("sliding_window_pattern", if is_gemma3 { 6 } else { 2 })?.max(1);

@@ -5,21 +5,20 @@
 
 use pensieve_sdk::{
     Result,
-    nn::{Angles, Attention, Decoder, Embedding, GatedMlp, Linear, Loader, RmsNorm, Rope, Shape, Sizes, Step, Tensor},
-    weights::{Checkpoint, Format, RopeConfig, RopeStyle},
+    nn::{
+        Angles, Attention, CausalLm, Decoder, GatedMlp, Linear, Loader, Qkv, RmsNorm, Rope, Shape, Sizes, Step, Tensor,
+    },
+    weights::{Checkpoint, Format, GgufFamily, Names, RopeConfig, RopeStyle},
 };
 
-/// What a checkpoint says about its model.
 pub struct Config {
     sizes: Sizes,
     rope: RopeConfig,
 }
 
-/// Grouped-query attention with rotated queries and keys.
+/// Grouped-query attention with biases, half of each head rotated.
 struct SelfAttention {
-    q_proj: Linear,
-    k_proj: Linear,
-    v_proj: Linear,
+    qkv_proj: Qkv,
     o_proj: Linear,
     attention: Attention,
 }
@@ -28,24 +27,20 @@ impl SelfAttention {
     fn load(loader: &Loader<'_>, config: &Config, layer: usize) -> Result<Self> {
         let Sizes { hidden_size, num_attention_heads: heads, num_key_value_heads: kv_heads, head_dim, .. } =
             config.sizes;
+        let attention = Attention::new(layer, heads, kv_heads, head_dim)?;
         Ok(Self {
-            q_proj: loader.linear("q_proj", hidden_size, heads * head_dim)?,
-            k_proj: loader.linear("k_proj", hidden_size, kv_heads * head_dim)?,
-            v_proj: loader.linear("v_proj", hidden_size, kv_heads * head_dim)?,
+            qkv_proj: Qkv::load(loader, hidden_size, &attention)?,
             o_proj: loader.linear("o_proj", heads * head_dim, hidden_size)?,
-            attention: Attention::new(layer, heads, kv_heads, head_dim)?,
+            attention,
         })
     }
 
     fn forward(&self, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
-        let q = angles.rotate(&self.q_proj.forward(x, step)?, step)?;
-        let k = angles.rotate(&self.k_proj.forward(x, step)?, step)?;
-        let v = self.v_proj.forward(x, step)?;
-        self.o_proj.forward(&self.attention.forward(&q, &k, &v, step)?, step)
+        let [q, k, v] = self.qkv_proj.forward(x, step)?;
+        self.o_proj.forward(&self.attention.forward(&q, &k, &v, Some(angles), step)?, step)
     }
 }
 
-/// One decoder layer.
 struct Block {
     input_layernorm: RmsNorm,
     self_attn: SelfAttention,
@@ -70,21 +65,24 @@ impl Block {
     }
 
     fn forward(&self, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
-        let attended = self.self_attn.forward(&self.input_layernorm.forward(x, step)?, angles, step)?;
-        let x = (x + self.post_self_attn_layernorm.forward(&attended, step)?)?;
-        let transformed = self.mlp.forward(&self.post_attention_layernorm.forward(&x, step)?, step)?;
-        Ok((x + self.post_mlp_layernorm.forward(&transformed, step)?)?)
+        let attn_out = self.self_attn.forward(&self.input_layernorm.forward(x, step)?, angles, step)?;
+        let x = self.post_self_attn_layernorm.add_to(x, &attn_out, step)?;
+        let mlp_out = self.mlp.forward(&self.post_attention_layernorm.forward(&x, step)?, step)?;
+        self.post_mlp_layernorm.add_to(&x, &mlp_out, step)
     }
 }
 
-/// The model.
 pub struct Glm4 {
-    embed_tokens: Embedding,
-    layers: Vec<Block>,
-    norm: RmsNorm,
-    lm_head: Linear,
+    model: CausalLm<Block>,
     rope: Rope,
 }
+
+/// Tensors of GGUF files.
+const GGUF_NAMES: Names = &[
+    ("ffn_up", "mlp.gate_up_proj"),
+    ("post_attention_norm", "post_self_attn_layernorm"),
+    ("post_ffw_norm", "post_mlp_layernorm"),
+];
 
 impl Decoder for Glm4 {
     const NAME: &'static str = "glm4";
@@ -92,6 +90,10 @@ impl Decoder for Glm4 {
     const CLASSES: &'static [&'static str] = &["Glm4ForCausalLM", "Glm4vForConditionalGeneration"];
 
     type Config = Config;
+
+    fn gguf_family(_: &str) -> GgufFamily {
+        GgufFamily { names: GGUF_NAMES, ..GgufFamily::default() }
+    }
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {
         let mut config = checkpoint.config().with_defaults([("num_key_value_heads", 2.into())])?;
@@ -118,28 +120,18 @@ impl Decoder for Glm4 {
     }
 
     fn load(loader: &Loader<'_>, config: &Config) -> Result<Self> {
-        let Sizes { vocab_size, hidden_size, num_hidden_layers, rms_norm_eps, .. } = config.sizes;
-        let model = loader.text_model();
-        let embed_tokens = model.embedding("embed_tokens", vocab_size, hidden_size)?;
         Ok(Self {
-            layers: model.layers(num_hidden_layers, |loader, index| Block::load(loader, config, index))?,
-            norm: RmsNorm::load(&model, "norm", hidden_size, rms_norm_eps)?,
-            lm_head: loader.lm_head(&embed_tokens, config.sizes.tie_word_embeddings)?,
+            model: CausalLm::load(loader, &config.sizes, |loader, layer| Block::load(loader, config, layer))?,
             rope: Rope::new(&config.rope, config.sizes.head_dim, loader.context())?,
-            embed_tokens,
         })
     }
 
     fn hidden(&self, step: &mut Step<'_>) -> Result<Tensor> {
         let angles = self.rope.angles(step)?;
-        let mut x = self.embed_tokens.forward(step)?;
-        for layer in &self.layers {
-            x = layer.forward(&x, &angles, step)?;
-        }
-        Ok(x)
+        self.model.hidden(step, |layer, x, step| layer.forward(x, &angles, step))
     }
 
     fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
-        self.lm_head.forward(&self.norm.forward(hidden, step)?, step)
+        self.model.logits(hidden, step)
     }
 }

@@ -7,15 +7,14 @@
 use pensieve_sdk::{
     Plugin, Result, export,
     nn::{
-        Angles, Attention, Decoder, Embedding, Expert, ExpertNames, Experts, Glu, Linear, Loader, Paged, RmsNorm, Rope,
-        Router, Shape, Sizes, Step, Tensor,
+        Angles, Attention, CausalLm, Decoder, Expert, ExpertNames, Experts, Glu, Linear, Loader, Paged, Qkv, RmsNorm,
+        Rope, Router, Shape, Sizes, SparseMlp, Step, Tensor,
     },
-    weights::{Checkpoint, RawTensor, RopeConfig},
+    weights::{Checkpoint, GgufConfig, GgufFamily, Names, RawTensor, RopeConfig},
 };
 
 export!(Plugin::new("gpt-oss", "gpt-oss").architecture(Paged::<GptOss>::architecture()));
 
-/// What a checkpoint says about its model.
 struct Config {
     sizes: Sizes,
     num_local_experts: usize,
@@ -26,11 +25,9 @@ struct Config {
     rope: RopeConfig,
 }
 
-/// Grouped-query attention with rotated queries and keys, biases, and a sink for each head.
+/// Grouped-query attention with biases, and a sink for each head.
 struct SelfAttention {
-    q_proj: Linear,
-    k_proj: Linear,
-    v_proj: Linear,
+    qkv_proj: Qkv,
     o_proj: Linear,
     attention: Attention,
 }
@@ -40,47 +37,37 @@ impl SelfAttention {
         let Sizes { hidden_size, num_attention_heads: heads, num_key_value_heads: kv_heads, head_dim, .. } =
             config.sizes;
         let sinks = loader.vector(if loader.has("sinks") { "sinks" } else { "sinks.weight" }, heads)?;
-        let attention = Attention::new(layer, heads, kv_heads, head_dim)?;
+        let attention = Attention {
+            window: config.windows[layer],
+            sinks: Some(sinks),
+            ..Attention::new(layer, heads, kv_heads, head_dim)?
+        };
         Ok(Self {
-            q_proj: loader.linear("q_proj", hidden_size, heads * head_dim)?,
-            k_proj: loader.linear("k_proj", hidden_size, kv_heads * head_dim)?,
-            v_proj: loader.linear("v_proj", hidden_size, kv_heads * head_dim)?,
+            qkv_proj: Qkv::load(loader, hidden_size, &attention)?,
             o_proj: loader.linear("o_proj", heads * head_dim, hidden_size)?,
-            attention: Attention { window: config.windows[layer], sinks: Some(sinks), ..attention },
+            attention,
         })
     }
 
-    fn forward(&self, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
-        let q = angles.rotate(&self.q_proj.forward(x, step)?, step)?;
-        let k = angles.rotate(&self.k_proj.forward(x, step)?, step)?;
-        let v = self.v_proj.forward(x, step)?;
-        self.o_proj.forward(&self.attention.forward(&q, &k, &v, step)?, step)
+    /// `residual + attention(x)`.
+    fn add_to(&self, residual: &Tensor, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
+        let [q, k, v] = self.qkv_proj.forward(x, step)?;
+        self.o_proj.add_to(residual, &self.attention.forward(&q, &k, &v, Some(angles), step)?, step)
     }
 }
 
 /// The experts that a router chooses, whose weights add up to one.
-struct Mlp {
-    router: Router,
-    experts: Experts,
-}
-
-impl Mlp {
-    fn load(loader: &Loader<'_>, config: &Config) -> Result<Self> {
-        let Sizes { hidden_size, intermediate_size, .. } = config.sizes;
-        let count = config.num_local_experts;
-        let router = Router::load(loader, "router", hidden_size, count, config.num_experts_per_tok)?;
-        let (loader, sizes) = (loader.at("experts"), (count, hidden_size, intermediate_size));
-        let experts = if loader.has("gate_up_proj_bias") {
-            experts_of_folder(&loader, sizes, config.glu)?
-        } else {
-            Experts::load(&loader, ExpertNames::default(), sizes, config.glu)?
-        };
-        Ok(Self { router: Router { renormalize: true, ..router }, experts })
-    }
-
-    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
-        self.experts.forward(x, &self.router.forward(x, step)?, step)
-    }
+fn mlp(loader: &Loader<'_>, config: &Config) -> Result<SparseMlp> {
+    let Sizes { hidden_size, intermediate_size, .. } = config.sizes;
+    let count = config.num_local_experts;
+    let router = Router::load(loader, "router", hidden_size, count, config.num_experts_per_tok)?;
+    let (loader, sizes) = (loader.at("experts"), (count, hidden_size, intermediate_size));
+    let experts = if loader.has("gate_up_proj_bias") {
+        experts_of_folder(&loader, sizes, config.glu)?
+    } else {
+        Experts::load(&loader, ExpertNames::default(), sizes, config.glu)?
+    };
+    Ok(SparseMlp::new(Router { renormalize: true, ..router }, experts))
 }
 
 /// The experts of a folder, where gates and values take turns, and dense weights multiply from the other side.
@@ -109,12 +96,11 @@ fn experts_of_folder(loader: &Loader<'_>, (count, width, inner): (usize, usize, 
     Ok(Experts::new((0..count).map(expert).collect::<Result<_>>()?, glu).computed_by(host))
 }
 
-/// One decoder layer.
 struct Block {
     input_layernorm: RmsNorm,
     self_attn: SelfAttention,
     post_attention_layernorm: RmsNorm,
-    mlp: Mlp,
+    mlp: SparseMlp,
 }
 
 impl Block {
@@ -124,25 +110,36 @@ impl Block {
             input_layernorm: RmsNorm::load(loader, "input_layernorm", hidden_size, rms_norm_eps)?,
             self_attn: SelfAttention::load(&loader.at("self_attn"), config, index)?,
             post_attention_layernorm: RmsNorm::load(loader, "post_attention_layernorm", hidden_size, rms_norm_eps)?,
-            mlp: Mlp::load(&loader.at("mlp"), config)?,
+            mlp: mlp(&loader.at("mlp"), config)?,
         })
     }
 
     fn forward(&self, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
-        let attended = self.self_attn.forward(&self.input_layernorm.forward(x, step)?, angles, step)?;
-        let x = (x + attended)?;
-        let transformed = self.mlp.forward(&self.post_attention_layernorm.forward(&x, step)?, step)?;
-        Ok((x + transformed)?)
+        let x = self.self_attn.add_to(x, &self.input_layernorm.forward(x, step)?, angles, step)?;
+        self.mlp.add_to(&x, &self.post_attention_layernorm.forward(&x, step)?, step)
     }
 }
 
-/// The model.
 struct GptOss {
-    embed_tokens: Embedding,
-    layers: Vec<Block>,
-    norm: RmsNorm,
-    lm_head: Linear,
+    model: CausalLm<Block>,
     rope: Rope,
+}
+
+/// Tensors of GGUF files.
+const GGUF_NAMES: Names = &[
+    ("post_attention_norm", "post_attention_layernorm"),
+    ("ffn_norm", "pre_feedforward_layernorm"),
+    ("attn_sinks", "self_attn.sinks"),
+    ("ffn_gate_inp", "mlp.router"),
+];
+
+/// Every second layer has a window, and YaRN's ramp is not rounded to whole dimensions, which GGUF files do not say.
+fn complete(config: &mut GgufConfig<'_>) -> Result<()> {
+    config.windows(2)?;
+    if let Some(rope) = config.rope() {
+        rope.insert("truncate".to_owned(), false.into());
+    }
+    Ok(())
 }
 
 impl Decoder for GptOss {
@@ -151,6 +148,10 @@ impl Decoder for GptOss {
     const CLASSES: &'static [&'static str] = &["GptOssForCausalLM"];
 
     type Config = Config;
+
+    fn gguf_family(_: &str) -> GgufFamily {
+        GgufFamily { names: GGUF_NAMES, norm_topk_prob: true, complete, ..GgufFamily::default() }
+    }
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {
         let config = checkpoint.config();
@@ -172,28 +173,18 @@ impl Decoder for GptOss {
     }
 
     fn load(loader: &Loader<'_>, config: &Config) -> Result<Self> {
-        let Sizes { vocab_size, hidden_size, num_hidden_layers, rms_norm_eps, .. } = config.sizes;
-        let model = loader.text_model();
-        let embed_tokens = model.embedding("embed_tokens", vocab_size, hidden_size)?;
         Ok(Self {
-            layers: model.layers(num_hidden_layers, |loader, index| Block::load(loader, config, index))?,
-            norm: RmsNorm::load(&model, "norm", hidden_size, rms_norm_eps)?,
-            lm_head: loader.lm_head(&embed_tokens, config.sizes.tie_word_embeddings)?,
+            model: CausalLm::load(loader, &config.sizes, |loader, layer| Block::load(loader, config, layer))?,
             rope: Rope::new(&config.rope, config.sizes.head_dim, loader.context())?,
-            embed_tokens,
         })
     }
 
     fn hidden(&self, step: &mut Step<'_>) -> Result<Tensor> {
         let angles = self.rope.angles(step)?;
-        let mut x = self.embed_tokens.forward(step)?;
-        for layer in &self.layers {
-            x = layer.forward(&x, &angles, step)?;
-        }
-        Ok(x)
+        self.model.hidden(step, |layer, x, step| layer.forward(x, &angles, step))
     }
 
     fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
-        self.lm_head.forward(&self.norm.forward(hidden, step)?, step)
+        self.model.logits(hidden, step)
     }
 }

@@ -7,13 +7,12 @@
 use pensieve_sdk::{
     Error, Result,
     nn::{
-        Angles, Attention, Decoder, Embedding, ExpertNames, Experts, GatedMlp, Glu, Linear, Loader, RmsNorm, Rope,
-        Router, Shape, Sizes, Step, Tensor,
+        Angles, Attention, CausalLm, Decoder, ExpertNames, Experts, FeedForward, GatedMlp, Glu, Linear, Loader, Qkv,
+        RmsNorm, Rope, Router, Shape, Sizes, SparseMlp, Step, Tensor,
     },
-    weights::{Checkpoint, Config as Settings, Format, RopeConfig},
+    weights::{Checkpoint, Config as Settings, Format, GgufConfig, GgufFamily, RopeConfig},
 };
 
-/// What a checkpoint says about its model.
 pub struct Config {
     pub sizes: Sizes,
     pub embedding_multiplier: f64,
@@ -42,9 +41,7 @@ impl Config {
 
 /// Grouped-query attention with queries and keys that are rotated, where positions count.
 pub struct SelfAttention {
-    q_proj: Linear,
-    k_proj: Linear,
-    v_proj: Linear,
+    qkv_proj: Qkv,
     o_proj: Linear,
     attention: Attention,
 }
@@ -53,66 +50,49 @@ impl SelfAttention {
     pub fn load(loader: &Loader<'_>, config: &Config, layer: usize) -> Result<Self> {
         let Sizes { hidden_size, num_attention_heads: heads, num_key_value_heads: kv_heads, head_dim, .. } =
             config.sizes;
-        let attention = Attention::new(layer, heads, kv_heads, head_dim)?;
+        let attention = Attention {
+            scale: config.attention_multiplier as f32,
+            ..Attention::new(layer, heads, kv_heads, head_dim)?
+        };
         Ok(Self {
-            q_proj: loader.linear("q_proj", hidden_size, heads * head_dim)?,
-            k_proj: loader.linear("k_proj", hidden_size, kv_heads * head_dim)?,
-            v_proj: loader.linear("v_proj", hidden_size, kv_heads * head_dim)?,
+            qkv_proj: Qkv::load(loader, hidden_size, &attention)?,
             o_proj: loader.linear("o_proj", heads * head_dim, hidden_size)?,
-            attention: Attention { scale: config.attention_multiplier as f32, ..attention },
+            attention,
         })
     }
 
     pub fn forward(&self, x: &Tensor, angles: Option<&Angles>, step: &mut Step<'_>) -> Result<Tensor> {
-        let (mut q, mut k) = (self.q_proj.forward(x, step)?, self.k_proj.forward(x, step)?);
-        if let Some(angles) = angles {
-            (q, k) = (angles.rotate(&q, step)?, angles.rotate(&k, step)?);
-        }
-        let v = self.v_proj.forward(x, step)?;
-        self.o_proj.forward(&self.attention.forward(&q, &k, &v, step)?, step)
+        let [q, k, v] = self.qkv_proj.forward(x, step)?;
+        self.o_proj.forward(&self.attention.forward(&q, &k, &v, angles, step)?, step)
     }
 }
 
 /// The feed-forward block of a layer: dense, or the experts that a router chooses, whose weights add up to one.
-pub enum Mlp {
-    Dense(GatedMlp),
-    Sparse { router: Router, experts: Experts },
+pub fn mlp(loader: &Loader<'_>, config: &Config) -> Result<FeedForward> {
+    let Sizes { hidden_size, intermediate_size, hidden_act, .. } = config.sizes;
+    let Some((count, top_k)) = config.experts else {
+        let mlp = GatedMlp::load(&loader.at("mlp"), hidden_size, intermediate_size, hidden_act)?;
+        return Ok(FeedForward::Dense(mlp));
+    };
+    let (sizes, glu) = ((count, hidden_size, intermediate_size), Glu::Plain(hidden_act));
+    let (router, experts) = if loader.format() == Format::Gguf {
+        let (loader, names) = (loader.at("mlp"), ExpertNames::default());
+        let router = Router::load(&loader, "gate", hidden_size, count, top_k)?;
+        (router, Experts::load(&loader.at("experts"), names, sizes, glu)?)
+    } else {
+        let loader = loader.at("block_sparse_moe");
+        let names = ExpertNames { gate_up: "input_linear", down: "output_linear", ..ExpertNames::default() };
+        let router = Router::load(&loader.at("router"), "layer", hidden_size, count, top_k)?;
+        (router, Experts::load(&loader, names, sizes, glu)?)
+    };
+    Ok(FeedForward::Sparse(SparseMlp::new(Router { renormalize: true, ..router }, experts)))
 }
 
-impl Mlp {
-    pub fn load(loader: &Loader<'_>, config: &Config) -> Result<Self> {
-        let Sizes { hidden_size, intermediate_size, hidden_act, .. } = config.sizes;
-        let Some((count, top_k)) = config.experts else {
-            return Ok(Self::Dense(GatedMlp::load(&loader.at("mlp"), hidden_size, intermediate_size, hidden_act)?));
-        };
-        let (sizes, glu) = ((count, hidden_size, intermediate_size), Glu::Plain(hidden_act));
-        let (router, experts) = if loader.format() == Format::Gguf {
-            let (loader, names) = (loader.at("mlp"), ExpertNames::default());
-            let router = Router::load(&loader, "gate", hidden_size, count, top_k)?;
-            (router, Experts::load(&loader.at("experts"), names, sizes, glu)?)
-        } else {
-            let loader = loader.at("block_sparse_moe");
-            let names = ExpertNames { gate_up: "input_linear", down: "output_linear", ..ExpertNames::default() };
-            let router = Router::load(&loader.at("router"), "layer", hidden_size, count, top_k)?;
-            (router, Experts::load(&loader, names, sizes, glu)?)
-        };
-        Ok(Self::Sparse { router: Router { renormalize: true, ..router }, experts })
-    }
-
-    pub fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
-        match self {
-            Self::Dense(mlp) => mlp.forward(x, step),
-            Self::Sparse { router, experts } => experts.forward(x, &router.forward(x, step)?, step),
-        }
-    }
-}
-
-/// One decoder layer.
 struct Block {
     input_layernorm: RmsNorm,
     self_attn: SelfAttention,
     post_attention_layernorm: RmsNorm,
-    mlp: Mlp,
+    mlp: FeedForward,
     residual_multiplier: f64,
 }
 
@@ -123,28 +103,32 @@ impl Block {
             input_layernorm: RmsNorm::load(loader, "input_layernorm", hidden_size, rms_norm_eps)?,
             self_attn: SelfAttention::load(&loader.at("self_attn"), config, index)?,
             post_attention_layernorm: RmsNorm::load(loader, "post_attention_layernorm", hidden_size, rms_norm_eps)?,
-            mlp: Mlp::load(loader, config)?,
+            mlp: mlp(loader, config)?,
             residual_multiplier: config.residual_multiplier,
         })
     }
 
     fn forward(&self, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
-        let attended = self.self_attn.forward(&self.input_layernorm.forward(x, step)?, Some(angles), step)?;
-        let x = (x + (attended * self.residual_multiplier)?)?;
-        let transformed = self.mlp.forward(&self.post_attention_layernorm.forward(&x, step)?, step)?;
-        Ok((x + (transformed * self.residual_multiplier)?)?)
+        let attn_out = self.self_attn.forward(&self.input_layernorm.forward(x, step)?, Some(angles), step)?;
+        let x = step.ops().add(x, &(attn_out * self.residual_multiplier)?)?;
+        let mlp_out = self.mlp.forward(&self.post_attention_layernorm.forward(&x, step)?, step)?;
+        step.ops().add(&x, &(mlp_out * self.residual_multiplier)?)
     }
 }
 
-/// The model.
 pub struct Granite {
-    embed_tokens: Embedding,
-    layers: Vec<Block>,
-    norm: RmsNorm,
-    lm_head: Linear,
+    model: CausalLm<Block>,
     rope: Rope,
     embedding_multiplier: f64,
     logits_scaling: f64,
+}
+
+/// Files of hybrids without state space layers (`granite`) give the width of MLPs that these do not have.
+fn complete(config: &mut GgufConfig<'_>) -> Result<()> {
+    if let Some(width) = config.mlp_width("up_proj").filter(|_| config.architecture() == "granite") {
+        config.set("intermediate_size", width);
+    }
+    Ok(())
 }
 
 impl Decoder for Granite {
@@ -153,6 +137,10 @@ impl Decoder for Granite {
     const CLASSES: &'static [&'static str] = &["GraniteForCausalLM", "GraniteMoeForCausalLM"];
 
     type Config = Config;
+
+    fn gguf_family(_: &str) -> GgufFamily {
+        GgufFamily { norm_topk_prob: true, complete, ..GgufFamily::PERMUTED }
+    }
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {
         if checkpoint.weights().names().any(|name| name.contains(".mlp.shared_expert.")) {
@@ -167,15 +155,9 @@ impl Decoder for Granite {
     }
 
     fn load(loader: &Loader<'_>, config: &Config) -> Result<Self> {
-        let Sizes { vocab_size, hidden_size, num_hidden_layers, rms_norm_eps, .. } = config.sizes;
-        let model = loader.text_model();
-        let embed_tokens = model.embedding("embed_tokens", vocab_size, hidden_size)?;
         Ok(Self {
-            layers: model.layers(num_hidden_layers, |loader, index| Block::load(loader, config, index))?,
-            norm: RmsNorm::load(&model, "norm", hidden_size, rms_norm_eps)?,
-            lm_head: loader.lm_head(&embed_tokens, config.sizes.tie_word_embeddings)?,
+            model: CausalLm::load(loader, &config.sizes, |loader, layer| Block::load(loader, config, layer))?,
             rope: Rope::new(&config.rope, config.sizes.head_dim, loader.context())?,
-            embed_tokens,
             embedding_multiplier: config.embedding_multiplier,
             logits_scaling: config.logits_scaling,
         })
@@ -183,14 +165,11 @@ impl Decoder for Granite {
 
     fn hidden(&self, step: &mut Step<'_>) -> Result<Tensor> {
         let angles = self.rope.angles(step)?;
-        let mut x = (self.embed_tokens.forward(step)? * self.embedding_multiplier)?;
-        for layer in &self.layers {
-            x = layer.forward(&x, &angles, step)?;
-        }
-        Ok(x)
+        let x = (self.model.embed_tokens.forward(step)? * self.embedding_multiplier)?;
+        self.model.hidden_from(x, step, |layer, x, step| layer.forward(x, &angles, step))
     }
 
     fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
-        Ok((self.lm_head.forward(&self.norm.forward(hidden, step)?, step)? / self.logits_scaling)?)
+        Ok((self.model.logits(hidden, step)? / self.logits_scaling)?)
     }
 }

@@ -6,17 +6,16 @@
 //! checkpoints.
 
 use pensieve_sdk::{
-    Error, Result,
+    Result,
     nn::{
-        Angles, AttentionCache, Decoder, Embedding, ExpertNames, GatedMlp, KvShape, LayerCache, Linear, Loader, Mamba2,
-        Mamba2Sizes, RmsNorm, Rope, Shape, Sizes, Step, Tensor,
+        Angles, AttentionCache, CausalLm, Decoder, ExpertNames, FeedForward, GatedMlp, KvShape, LayerCache, Loader,
+        Mamba2, Mamba2Sizes, RmsNorm, Rope, Shape, Sizes, Step, Tensor,
     },
-    weights::{Checkpoint, Config as Settings, Format, Names},
+    weights::{Checkpoint, Config as Settings, Format, GgufFamily, Names},
 };
 
-use crate::granite::{self, Mlp, SelfAttention};
+use crate::granite::{self, SelfAttention};
 
-/// What a checkpoint says about its model.
 pub struct Config {
     granite: granite::Config,
     /// Which layers attend; the others are state spaces.
@@ -26,19 +25,18 @@ pub struct Config {
     shared_intermediate_size: usize,
 }
 
-/// What mixes the tokens of a sequence.
+/// The token mixer of a layer.
 enum Mixer {
     Attention(SelfAttention),
     Mamba(Mamba2),
 }
 
-/// One decoder layer.
 struct Block {
     input_layernorm: RmsNorm,
     mixer: Mixer,
     post_attention_layernorm: RmsNorm,
     shared_mlp: GatedMlp,
-    block_sparse_moe: Option<Mlp>,
+    block_sparse_moe: Option<FeedForward>,
     residual_multiplier: f64,
 }
 
@@ -55,7 +53,7 @@ impl Block {
             },
             post_attention_layernorm: RmsNorm::load(loader, "post_attention_layernorm", hidden_size, rms_norm_eps)?,
             shared_mlp: shared_mlp(loader, config)?,
-            block_sparse_moe: if has_experts { Some(Mlp::load(loader, &config.granite)?) } else { None },
+            block_sparse_moe: if has_experts { Some(granite::mlp(loader, &config.granite)?) } else { None },
             residual_multiplier: config.granite.residual_multiplier,
         })
     }
@@ -66,13 +64,13 @@ impl Block {
             Mixer::Attention(attention) => attention.forward(&normed, angles, step)?,
             Mixer::Mamba(mamba) => mamba.forward(&normed, step)?,
         };
-        let x = (x + (mixed * self.residual_multiplier)?)?;
+        let x = step.ops().add(x, &(mixed * self.residual_multiplier)?)?;
         let normed = self.post_attention_layernorm.forward(&x, step)?;
-        let mut transformed = self.shared_mlp.forward(&normed, step)?;
-        if let Some(moe) = &self.block_sparse_moe {
-            transformed = (moe.forward(&normed, step)? + transformed)?;
-        }
-        Ok((x + (transformed * self.residual_multiplier)?)?)
+        let mlp_out = match &self.block_sparse_moe {
+            Some(moe) => self.shared_mlp.add_to(&moe.forward(&normed, step)?, &normed, step)?,
+            None => self.shared_mlp.forward(&normed, step)?,
+        };
+        step.ops().add(&x, &(mlp_out * self.residual_multiplier)?)
     }
 }
 
@@ -88,33 +86,39 @@ fn shared_mlp(loader: &Loader<'_>, config: &Config) -> Result<GatedMlp> {
     GatedMlp::load_named(&loader.at("shared_mlp"), names, hidden_size, inner, hidden_act)
 }
 
-/// The model.
 pub struct Hybrid {
-    embed_tokens: Embedding,
-    layers: Vec<Block>,
-    norm: RmsNorm,
-    lm_head: Linear,
+    model: CausalLm<Block>,
     rope: Option<Rope>,
     embedding_multiplier: f64,
     logits_scaling: f64,
 }
+
+/// Tensors of GGUF files.
+const GGUF_NAMES: Names = &[
+    ("ssm_in", "mamba.in_proj"),
+    ("ssm_conv1d", "mamba.conv1d"),
+    ("ssm_dt", "mamba.dt_proj"),
+    ("ssm_a", "mamba.A"),
+    ("ssm_d", "mamba.D"),
+    ("ssm_norm", "mamba.norm"),
+    ("ssm_out", "mamba.out_proj"),
+];
 
 impl Decoder for Hybrid {
     const NAME: &'static str = "granite-hybrid";
     const GGUF: &'static [&'static str] = &["granitehybrid"];
     const CLASSES: &'static [&'static str] = &["GraniteMoeHybridForCausalLM"];
 
-    const GGUF_NAMES: Names = &[
-        ("ssm_in", "mamba.in_proj"),
-        ("ssm_conv1d", "mamba.conv1d"),
-        ("ssm_dt", "mamba.dt_proj"),
-        ("ssm_a", "mamba.A"),
-        ("ssm_d", "mamba.D"),
-        ("ssm_norm", "mamba.norm"),
-        ("ssm_out", "mamba.out_proj"),
-    ];
-
     type Config = Config;
+
+    fn gguf_family(_: &str) -> GgufFamily {
+        GgufFamily {
+            names: GGUF_NAMES,
+            norm_topk_prob: true,
+            complete: |config| config.mamba2(),
+            ..GgufFamily::PERMUTED
+        }
+    }
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {
         let config = checkpoint.config().with_defaults([("num_experts_per_tok", 2.into())])?;
@@ -143,16 +147,11 @@ impl Decoder for Hybrid {
     }
 
     fn load(loader: &Loader<'_>, config: &Config) -> Result<Self> {
-        let Sizes { vocab_size, hidden_size, num_hidden_layers, head_dim, rms_norm_eps, .. } = config.granite.sizes;
-        let model = loader.text_model();
-        let embed_tokens = model.embedding("embed_tokens", vocab_size, hidden_size)?;
+        let Sizes { head_dim, .. } = config.granite.sizes;
         let rope = config.rotates.then(|| Rope::new(&config.granite.rope, head_dim, loader.context()));
         Ok(Self {
-            layers: model.layers(num_hidden_layers, |loader, index| Block::load(loader, config, index))?,
-            norm: RmsNorm::load(&model, "norm", hidden_size, rms_norm_eps)?,
-            lm_head: loader.lm_head(&embed_tokens, config.granite.sizes.tie_word_embeddings)?,
+            model: CausalLm::load(loader, &config.granite.sizes, |loader, layer| Block::load(loader, config, layer))?,
             rope: rope.transpose()?,
-            embed_tokens,
             embedding_multiplier: config.granite.embedding_multiplier,
             logits_scaling: config.granite.logits_scaling,
         })
@@ -160,25 +159,21 @@ impl Decoder for Hybrid {
 
     fn hidden(&self, step: &mut Step<'_>) -> Result<Tensor> {
         let angles = self.rope.as_ref().map(|rope| rope.angles(step)).transpose()?;
-        let mut x = (self.embed_tokens.forward(step)? * self.embedding_multiplier)?;
-        for layer in &self.layers {
-            x = layer.forward(&x, angles.as_ref(), step)?;
-        }
-        Ok(x)
+        let x = (self.model.embed_tokens.forward(step)? * self.embedding_multiplier)?;
+        self.model.hidden_from(x, step, |layer, x, step| layer.forward(x, angles.as_ref(), step))
     }
 
     fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
-        Ok((self.lm_head.forward(&self.norm.forward(hidden, step)?, step)? / self.logits_scaling)?)
+        Ok((self.model.logits(hidden, step)? / self.logits_scaling)?)
     }
 }
 
 /// Which layers attend, by name; none where nothing is said.
 fn attends(config: &Settings, layers: usize) -> Result<Vec<bool>> {
-    let types = ["layer_types", "layers_block_type"].iter().find_map(|key| config.value()[*key].as_array());
-    let Some(types) = types else { return Ok(vec![false; layers]) };
-    let attends: Vec<bool> = types.iter().map(|of| of == "attention" || of == "full_attention").collect();
-    if attends.len() != layers {
-        return Err(Error::corrupt(format!("layer_types names {} of {layers} layers", attends.len())));
-    }
-    Ok(attends)
+    let types = match config.layer_types("layer_types", layers)? {
+        None => config.layer_types("layers_block_type", layers)?,
+        types => types,
+    };
+    let attends = |types: &[_]| types.iter().map(|of| of == "attention" || of == "full_attention").collect();
+    Ok(types.map_or_else(|| vec![false; layers], attends))
 }

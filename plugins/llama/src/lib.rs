@@ -6,15 +6,14 @@
 use pensieve_sdk::{
     Error, Plugin, Result, export,
     nn::{
-        Angles, Attention, Decoder, Embedding, GatedMlp, Linear, Loader, Paged, RmsNorm, Rope, Shape, Sizes, Step,
+        Angles, Attention, CausalLm, Decoder, GatedMlp, Linear, Loader, Paged, Qkv, RmsNorm, Rope, Shape, Sizes, Step,
         Tensor,
     },
-    weights::{Checkpoint, Config as Settings, Format, Names, RopeConfig},
+    weights::{Checkpoint, Config as Settings, Format, GgufFamily, GgufRope, Names, RopeConfig, gguf::Metadata},
 };
 
 export!(Plugin::new("llama", "Llama 1 to 3.x and their kin").architecture(Paged::<Llama>::architecture()));
 
-/// What a checkpoint says about its model.
 struct Config {
     sizes: Sizes,
     /// Of GGUF files that are Mistral's.
@@ -24,13 +23,11 @@ struct Config {
     no_rope: Vec<bool>,
 }
 
-/// Grouped-query attention with rotated queries and keys.
+/// Grouped-query attention, rotated but in some layers of SmolLM3.
 struct SelfAttention {
-    q_proj: Linear,
-    k_proj: Linear,
-    v_proj: Linear,
+    qkv_proj: Qkv,
     o_proj: Linear,
-    rotates: bool,
+    is_rotated: bool,
     attention: Attention,
 }
 
@@ -38,29 +35,24 @@ impl SelfAttention {
     fn load(loader: &Loader<'_>, config: &Config, layer: usize) -> Result<Self> {
         let Sizes { hidden_size, num_attention_heads: heads, num_key_value_heads: kv_heads, head_dim, .. } =
             config.sizes;
-        let attention = Attention::new(layer, heads, kv_heads, head_dim)?;
+        let attention =
+            Attention { window: config.sliding_window, ..Attention::new(layer, heads, kv_heads, head_dim)? };
         Ok(Self {
-            q_proj: loader.linear("q_proj", hidden_size, heads * head_dim)?,
-            k_proj: loader.linear("k_proj", hidden_size, kv_heads * head_dim)?,
-            v_proj: loader.linear("v_proj", hidden_size, kv_heads * head_dim)?,
+            qkv_proj: Qkv::load(loader, hidden_size, &attention)?,
             o_proj: loader.linear("o_proj", heads * head_dim, hidden_size)?,
-            rotates: !config.no_rope[layer],
-            attention: Attention { window: config.sliding_window, ..attention },
+            is_rotated: !config.no_rope[layer],
+            attention,
         })
     }
 
-    /// `sum + attention(x)`.
-    fn add_to(&self, sum: &Tensor, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
-        let [q, k, v] = Linear::forward_all([&self.q_proj, &self.k_proj, &self.v_proj], x, step)?;
-        let attended = match self.rotates {
-            true => self.attention.forward_rotated(&q, &k, &v, angles, step)?,
-            false => self.attention.forward(&q, &k, &v, step)?,
-        };
-        self.o_proj.add_to(sum, &attended, step)
+    /// `residual + attention(x)`.
+    fn add_to(&self, residual: &Tensor, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
+        let angles = Some(angles).filter(|_| self.is_rotated);
+        let [q, k, v] = self.qkv_proj.forward(x, step)?;
+        self.o_proj.add_to(residual, &self.attention.forward(&q, &k, &v, angles, step)?, step)
     }
 }
 
-/// One decoder layer.
 struct Block {
     input_layernorm: RmsNorm,
     self_attn: SelfAttention,
@@ -85,13 +77,18 @@ impl Block {
     }
 }
 
-/// The model.
 struct Llama {
-    embed_tokens: Embedding,
-    layers: Vec<Block>,
-    norm: RmsNorm,
-    lm_head: Linear,
+    model: CausalLm<Block>,
     rope: Rope,
+}
+
+/// Tensors of GGUF files.
+const GGUF_NAMES: Names = &[("post_attention_norm", "post_attention_layernorm")];
+
+/// Phi-3 is also converted to files that say `llama`, whose special tokens swallow white space there, too.
+fn is_phi3(metadata: &Metadata) -> Result<bool> {
+    let name = metadata.string("general.name")?.unwrap_or_default().to_lowercase();
+    Ok(name.contains("phi-3") || name.contains("phi3"))
 }
 
 impl Decoder for Llama {
@@ -99,9 +96,12 @@ impl Decoder for Llama {
     const GGUF: &'static [&'static str] = &["llama", "smollm3", "seed_oss"];
     const CLASSES: &'static [&'static str] =
         &["LlamaForCausalLM", "LLaMAForCausalLM", "SeedOssForCausalLM", "SmolLM3ForCausalLM"];
-    const GGUF_NAMES: Names = &[("post_attention_norm", "post_attention_layernorm")];
-
     type Config = Config;
+
+    fn gguf_family(architecture: &str) -> GgufFamily {
+        let rope = if architecture == "seed_oss" { GgufRope::Halves } else { GgufRope::Permuted };
+        GgufFamily { names: GGUF_NAMES, rope, strips_behind_special: is_phi3, ..GgufFamily::default() }
+    }
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {
         let mut config = checkpoint.config().clone();
@@ -129,29 +129,19 @@ impl Decoder for Llama {
     }
 
     fn load(loader: &Loader<'_>, config: &Config) -> Result<Self> {
-        let Sizes { vocab_size, hidden_size, num_hidden_layers, rms_norm_eps, .. } = config.sizes;
-        let model = loader.text_model();
-        let embed_tokens = model.embedding("embed_tokens", vocab_size, hidden_size)?;
         Ok(Self {
-            layers: model.layers(num_hidden_layers, |loader, index| Block::load(loader, config, index))?,
-            norm: RmsNorm::load(&model, "norm", hidden_size, rms_norm_eps)?,
-            lm_head: loader.lm_head(&embed_tokens, config.sizes.tie_word_embeddings)?,
+            model: CausalLm::load(loader, &config.sizes, |loader, layer| Block::load(loader, config, layer))?,
             rope: Rope::new(&config.rope, config.sizes.head_dim, loader.context())?,
-            embed_tokens,
         })
     }
 
     fn hidden(&self, step: &mut Step<'_>) -> Result<Tensor> {
         let angles = self.rope.angles(step)?;
-        let mut x = self.embed_tokens.forward(step)?;
-        for layer in &self.layers {
-            x = layer.forward(&x, &angles, step)?;
-        }
-        Ok(x)
+        self.model.hidden(step, |layer, x, step| layer.forward(x, &angles, step))
     }
 
     fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
-        self.lm_head.forward(&self.norm.forward(hidden, step)?, step)
+        self.model.logits(hidden, step)
     }
 }
 

@@ -4,11 +4,8 @@
 
 use pensieve_sdk::{
     Plugin, Result, export,
-    nn::{
-        Decoder, Embedding, GatedNorm, KvShape, Linear, Loader, Mamba2, Mamba2Sizes, Paged, RmsNorm, Shape, Step,
-        Tensor,
-    },
-    weights::{Checkpoint, Config as Settings, Format, Names},
+    nn::{CausalLm, Decoder, GatedNorm, KvShape, Loader, Mamba2, Mamba2Sizes, Paged, RmsNorm, Shape, Step, Tensor},
+    weights::{Checkpoint, Config as Settings, Format, GgufConfig, GgufFamily, Names},
 };
 
 export!(Plugin::new("mamba", "Mamba-2").architecture(Paged::<Model>::architecture()));
@@ -16,7 +13,6 @@ export!(Plugin::new("mamba", "Mamba-2").architecture(Paged::<Model>::architectur
 /// No configuration says how long a sequence may be, as nothing bounds it; llama.cpp's converter writes this number.
 const CONTEXT: usize = 1 << 20;
 
-/// What a checkpoint says about its model.
 struct Config {
     vocab_size: usize,
     num_hidden_layers: usize,
@@ -25,7 +21,6 @@ struct Config {
     mamba: Mamba2Sizes,
 }
 
-/// One layer.
 struct Block {
     norm: RmsNorm,
     mixer: Mamba2,
@@ -40,16 +35,30 @@ impl Block {
     }
 
     fn forward(&self, x: &Tensor, step: &mut Step<'_>) -> Result<Tensor> {
-        Ok((x + self.mixer.forward(&self.norm.forward(x, step)?, step)?)?)
+        self.mixer.add_to(x, &self.norm.forward(x, step)?, step)
     }
 }
 
-/// The model.
-struct Model {
-    embeddings: Embedding,
-    layers: Vec<Block>,
-    norm_f: RmsNorm,
-    lm_head: Linear,
+struct Model(CausalLm<Block>);
+
+/// Tensors of GGUF files.
+const GGUF_NAMES: Names = &[
+    ("token_embd", "backbone.embeddings"),
+    ("output_norm", "backbone.norm_f"),
+    ("attn_norm", "norm"),
+    ("ssm_in", "mixer.in_proj"),
+    ("ssm_conv1d", "mixer.conv1d"),
+    ("ssm_dt", "mixer.dt_proj"),
+    ("ssm_a", "mixer.A"),
+    ("ssm_d", "mixer.D"),
+    ("ssm_norm", "mixer.norm"),
+    ("ssm_out", "mixer.out_proj"),
+];
+
+/// Files say zero of the parts that such models do not have.
+fn complete(config: &mut GgufConfig<'_>) -> Result<()> {
+    config.retain(|_, value| *value != 0);
+    config.mamba2()
 }
 
 impl Decoder for Model {
@@ -57,20 +66,11 @@ impl Decoder for Model {
     const GGUF: &'static [&'static str] = &["mamba2"];
     const CLASSES: &'static [&'static str] = &["Mamba2ForCausalLM"];
 
-    const GGUF_NAMES: Names = &[
-        ("token_embd", "backbone.embeddings"),
-        ("output_norm", "backbone.norm_f"),
-        ("attn_norm", "norm"),
-        ("ssm_in", "mixer.in_proj"),
-        ("ssm_conv1d", "mixer.conv1d"),
-        ("ssm_dt", "mixer.dt_proj"),
-        ("ssm_a", "mixer.A"),
-        ("ssm_d", "mixer.D"),
-        ("ssm_norm", "mixer.norm"),
-        ("ssm_out", "mixer.out_proj"),
-    ];
-
     type Config = Config;
+
+    fn gguf_family(_: &str) -> GgufFamily {
+        GgufFamily { names: GGUF_NAMES, complete, ..GgufFamily::default() }
+    }
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {
         let config = checkpoint.config();
@@ -94,27 +94,23 @@ impl Decoder for Model {
 
     fn load(loader: &Loader<'_>, config: &Config) -> Result<Self> {
         let backbone = loader.at("backbone");
-        let embeddings = backbone.embedding("embeddings", config.vocab_size, config.mamba.hidden_size)?;
+        let embed_tokens = backbone.embedding("embeddings", config.vocab_size, config.mamba.hidden_size)?;
         // Layers of GGUF files lie where those of all families do.
         let layers = if loader.format() == Format::Gguf { loader.at("model") } else { backbone.clone() };
-        Ok(Self {
+        Ok(Self(CausalLm {
             layers: layers.layers(config.num_hidden_layers, |loader, index| Block::load(loader, config, index))?,
-            norm_f: RmsNorm::load(&backbone, "norm_f", config.mamba.hidden_size, config.mamba.eps)?,
-            lm_head: loader.lm_head(&embeddings, config.tie_word_embeddings)?,
-            embeddings,
-        })
+            norm: RmsNorm::load(&backbone, "norm_f", config.mamba.hidden_size, config.mamba.eps)?,
+            lm_head: loader.lm_head(&embed_tokens, config.tie_word_embeddings)?,
+            embed_tokens,
+        }))
     }
 
     fn hidden(&self, step: &mut Step<'_>) -> Result<Tensor> {
-        let mut x = self.embeddings.forward(step)?;
-        for layer in &self.layers {
-            x = layer.forward(&x, step)?;
-        }
-        Ok(x)
+        self.0.hidden(step, Block::forward)
     }
 
     fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
-        self.lm_head.forward(&self.norm_f.forward(hidden, step)?, step)
+        self.0.logits(hidden, step)
     }
 }
 

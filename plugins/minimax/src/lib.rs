@@ -7,15 +7,14 @@
 use pensieve_sdk::{
     Error, Plugin, Result, export,
     nn::{
-        Angles, Attention, Decoder, Embedding, ExpertNames, Experts, Glu, Linear, Loader, Paged, RmsNorm, Rope, Router,
-        Scoring, Shape, Sizes, Step, Tensor,
+        Angles, Attention, CausalLm, Decoder, ExpertNames, Experts, Glu, Linear, Loader, Paged, Qkv, RmsNorm, Rope,
+        Router, Scoring, Shape, Sizes, SparseMlp, Step, Tensor,
     },
-    weights::{Checkpoint, Names, RopeConfig},
+    weights::{Checkpoint, GgufFamily, Names, RopeConfig},
 };
 
 export!(Plugin::new("minimax", "MiniMax M2").architecture(Paged::<MiniMaxM2>::architecture()));
 
-/// What a checkpoint says about its model.
 struct Config {
     sizes: Sizes,
     num_experts: usize,
@@ -27,12 +26,8 @@ struct Config {
 
 /// Grouped-query attention with queries and keys that are normed and rotated.
 struct SelfAttention {
-    q_proj: Linear,
-    k_proj: Linear,
-    v_proj: Linear,
+    qkv_proj: Qkv,
     o_proj: Linear,
-    q_norm: RmsNorm,
-    k_norm: RmsNorm,
     attention: Attention,
 }
 
@@ -40,52 +35,33 @@ impl SelfAttention {
     fn load(loader: &Loader<'_>, config: &Config, layer: usize) -> Result<Self> {
         let Sizes { hidden_size, head_dim, rms_norm_eps, .. } = config.sizes;
         let Sizes { num_attention_heads: heads, num_key_value_heads: kv_heads, .. } = config.sizes;
-        Ok(Self {
-            q_proj: loader.linear("q_proj", hidden_size, heads * head_dim)?,
-            k_proj: loader.linear("k_proj", hidden_size, kv_heads * head_dim)?,
-            v_proj: loader.linear("v_proj", hidden_size, kv_heads * head_dim)?,
-            o_proj: loader.linear("o_proj", heads * head_dim, hidden_size)?,
-            q_norm: RmsNorm::load(loader, "q_norm", heads * head_dim, rms_norm_eps)?,
-            k_norm: RmsNorm::load(loader, "k_norm", kv_heads * head_dim, rms_norm_eps)?,
-            attention: Attention::new(layer, heads, kv_heads, head_dim)?,
-        })
+        let attention = Attention::new(layer, heads, kv_heads, head_dim)?;
+        let norm = |name, heads| RmsNorm::load(loader, name, heads * head_dim, rms_norm_eps);
+        let qkv_proj =
+            Qkv::load(loader, hidden_size, &attention)?.with_norms(norm("q_norm", heads)?, norm("k_norm", kv_heads)?);
+        Ok(Self { qkv_proj, o_proj: loader.linear("o_proj", heads * head_dim, hidden_size)?, attention })
     }
 
-    /// `sum + attention(x)`.
-    fn add_to(&self, sum: &Tensor, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
-        let [q, k, v] = Linear::forward_all([&self.q_proj, &self.k_proj, &self.v_proj], x, step)?;
-        let (q, k) = (self.q_norm.forward(&q, step)?, self.k_norm.forward(&k, step)?);
-        self.o_proj.add_to(sum, &self.attention.forward_rotated(&q, &k, &v, angles, step)?, step)
+    /// `residual + attention(x)`.
+    fn add_to(&self, residual: &Tensor, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
+        let [q, k, v] = self.qkv_proj.forward(x, step)?;
+        self.o_proj.add_to(residual, &self.attention.forward(&q, &k, &v, Some(angles), step)?, step)
     }
 }
 
-/// The experts that a router chooses.
-struct SparseMlp {
-    gate: Router,
-    experts: Experts,
+fn block_sparse_moe(loader: &Loader<'_>, config: &Config) -> Result<SparseMlp> {
+    let Sizes { hidden_size, hidden_act, .. } = config.sizes;
+    let (count, chosen) = (config.num_experts, config.num_experts_per_tok);
+    let router = Router::load(loader, "gate", hidden_size, count, chosen)?;
+    let correction = ["e_score_correction_bias", "e_score_correction.bias"];
+    let router = router.with_correction(loader, &correction, count)?;
+    let router = Router { scoring: Scoring::Sigmoid, renormalize: true, ..router };
+    let names = ExpertNames { gate: "w1", up: "w3", down: "w2", ..ExpertNames::default() };
+    let sizes = (count, hidden_size, config.expert_size);
+    let experts = Experts::load(&loader.at("experts"), names, sizes, Glu::Plain(hidden_act))?;
+    Ok(SparseMlp::new(router, experts))
 }
 
-impl SparseMlp {
-    fn load(loader: &Loader<'_>, config: &Config) -> Result<Self> {
-        let Sizes { hidden_size, hidden_act, .. } = config.sizes;
-        let (count, chosen) = (config.num_experts, config.num_experts_per_tok);
-        let router = Router::load(loader, "gate", hidden_size, count, chosen)?;
-        let correction = ["e_score_correction_bias", "e_score_correction.bias"];
-        let router = router.with_correction(loader, &correction, count)?;
-        let names = ExpertNames { gate: "w1", up: "w3", down: "w2", ..ExpertNames::default() };
-        let sizes = (count, hidden_size, config.expert_size);
-        Ok(Self {
-            gate: Router { scoring: Scoring::Sigmoid, renormalize: true, ..router },
-            experts: Experts::load(&loader.at("experts"), names, sizes, Glu::Plain(hidden_act))?,
-        })
-    }
-
-    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
-        self.experts.forward(x, &self.gate.forward(x, step)?, step)
-    }
-}
-
-/// One decoder layer.
 struct Block {
     input_layernorm: RmsNorm,
     self_attn: SelfAttention,
@@ -100,40 +76,40 @@ impl Block {
             input_layernorm: RmsNorm::load(loader, "input_layernorm", hidden_size, rms_norm_eps)?,
             self_attn: SelfAttention::load(&loader.at("self_attn"), config, index)?,
             post_attention_layernorm: RmsNorm::load(loader, "post_attention_layernorm", hidden_size, rms_norm_eps)?,
-            block_sparse_moe: SparseMlp::load(&loader.at("block_sparse_moe"), config)?,
+            block_sparse_moe: block_sparse_moe(&loader.at("block_sparse_moe"), config)?,
         })
     }
 
     fn forward(&self, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
         let x = self.self_attn.add_to(x, &self.input_layernorm.forward(x, step)?, angles, step)?;
-        let normed = self.post_attention_layernorm.forward(&x, step)?;
-        step.ops().add(&x, &self.block_sparse_moe.forward(&normed, step)?)
+        self.block_sparse_moe.add_to(&x, &self.post_attention_layernorm.forward(&x, step)?, step)
     }
 }
 
-/// The model.
 struct MiniMaxM2 {
-    embed_tokens: Embedding,
-    layers: Vec<Block>,
-    norm: RmsNorm,
-    lm_head: Linear,
+    model: CausalLm<Block>,
     rope: Rope,
 }
+
+/// Tensors of GGUF files.
+const GGUF_NAMES: Names = &[
+    ("ffn_gate_inp", "block_sparse_moe.gate"),
+    ("ffn_gate_exps", "block_sparse_moe.experts.w1"),
+    ("ffn_up_exps", "block_sparse_moe.experts.w3"),
+    ("ffn_down_exps", "block_sparse_moe.experts.w2"),
+    ("exp_probs_b", "block_sparse_moe.e_score_correction"),
+];
 
 impl Decoder for MiniMaxM2 {
     const NAME: &'static str = "minimax-m2";
     const GGUF: &'static [&'static str] = &["minimax-m2"];
     const CLASSES: &'static [&'static str] = &["MiniMaxM2ForCausalLM"];
 
-    const GGUF_NAMES: Names = &[
-        ("ffn_gate_inp", "block_sparse_moe.gate"),
-        ("ffn_gate_exps", "block_sparse_moe.experts.w1"),
-        ("ffn_up_exps", "block_sparse_moe.experts.w3"),
-        ("ffn_down_exps", "block_sparse_moe.experts.w2"),
-        ("exp_probs_b", "block_sparse_moe.e_score_correction"),
-    ];
-
     type Config = Config;
+
+    fn gguf_family(_: &str) -> GgufFamily {
+        GgufFamily { names: GGUF_NAMES, ..GgufFamily::default() }
+    }
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {
         let defaults = [("head_dim", 128.into()), ("max_position_embeddings", 196_608.into())];
@@ -160,28 +136,18 @@ impl Decoder for MiniMaxM2 {
     }
 
     fn load(loader: &Loader<'_>, config: &Config) -> Result<Self> {
-        let Sizes { vocab_size, hidden_size, num_hidden_layers, rms_norm_eps, .. } = config.sizes;
-        let model = loader.text_model();
-        let embed_tokens = model.embedding("embed_tokens", vocab_size, hidden_size)?;
         Ok(Self {
-            layers: model.layers(num_hidden_layers, |loader, index| Block::load(loader, config, index))?,
-            norm: RmsNorm::load(&model, "norm", hidden_size, rms_norm_eps)?,
-            lm_head: loader.lm_head(&embed_tokens, config.sizes.tie_word_embeddings)?,
+            model: CausalLm::load(loader, &config.sizes, |loader, layer| Block::load(loader, config, layer))?,
             rope: Rope::new(&config.rope, config.sizes.head_dim, loader.context())?,
-            embed_tokens,
         })
     }
 
     fn hidden(&self, step: &mut Step<'_>) -> Result<Tensor> {
         let angles = self.rope.angles(step)?;
-        let mut x = self.embed_tokens.forward(step)?;
-        for layer in &self.layers {
-            x = layer.forward(&x, &angles, step)?;
-        }
-        Ok(x)
+        self.model.hidden(step, |layer, x, step| layer.forward(x, &angles, step))
     }
 
     fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
-        self.lm_head.forward(&self.norm.forward(hidden, step)?, step)
+        self.model.logits(hidden, step)
     }
 }

@@ -6,14 +6,15 @@
 
 use pensieve_sdk::{
     Error, Result,
-    nn::{Angles, Attention, Decoder, Embedding, GatedMlp, Linear, Loader, RmsNorm, Rope, Shape, Sizes, Step, Tensor},
-    weights::{Checkpoint, Config as Settings, Format, RopeConfig, RopeScaling},
+    nn::{
+        Angles, Attention, CausalLm, Decoder, GatedMlp, Linear, Loader, Qkv, RmsNorm, Rope, Shape, Sizes, Step, Tensor,
+    },
+    weights::{Checkpoint, Config as Settings, Format, GgufFamily, RopeConfig, RopeScaling},
 };
 
 /// The window of a `MistralForCausalLM` whose configuration does not speak of one; 'null' is no window.
 const WINDOW_DEFAULT: usize = 4096;
 
-/// What a checkpoint says about its model.
 pub struct Config {
     sizes: Sizes,
     /// How far back each layer sees.
@@ -35,11 +36,9 @@ impl Growth {
     }
 }
 
-/// Grouped-query attention with rotated queries and keys, within the layer's window.
+/// Grouped-query attention within the layer's window.
 struct SelfAttention {
-    q_proj: Linear,
-    k_proj: Linear,
-    v_proj: Linear,
+    qkv_proj: Qkv,
     o_proj: Linear,
     attention: Attention,
 }
@@ -48,24 +47,22 @@ impl SelfAttention {
     fn load(loader: &Loader<'_>, config: &Config, layer: usize) -> Result<Self> {
         let Sizes { hidden_size, num_attention_heads: heads, num_key_value_heads: kv_heads, head_dim, .. } =
             config.sizes;
+        let attention =
+            Attention { window: config.windows[layer], ..Attention::new(layer, heads, kv_heads, head_dim)? };
         Ok(Self {
-            q_proj: loader.linear("q_proj", hidden_size, heads * head_dim)?,
-            k_proj: loader.linear("k_proj", hidden_size, kv_heads * head_dim)?,
-            v_proj: loader.linear("v_proj", hidden_size, kv_heads * head_dim)?,
+            qkv_proj: Qkv::load(loader, hidden_size, &attention)?,
             o_proj: loader.linear("o_proj", heads * head_dim, hidden_size)?,
-            attention: Attention { window: config.windows[layer], ..Attention::new(layer, heads, kv_heads, head_dim)? },
+            attention,
         })
     }
 
-    /// `sum + attention(x)`.
-    fn add_to(&self, sum: &Tensor, x: &Tensor, angles: (&Angles, &Angles), step: &mut Step<'_>) -> Result<Tensor> {
-        let [q, k, v] = Linear::forward_all([&self.q_proj, &self.k_proj, &self.v_proj], x, step)?;
-        let (q, k) = (angles.0.rotate(&q, step)?, angles.1.rotate(&k, step)?);
-        self.o_proj.add_to(sum, &self.attention.forward(&q, &k, &v, step)?, step)
+    /// `residual + attention(x)`.
+    fn add_to(&self, residual: &Tensor, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
+        let [q, k, v] = self.qkv_proj.forward(x, step)?;
+        self.o_proj.add_to(residual, &self.attention.forward(&q, &k, &v, Some(angles), step)?, step)
     }
 }
 
-/// One decoder layer.
 struct Block {
     input_layernorm: RmsNorm,
     self_attn: SelfAttention,
@@ -84,18 +81,14 @@ impl Block {
         })
     }
 
-    fn forward(&self, x: &Tensor, angles: (&Angles, &Angles), step: &mut Step<'_>) -> Result<Tensor> {
+    fn forward(&self, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
         let x = self.self_attn.add_to(x, &self.input_layernorm.forward(x, step)?, angles, step)?;
         self.mlp.add_to(&x, &self.post_attention_layernorm.forward(&x, step)?, step)
     }
 }
 
-/// The model.
 pub struct Mistral {
-    embed_tokens: Embedding,
-    layers: Vec<Block>,
-    norm: RmsNorm,
-    lm_head: Linear,
+    model: CausalLm<Block>,
     rope: Rope,
     growth: Option<Growth>,
 }
@@ -107,6 +100,10 @@ impl Decoder for Mistral {
         &["MistralForCausalLM", "MinistralForCausalLM", "Ministral3ForCausalLM", "Mistral3ForConditionalGeneration"];
 
     type Config = Config;
+
+    fn gguf_family(_: &str) -> GgufFamily {
+        GgufFamily::PERMUTED
+    }
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {
         let config = checkpoint.config();
@@ -132,34 +129,23 @@ impl Decoder for Mistral {
     }
 
     fn load(loader: &Loader<'_>, config: &Config) -> Result<Self> {
-        let Sizes { vocab_size, hidden_size, num_hidden_layers, rms_norm_eps, .. } = config.sizes;
-        let model = loader.text_model();
-        let embed_tokens = model.embedding("embed_tokens", vocab_size, hidden_size)?;
         Ok(Self {
-            layers: model.layers(num_hidden_layers, |loader, index| Block::load(loader, config, index))?,
-            norm: RmsNorm::load(&model, "norm", hidden_size, rms_norm_eps)?,
-            lm_head: loader.lm_head(&embed_tokens, config.sizes.tie_word_embeddings)?,
+            model: CausalLm::load(loader, &config.sizes, |loader, layer| Block::load(loader, config, layer))?,
             rope: Rope::new(&config.rope, config.sizes.head_dim, loader.context())?,
             growth: config.growth,
-            embed_tokens,
         })
     }
 
     fn hidden(&self, step: &mut Step<'_>) -> Result<Tensor> {
-        let keys = self.rope.angles(step)?;
-        let queries = match self.growth {
-            Some(growth) => self.rope.angles_scaled(step, |position| growth.at(position))?,
-            None => keys.clone(),
+        let angles = match self.growth {
+            Some(growth) => self.rope.angles_scaling_queries(step, |position| growth.at(position))?,
+            None => self.rope.angles(step)?,
         };
-        let mut x = self.embed_tokens.forward(step)?;
-        for layer in &self.layers {
-            x = layer.forward(&x, (&queries, &keys), step)?;
-        }
-        Ok(x)
+        self.model.hidden(step, |layer, x, step| layer.forward(x, &angles, step))
     }
 
     fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
-        self.lm_head.forward(&self.norm.forward(hidden, step)?, step)
+        self.model.logits(hidden, step)
     }
 }
 

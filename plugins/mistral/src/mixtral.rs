@@ -6,13 +6,12 @@
 use pensieve_sdk::{
     Error, Result,
     nn::{
-        Angles, Attention, Decoder, Embedding, ExpertNames, Experts, Glu, Linear, Loader, RmsNorm, Rope, Router, Shape,
-        Sizes, Step, Tensor,
+        Angles, Attention, CausalLm, Decoder, ExpertNames, Experts, Glu, Linear, Loader, Qkv, RmsNorm, Rope, Router,
+        Shape, Sizes, SparseMlp, Step, Tensor,
     },
-    weights::{Checkpoint, Format, RopeConfig},
+    weights::{Checkpoint, Format, GgufFamily, RopeConfig},
 };
 
-/// What a checkpoint says about its model.
 pub struct Config {
     sizes: Sizes,
     num_local_experts: usize,
@@ -23,9 +22,7 @@ pub struct Config {
 
 /// Grouped-query attention with rotated queries and keys.
 struct SelfAttention {
-    q_proj: Linear,
-    k_proj: Linear,
-    v_proj: Linear,
+    qkv_proj: Qkv,
     o_proj: Linear,
     attention: Attention,
 }
@@ -34,60 +31,45 @@ impl SelfAttention {
     fn load(loader: &Loader<'_>, config: &Config, layer: usize) -> Result<Self> {
         let Sizes { hidden_size, num_attention_heads: heads, num_key_value_heads: kv_heads, head_dim, .. } =
             config.sizes;
-        let attention = Attention::new(layer, heads, kv_heads, head_dim)?;
+        let attention =
+            Attention { window: config.sliding_window, ..Attention::new(layer, heads, kv_heads, head_dim)? };
         Ok(Self {
-            q_proj: loader.linear("q_proj", hidden_size, heads * head_dim)?,
-            k_proj: loader.linear("k_proj", hidden_size, kv_heads * head_dim)?,
-            v_proj: loader.linear("v_proj", hidden_size, kv_heads * head_dim)?,
+            qkv_proj: Qkv::load(loader, hidden_size, &attention)?,
             o_proj: loader.linear("o_proj", heads * head_dim, hidden_size)?,
-            attention: Attention { window: config.sliding_window, ..attention },
+            attention,
         })
     }
 
-    fn forward(&self, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
-        let q = angles.rotate(&self.q_proj.forward(x, step)?, step)?;
-        let k = angles.rotate(&self.k_proj.forward(x, step)?, step)?;
-        let v = self.v_proj.forward(x, step)?;
-        self.o_proj.forward(&self.attention.forward(&q, &k, &v, step)?, step)
+    /// `residual + attention(x)`.
+    fn add_to(&self, residual: &Tensor, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
+        let [q, k, v] = self.qkv_proj.forward(x, step)?;
+        self.o_proj.add_to(residual, &self.attention.forward(&q, &k, &v, Some(angles), step)?, step)
     }
 }
 
-/// What checkpoints call an expert's layers.
+/// Names of an expert's layers in safetensors.
 const W1_W3_W2: ExpertNames = ExpertNames { gate: "w1", up: "w3", gate_up: "w13", down: "w2" };
 
 /// The experts that a router chooses, whose weights add up to one.
-struct SparseMoe {
-    gate: Router,
-    experts: Experts,
+fn block_sparse_moe(loader: &Loader<'_>, config: &Config) -> Result<SparseMlp> {
+    let Sizes { hidden_size, intermediate_size, hidden_act, .. } = config.sizes;
+    let (loader, names) = match loader.format() {
+        Format::Gguf => (loader.at("mlp"), ExpertNames::default()),
+        Format::Safetensors => (loader.at("block_sparse_moe"), W1_W3_W2),
+    };
+    let count = config.num_local_experts;
+    let router = Router::load(&loader, "gate", hidden_size, count, config.num_experts_per_tok)?;
+    let router = Router { renormalize: true, ..router };
+    let sizes = (count, hidden_size, intermediate_size);
+    let experts = Experts::load(&loader.at("experts"), names, sizes, Glu::Plain(hidden_act))?;
+    Ok(SparseMlp::new(router, experts))
 }
 
-impl SparseMoe {
-    fn load(loader: &Loader<'_>, config: &Config) -> Result<Self> {
-        let Sizes { hidden_size, intermediate_size, hidden_act, .. } = config.sizes;
-        let (loader, names) = match loader.format() {
-            Format::Gguf => (loader.at("mlp"), ExpertNames::default()),
-            Format::Safetensors => (loader.at("block_sparse_moe"), W1_W3_W2),
-        };
-        let count = config.num_local_experts;
-        let router = Router::load(&loader, "gate", hidden_size, count, config.num_experts_per_tok)?;
-        let sizes = (count, hidden_size, intermediate_size);
-        Ok(Self {
-            gate: Router { renormalize: true, ..router },
-            experts: Experts::load(&loader.at("experts"), names, sizes, Glu::Plain(hidden_act))?,
-        })
-    }
-
-    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
-        self.experts.forward(x, &self.gate.forward(x, step)?, step)
-    }
-}
-
-/// One decoder layer.
 struct Block {
     input_layernorm: RmsNorm,
     self_attn: SelfAttention,
     post_attention_layernorm: RmsNorm,
-    block_sparse_moe: SparseMoe,
+    block_sparse_moe: SparseMlp,
 }
 
 impl Block {
@@ -97,24 +79,18 @@ impl Block {
             input_layernorm: RmsNorm::load(loader, "input_layernorm", hidden_size, rms_norm_eps)?,
             self_attn: SelfAttention::load(&loader.at("self_attn"), config, index)?,
             post_attention_layernorm: RmsNorm::load(loader, "post_attention_layernorm", hidden_size, rms_norm_eps)?,
-            block_sparse_moe: SparseMoe::load(loader, config)?,
+            block_sparse_moe: block_sparse_moe(loader, config)?,
         })
     }
 
     fn forward(&self, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
-        let attended = self.self_attn.forward(&self.input_layernorm.forward(x, step)?, angles, step)?;
-        let x = (x + attended)?;
-        let transformed = self.block_sparse_moe.forward(&self.post_attention_layernorm.forward(&x, step)?, step)?;
-        Ok((x + transformed)?)
+        let x = self.self_attn.add_to(x, &self.input_layernorm.forward(x, step)?, angles, step)?;
+        self.block_sparse_moe.add_to(&x, &self.post_attention_layernorm.forward(&x, step)?, step)
     }
 }
 
-/// The model.
 pub struct Mixtral {
-    embed_tokens: Embedding,
-    layers: Vec<Block>,
-    norm: RmsNorm,
-    lm_head: Linear,
+    model: CausalLm<Block>,
     rope: Rope,
 }
 
@@ -124,6 +100,10 @@ impl Decoder for Mixtral {
     const CLASSES: &'static [&'static str] = &["MixtralForCausalLM"];
 
     type Config = Config;
+
+    fn gguf_family(_: &str) -> GgufFamily {
+        GgufFamily { norm_topk_prob: true, ..GgufFamily::PERMUTED }
+    }
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {
         let config = checkpoint.config();
@@ -148,28 +128,18 @@ impl Decoder for Mixtral {
     }
 
     fn load(loader: &Loader<'_>, config: &Config) -> Result<Self> {
-        let Sizes { vocab_size, hidden_size, num_hidden_layers, rms_norm_eps, .. } = config.sizes;
-        let model = loader.text_model();
-        let embed_tokens = model.embedding("embed_tokens", vocab_size, hidden_size)?;
         Ok(Self {
-            layers: model.layers(num_hidden_layers, |loader, index| Block::load(loader, config, index))?,
-            norm: RmsNorm::load(&model, "norm", hidden_size, rms_norm_eps)?,
-            lm_head: loader.lm_head(&embed_tokens, config.sizes.tie_word_embeddings)?,
+            model: CausalLm::load(loader, &config.sizes, |loader, layer| Block::load(loader, config, layer))?,
             rope: Rope::new(&config.rope, config.sizes.head_dim, loader.context())?,
-            embed_tokens,
         })
     }
 
     fn hidden(&self, step: &mut Step<'_>) -> Result<Tensor> {
         let angles = self.rope.angles(step)?;
-        let mut x = self.embed_tokens.forward(step)?;
-        for layer in &self.layers {
-            x = layer.forward(&x, &angles, step)?;
-        }
-        Ok(x)
+        self.model.hidden(step, |layer, x, step| layer.forward(x, &angles, step))
     }
 
     fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
-        self.lm_head.forward(&self.norm.forward(hidden, step)?, step)
+        self.model.logits(hidden, step)
     }
 }

@@ -6,11 +6,12 @@
 
 use pensieve_sdk::{
     Result,
-    nn::{Angles, Attention, Decoder, Embedding, GatedMlp, Linear, Loader, RmsNorm, Rope, Shape, Sizes, Step, Tensor},
-    weights::{Checkpoint, RopeConfig},
+    nn::{
+        Angles, Attention, CausalLm, Decoder, GatedMlp, Linear, Loader, Qkv, RmsNorm, Rope, Shape, Sizes, Step, Tensor,
+    },
+    weights::{Checkpoint, GgufFamily, Names, RopeConfig},
 };
 
-/// What a checkpoint says about its model.
 pub struct Config {
     sizes: Sizes,
     /// How far back each layer sees.
@@ -19,48 +20,31 @@ pub struct Config {
     rope_local: RopeConfig,
 }
 
-/// Grouped-query attention with rotated queries and keys.
+/// Grouped-query attention with norms over the whole of queries and keys.
 struct SelfAttention {
-    q_proj: Linear,
-    k_proj: Linear,
-    v_proj: Linear,
+    qkv_proj: Qkv,
     o_proj: Linear,
-    q_norm: RmsNorm,
-    k_norm: RmsNorm,
     attention: Attention,
 }
 
 impl SelfAttention {
     fn load(loader: &Loader<'_>, config: &Config, layer: usize) -> Result<Self> {
-        let Sizes {
-            hidden_size,
-            num_attention_heads: heads,
-            num_key_value_heads: kv_heads,
-            head_dim,
-            rms_norm_eps,
-            ..
-        } = config.sizes;
-        let attention = Attention::new(layer, heads, kv_heads, head_dim)?;
-        Ok(Self {
-            q_proj: loader.linear("q_proj", hidden_size, heads * head_dim)?,
-            k_proj: loader.linear("k_proj", hidden_size, kv_heads * head_dim)?,
-            v_proj: loader.linear("v_proj", hidden_size, kv_heads * head_dim)?,
-            o_proj: loader.linear("o_proj", heads * head_dim, hidden_size)?,
-            q_norm: RmsNorm::load(loader, "q_norm", heads * head_dim, rms_norm_eps)?,
-            k_norm: RmsNorm::load(loader, "k_norm", kv_heads * head_dim, rms_norm_eps)?,
-            attention: Attention { window: config.windows[layer], ..attention },
-        })
+        let Sizes { hidden_size, head_dim, rms_norm_eps, .. } = config.sizes;
+        let Sizes { num_attention_heads: heads, num_key_value_heads: kv_heads, .. } = config.sizes;
+        let attention =
+            Attention { window: config.windows[layer], ..Attention::new(layer, heads, kv_heads, head_dim)? };
+        let norm = |name, heads| RmsNorm::load(loader, name, heads * head_dim, rms_norm_eps);
+        let qkv_proj =
+            Qkv::load(loader, hidden_size, &attention)?.with_norms(norm("q_norm", heads)?, norm("k_norm", kv_heads)?);
+        Ok(Self { qkv_proj, o_proj: loader.linear("o_proj", heads * head_dim, hidden_size)?, attention })
     }
 
     fn forward(&self, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
-        let q = angles.rotate(&self.q_norm.forward(&self.q_proj.forward(x, step)?, step)?, step)?;
-        let k = angles.rotate(&self.k_norm.forward(&self.k_proj.forward(x, step)?, step)?, step)?;
-        let v = self.v_proj.forward(x, step)?;
-        self.o_proj.forward(&self.attention.forward(&q, &k, &v, step)?, step)
+        let [q, k, v] = self.qkv_proj.forward(x, step)?;
+        self.o_proj.forward(&self.attention.forward(&q, &k, &v, Some(angles), step)?, step)
     }
 }
 
-/// One decoder layer.
 struct Block {
     self_attn: SelfAttention,
     post_attention_layernorm: RmsNorm,
@@ -81,22 +65,25 @@ impl Block {
     }
 
     fn forward(&self, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
-        let attended = self.self_attn.forward(x, angles, step)?;
-        let x = (x + self.post_attention_layernorm.forward(&attended, step)?)?;
-        let transformed = self.mlp.forward(&x, step)?;
-        Ok((x + self.post_feedforward_layernorm.forward(&transformed, step)?)?)
+        let attn_out = self.self_attn.forward(x, angles, step)?;
+        let x = self.post_attention_layernorm.add_to(x, &attn_out, step)?;
+        let mlp_out = self.mlp.forward(&x, step)?;
+        self.post_feedforward_layernorm.add_to(&x, &mlp_out, step)
     }
 }
 
-/// The model.
 pub struct Olmo2 {
-    embed_tokens: Embedding,
-    layers: Vec<Block>,
-    norm: RmsNorm,
-    lm_head: Linear,
+    model: CausalLm<Block>,
     rope: Rope,
     rope_local: Rope,
 }
+
+/// Tensors of GGUF files.
+const GGUF_NAMES: Names = &[
+    ("post_attention_norm", "post_attention_layernorm"),
+    ("ffn_norm", "pre_feedforward_layernorm"),
+    ("post_ffw_norm", "post_feedforward_layernorm"),
+];
 
 impl Decoder for Olmo2 {
     const NAME: &'static str = "olmo2";
@@ -104,6 +91,10 @@ impl Decoder for Olmo2 {
     const CLASSES: &'static [&'static str] = &["Olmo2ForCausalLM", "Olmo3ForCausalLM"];
 
     type Config = Config;
+
+    fn gguf_family(_: &str) -> GgufFamily {
+        GgufFamily { names: GGUF_NAMES, ..GgufFamily::default() }
+    }
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {
         let mut config = checkpoint.config().with_defaults([("rms_norm_eps", 1e-5.into())])?;
@@ -125,30 +116,22 @@ impl Decoder for Olmo2 {
     }
 
     fn load(loader: &Loader<'_>, config: &Config) -> Result<Self> {
-        let Sizes { vocab_size, hidden_size, num_hidden_layers, rms_norm_eps, .. } = config.sizes;
-        let model = loader.text_model();
-        let embed_tokens = model.embedding("embed_tokens", vocab_size, hidden_size)?;
         Ok(Self {
-            layers: model.layers(num_hidden_layers, |loader, index| Block::load(loader, config, index))?,
-            norm: RmsNorm::load(&model, "norm", hidden_size, rms_norm_eps)?,
-            lm_head: loader.lm_head(&embed_tokens, config.sizes.tie_word_embeddings)?,
+            model: CausalLm::load(loader, &config.sizes, |loader, layer| Block::load(loader, config, layer))?,
             rope: Rope::new(&config.rope, config.sizes.head_dim, loader.context())?,
             rope_local: Rope::new(&config.rope_local, config.sizes.head_dim, loader.context())?,
-            embed_tokens,
         })
     }
 
     fn hidden(&self, step: &mut Step<'_>) -> Result<Tensor> {
         let (angles, angles_local) = (self.rope.angles(step)?, self.rope_local.angles(step)?);
-        let mut x = self.embed_tokens.forward(step)?;
-        for layer in &self.layers {
+        self.model.hidden(step, |layer, x, step| {
             let angles = if layer.self_attn.attention.window.is_some() { &angles_local } else { &angles };
-            x = layer.forward(&x, angles, step)?;
-        }
-        Ok(x)
+            layer.forward(x, angles, step)
+        })
     }
 
     fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
-        self.lm_head.forward(&self.norm.forward(hidden, step)?, step)
+        self.model.logits(hidden, step)
     }
 }

@@ -4,15 +4,14 @@
 //! Reference: `modeling_olmoe.py` in Hugging Face transformers; layers carry the names that they have in its checkpoints.
 
 use pensieve_sdk::{
-    Error, Result,
+    Result,
     nn::{
-        Angles, Attention, Decoder, Embedding, ExpertNames, Experts, Glu, Linear, Loader, RmsNorm, Rope, Router, Shape,
-        Sizes, Step, Tensor,
+        Angles, Attention, CausalLm, Decoder, ExpertNames, Experts, Glu, Linear, Loader, Qkv, RmsNorm, Rope, Router,
+        Shape, Sizes, SparseMlp, Step, Tensor,
     },
     weights::{Checkpoint, RopeConfig},
 };
 
-/// What a checkpoint says about its model.
 pub struct Config {
     sizes: Sizes,
     clip_qkv: Option<f64>,
@@ -24,82 +23,46 @@ pub struct Config {
     rope: RopeConfig,
 }
 
-/// Grouped-query attention with rotated queries and keys.
+/// Grouped-query attention with norms over the whole of queries and keys, which some checkpoints clip.
 struct SelfAttention {
-    q_proj: Linear,
-    k_proj: Linear,
-    v_proj: Linear,
+    qkv_proj: Qkv,
     o_proj: Linear,
-    q_norm: RmsNorm,
-    k_norm: RmsNorm,
-    clip: Option<f64>,
     attention: Attention,
 }
 
 impl SelfAttention {
     fn load(loader: &Loader<'_>, config: &Config, layer: usize) -> Result<Self> {
-        let Sizes {
-            hidden_size,
-            num_attention_heads: heads,
-            num_key_value_heads: kv_heads,
-            head_dim,
-            rms_norm_eps,
-            ..
-        } = config.sizes;
+        let Sizes { hidden_size, head_dim, rms_norm_eps, .. } = config.sizes;
+        let Sizes { num_attention_heads: heads, num_key_value_heads: kv_heads, .. } = config.sizes;
         let attention = Attention::new(layer, heads, kv_heads, head_dim)?;
-        Ok(Self {
-            q_proj: loader.linear("q_proj", hidden_size, heads * head_dim)?,
-            k_proj: loader.linear("k_proj", hidden_size, kv_heads * head_dim)?,
-            v_proj: loader.linear("v_proj", hidden_size, kv_heads * head_dim)?,
-            o_proj: loader.linear("o_proj", heads * head_dim, hidden_size)?,
-            q_norm: RmsNorm::load(loader, "q_norm", heads * head_dim, rms_norm_eps)?,
-            k_norm: RmsNorm::load(loader, "k_norm", kv_heads * head_dim, rms_norm_eps)?,
-            clip: config.clip_qkv,
-            attention,
-        })
+        let norm = |name, heads| RmsNorm::load(loader, name, heads * head_dim, rms_norm_eps);
+        let qkv_proj = Qkv::load(loader, hidden_size, &attention)?
+            .with_norms(norm("q_norm", heads)?, norm("k_norm", kv_heads)?)
+            .clipped(config.clip_qkv);
+        Ok(Self { qkv_proj, o_proj: loader.linear("o_proj", heads * head_dim, hidden_size)?, attention })
     }
 
-    fn forward(&self, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
-        let clip = |x: Tensor| match self.clip {
-            Some(limit) => Ok::<_, Error>(x.clamp(-limit, limit)?),
-            None => Ok(x),
-        };
-        let q = clip(self.q_norm.forward(&self.q_proj.forward(x, step)?, step)?)?;
-        let k = clip(self.k_norm.forward(&self.k_proj.forward(x, step)?, step)?)?;
-        let v = clip(self.v_proj.forward(x, step)?)?;
-        let (q, k) = (angles.rotate(&q, step)?, angles.rotate(&k, step)?);
-        self.o_proj.forward(&self.attention.forward(&q, &k, &v, step)?, step)
+    /// `residual + attention(x)`.
+    fn add_to(&self, residual: &Tensor, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
+        let [q, k, v] = self.qkv_proj.forward(x, step)?;
+        self.o_proj.add_to(residual, &self.attention.forward(&q, &k, &v, Some(angles), step)?, step)
     }
 }
 
-/// The experts that a router chooses.
-struct SparseMoe {
-    gate: Router,
-    experts: Experts,
+fn mlp(loader: &Loader<'_>, config: &Config) -> Result<SparseMlp> {
+    let Sizes { hidden_size, hidden_act, .. } = config.sizes;
+    let router = Router::load(loader, "gate", hidden_size, config.num_experts, config.num_experts_per_tok)?;
+    let router = Router { renormalize: config.norm_topk_prob, ..router };
+    let sizes = (config.num_experts, hidden_size, config.expert_width);
+    let experts = Experts::load(&loader.at("experts"), ExpertNames::default(), sizes, Glu::Plain(hidden_act))?;
+    Ok(SparseMlp::new(router, experts))
 }
 
-impl SparseMoe {
-    fn load(loader: &Loader<'_>, config: &Config) -> Result<Self> {
-        let Sizes { hidden_size, hidden_act, .. } = config.sizes;
-        let router = Router::load(loader, "gate", hidden_size, config.num_experts, config.num_experts_per_tok)?;
-        let sizes = (config.num_experts, hidden_size, config.expert_width);
-        Ok(Self {
-            gate: Router { renormalize: config.norm_topk_prob, ..router },
-            experts: Experts::load(&loader.at("experts"), ExpertNames::default(), sizes, Glu::Plain(hidden_act))?,
-        })
-    }
-
-    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
-        self.experts.forward(x, &self.gate.forward(x, step)?, step)
-    }
-}
-
-/// One decoder layer.
 struct Block {
     input_layernorm: RmsNorm,
     self_attn: SelfAttention,
     post_attention_layernorm: RmsNorm,
-    mlp: SparseMoe,
+    mlp: SparseMlp,
 }
 
 impl Block {
@@ -109,24 +72,18 @@ impl Block {
             input_layernorm: RmsNorm::load(loader, "input_layernorm", hidden_size, rms_norm_eps)?,
             self_attn: SelfAttention::load(&loader.at("self_attn"), config, index)?,
             post_attention_layernorm: RmsNorm::load(loader, "post_attention_layernorm", hidden_size, rms_norm_eps)?,
-            mlp: SparseMoe::load(&loader.at("mlp"), config)?,
+            mlp: mlp(&loader.at("mlp"), config)?,
         })
     }
 
     fn forward(&self, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
-        let attended = self.self_attn.forward(&self.input_layernorm.forward(x, step)?, angles, step)?;
-        let x = (x + attended)?;
-        let transformed = self.mlp.forward(&self.post_attention_layernorm.forward(&x, step)?, step)?;
-        Ok((x + transformed)?)
+        let x = self.self_attn.add_to(x, &self.input_layernorm.forward(x, step)?, angles, step)?;
+        self.mlp.add_to(&x, &self.post_attention_layernorm.forward(&x, step)?, step)
     }
 }
 
-/// The model.
 pub struct Olmoe {
-    embed_tokens: Embedding,
-    layers: Vec<Block>,
-    norm: RmsNorm,
-    lm_head: Linear,
+    model: CausalLm<Block>,
     rope: Rope,
 }
 
@@ -156,28 +113,18 @@ impl Decoder for Olmoe {
     }
 
     fn load(loader: &Loader<'_>, config: &Config) -> Result<Self> {
-        let Sizes { vocab_size, hidden_size, num_hidden_layers, rms_norm_eps, .. } = config.sizes;
-        let model = loader.text_model();
-        let embed_tokens = model.embedding("embed_tokens", vocab_size, hidden_size)?;
         Ok(Self {
-            layers: model.layers(num_hidden_layers, |loader, index| Block::load(loader, config, index))?,
-            norm: RmsNorm::load(&model, "norm", hidden_size, rms_norm_eps)?,
-            lm_head: loader.lm_head(&embed_tokens, config.sizes.tie_word_embeddings)?,
+            model: CausalLm::load(loader, &config.sizes, |loader, layer| Block::load(loader, config, layer))?,
             rope: Rope::new(&config.rope, config.sizes.head_dim, loader.context())?,
-            embed_tokens,
         })
     }
 
     fn hidden(&self, step: &mut Step<'_>) -> Result<Tensor> {
         let angles = self.rope.angles(step)?;
-        let mut x = self.embed_tokens.forward(step)?;
-        for layer in &self.layers {
-            x = layer.forward(&x, &angles, step)?;
-        }
-        Ok(x)
+        self.model.hidden(step, |layer, x, step| layer.forward(x, &angles, step))
     }
 
     fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
-        self.lm_head.forward(&self.norm.forward(hidden, step)?, step)
+        self.model.logits(hidden, step)
     }
 }

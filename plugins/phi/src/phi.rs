@@ -7,13 +7,12 @@
 use pensieve_sdk::{
     Error, Result,
     nn::{
-        Angles, Attention, Decoder, Embedding, LayerNorm, Linear, Loader, Mlp, Rope, Shape, Sizes, Step, Tensor,
+        Angles, Attention, CausalLm, Decoder, LayerNorm, Linear, Loader, Mlp, Qkv, Rope, Shape, Sizes, Step, Tensor,
         activation,
     },
-    weights::{Checkpoint, RopeConfig},
+    weights::{Checkpoint, GgufFamily, Names, RopeConfig},
 };
 
-/// What a checkpoint says about its model.
 pub struct Config {
     sizes: Sizes,
     layer_norm_eps: f64,
@@ -22,7 +21,7 @@ pub struct Config {
 
 /// Attention with partly rotated queries and keys.
 struct SelfAttention {
-    qkv_proj: [Linear; 3],
+    qkv_proj: Qkv,
     dense: Linear,
     attention: Attention,
 }
@@ -31,20 +30,18 @@ impl SelfAttention {
     fn load(loader: &Loader<'_>, config: &Config, layer: usize) -> Result<Self> {
         let Sizes { hidden_size, num_attention_heads: heads, num_key_value_heads: kv_heads, head_dim, .. } =
             config.sizes;
-        let parts = [("q_proj", heads * head_dim), ("k_proj", kv_heads * head_dim), ("v_proj", kv_heads * head_dim)];
+        let attention = Attention::new(layer, heads, kv_heads, head_dim)?;
         Ok(Self {
-            qkv_proj: loader.stacked("qkv_proj", hidden_size, parts)?,
+            qkv_proj: Qkv::load_stacked(loader, "qkv_proj", hidden_size, &attention)?,
             dense: loader.linear("dense", heads * head_dim, hidden_size)?,
-            attention: Attention::new(layer, heads, kv_heads, head_dim)?,
+            attention,
         })
     }
 
-    fn forward(&self, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
-        let [q_proj, k_proj, v_proj] = &self.qkv_proj;
-        let q = angles.rotate(&q_proj.forward(x, step)?, step)?;
-        let k = angles.rotate(&k_proj.forward(x, step)?, step)?;
-        let v = v_proj.forward(x, step)?;
-        self.dense.forward(&self.attention.forward(&q, &k, &v, step)?, step)
+    /// `residual + attention(x)`.
+    fn add_to(&self, residual: &Tensor, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
+        let [q, k, v] = self.qkv_proj.forward(x, step)?;
+        self.dense.add_to(residual, &self.attention.forward(&q, &k, &v, Some(angles), step)?, step)
     }
 }
 
@@ -67,19 +64,23 @@ impl Block {
 
     fn forward(&self, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
         let normed = self.input_layernorm.forward(x, step)?;
-        let attended = self.self_attn.forward(&normed, angles, step)?;
-        Ok(((attended + self.mlp.forward(&normed, step)?)? + x)?)
+        let x = self.self_attn.add_to(x, &normed, angles, step)?;
+        self.mlp.add_to(&x, &normed, step)
     }
 }
 
-/// The model.
 pub struct Phi {
-    embed_tokens: Embedding,
-    layers: Vec<Block>,
-    final_layernorm: LayerNorm,
-    lm_head: Linear,
+    model: CausalLm<Block, LayerNorm>,
     rope: Rope,
 }
+
+/// Tensors of GGUF files.
+const GGUF_NAMES: Names = &[
+    ("output_norm", "model.final_layernorm"),
+    ("attn_output", "self_attn.dense"),
+    ("ffn_up", "mlp.fc1"),
+    ("ffn_down", "mlp.fc2"),
+];
 
 impl Decoder for Phi {
     const NAME: &'static str = "phi";
@@ -87,6 +88,10 @@ impl Decoder for Phi {
     const CLASSES: &'static [&'static str] = &["PhiForCausalLM"];
 
     type Config = Config;
+
+    fn gguf_family(_: &str) -> GgufFamily {
+        GgufFamily { names: GGUF_NAMES, activation: "gelu_new", pre_tokenizer: Some("phi-2"), ..GgufFamily::default() }
+    }
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {
         let config = checkpoint.config();
@@ -98,7 +103,8 @@ impl Decoder for Phi {
             rope.partial_rotary_factor = 0.5;
         }
         let hidden_act = activation(config.str_or("hidden_act", "gelu_new")?)?;
-        let sizes = Sizes { hidden_act, ..Sizes::read(config)? };
+        let tie_word_embeddings = config.bool_or("tie_word_embeddings", false)?;
+        let sizes = Sizes { hidden_act, tie_word_embeddings, ..Sizes::read(config)? };
         Ok(Config { layer_norm_eps: config.f64_or("layer_norm_eps", 1e-5)?, sizes, rope })
     }
 
@@ -107,27 +113,23 @@ impl Decoder for Phi {
     }
 
     fn load(loader: &Loader<'_>, config: &Config) -> Result<Self> {
-        let Sizes { vocab_size, hidden_size, num_hidden_layers, head_dim, .. } = config.sizes;
-        let model = loader.at("model");
         Ok(Self {
-            embed_tokens: model.embedding("embed_tokens", vocab_size, hidden_size)?,
-            layers: model.layers(num_hidden_layers, |loader, index| Block::load(loader, config, index))?,
-            final_layernorm: LayerNorm::load(&model, "final_layernorm", hidden_size, config.layer_norm_eps)?,
-            lm_head: loader.linear("lm_head", hidden_size, vocab_size)?,
-            rope: Rope::new(&config.rope, head_dim, loader.context())?,
+            model: CausalLm::load_with_norm(
+                loader,
+                &config.sizes,
+                |model| LayerNorm::load(model, "final_layernorm", config.sizes.hidden_size, config.layer_norm_eps),
+                |loader, layer| Block::load(loader, config, layer),
+            )?,
+            rope: Rope::new(&config.rope, config.sizes.head_dim, loader.context())?,
         })
     }
 
     fn hidden(&self, step: &mut Step<'_>) -> Result<Tensor> {
         let angles = self.rope.angles(step)?;
-        let mut x = self.embed_tokens.forward(step)?;
-        for layer in &self.layers {
-            x = layer.forward(&x, &angles, step)?;
-        }
-        Ok(x)
+        self.model.hidden(step, |layer, x, step| layer.forward(x, &angles, step))
     }
 
     fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
-        self.lm_head.forward(&self.final_layernorm.forward(hidden, step)?, step)
+        self.model.logits(hidden, step)
     }
 }

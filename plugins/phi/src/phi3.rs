@@ -6,20 +6,21 @@
 
 use pensieve_sdk::{
     Result,
-    nn::{Angles, Attention, Decoder, Embedding, GatedMlp, Linear, Loader, RmsNorm, Rope, Shape, Sizes, Step, Tensor},
-    weights::{Checkpoint, RopeConfig},
+    nn::{
+        Angles, Attention, CausalLm, Decoder, GatedMlp, Linear, Loader, Qkv, RmsNorm, Rope, Shape, Sizes, Step, Tensor,
+    },
+    weights::{Checkpoint, GgufFamily, Names, RopeConfig},
 };
 
-/// What a checkpoint says about its model.
 pub struct Config {
     sizes: Sizes,
     sliding_window: Option<usize>,
     rope: RopeConfig,
 }
 
-/// Grouped-query attention with rotated queries and keys, within a window where the model has one.
+/// Grouped-query attention, within a window where the model has one.
 struct SelfAttention {
-    qkv_proj: [Linear; 3],
+    qkv_proj: Qkv,
     o_proj: Linear,
     attention: Attention,
 }
@@ -28,25 +29,22 @@ impl SelfAttention {
     fn load(loader: &Loader<'_>, config: &Config, layer: usize) -> Result<Self> {
         let Sizes { hidden_size, num_attention_heads: heads, num_key_value_heads: kv_heads, head_dim, .. } =
             config.sizes;
-        let parts = [("q_proj", heads * head_dim), ("k_proj", kv_heads * head_dim), ("v_proj", kv_heads * head_dim)];
-        let attention = Attention::new(layer, heads, kv_heads, head_dim)?;
+        let attention =
+            Attention { window: config.sliding_window, ..Attention::new(layer, heads, kv_heads, head_dim)? };
         Ok(Self {
-            qkv_proj: loader.stacked("qkv_proj", hidden_size, parts)?,
+            qkv_proj: Qkv::load_stacked(loader, "qkv_proj", hidden_size, &attention)?,
             o_proj: loader.linear("o_proj", heads * head_dim, hidden_size)?,
-            attention: Attention { window: config.sliding_window, ..attention },
+            attention,
         })
     }
 
-    fn forward(&self, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
-        let [q_proj, k_proj, v_proj] = &self.qkv_proj;
-        let q = angles.rotate(&q_proj.forward(x, step)?, step)?;
-        let k = angles.rotate(&k_proj.forward(x, step)?, step)?;
-        let v = v_proj.forward(x, step)?;
-        self.o_proj.forward(&self.attention.forward(&q, &k, &v, step)?, step)
+    /// `residual + attention(x)`.
+    fn add_to(&self, residual: &Tensor, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
+        let [q, k, v] = self.qkv_proj.forward(x, step)?;
+        self.o_proj.add_to(residual, &self.attention.forward(&q, &k, &v, Some(angles), step)?, step)
     }
 }
 
-/// One decoder layer.
 struct Block {
     input_layernorm: RmsNorm,
     self_attn: SelfAttention,
@@ -66,21 +64,18 @@ impl Block {
     }
 
     fn forward(&self, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
-        let attended = self.self_attn.forward(&self.input_layernorm.forward(x, step)?, angles, step)?;
-        let x = (x + attended)?;
-        let transformed = self.mlp.forward(&self.post_attention_layernorm.forward(&x, step)?, step)?;
-        Ok((x + transformed)?)
+        let x = self.self_attn.add_to(x, &self.input_layernorm.forward(x, step)?, angles, step)?;
+        self.mlp.add_to(&x, &self.post_attention_layernorm.forward(&x, step)?, step)
     }
 }
 
-/// The model.
 pub struct Phi3 {
-    embed_tokens: Embedding,
-    layers: Vec<Block>,
-    norm: RmsNorm,
-    lm_head: Linear,
+    model: CausalLm<Block>,
     rope: Rope,
 }
+
+/// Tensors of GGUF files.
+const GGUF_NAMES: Names = &[("ffn_up", "mlp.gate_up_proj")];
 
 impl Decoder for Phi3 {
     const NAME: &'static str = "phi3";
@@ -88,6 +83,11 @@ impl Decoder for Phi3 {
     const CLASSES: &'static [&'static str] = &["Phi3ForCausalLM"];
 
     type Config = Config;
+
+    fn gguf_family(_: &str) -> GgufFamily {
+        // Special tokens swallow the white space behind them.
+        GgufFamily { names: GGUF_NAMES, strips_behind_special: |_| Ok(true), ..GgufFamily::default() }
+    }
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {
         let config = checkpoint.config();
@@ -104,28 +104,18 @@ impl Decoder for Phi3 {
     }
 
     fn load(loader: &Loader<'_>, config: &Config) -> Result<Self> {
-        let Sizes { vocab_size, hidden_size, num_hidden_layers, rms_norm_eps, .. } = config.sizes;
-        let model = loader.text_model();
-        let embed_tokens = model.embedding("embed_tokens", vocab_size, hidden_size)?;
         Ok(Self {
-            layers: model.layers(num_hidden_layers, |loader, index| Block::load(loader, config, index))?,
-            norm: RmsNorm::load(&model, "norm", hidden_size, rms_norm_eps)?,
-            lm_head: loader.lm_head(&embed_tokens, config.sizes.tie_word_embeddings)?,
+            model: CausalLm::load(loader, &config.sizes, |loader, layer| Block::load(loader, config, layer))?,
             rope: Rope::new(&config.rope, config.sizes.head_dim, loader.context())?,
-            embed_tokens,
         })
     }
 
     fn hidden(&self, step: &mut Step<'_>) -> Result<Tensor> {
         let angles = self.rope.angles(step)?;
-        let mut x = self.embed_tokens.forward(step)?;
-        for layer in &self.layers {
-            x = layer.forward(&x, &angles, step)?;
-        }
-        Ok(x)
+        self.model.hidden(step, |layer, x, step| layer.forward(x, &angles, step))
     }
 
     fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
-        self.lm_head.forward(&self.norm.forward(hidden, step)?, step)
+        self.model.logits(hidden, step)
     }
 }

@@ -8,13 +8,12 @@
 use pensieve_sdk::{
     Result,
     nn::{
-        Angles, Attention, Decoder, Embedding, ExpertNames, Experts, GatedMlp, Glu, Linear, Loader, RmsNorm, Rope,
-        Router, Shape, Sizes, Step, Tensor, weighed,
+        Angles, Attention, CausalLm, Decoder, ExpertNames, Experts, FeedForward, GatedMlp, Glu, Linear, Loader, Qkv,
+        RmsNorm, Rope, Router, Shape, Sizes, SparseMlp, Step, Tensor,
     },
-    weights::{Checkpoint, Config as Settings, RopeConfig},
+    weights::{Checkpoint, Config as Settings, GgufFamily, RopeConfig},
 };
 
-/// What a checkpoint says about its model.
 pub struct Config {
     sizes: Sizes,
     /// How far back each layer sees.
@@ -23,7 +22,7 @@ pub struct Config {
     moe: Option<Moe>,
 }
 
-/// What it says about its experts.
+/// Sizes of a mixture, and how its router chooses.
 pub struct Moe {
     num_experts: usize,
     num_experts_per_tok: usize,
@@ -34,110 +33,58 @@ pub struct Moe {
     dense: Vec<bool>,
 }
 
-/// Grouped-query attention with rotated queries and keys.
+/// Grouped-query attention; from Qwen3 on, with norms over the heads of queries and keys.
 struct SelfAttention {
-    q_proj: Linear,
-    k_proj: Linear,
-    v_proj: Linear,
+    qkv_proj: Qkv,
     o_proj: Linear,
-    /// From Qwen3 on.
-    norms: Option<(RmsNorm, RmsNorm)>,
     attention: Attention,
 }
 
 impl SelfAttention {
     fn load(loader: &Loader<'_>, config: &Config, layer: usize) -> Result<Self> {
-        let Sizes {
-            hidden_size,
-            num_attention_heads: heads,
-            num_key_value_heads: kv_heads,
-            head_dim,
-            rms_norm_eps,
-            ..
-        } = config.sizes;
+        let Sizes { hidden_size, head_dim, rms_norm_eps, .. } = config.sizes;
+        let Sizes { num_attention_heads: heads, num_key_value_heads: kv_heads, .. } = config.sizes;
+        let attention =
+            Attention { window: config.windows[layer], ..Attention::new(layer, heads, kv_heads, head_dim)? };
         let norm = |name| RmsNorm::load(loader, name, head_dim, rms_norm_eps);
-        Ok(Self {
-            // The biases come with the layers.
-            q_proj: loader.linear("q_proj", hidden_size, heads * head_dim)?,
-            k_proj: loader.linear("k_proj", hidden_size, kv_heads * head_dim)?,
-            v_proj: loader.linear("v_proj", hidden_size, kv_heads * head_dim)?,
-            o_proj: loader.linear("o_proj", heads * head_dim, hidden_size)?,
-            norms: if loader.has("q_norm.weight") { Some((norm("q_norm")?, norm("k_norm")?)) } else { None },
-            attention: Attention { window: config.windows[layer], ..Attention::new(layer, heads, kv_heads, head_dim)? },
-        })
-    }
-
-    /// `sum + attention(x)`.
-    fn add_to(&self, sum: &Tensor, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
-        let [mut q, mut k, v] = Linear::forward_all([&self.q_proj, &self.k_proj, &self.v_proj], x, step)?;
-        if let Some((q_norm, k_norm)) = &self.norms {
-            (q, k) = (q_norm.forward_heads(&q, step)?, k_norm.forward_heads(&k, step)?);
+        let mut qkv_proj = Qkv::load(loader, hidden_size, &attention)?;
+        if loader.has("q_norm.weight") {
+            qkv_proj = qkv_proj.with_norms(norm("q_norm")?, norm("k_norm")?);
         }
-        self.o_proj.add_to(sum, &self.attention.forward_rotated(&q, &k, &v, angles, step)?, step)
+        Ok(Self { qkv_proj, o_proj: loader.linear("o_proj", heads * head_dim, hidden_size)?, attention })
+    }
+
+    /// `residual + attention(x)`.
+    fn add_to(&self, residual: &Tensor, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
+        let [q, k, v] = self.qkv_proj.forward(x, step)?;
+        self.o_proj.add_to(residual, &self.attention.forward(&q, &k, &v, Some(angles), step)?, step)
     }
 }
 
-/// The experts that a router chooses, and one that all tokens share as far as a gate lets it.
-pub struct SparseMlp {
-    gate: Router,
-    experts: Experts,
-    /// Of Qwen2.
-    shared_expert: Option<(GatedMlp, Linear)>,
-}
-
-impl SparseMlp {
-    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
-        let out = self.experts.forward(x, &self.gate.forward(x, step)?, step)?;
-        match &self.shared_expert {
-            Some((mlp, gate)) => Ok((out + weighed(&mlp.forward(x, step)?, &gate.forward(x, step)?)?)?),
-            None => Ok(out),
-        }
+/// The feed-forward block of a layer: dense, or experts beside one that all tokens share as far as a gate lets it (Qwen2).
+pub fn mlp(loader: &Loader<'_>, sizes: &Sizes, moe: Option<&Moe>, layer: usize) -> Result<FeedForward> {
+    let Sizes { hidden_size, intermediate_size, hidden_act, .. } = *sizes;
+    let Some(moe) = moe.filter(|moe| !moe.dense[layer]) else {
+        return Ok(FeedForward::Dense(GatedMlp::load(loader, hidden_size, intermediate_size, hidden_act)?));
+    };
+    let router = Router::load(loader, "gate", hidden_size, moe.num_experts, moe.num_experts_per_tok)?;
+    let router = Router { renormalize: moe.norm_topk_prob, ..router };
+    let sizes = (moe.num_experts, hidden_size, moe.moe_intermediate_size);
+    let experts = Experts::load(&loader.at("experts"), ExpertNames::default(), sizes, Glu::Plain(hidden_act))?;
+    let mut mlp = SparseMlp::new(router, experts);
+    if loader.has("shared_expert_gate.weight") {
+        let inner = moe.shared_expert_intermediate_size;
+        let shared_expert = GatedMlp::load(&loader.at("shared_expert"), hidden_size, inner, hidden_act)?;
+        mlp = mlp.with_gated_shared(shared_expert, loader.linear("shared_expert_gate", hidden_size, 1)?);
     }
+    Ok(FeedForward::Sparse(mlp))
 }
 
-/// The feed-forward block of a layer.
-pub enum Mlp {
-    Dense(GatedMlp),
-    Sparse(SparseMlp),
-}
-
-impl Mlp {
-    pub fn load(loader: &Loader<'_>, sizes: &Sizes, moe: Option<&Moe>, layer: usize) -> Result<Self> {
-        let Sizes { hidden_size, intermediate_size, hidden_act, .. } = *sizes;
-        let Some(moe) = moe.filter(|moe| !moe.dense[layer]) else {
-            return Ok(Self::Dense(GatedMlp::load(loader, hidden_size, intermediate_size, hidden_act)?));
-        };
-        let router = Router::load(loader, "gate", hidden_size, moe.num_experts, moe.num_experts_per_tok)?;
-        let sizes = (moe.num_experts, hidden_size, moe.moe_intermediate_size);
-        let shared_expert = if loader.has("shared_expert_gate.weight") {
-            let inner = moe.shared_expert_intermediate_size;
-            let mlp = GatedMlp::load(&loader.at("shared_expert"), hidden_size, inner, hidden_act)?;
-            Some((mlp, loader.linear("shared_expert_gate", hidden_size, 1)?))
-        } else {
-            None
-        };
-        Ok(Self::Sparse(SparseMlp {
-            gate: Router { renormalize: moe.norm_topk_prob, ..router },
-            experts: Experts::load(&loader.at("experts"), ExpertNames::default(), sizes, Glu::Plain(hidden_act))?,
-            shared_expert,
-        }))
-    }
-
-    /// `sum + mlp(x)`.
-    pub fn add_to(&self, sum: &Tensor, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
-        match self {
-            Self::Dense(mlp) => mlp.add_to(sum, x, step),
-            Self::Sparse(mlp) => step.ops().add(sum, &mlp.forward(x, step)?),
-        }
-    }
-}
-
-/// One decoder layer.
 struct Block {
     input_layernorm: RmsNorm,
     self_attn: SelfAttention,
     post_attention_layernorm: RmsNorm,
-    mlp: Mlp,
+    mlp: FeedForward,
 }
 
 impl Block {
@@ -147,23 +94,18 @@ impl Block {
             input_layernorm: RmsNorm::load(loader, "input_layernorm", hidden_size, rms_norm_eps)?,
             self_attn: SelfAttention::load(&loader.at("self_attn"), config, index)?,
             post_attention_layernorm: RmsNorm::load(loader, "post_attention_layernorm", hidden_size, rms_norm_eps)?,
-            mlp: Mlp::load(&loader.at("mlp"), &config.sizes, config.moe.as_ref(), index)?,
+            mlp: mlp(&loader.at("mlp"), &config.sizes, config.moe.as_ref(), index)?,
         })
     }
 
     fn forward(&self, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
         let x = self.self_attn.add_to(x, &self.input_layernorm.forward(x, step)?, angles, step)?;
-        let normed = self.post_attention_layernorm.forward(&x, step)?;
-        self.mlp.add_to(&x, &normed, step)
+        self.mlp.add_to(&x, &self.post_attention_layernorm.forward(&x, step)?, step)
     }
 }
 
-/// The model.
 pub struct Qwen {
-    embed_tokens: Embedding,
-    layers: Vec<Block>,
-    norm: RmsNorm,
-    lm_head: Linear,
+    model: CausalLm<Block>,
     rope: Rope,
 }
 
@@ -183,6 +125,12 @@ impl Decoder for Qwen {
     ];
 
     type Config = Config;
+
+    fn gguf_family(architecture: &str) -> GgufFamily {
+        let norm_topk_prob = matches!(architecture, "qwen3moe" | "qwen3vlmoe");
+        let pre_tokenizer = if architecture.contains("vl") { None } else { Some("qwen2") };
+        GgufFamily { norm_topk_prob, pre_tokenizer, ..GgufFamily::default() }
+    }
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {
         let mut config = checkpoint.config().with_defaults([("max_position_embeddings", 32_768.into())])?;
@@ -206,33 +154,23 @@ impl Decoder for Qwen {
     }
 
     fn load(loader: &Loader<'_>, config: &Config) -> Result<Self> {
-        let Sizes { vocab_size, hidden_size, num_hidden_layers, rms_norm_eps, .. } = config.sizes;
-        let model = loader.text_model();
-        let embed_tokens = model.embedding("embed_tokens", vocab_size, hidden_size)?;
         Ok(Self {
-            layers: model.layers(num_hidden_layers, |loader, index| Block::load(loader, config, index))?,
-            norm: RmsNorm::load(&model, "norm", hidden_size, rms_norm_eps)?,
-            lm_head: loader.lm_head(&embed_tokens, config.sizes.tie_word_embeddings)?,
+            model: CausalLm::load(loader, &config.sizes, |loader, layer| Block::load(loader, config, layer))?,
             rope: Rope::new(&config.rope, config.sizes.head_dim, loader.context())?,
-            embed_tokens,
         })
     }
 
     fn hidden(&self, step: &mut Step<'_>) -> Result<Tensor> {
         let angles = self.rope.angles(step)?;
-        let mut x = self.embed_tokens.forward(step)?;
-        for layer in &self.layers {
-            x = layer.forward(&x, &angles, step)?;
-        }
-        Ok(x)
+        self.model.hidden(step, |layer, x, step| layer.forward(x, &angles, step))
     }
 
     fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
-        self.lm_head.forward(&self.norm.forward(hidden, step)?, step)
+        self.model.logits(hidden, step)
     }
 }
 
-/// What a configuration says about experts; every `decoder_sparse_step`th layer has them, but for those that it names.
+/// Reads the sizes of a mixture; every `decoder_sparse_step`th layer has them, but for those that it names.
 pub fn moe(config: &Settings, num_experts: usize, layers: usize) -> Result<Moe> {
     let (step, only) = (config.usize_or("decoder_sparse_step", 1)?, config.usizes("mlp_only_layers")?);
     let is_dense = |layer: usize| only.contains(&layer) || step == 0 || !(layer + 1).is_multiple_of(step);

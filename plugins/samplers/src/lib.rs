@@ -46,7 +46,7 @@ pub fn samplers() -> Vec<Box<dyn Sampler>> {
 
 type Make = fn(&mut Parameters, &Sequence) -> Result<Box<dyn Stage>>;
 
-/// What a stage may know about the sequence that it is made for.
+/// The sequence that a stage is made for.
 struct Sequence {
     vocabulary: u32,
     seed: u64,

@@ -14,7 +14,7 @@ pub struct Heads {
     pub heads: usize,
     pub key_heads: usize,
     /// Whether heads take turns with the heads of keys instead of following each in a group.
-    pub takes_turns: bool,
+    pub interleaved_heads: bool,
     pub key_dim: usize,
     pub value_dim: usize,
 }
@@ -30,7 +30,7 @@ pub struct Recurred<'a> {
     /// Logarithms of factors, `[tokens, heads]`.
     pub decay: &'a [f32],
     /// The factor by which what is written is multiplied, `[tokens, heads]`.
-    pub rate: &'a [f32],
+    pub beta: &'a [f32],
     /// Whether only what differs from what the key means so far is written: the delta rule.
     pub corrects: bool,
     /// How much of its own value a token reads besides, for each head.
@@ -56,7 +56,7 @@ pub fn recurrence(pool: &Pool, shape: Heads, x: Recurred<'_>, sequences: Vec<Str
     assert!(heads.is_multiple_of(key_heads), "{heads} heads over {key_heads}");
     assert!(x.q.len() == tokens * key_heads * key_dim && x.k.len() == x.q.len(), "queries and keys");
     assert!(x.v.len() == tokens * heads * value_dim && out.len() == x.v.len(), "values");
-    assert!(x.decay.len() == tokens * heads && x.rate.len() == tokens * heads, "gates");
+    assert!(x.decay.len() == tokens * heads && x.beta.len() == tokens * heads, "gates");
     assert!(x.skip.is_none_or(|skip| skip.len() == heads), "what is skipped");
     // Head by head, so that each has a piece of its own.
     let mut by_head = vec![0.0; out.len()];
@@ -129,7 +129,7 @@ struct Token<'a> {
     k: &'a [f32],
     v: &'a [f32],
     fade: f32,
-    rate: f32,
+    beta: f32,
     corrects: bool,
     skip: f32,
 }
@@ -138,8 +138,8 @@ impl Task<'_> {
     /// Takes the columns from `column` on through all rows, as many as `columns` advances.
     #[inline(always)]
     fn columns<C: Columns>(&mut self, columns: C, column: usize) {
-        let Heads { heads, key_heads, takes_turns, key_dim, value_dim } = self.shape;
-        let key_head = if takes_turns { self.head % key_heads } else { self.head / (heads / key_heads) };
+        let Heads { heads, key_heads, interleaved_heads, key_dim, value_dim } = self.shape;
+        let key_head = if interleaved_heads { self.head % key_heads } else { self.head / (heads / key_heads) };
         let (start, mut copies) = (self.rows.start, self.copies.iter_mut().peekable());
         for row in self.rows.clone() {
             while let Some((_, copy)) = copies.next_if(|(end, _)| *end <= row) {
@@ -153,7 +153,7 @@ impl Task<'_> {
                 k: &self.x.k[keys..keys + key_dim],
                 v: &self.x.v[gate * value_dim + column..][..C::WIDTH],
                 fade: self.x.decay[gate].exp(),
-                rate: self.x.rate[gate],
+                beta: self.x.beta[gate],
                 corrects: self.x.corrects,
                 skip: self.x.skip.map_or(0.0, |skip| skip[self.head]),
             };
@@ -202,7 +202,7 @@ impl<S: Simd, const N: usize> Columns for Vectors<S, N> {
     #[inline(always)]
     fn advance(self, matrix: &mut [f32], token: &Token<'_>, out: &mut [f32]) {
         let simd = self.0;
-        let (fade, rate, skip) = (simd.splat(token.fade), simd.splat(token.rate), simd.splat(token.skip));
+        let (fade, beta, skip) = (simd.splat(token.fade), simd.splat(token.beta), simd.splat(token.skip));
         let values = self.load(token.v);
         let mut write = values;
         if token.corrects {
@@ -218,7 +218,7 @@ impl<S: Simd, const N: usize> Columns for Vectors<S, N> {
             }
         }
         for write in &mut write {
-            *write = simd.mul(*write, rate);
+            *write = simd.mul(*write, beta);
         }
         let mut read = [simd.splat(0.0); N];
         for ((row, k), q) in matrix.chunks_mut(token.stride).zip(token.k).zip(token.q) {
@@ -249,7 +249,7 @@ impl Columns for One {
             let known: f32 = matrix.iter().step_by(token.stride).zip(token.k).map(|(value, k)| value * k).sum();
             write -= token.fade * known;
         }
-        write *= token.rate;
+        write *= token.beta;
         let mut read = 0.0;
         for ((value, k), q) in matrix.iter_mut().step_by(token.stride).zip(token.k).zip(token.q) {
             *value = *value * token.fade + write * k;
@@ -269,16 +269,16 @@ mod tests {
     }
 
     /// Two sequences, of 5 and 3 rows, against the definition in double precision; the first leaves a copy after 2 rows.
-    fn check(corrects: bool, takes_turns: bool) {
-        let shape = Heads { heads: 4, key_heads: 2, takes_turns, key_dim: 7, value_dim: 77 };
+    fn check(corrects: bool, interleaved_heads: bool) {
+        let shape = Heads { heads: 4, key_heads: 2, interleaved_heads, key_dim: 7, value_dim: 77 };
         let (size, tokens) = (shape.key_dim * shape.value_dim, 8);
         let (q, k) = (wave(tokens * 2 * 7, 0.7), wave(tokens * 2 * 7, 0.3));
         let (v, decay) =
             (wave(tokens * 4 * 77, 0.11), wave(tokens * 4, 0.9).iter().map(|x| x - 1.0).collect::<Vec<_>>());
-        let rate: Vec<f32> = wave(tokens * 4, 1.3).iter().map(|x| 0.5 + 0.5 * x).collect();
+        let beta: Vec<f32> = wave(tokens * 4, 1.3).iter().map(|x| 0.5 + 0.5 * x).collect();
         let skip = [0.0, 0.5, -1.0, 2.0];
         let x =
-            Recurred { q: &q, k: &k, v: &v, decay: &decay, rate: &rate, corrects, skip: (!corrects).then_some(&skip) };
+            Recurred { q: &q, k: &k, v: &v, decay: &decay, beta: &beta, corrects, skip: (!corrects).then_some(&skip) };
         let begun = [wave(4 * size, 0.05), vec![0.0; 4 * size]];
         for level in Level::available() {
             let pool = Pool::with_level(2, level);
@@ -293,7 +293,7 @@ mod tests {
                 |found: f32, expected: f64| assert!((f64::from(found) - expected).abs() < 1e-5, "{found} {expected}");
             for (rows, begun, found) in [(0..5, &begun[0], &states[0]), (5..8, &begun[1], &states[1])] {
                 for head in 0..4 {
-                    let key_head = if takes_turns { head % 2 } else { head / 2 };
+                    let key_head = if interleaved_heads { head % 2 } else { head / 2 };
                     for column in 0..77 {
                         let place = |i: usize| head * size + i * 77 + column;
                         let mut s: Vec<f64> = (0..7).map(|i| f64::from(begun[place(i)])).collect();
@@ -306,7 +306,7 @@ mod tests {
                             let value = f64::from(v[(row * 4 + head) * 77 + column]);
                             let known: f64 = s.iter().enumerate().map(|(i, s)| s * key(&k, i)).sum();
                             let wanted = if corrects { value - known } else { value };
-                            let write = wanted * f64::from(rate[row * 4 + head]);
+                            let write = wanted * f64::from(beta[row * 4 + head]);
                             s.iter_mut().enumerate().for_each(|(i, s)| *s += write * key(&k, i));
                             let read: f64 = s.iter().enumerate().map(|(i, s)| s * key(&q, i)).sum();
                             let past = if corrects { 0.0 } else { value * f64::from(skip[head]) };

@@ -41,15 +41,16 @@ impl Linear {
         step.adapt(self.id, x, self.plain(x, step)?)
     }
 
-    /// `sum + layer(x)`, as where a block's half ends.
-    pub fn add_to(&self, sum: &Tensor, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+    /// `residual + layer(x)`, which ends each half of a block.
+    pub fn add_to(&self, residual: &Tensor, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         if step.is_adapted() {
-            return step.ops().add(sum, &self.forward(x, step)?);
+            return step.ops().add(residual, &self.forward(x, step)?);
         }
-        step.ops().add_linear(sum, x, self.parts())
+        step.ops().add_linear(residual, x, self.parts())
     }
 
-    /// Applies layers that share their input, as queries, keys and values do. At once, which is faster than one by one.
+    /// Applies layers that share their input at once, which is faster than one by one. Queries, keys and values have
+    /// [`Qkv`](super::Qkv) for it, gated blocks [`GatedMlp`](super::GatedMlp).
     pub fn forward_all<const N: usize>(layers: [&Self; N], x: &Tensor, step: &Step<'_>) -> Result<[Tensor; N]> {
         let outs = step.ops().linears(x, &layers.map(Self::parts))?;
         let outs = layers.iter().zip(outs).map(|(layer, out)| step.adapt(layer.id, x, out));

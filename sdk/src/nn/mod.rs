@@ -13,6 +13,7 @@
 
 mod adapters;
 mod backend;
+mod causal_lm;
 pub mod device;
 mod layers;
 mod linear;
@@ -25,13 +26,14 @@ mod spec;
 mod step;
 
 pub use candle_core::{self as candle, Tensor};
+pub use causal_lm::{CausalLm, Norm};
 pub use layers::{
-    Angles, Expert, ExpertNames, Experts, GatedMlp, GatedNorm, Groups, LayerNorm, Mamba2, Mamba2Sizes, Mlp, RmsNorm,
-    Rope, Router, Routes, Scoring, weighed,
+    Angles, Expert, ExpertNames, Experts, FeedForward, GatedMlp, GatedNorm, Groups, LayerNorm, Mamba2, Mamba2Sizes,
+    Mlp, Qkv, RmsNorm, Rope, Router, Routes, Scoring, SparseMlp, weighed,
 };
 pub use linear::{Embedding, Linear};
 pub use loading::loader::Loader;
-pub use memory::states::Kept;
+pub use memory::states::StateWrite;
 pub use ops::{Ops, activation};
 pub use paged::{Decoder, Paged, Shape};
 pub use pensieve_kernels::{Activation, Glu};

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use super::{
     adapters::{AdaptedRows, Adapters, registry::LayerId},
-    memory::{kv::KvCache, pass::Pass, states::Kept},
+    memory::{kv::KvCache, pass::Pass, states::StateWrite},
     ops::Ops,
 };
 use crate::{Batch, Error, Result};
@@ -70,19 +70,19 @@ impl<'a> Step<'a> {
     }
 
     /// After which rows of the step a state of a recurrent layer has to be kept: span by span, in their order.
-    pub fn kept(&self, layer: usize) -> Result<Vec<Kept>> {
-        self.pass.kept(layer)
+    pub fn state_writes(&self, layer: usize) -> Result<Vec<StateWrite>> {
+        self.pass.state_writes(layer)
     }
 
     /// Keeps states of a recurrent layer, one row of `states` for each of `kept`.
-    pub fn keep(&mut self, layer: usize, kept: &[Kept], states: &Tensor) -> Result<()> {
-        self.keep_of(layer, 0, kept, states)
+    pub fn write_states(&mut self, layer: usize, kept: &[StateWrite], states: &Tensor) -> Result<()> {
+        self.write_states_of(layer, 0, kept, states)
     }
 
     /// The same of a part of the states.
-    pub fn keep_of(&mut self, layer: usize, part: usize, kept: &[Kept], states: &Tensor) -> Result<()> {
+    pub fn write_states_of(&mut self, layer: usize, part: usize, kept: &[StateWrite], states: &Tensor) -> Result<()> {
         let states = self.ops.bring(states, self.pass.kv.place(layer)?)?;
-        self.pass.keep(layer, part, kept, &states)
+        self.pass.write_states(layer, part, kept, &states)
     }
 
     /// Takes a recurrent layer through the new tokens of every sequence, one sequence after the other. `advance` is given a state,
@@ -93,9 +93,9 @@ impl<'a> Step<'a> {
         layer: usize,
         mut advance: impl FnMut(&Step<'_>, Tensor, Range<usize>) -> Result<Tensor>,
     ) -> Result<()> {
-        let (states, kept, spans) = (self.states(layer)?, self.kept(layer)?, &self.batch().spans);
+        let (states, kept, spans) = (self.states(layer)?, self.state_writes(layer)?, &self.batch().spans);
         let mut made: Vec<Tensor> = Vec::with_capacity(kept.len());
-        let mut last: Option<Kept> = None;
+        let mut last: Option<StateWrite> = None;
         for one in &kept {
             let before = last.filter(|last| last.span == one.span);
             let row = before.map_or(spans[one.span].start, |last| last.end);
@@ -106,7 +106,7 @@ impl<'a> Step<'a> {
             made.push(if one.end > row { advance(self, state, row..one.end)? } else { state });
             last = Some(*one);
         }
-        self.keep(layer, &kept, &Tensor::stack(&made, 0)?)
+        self.write_states(layer, &kept, &Tensor::stack(&made, 0)?)
     }
 
     /// The columns `start..start + len` of `x`, as a tensor of their own.

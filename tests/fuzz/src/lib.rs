@@ -13,7 +13,7 @@
 //! Readers run on a small stack, so that one which follows its input by recursion ends the test, and before inputs are
 //! damaged at random, each is cut somewhere and filled with openers of every kind that go deeper than any stack.
 //!
-//! What an input grew from depends on all executions before it, so that a seed alone repeats a run from its start; the kept
+//! An input's ancestors depend on all earlier executions, so a seed alone repeats a run only from its start; the kept
 //! file repeats the failure.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
@@ -38,7 +38,7 @@ use std::{
 
 use tempfile::TempDir;
 
-/// How long one input may take, on a machine that is busy with other tests.
+/// Time limit of one input, on a machine that is busy with other tests.
 const INPUT_TIME_MAX: Duration = Duration::from_secs(20);
 /// Stack of a reader: an eighth of a server thread's, though test builds take up to twice as much stack as release builds.
 const STACK_BYTES: usize = 256 << 10;

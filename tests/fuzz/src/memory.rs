@@ -1,4 +1,4 @@
-//! What a thread has allocated, counted by the allocator of the test.
+//! Counts a thread's allocations, in the test's allocator.
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},
@@ -31,7 +31,7 @@ pub fn peak_of<T>(work: impl FnOnce() -> T) -> (T, usize) {
     (result, usize::try_from(PEAK.get() - before).unwrap_or(0))
 }
 
-/// Counts; false if there is no more to have.
+/// Counts; false if nothing is left.
 fn count(bytes: isize) -> bool {
     // A thread that is ending has no counters any more.
     let Ok(live) = LIVE.try_with(|live| {

@@ -1,4 +1,4 @@
-//! What a message can do, streamed and whole.
+//! Features of messages, streamed and whole.
 
 use serde_json::{Value, json};
 
@@ -135,7 +135,7 @@ fn answers_keep_to_schemas_and_grammars() {
 }
 
 #[test]
-fn the_model_goes_on_from_what_it_has_said() {
+fn an_assistant_message_at_the_end_is_continued() {
     with_server(|server| {
         let messages = json!([
             {"role": "user", "content": "Say hello"}, {"role": "assistant", "content": "Hello there,"},

@@ -1,4 +1,4 @@
-//! A worker that is none. It is called by what it does wrong: the name of the link that leads to it.
+//! A fake worker. The name of the link it is started by selects its fault.
 
 #![allow(clippy::unwrap_used, reason = "a fake that fails fails its test")]
 

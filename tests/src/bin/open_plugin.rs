@@ -1,4 +1,4 @@
-//! Opens one plugin and says what came of it: what `pensieve plugins check` will do. Damaged libraries are opened here,
+//! Opens one plugin and prints the result, as `pensieve plugins check` does. Damaged libraries are opened here,
 //! where a crash in the system's loader ends nothing but this process.
 
 use pensieve_worker::plugin::LoadedPlugin;

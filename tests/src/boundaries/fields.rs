@@ -66,7 +66,7 @@ pub fn integer(path: &'static str, min: i64, max: i64) -> Field {
     numeric(path, json!([min, max, null]), json!([min - 1, max + 1, 1.5, -1e300, 1e300, u64::MAX]))
 }
 
-/// A number of things, of which more than there can be is as many as there can be.
+/// A count, capped at its maximum.
 pub fn count(path: &'static str, min: u32) -> Field {
     let good = json!([min, u32::MAX, u64::MAX, 1e300, null]);
     numeric(path, good, json!([i64::from(min) - 1, -1, 0.5, -1e300, i64::MIN]))
@@ -90,7 +90,7 @@ pub fn words(path: &'static str) -> Field {
     Field::new(path, json!(["x", "x".repeat(10_000)]), json!(["", 1, true, ["a"], {}])).required()
 }
 
-/// A list of so many such items, none of which may be among the wrong ones.
+/// A list of this many items, none of which is invalid.
 pub fn list(path: &'static str, max: usize, item: impl Fn(usize) -> Value, wrong: Value) -> Field {
     let of = |count: usize| Value::Array((0..count).map(&item).collect());
     let mut field = Field::new(path, json!([of(1), of(max)]), json!([of(max + 1), 1, {"a": 1}, true]));

@@ -41,7 +41,7 @@ use load::{Ask, Outcome};
 const CLIENTS: u64 = 8;
 /// After how long a worker that says nothing counts as hung.
 const SILENCE: Duration = Duration::from_secs(2);
-/// How long after its cause an answer may end, on a machine that is busy with other tests; a quiet one keeps to one second.
+/// Time limit for an answer to end after its cause, on a machine that is busy with other tests; a quiet one takes one second.
 const LATE_MAX: Duration = Duration::from_secs(5);
 
 fn number(variable: &str) -> Option<u64> {
@@ -103,7 +103,7 @@ fn signal(pid: i32, signal: i32) {
     let _ = unsafe { libc::kill(pid, signal) };
 }
 
-/// Does one thing to the server, and tells what. How long after it answers may end is beside it, if it ends any.
+/// Does one thing to the server and says what, with the time limit for answers to end, if it ends any.
 fn harm(server: &Server, root: &Path, disk: &SmallDisk, random: &mut Random) -> (&'static str, Option<Duration>) {
     let victim = |verb: &str, random: &mut Random| {
         let pids = children(server, verb);
@@ -159,7 +159,7 @@ struct Record {
     outcomes: Mutex<BTreeMap<String, u64>>,
     failures: Mutex<Vec<String>>,
     requests: AtomicU64,
-    /// By when what ends answers has ended them, and since when.
+    /// The time by which a fault has ended its answers, and when it began.
     causes: Mutex<Vec<(Instant, Duration)>>,
     /// The longest time from a cause to the end of an answer.
     late: Mutex<Duration>,
@@ -198,7 +198,7 @@ impl Record {
         }
     }
 
-    /// Asks until it is over.
+    /// Sends requests until the end.
     fn ask(&self, server: &Server, seed: u64, requests_max: u64) {
         let mut random = Random(seed);
         while !self.stop.load(Ordering::Relaxed) && self.requests.load(Ordering::Relaxed) < requests_max {

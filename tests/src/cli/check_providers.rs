@@ -100,7 +100,7 @@ fn what_cannot_be_tried_on_providers_is_said_with_its_code() {
     }
 }
 
-/// Checks a right Llama with what a Python of this text says.
+/// Checks a correct Llama against the output of this Python script.
 fn computed(python: &str) -> Said {
     let (desk, model) = (Desk::new(), fixture("llama/gqa"));
     let path = desk.path("python");

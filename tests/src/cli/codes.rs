@@ -201,7 +201,7 @@ fn the_table_of_codes_is_documented() {
 }
 
 #[test]
-fn a_file_with_a_key_that_others_may_read_is_warned_of() {
+fn warns_of_a_key_file_that_others_can_read() {
     let desk = Desk::new();
     let model = checkpoints::bigram(300, 512);
     let text = format!(

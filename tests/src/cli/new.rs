@@ -26,7 +26,7 @@ fn writes_a_project_and_says_what_comes_next() {
     assert_eq!(files(&desk.path("my_model")), [".gitignore", "Cargo.toml", "README.md", "src/lib.rs"]);
     let text = fs::read_to_string(desk.path("my_model/src/lib.rs")).unwrap();
     assert!(text.contains(r#"&["MyModelForCausalLM"]"#) && text.contains(r#"&["my-model"]"#));
-    let places = ["struct Args", "struct Attention", "struct Mlp", "struct Block", "struct Model"];
+    let places = ["struct Config", "struct SelfAttention", "struct Block", "struct Model"];
     assert!(places.map(|part| text.find(part).unwrap()).is_sorted());
     let manifest = fs::read_to_string(desk.path("my_model/Cargo.toml")).unwrap();
     // Nothing of the host's, and the SDK by a path that is there.
@@ -62,11 +62,11 @@ fn refuses_what_it_would_overwrite_and_names_that_are_none() {
         (&["new", "adapter", "mine", "--path", "deep/er"][..], 2, "'deep/er' is not empty"),
         (&["new", "adapter", "mine", "--path", "deep/er/Cargo.toml"], 2, "is a file"),
         (&["new", "adapter", "../mine"], 2, "the name '../mine' cannot be a plugin's"),
-        (&["new", "adapter", "Mine"], 2, "take small letters"),
+        (&["new", "adapter", "Mine"], 2, "use lowercase letters"),
         (&["new", "adapter", "match"], 2, "is reserved by Rust"),
-        (&["new", "architecture", "lora"], 2, "comes with this program"),
-        (&["new", "sampler", "top_k"], 2, "comes with this program"),
-        (&["new", "adapter", "serde_json"], 2, "these projects depend on; take another, such as my-serde-json"),
+        (&["new", "architecture", "lora"], 2, "is shipped with this program"),
+        (&["new", "sampler", "top_k"], 2, "is shipped with this program"),
+        (&["new", "adapter", "serde_json"], 2, "the project would depend on; take another, such as my-serde-json"),
         (&["new", "adapter", "mine", "--sdk", "deep"], 3, "--sdk deep: there is no SDK"),
     ] {
         let said = desk.run(arguments);

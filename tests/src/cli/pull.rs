@@ -14,7 +14,7 @@ use crate::hub::{COMMIT, Fault, Hub, sha256};
 const NAME: &str = "hf:owner/repo";
 const FILE: &str = "m-Q4_K_M.gguf";
 
-/// Bytes that repeat nowhere, so that a part in a wrong place is noticed.
+/// Bytes without repetition, so that a misplaced part is noticed.
 fn bytes(count: usize) -> Vec<u8> {
     let mut state = 7_u64;
     let mut next = || {
@@ -125,7 +125,7 @@ fn takes_nothing_from_a_server_that_ignores_or_mistakes_the_part() {
 }
 
 #[test]
-fn says_whose_affair_a_refusal_is() {
+fn names_the_reason_of_a_refusal() {
     for (status, code, token, what) in [
         (401, 4, None, "the hub denies access to 'owner/repo' without a token: 401 Unauthorized (no such luck)"),
         (403, 4, Some("hf_x"), "the hub denies access to 'owner/repo' with this token: 403 Forbidden (no such luck)"),
@@ -322,7 +322,7 @@ fn takes_the_best_quantization_that_fits_the_memory() {
     let said = desk.run(&["pull", "--list", "--fit", "268500000", NAME]);
     assert!(said.stdout.lines().next().is_some_and(|line| line.contains("too large")), "{said:?}");
     let said = desk.run(&["pull", "--fit", "64MiB", NAME]);
-    assert!(said.code == Some(1) && said.stderr.contains("a file that is named is taken as it is"), "{said:?}");
+    assert!(said.code == Some(1) && said.stderr.contains("a named file is not checked"), "{said:?}");
     assert_eq!(desk.run(&["pull", "--fit", "much", NAME]).code, Some(2));
 }
 

@@ -1,4 +1,4 @@
-//! What a person sees who starts a server on a terminal: where it is, what it serves, how Claude Code uses it, and where a
+//! The banner of a server that is started on a terminal: where it is, what it serves, how Claude Code uses it, and where a
 //! model lies once it is loaded.
 
 use serde_json::json;

@@ -5,17 +5,17 @@ use Way::{As, ByHand, Prints, Said, Serves, Test};
 
 /// How a command is run.
 pub enum Way {
-    /// As it stands. It ends well and prints these words.
+    /// As it stands; it succeeds and prints these words.
     Prints(&'static [&'static str]),
-    /// In this form, as it names what only its reader has.
+    /// In this form, since the original names files that only its reader has.
     As(&'static str, &'static [&'static str]),
-    /// As it stands, and it serves until the next one that does; what comes after asks it.
+    /// As it stands, as the server of the following commands, until the next such one.
     Serves,
     /// A test of this name does what it says.
     Test(&'static str),
     /// By hand, for this reason.
     ByHand(&'static str),
-    /// It is no command: the program says it.
+    /// Not a command, but output of the program.
     Said,
 }
 

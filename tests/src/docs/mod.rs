@@ -1,7 +1,7 @@
 //! Every command that the README, `docs/` and the examples' pages name is run by a test: by this one, beside a server of the
 //! starter, or by the test that its row names. A command without a row fails, and so does a row without a command.
 //!
-//! Who writes a command into a page adds its row to `commands`, as the failure shows it.
+//! If you write a command into a page, add its row to `commands`, as the failure shows it.
 
 mod commands;
 
@@ -22,7 +22,7 @@ use crate::{
 };
 use commands::{COMMANDS, Way};
 
-/// What a line of a shell begins with, where it is one.
+/// First words of shell commands.
 const PROGRAMS: [&str; 21] = [
     "cargo", "pensieve", "curl", "export", "claude", "cp", "mv", "mkdir", "rm", "cd", "sh", "python", "python3", "pip",
     "npm", "node", "git", "echo", "hf", "unshare", "torchrun",

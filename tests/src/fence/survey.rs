@@ -12,7 +12,7 @@ use crate::http::server::home;
 const BEGIN: &str = "<!-- system calls: begin -->\n";
 const END: &str = "<!-- system calls: end -->";
 const COLUMNS: [&str; 4] = ["look", "prompt", "worker", "GPU"];
-/// Calls, and what of them, by the kinds that may make them.
+/// Calls, with the allowed arguments, by the kinds of children that may make them.
 type Allowed = BTreeMap<[bool; 4], BTreeMap<String, BTreeSet<String>>>;
 
 /// The survey of each kind, over all numbers.

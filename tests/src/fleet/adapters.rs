@@ -11,7 +11,7 @@ use std::{
 
 use super::{Home, PATIENCE, answer, begun, gone};
 
-/// What an adapter of the format takes in a model that does not tell.
+/// Bytes of an adapter of the format in a model that does not report them.
 const BYTES: u64 = 4096;
 
 impl Home {

@@ -105,7 +105,7 @@ async fn a_panic_in_forward_ends_streams_and_nothing_else() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn three_deaths_are_quarantine_which_a_new_plugin_ends() {
+async fn three_deaths_quarantine_a_model_until_its_plugin_is_replaced() {
     let home = Home::open(&["one"], |_| ()).await;
     for _ in 0..3 {
         home.ask("one", &[CRASH], 1).await.unwrap_err();

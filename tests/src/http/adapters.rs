@@ -147,7 +147,7 @@ fn adapters_come_from_open_folders_and_the_hub_alone() {
     check_blamed(&bare, 400, "source", &["source: this field is required"]);
     check_blamed(&add(&server, "", "leaky"), 400, "name", &["name: should not be empty"]);
     for name in ["a b", "a:b", "../a", "a/b", &"x".repeat(129)] {
-        let said = "name: cannot stand behind a model's id; it takes 1 to 128 letters, digits and -_. signs";
+        let said = "name: cannot follow a model's id; it takes 1 to 128 letters, digits and -_. signs";
         check_blamed(&add(&server, name, "leaky"), 400, "name", &[said]);
     }
     let more = json!({"name": "a", "source": "b", "merge": true});

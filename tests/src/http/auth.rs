@@ -105,7 +105,7 @@ fn pages_of_others_never_reach_a_handler() {
 }
 
 #[test]
-fn what_a_browser_sends_unasked_is_no_json() {
+fn a_browsers_simple_request_is_not_taken_for_json() {
     let server = Options::default().start();
     check(&chat(&server, &[]), 415);
     for media_type in ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""] {

@@ -8,13 +8,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Longer than anything here takes on a busy machine.
+/// Time limit of anything here on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What a refusal may take.
+/// Time limit of a refusal.
 const REFUSAL_TIME_MAX: Duration = Duration::from_millis(50);
 
-/// A connection.
 pub struct Connection {
     reader: BufReader<TcpStream>,
 }
@@ -22,7 +21,6 @@ pub struct Connection {
 /// The head of an answer.
 #[derive(Clone, Debug)]
 pub struct Head {
-    /// The status.
     pub status: u16,
     headers: Vec<(String, String)>,
 }
@@ -41,7 +39,6 @@ pub struct Reply {
 pub struct ServerEvent {
     /// Its name; empty for none.
     pub name: String,
-    /// Its data.
     pub data: String,
 }
 
@@ -63,7 +60,6 @@ impl Connection {
         Self { reader: BufReader::new(stream) }
     }
 
-    /// The socket.
     pub fn socket(&self) -> &TcpStream {
         self.reader.get_ref()
     }
@@ -155,7 +151,7 @@ impl Connection {
         matches!(self.reader.read(&mut [0; 1]), Ok(0)) || self.socket().take_error().is_ok_and(|error| error.is_some())
     }
 
-    /// Leaves at once, in the middle of whatever it was.
+    /// Disconnects at once, in the middle of anything.
     pub fn leave(self) {
         let _ = self.socket().shutdown(Shutdown::Both);
     }
@@ -179,7 +175,6 @@ impl Reply {
         String::from_utf8(self.body.clone()).expect("UTF-8")
     }
 
-    /// The status.
     pub fn status(&self) -> u16 {
         self.head.status
     }
@@ -245,7 +240,7 @@ impl Incoming {
         std::iter::from_fn(|| self.event()).collect()
     }
 
-    /// Leaves in the middle.
+    /// Disconnects in the middle.
     pub fn leave(self) {
         self.connection.leave();
     }

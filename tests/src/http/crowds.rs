@@ -1,4 +1,4 @@
-//! More connections, bodies and requests than there may be: what sends nothing makes room, what is slow ends, and one client
+//! Too many connections, bodies and requests: what sends nothing makes room, what is slow ends, and one client
 //! leaves room for the others.
 
 use serde_json::{Value, json};
@@ -124,7 +124,7 @@ fn connections_whose_answers_are_written_make_room_for_nobody() {
 }
 
 #[test]
-fn a_body_that_comes_in_drips_is_given_up() {
+fn a_body_that_trickles_in_times_out() {
     let server = Options::configured("[server]\nbody_timeout = \"6s\"").start();
     let mut slow = Connection::open(server.address);
     slow.ask("POST", "/execute", &[JSON, ("content-length", "1000000")], b"{");

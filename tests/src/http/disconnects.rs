@@ -1,4 +1,4 @@
-//! A thousand clients that leave at random moments, and nothing that stays of them.
+//! A thousand clients disconnect at random moments and leave nothing behind.
 
 use serde_json::{Value, json};
 use std::{

@@ -1,4 +1,4 @@
-//! Slow, long and many: each has an end, and other clients do not notice.
+//! Slow, long and numerous requests: all are bounded, and other clients do not notice.
 
 use std::{
     sync::mpsc,
@@ -105,7 +105,7 @@ fn json_that_is_too_deep_is_a_wrong_body() {
 }
 
 #[test]
-fn headers_have_an_end() {
+fn headers_are_limited() {
     let server = Options::default().start();
     let long = "a".repeat(70 << 10);
     assert_eq!(request(server.address, "GET", "/health", &[("x-long", &long)], b"").status(), 431);
@@ -132,7 +132,7 @@ fn a_connection_serves_one_request_after_another() {
 }
 
 #[test]
-fn bodies_have_memory_that_comes_back() {
+fn memory_of_bodies_is_returned() {
     let server = Options::configured("[server]\nbody_max = \"1MiB\"\nbodies_max = \"2MiB\"").start();
     // The length that is said costs nothing, only what has come.
     let begin = || {

@@ -1,4 +1,4 @@
-//! What the server says of itself: plugins as they come and go, figures, health, and the document of its routes.
+//! What the server reports about itself: plugins as they come and go, figures, health, and the document of its routes.
 
 use serde_json::{Value, json};
 use std::{

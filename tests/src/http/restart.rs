@@ -18,7 +18,7 @@ fn words(random: &mut Random, letters: usize) -> String {
     (0..letters).map(|_| letter(random)).collect()
 }
 
-/// Asks for the next turn under a key; how long that took, and the answer.
+/// Requests the next turn under a key; returns the time it took, and the answer.
 fn turn(server: &Server, key: &str, messages: &Value) -> (Duration, Value) {
     let body = json!({ "model": "llama", "max_tokens": 4, "temperature": 0, "messages": messages });
     let headers = [("content-type", "application/json"), ("x-api-key", key)];

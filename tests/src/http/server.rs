@@ -17,10 +17,10 @@ use tempfile::TempDir;
 use super::client::{Reply, get};
 use crate::artifacts::program;
 
-/// Longer than anything here takes on a busy machine.
+/// Time limit of anything here on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What a server is started with.
+/// Options of a test server.
 #[derive(Default)]
 pub struct Options {
     /// Plugins that lie in its folder.
@@ -143,7 +143,6 @@ fn give(path: &Path, user: u32) {
 }
 
 impl Server {
-    /// Its home.
     pub fn home(&self) -> &Arc<TempDir> {
         &self.home
     }
@@ -163,7 +162,7 @@ impl Server {
         self.log.lock().unwrap().clone()
     }
 
-    /// Asks a page.
+    /// Requests a page.
     pub fn get(&self, path: &str) -> Reply {
         get(self.address, path)
     }

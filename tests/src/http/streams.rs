@@ -119,7 +119,7 @@ fn the_first_event_leaves_before_the_model_has_seen_the_prompt() {
 }
 
 #[test]
-fn streams_have_a_number() {
+fn the_number_of_streams_is_limited() {
     let (server, _root) = scripted("[server]\nstreams_max = 2", 5_000);
     let kept = [begun(&server), begun(&server)];
     let reply = post(server.address, "/execute", &execute("endless"));
@@ -133,7 +133,7 @@ fn streams_have_a_number() {
 }
 
 #[test]
-fn whoever_leaves_stops_the_work() {
+fn a_disconnect_cancels_the_work() {
     let (server, _root) = scripted("", 5_000);
     let stream = begun(&server);
     server.until("running", |metrics| metrics["pensieve_sequences_running{model=\"scripted\"}"] == 1.0);
@@ -146,7 +146,7 @@ fn whoever_leaves_stops_the_work() {
 }
 
 #[test]
-fn whoever_does_not_read_is_given_up() {
+fn a_client_that_does_not_read_is_disconnected() {
     let (server, _root) = scripted("[server]\nstall_timeout = \"1s\"", 0);
     let mut body = execute("endless");
     // So much is said of every token that the sockets' buffers are soon full.
@@ -196,7 +196,7 @@ fn what_does_not_finish_in_time_ends_with_an_error() {
 }
 
 #[test]
-fn figures_tell_of_every_answer() {
+fn metrics_count_every_answer() {
     let (server, _root) = scripted("", 2_000);
     let body = execute(&"hello ".repeat(10));
     let usage = Incoming::open(server.address, "/execute", &[], &body).events().last().unwrap().json()["usage"].clone();

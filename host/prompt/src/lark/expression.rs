@@ -22,14 +22,14 @@ pub(super) fn checked(expression: &str) -> Result<(), String> {
     }
 }
 
-/// A regular expression, and what parts it if something stands beside it.
+/// A regular expression and its precedence.
 #[derive(Clone)]
 pub(super) struct Expression {
     pub(super) text: String,
     pub(super) binding: Binding,
 }
 
-/// How firmly the parts of an expression hang together.
+/// The precedence of an expression.
 #[derive(Clone, Copy, PartialEq, PartialOrd)]
 pub(super) enum Binding {
     Choice,
@@ -38,14 +38,14 @@ pub(super) enum Binding {
 }
 
 impl Expression {
-    /// One that a grammar has as it is.
+    /// An expression from the grammar, as it is.
     pub(super) fn of(text: String) -> Self {
         // Flags at its start would hold for what follows, too.
         let is_loose = text.contains('|') || text.contains("(?");
         Self { text, binding: if is_loose { Binding::Choice } else { Binding::Sequence } }
     }
 
-    /// Its text where what surrounds it binds so firmly.
+    /// Its text, in brackets if it binds less than its surroundings.
     fn within(&self, binding: Binding) -> String {
         if self.binding < binding { format!("(?:{})", self.text) } else { self.text.clone() }
     }

@@ -1,11 +1,11 @@
-//! The format of a custom tool, a regular expression or a grammar in Lark, as one regular expression.
+//! Converts the format of a custom tool, a regular expression or a grammar in Lark, to one regular expression.
 //!
 //! The tool's text travels in a JSON string, where the engine holds a text to an expression but not to a grammar: a terminal
 //! such as `/.*/` would not end before a line break, since the escapes of both begin with a backslash there. A grammar
 //! without recursion, such as that of Codex' patches, is an expression once each rule stands where it is named.
 //!
-//! What is read is Lark as its own documentation has it, but for templates, `%declare`, `%extend` and `%override`. What
-//! cannot become an expression is an error in words, for a warning: the model still sees such a grammar.
+//! It reads Lark as documented, except for templates, `%declare`, `%extend` and `%override`. A grammar that cannot become an
+//! expression is an error with a message for a warning: the model still sees such a grammar.
 //!
 //! Both are programs of a client: a character class of eight bytes takes milliseconds and kilobytes to read. So this runs in
 //! a grammar process alone, and what recurses here is limited by how deep it goes, whatever the reason.
@@ -52,7 +52,7 @@ const COMMON: [(&str, &str); 24] = [
     ("SQL_COMMENT", r"--[^\n]*"),
 ];
 
-/// The expression that whole texts match which fit the format, without anchors; why there is none.
+/// The expression that matches whole texts of the format, without anchors, or why there is none.
 pub(crate) fn expression(syntax: Syntax, definition: &str) -> Result<String, String> {
     let expression = match syntax {
         Syntax::Lark => pattern(definition),
@@ -80,7 +80,7 @@ fn pattern(grammar: &str) -> Result<String, String> {
     Ok(whole)
 }
 
-/// What stands behind a colon.
+/// The right-hand side of a definition.
 enum Node {
     Text(Expression),
     Name(String),
@@ -233,7 +233,7 @@ impl Reader<'_> {
         Ok(Expression { text, binding: Binding::Atom })
     }
 
-    /// What says how often an item comes, if anything does.
+    /// The quantifier of an item, if it has one.
     fn repetition(&mut self, item: Node) -> Result<Node, String> {
         let times = match self.tokens.first() {
             Some(Token::Sign(sign @ ('*' | '+' | '?'))) => {
@@ -298,13 +298,13 @@ fn is_terminal(name: &str) -> bool {
     name.trim_start_matches('_').starts_with(|first: char| first.is_ascii_uppercase())
 }
 
-/// Writes rules out where they are named.
+/// Expands rules where they are named.
 struct Writer<'a> {
     grammar: &'a Grammar,
-    /// What is written already; none while it is being written, so that a way back to it is recursion.
+    /// Expanded definitions; none while one is being expanded, so that a reference back to it is recursion.
     known: HashMap<&'a str, Option<Expression>>,
     depth: usize,
-    /// What may follow each terminal of a rule.
+    /// The ignored text that may follow each terminal of a rule.
     ignored: Option<Expression>,
 }
 

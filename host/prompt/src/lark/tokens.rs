@@ -1,11 +1,11 @@
-//! What a grammar in Lark consists of, one piece after the other.
+//! The lexer for grammars in Lark.
 
 use std::fmt;
 
 #[derive(Debug, PartialEq)]
 pub(super) enum Token {
     Name(String),
-    /// What a string means.
+    /// The value of a string.
     Text(String),
     /// A regular expression, or a string whose letters may be of either case.
     Expression(String),
@@ -35,7 +35,7 @@ impl fmt::Display for Token {
     }
 }
 
-/// The pieces of a grammar. Line ends stand between definitions only: none within brackets, none before a `|`.
+/// The tokens of a grammar. Line ends come between definitions only: none within brackets, none before a `|`.
 pub(super) fn tokens(grammar: &str) -> Result<Vec<Token>, String> {
     let mut tokens: Vec<Token> = Vec::new();
     let (mut rest, mut open) = (grammar, 0_usize);
@@ -86,7 +86,7 @@ pub(super) fn tokens(grammar: &str) -> Result<Vec<Token>, String> {
     Ok(tokens)
 }
 
-/// What stands between a literal's first character and the same one again. A backslash belongs to the character behind it.
+/// The text between a literal's delimiters. A backslash escapes the character after it.
 fn literal(text: &str) -> Result<&str, String> {
     let mut escaped = false;
     let end = text.char_indices().skip(1).find(|(_, letter)| {

@@ -15,12 +15,12 @@ use super::{json, meter, methods, python};
 
 /// The longest template that is compiled.
 pub(super) const SOURCE_BYTES_MAX: usize = 1 << 20;
-/// How deep loops, conditions and macros may nest at run time.
+/// The depth to which loops, conditions and macros may nest at run time.
 const RECURSION_MAX: usize = 400;
 /// How long a message of `raise_exception` is repeated.
 const MESSAGE_CHARS_MAX: usize = 500;
 
-/// What filters are given beside their value, by place or by name.
+/// Arguments of filters besides their value, positional or by name.
 type Arguments = Rest<ValueOrKwargs>;
 
 /// A template's source, ready to run.
@@ -64,7 +64,7 @@ impl Machine {
     }
 }
 
-/// What an error of a template says, in one line.
+/// The message of a template's error, on one line.
 pub(super) fn message(error: &Error) -> String {
     let detail = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
     let cause = std::error::Error::source(error).and_then(|source| source.downcast_ref::<Error>());

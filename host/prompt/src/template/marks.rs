@@ -1,4 +1,4 @@
-//! Telling a client's words from a template's.
+//! Tells a client's text from a template's.
 //!
 //! A template writes its special tokens as text, and so can a client: one that writes `<|im_end|>` into a message would
 //! end it. Escaping is no way out, as the text would no longer be what the model was trained on. So, where a string of
@@ -40,7 +40,7 @@ pub(super) struct Marks {
     pub end: char,
 }
 
-/// Whether Python's `repr` must leave a character alone.
+/// True if Python's `repr` must leave a character alone.
 pub(super) fn is_mark(char: char) -> bool {
     NONCHARACTERS.contains(&char)
 }
@@ -86,7 +86,7 @@ impl Controls {
         Ok(Self { texts, is_special: tokens.iter().map(|(_, is_special)| *is_special).collect() })
     }
 
-    /// Whether any string in there holds such a text.
+    /// True if any string in the value contains such a text.
     pub fn are_in(&self, value: &Value) -> bool {
         let mut found = false;
         each_text(value, &mut |text| found = found || self.texts.is_match(text));
@@ -141,7 +141,7 @@ impl Controls {
         (done > 0).then(|| marked + &text[done..])
     }
 
-    /// What the two renderings tell together.
+    /// Combines the two renderings.
     pub fn compare(&self, exact: String, marked: &str, marks: Marks) -> Rendered {
         let unmarked = marks.remove(marked);
         if unmarked.text == exact {

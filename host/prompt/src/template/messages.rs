@@ -1,9 +1,9 @@
 //! From a conversation to the messages that templates know: `role`, `content`, `tool_calls`, `reasoning_content`.
 //!
-//! A template that cannot express something gets it in another form that it can, where it stands, in words if need be:
-//! every request that a client may send is rendered. What is made of a turn depends on that turn and, where a template
-//! wants turns to alternate, on its neighbours, and never on what comes later: the prompt of a conversation goes on where
-//! the one before it ended, so far as the template itself lets it.
+//! What a template cannot express is converted to a form that it can, in place and as text if need be, so that every request
+//! can be rendered. The result for a turn depends on that turn and, where a template requires alternating roles, on its
+//! neighbours, and never on later turns: the prompt of a conversation extends that of the turn before, as far as the template
+//! itself allows.
 
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
@@ -16,9 +16,9 @@ const GAP: &str = "\n\n";
 /// Ids of calls that some templates insist on: letters and digits, as many.
 const SHORT_ID_CHARS: usize = 9;
 
-/// What happens in a conversation, before a template has a say.
+/// A message of a conversation, before it is converted for a template.
 #[derive(Clone, Debug, PartialEq)]
-enum Step {
+enum ChatMessage {
     User(String),
     Answer { text: String, thinking: String, calls: Vec<Call> },
     Result { id: String, name: String, text: String },
@@ -49,15 +49,15 @@ pub(super) fn messages(
     };
     if !system.is_empty() && !traits.takes_system {
         match steps.first_mut() {
-            Some(Step::User(text)) => *text = joined(&system, text),
-            _ => steps.insert(0, Step::User(system.clone())),
+            Some(ChatMessage::User(text)) => *text = joined(&system, text),
+            _ => steps.insert(0, ChatMessage::User(system.clone())),
         }
     }
     if traits.alternates {
         steps = alternating(steps);
     }
-    if traits.user_first && !matches!(steps.first(), Some(Step::User(_))) {
-        steps.insert(0, Step::User(String::new()));
+    if traits.user_first && !matches!(steps.first(), Some(ChatMessage::User(_))) {
+        steps.insert(0, ChatMessage::User(String::new()));
     }
     let system = (!system.is_empty() && traits.takes_system).then(|| message("system", &system, traits));
     system.into_iter().chain(steps.into_iter().map(|step| step.into_message(traits))).collect()
@@ -78,7 +78,7 @@ pub(super) fn tools(tools: &[Tool]) -> Value {
     described.collect()
 }
 
-/// Adds thoughts to an answer, as transformers does: some templates read the one, some the other.
+/// Adds reasoning to an answer, under both keys: some templates read the one, some the other.
 pub(super) fn think(message: &mut Value, thoughts: &str) {
     message["thinking"] = json!(thoughts);
     message["reasoning_content"] = json!(thoughts);
@@ -90,9 +90,9 @@ pub(super) fn content(text: &str, traits: &TemplateTraits) -> Value {
 }
 
 /// The system text that opens the turns, and the steps that follow.
-fn steps(conversation: &Conversation) -> (String, Vec<Step>) {
+fn steps(conversation: &Conversation) -> (String, Vec<ChatMessage>) {
     let mut leading = String::new();
-    let mut steps: Vec<Step> = Vec::new();
+    let mut steps: Vec<ChatMessage> = Vec::new();
     // System texts in the middle wait for the next words of the user.
     let mut waiting = String::new();
     for turn in &conversation.turns {
@@ -105,17 +105,17 @@ fn steps(conversation: &Conversation) -> (String, Vec<Step>) {
                 for part in &turn.parts {
                     let Part::ToolResult { id, text, is_error } = part else { continue };
                     let name = name_of(&steps, id);
-                    steps.push(Step::Result { id: id.clone(), name, text: outcome(text, *is_error) });
+                    steps.push(ChatMessage::Result { id: id.clone(), name, text: outcome(text, *is_error) });
                 }
                 let is_result = |part: &Part| matches!(part, Part::ToolResult { .. });
                 let text = joined(&std::mem::take(&mut waiting), &texts(&turn.parts, GAP));
                 if !text.is_empty() || !turn.parts.iter().any(is_result) {
-                    steps.push(Step::User(text));
+                    steps.push(ChatMessage::User(text));
                 }
             }
             Role::Assistant => {
                 if !waiting.is_empty() {
-                    steps.push(Step::User(std::mem::take(&mut waiting)));
+                    steps.push(ChatMessage::User(std::mem::take(&mut waiting)));
                 }
                 let mut answer = (String::new(), Vec::new());
                 for part in &turn.parts {
@@ -128,12 +128,12 @@ fn steps(conversation: &Conversation) -> (String, Vec<Step>) {
                     }
                 }
                 let (thinking, calls) = answer;
-                steps.push(Step::Answer { text: texts(&turn.parts, ""), thinking, calls });
+                steps.push(ChatMessage::Answer { text: texts(&turn.parts, ""), thinking, calls });
             }
         }
     }
     if !waiting.is_empty() {
-        steps.push(Step::User(waiting));
+        steps.push(ChatMessage::User(waiting));
     }
     (leading, steps)
 }
@@ -152,9 +152,9 @@ fn joined(before: &str, after: &str) -> String {
 }
 
 /// The tool that a call with this id went to.
-fn name_of(steps: &[Step], id: &str) -> String {
+fn name_of(steps: &[ChatMessage], id: &str) -> String {
     let calls = steps.iter().rev().filter_map(|step| match step {
-        Step::Answer { calls, .. } => Some(calls),
+        ChatMessage::Answer { calls, .. } => Some(calls),
         _ => None,
     });
     calls.flatten().find(|call| call.id == id).map(|call| call.name.clone()).unwrap_or_default()
@@ -166,12 +166,12 @@ fn outcome(text: &str, is_error: bool) -> String {
 }
 
 /// Calls and results in a template's own form.
-fn with_calls(steps: Vec<Step>, form: &Calls, traits: &TemplateTraits) -> Vec<Step> {
-    let mut made: Vec<Step> = Vec::new();
+fn with_calls(steps: Vec<ChatMessage>, form: &Calls, traits: &TemplateTraits) -> Vec<ChatMessage> {
+    let mut made: Vec<ChatMessage> = Vec::new();
     let mut steps = steps.into_iter().peekable();
     while let Some(step) = steps.next() {
         match step {
-            Step::Answer { text, mut thinking, calls } if !calls.is_empty() => {
+            ChatMessage::Answer { text, mut thinking, calls } if !calls.is_empty() => {
                 let mut before = text;
                 if form.beside_text && !form.beside_both && !before.is_empty() && !thinking.is_empty() {
                     thinking = joined(&thinking, &std::mem::take(&mut before));
@@ -180,34 +180,34 @@ fn with_calls(steps: Vec<Step>, form: &Calls, traits: &TemplateTraits) -> Vec<St
                     // Where an answer of its own is refused, the call is what matters.
                     if !traits.alternates {
                         let text = std::mem::take(&mut before);
-                        made.push(Step::Answer { text, thinking: thinking.clone(), calls: Vec::new() });
+                        made.push(ChatMessage::Answer { text, thinking: thinking.clone(), calls: Vec::new() });
                     }
                     before = String::new();
                 }
                 if form.parallel || calls.len() == 1 {
-                    made.push(Step::Answer { text: before, thinking, calls });
+                    made.push(ChatMessage::Answer { text: before, thinking, calls });
                     continue;
                 }
                 // One call at a time, each with its result.
                 let mut results = Vec::new();
-                while let Some(result) = steps.next_if(|step| matches!(step, Step::Result { .. })) {
+                while let Some(result) = steps.next_if(|step| matches!(step, ChatMessage::Result { .. })) {
                     results.push(result);
                 }
                 for (place, call) in calls.into_iter().enumerate() {
                     let id = call.id.clone();
                     let (text, thinking) =
                         if place == 0 { (before.clone(), thinking.clone()) } else { <(String, String)>::default() };
-                    made.push(Step::Answer { text, thinking, calls: vec![call] });
-                    let is_its = |step: &Step| matches!(step, Step::Result { id: of, .. } if *of == id);
+                    made.push(ChatMessage::Answer { text, thinking, calls: vec![call] });
+                    let is_its = |step: &ChatMessage| matches!(step, ChatMessage::Result { id: of, .. } if *of == id);
                     if let Some(at) = results.iter().position(is_its) {
                         made.push(results.remove(at));
                     }
                 }
                 made.extend(results);
             }
-            Step::User(text) if !form.user_after_result => match made.last_mut() {
-                Some(Step::Result { text: result, .. }) => *result = joined(result, &text),
-                _ => made.push(Step::User(text)),
+            ChatMessage::User(text) if !form.user_after_result => match made.last_mut() {
+                Some(ChatMessage::Result { text: result, .. }) => *result = joined(result, &text),
+                _ => made.push(ChatMessage::User(text)),
             },
             other => made.push(other),
         }
@@ -215,32 +215,32 @@ fn with_calls(steps: Vec<Step>, form: &Calls, traits: &TemplateTraits) -> Vec<St
     made
 }
 
-/// Calls and results as words: what the model wrote, and what the user tells it.
-fn in_words(steps: Vec<Step>) -> Vec<Step> {
-    let mut made: Vec<Step> = Vec::new();
+/// Calls and results as text: what the model wrote, and what the user tells it.
+fn in_words(steps: Vec<ChatMessage>) -> Vec<ChatMessage> {
+    let mut made: Vec<ChatMessage> = Vec::new();
     let mut is_result = false;
     for step in steps {
         let was_result = std::mem::take(&mut is_result);
         match step {
-            Step::Answer { text, thinking, calls } => {
+            ChatMessage::Answer { text, thinking, calls } => {
                 let calls = calls.iter().map(|call| {
                     let call = json!({ "name": call.name, "arguments": call.arguments });
                     format!("<tool_call>\n{}\n</tool_call>", python_json(&call))
                 });
                 let parts: Vec<_> = Some(text).filter(|text| !text.is_empty()).into_iter().chain(calls).collect();
-                made.push(Step::Answer { text: parts.join("\n"), thinking, calls: Vec::new() });
+                made.push(ChatMessage::Answer { text: parts.join("\n"), thinking, calls: Vec::new() });
             }
-            Step::Result { text, .. } => {
+            ChatMessage::Result { text, .. } => {
                 let told = format!("<tool_response>\n{text}\n</tool_response>");
                 is_result = true;
                 match made.last_mut() {
-                    Some(Step::User(before)) if was_result => *before = format!("{before}\n{told}"),
-                    _ => made.push(Step::User(told)),
+                    Some(ChatMessage::User(before)) if was_result => *before = format!("{before}\n{told}"),
+                    _ => made.push(ChatMessage::User(told)),
                 }
             }
-            Step::User(text) => match made.last_mut() {
-                Some(Step::User(before)) if was_result => *before = joined(before, &text),
-                _ => made.push(Step::User(text)),
+            ChatMessage::User(text) => match made.last_mut() {
+                Some(ChatMessage::User(before)) if was_result => *before = joined(before, &text),
+                _ => made.push(ChatMessage::User(text)),
             },
         }
     }
@@ -248,14 +248,14 @@ fn in_words(steps: Vec<Step>) -> Vec<Step> {
 }
 
 /// Neighbours with the same role become one.
-fn alternating(steps: Vec<Step>) -> Vec<Step> {
-    let mut made: Vec<Step> = Vec::new();
+fn alternating(steps: Vec<ChatMessage>) -> Vec<ChatMessage> {
+    let mut made: Vec<ChatMessage> = Vec::new();
     for step in steps {
         match (made.last_mut(), step) {
-            (Some(Step::User(before)), Step::User(text)) => *before = joined(before, &text),
+            (Some(ChatMessage::User(before)), ChatMessage::User(text)) => *before = joined(before, &text),
             (
-                Some(Step::Answer { text: before, thinking: thought, calls: called }),
-                Step::Answer { text, thinking, calls },
+                Some(ChatMessage::Answer { text: before, thinking: thought, calls: called }),
+                ChatMessage::Answer { text, thinking, calls },
             ) if called.is_empty() => {
                 *before = joined(before, &text);
                 *thought = joined(thought, &thinking);
@@ -267,7 +267,7 @@ fn alternating(steps: Vec<Step>) -> Vec<Step> {
     made
 }
 
-impl Step {
+impl ChatMessage {
     fn into_message(self, traits: &TemplateTraits) -> Value {
         match self {
             Self::User(text) => message("user", &text, traits),

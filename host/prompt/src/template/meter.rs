@@ -1,4 +1,4 @@
-//! What a template may spend.
+//! The budget of a rendering.
 //!
 //! minijinja counts instructions, which bounds loops and recursion. It does not bound what one instruction makes: thirty
 //! times `x ~ x` is a gigabyte. So compiled templates are rewritten before they run: whatever makes text or collections
@@ -26,7 +26,7 @@ const BYTES_MAX: usize = 1 << 29;
 const TIME_MAX: Duration = Duration::from_secs(2);
 /// How deep collections may nest.
 pub(super) const DEPTH_MAX: usize = 200;
-/// What an entry of a collection is charged.
+/// The charge for an entry of a collection.
 const ENTRY_BYTES: usize = 24;
 
 /// Names that no template can write.
@@ -47,7 +47,7 @@ thread_local! {
     static METER: RefCell<Option<Meter>> = const { RefCell::new(None) };
 }
 
-/// Runs a rendering with a full purse.
+/// Runs a rendering with a full budget.
 pub(super) fn metered<T>(work: impl FnOnce() -> T) -> T {
     struct Reset;
     impl Drop for Reset {
@@ -103,7 +103,7 @@ pub(super) fn too_deep() -> Error {
     Error::new(ErrorKind::OutOfFuel, format!("its collections nest more than {DEPTH_MAX} deep"))
 }
 
-/// The same program with charges in it.
+/// Rewrites a compiled template with charges in it.
 pub(super) fn with_charges<'source>(program: &Instructions<'source>) -> Instructions<'source> {
     let steps = || (0..).map_while(|at| program.get(at)).enumerate();
     // Where each step of the old program begins in the new one.
@@ -147,7 +147,7 @@ pub(super) fn with_charges<'source>(program: &Instructions<'source>) -> Instruct
     metered
 }
 
-/// Whether a step leaves something on the stack that took work or memory to make.
+/// True if an instruction leaves something on the stack that took work or memory to make.
 fn makes_something(step: &Instruction<'_>) -> bool {
     matches!(
         step,

@@ -112,7 +112,7 @@ fn of_dict(dict: &Value, method: &str, args: &[Value]) -> Result<Option<Value>, 
     }
 }
 
-/// What Python calls white space: Unicode's, and four separators of ASCII.
+/// White space in Python: Unicode's, and four separators of ASCII.
 fn is_space(char: char) -> bool {
     char.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&char)
 }

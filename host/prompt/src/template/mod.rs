@@ -2,7 +2,7 @@
 //!
 //! A template is a program out of a checkpoint: it is bounded in every way that it could run away (`meter`), and what
 //! it makes of a conversation is what the model was trained on, byte for byte. Templates differ in what they accept;
-//! what one does not is given to it in a form that it does (`messages`), by what trial renderings told (`trials`). A
+//! a conversation is converted to a form that the template accepts (`messages`), as trial renderings have found (`trials`). A
 //! client's words never become special tokens (`marks`).
 
 mod json;
@@ -50,7 +50,7 @@ const PLAIN: &str = r"{{ bos_token }}
     {{- 'Assistant:' }}
 {%- endif %}";
 
-/// A model's chat template, and what trial renderings told of it.
+/// A model's chat template, and the traits that trial renderings found.
 #[derive(Debug)]
 pub(crate) struct Template {
     machine: Machine,
@@ -92,7 +92,7 @@ impl Template {
         Ok(Self { machine, traits, controls, bos, eos })
     }
 
-    /// Whether it tells the model of tools by itself.
+    /// True if the template supports tools.
     pub fn takes_tools(&self) -> bool {
         self.traits.takes_tools
     }
@@ -167,7 +167,7 @@ impl Template {
     }
 }
 
-/// What a template is given that comes from the client.
+/// The client's part of a template's input.
 struct Prompt {
     messages: Json,
     tools: Json,

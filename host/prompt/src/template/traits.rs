@@ -1,23 +1,23 @@
-//! What templates differ in, as data.
+//! The traits in which templates differ, as data.
 
-/// What a template takes as it is.
+/// The features that a template supports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TemplateTraits {
-    /// A system message, which it shows in the same place however the conversation goes on.
+    /// A system message, which is rendered in the same position however the conversation goes on.
     pub takes_system: bool,
-    /// It wants texts as lists of parts.
+    /// Texts must be lists of parts.
     pub content_parts: bool,
-    /// It wants users and assistants to take turns.
+    /// Roles must alternate.
     pub alternates: bool,
-    /// It wants the user to begin.
+    /// The first message must be the user's.
     pub user_first: bool,
-    /// It tells the model of tools.
+    /// Tools.
     pub takes_tools: bool,
-    /// How it takes calls and their results; none if it does not.
+    /// The form of calls and their results, if it supports them.
     pub calls: Option<Calls>,
 }
 
-/// How a template takes calls.
+/// The form of calls that a template supports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Calls {
     /// With ids of nine letters and digits.
@@ -28,8 +28,8 @@ pub(crate) struct Calls {
     pub parallel: bool,
     /// With text before them.
     pub beside_text: bool,
-    /// With text and thoughts before them, or one of the two.
+    /// With text and reasoning before them, or one of the two.
     pub beside_both: bool,
-    /// With words of the user right after the results.
+    /// With a message of the user right after the results.
     pub user_after_result: bool,
 }

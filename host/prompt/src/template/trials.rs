@@ -1,4 +1,4 @@
-//! What a template does with a conversation, found out by rendering small ones.
+//! Finds out what a template supports by rendering small conversations.
 //!
 //! Names say nothing: two templates of one family differ in what they raise on, and finetunes bring their own. So each
 //! is tried once, when it is read, with words that occur in no template, and what comes back is kept as data.
@@ -26,7 +26,7 @@ const BACK: &str = "zqback";
 const LONG_IDS: [&str; 2] = ["call_zq0123456789", "call_zq9876543210"];
 const SHORT_IDS: [&str; 2] = ["zq0123456", "zq6543210"];
 
-/// Tries templates out: messages and tools to a text, or nothing where it raises.
+/// Renders messages and tools; none where the template raises.
 pub(super) trait Trial: Fn(&[Value], &Value) -> Option<String> {}
 
 impl<T: Fn(&[Value], &Value) -> Option<String>> Trial for T {}

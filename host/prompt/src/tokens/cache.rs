@@ -1,13 +1,13 @@
 //! Remembers the tokens of stretches of text. A conversation comes back longer by a turn, and all the others, system
 //! text and tools among them, are the same to the byte.
 //!
-//! Each client finds its own only: how quickly a prompt is counted would tell it what others have written.
+//! Each client finds only its own: otherwise the time that counting takes would tell what others have written.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use lru::LruCache;
 
-/// What is remembered, in bytes of text and tokens: of stretches that open a prompt, and of all others.
+/// Capacity in bytes of text and tokens: for stretches that open a prompt, and for all others.
 const BYTES_MAX: usize = 8 << 20;
 /// Shorter stretches are tokenized as quickly as they are found.
 const STRETCH_BYTES_MIN: usize = 64;
@@ -40,7 +40,7 @@ impl Cache {
         known[usize::from(opens_text)].ids.get(&key(salt, text)).cloned()
     }
 
-    /// Remembers one, and forgets those that were not used for longest when there are too many.
+    /// Adds a stretch, and evicts the least recently used ones if there are too many.
     pub fn put(&self, salt: &[u8], text: &str, opens_text: bool, ids: Vec<u32>) {
         let key = key(salt, text);
         let bytes = size_of(&key, &ids);

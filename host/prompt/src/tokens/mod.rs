@@ -1,9 +1,9 @@
 //! A model's tokenizer: from the text of prompts to ids.
 //!
-//! What the `tokenizers` crate does to a text in one go is done here in its steps, because two things are needed that it
-//! does not offer. Places where a client's words only look like special tokens are passed over when added tokens are
-//! looked for (`added`). And what stands between added tokens does not depend on what is around it, so that longer
-//! stretches are remembered (`cache`): in a conversation all but the last turn were tokenized before.
+//! The steps that the `tokenizers` crate takes in one call are separate here, because two things are needed that it does not
+//! offer. Where a client's words only look like special tokens, they are skipped in the search for added tokens (`added`).
+//! And the text between two added tokens is tokenized independently of its surroundings, so that longer stretches are cached
+//! (`cache`): in a conversation all but the last turn were tokenized before.
 //!
 //! A rendered conversation has its special tokens in its text, so none are added to it. A plain text is opened with the
 //! token that opens texts, where the card says so.
@@ -46,9 +46,9 @@ pub(crate) struct Tokens {
 /// The texts of a tokenizer's special tokens.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Specials {
-    /// What opens a text; empty for nothing.
+    /// The token that opens a text (BOS); empty for none.
     pub bos: String,
-    /// What ends a turn; empty for nothing.
+    /// The token that ends a turn (EOS); empty for none.
     pub eos: String,
     /// Every added token: its text, and whether it is a special one.
     pub added: Vec<(String, bool)>,
@@ -85,7 +85,7 @@ impl Tokens {
         })
     }
 
-    /// What templates need to know.
+    /// The special tokens, for templates.
     pub fn specials(&self) -> &Specials {
         &self.specials
     }
@@ -128,7 +128,7 @@ impl Tokens {
         self.append_stretch(text, done..text.len(), plain, salt, ids)
     }
 
-    /// What stands between added tokens.
+    /// Tokenizes a stretch between added tokens.
     fn append_stretch(
         &self,
         text: &str,

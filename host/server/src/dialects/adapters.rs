@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::{ApiError, ApiRequest, ApiResponse, ErrorCode};
 use crate::{
     fleet::{AdapterFailure, AdapterState, Culprit, check_adapter_name},
-    prompt::Chats,
+    requests::Chats,
 };
 use pensieve_protocol::job::{Failure, FailureCode};
 

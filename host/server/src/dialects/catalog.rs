@@ -15,7 +15,7 @@ use tokio::time::timeout;
 use super::{ApiError, ApiRequest, ApiResponse, Dialect, ErrorCode, fields::Quote};
 use crate::{
     fleet::{Listed, Target},
-    prompt::Chats,
+    requests::Chats,
 };
 
 /// Claude Code's discovery gives up after 3 seconds.

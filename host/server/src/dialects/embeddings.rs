@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::{ApiError, ApiRequest, ApiResponse, ErrorCode, fields::Field, validation};
-use crate::prompt::Chats;
+use crate::requests::Chats;
 
 const MODEL_BYTES_MAX: usize = 256;
 const INPUTS_MAX: usize = 2048;

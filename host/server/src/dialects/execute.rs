@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     chat::{Delta, Input},
-    prompt::Chats,
+    requests::Chats,
 };
 use pensieve_protocol::job::Finish;
 

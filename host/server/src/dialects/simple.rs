@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     chat::{Input, Request, SamplingParams},
-    prompt::Chats,
+    requests::Chats,
 };
 
 /// Default of `max_tokens`.

@@ -11,8 +11,9 @@ use tokio::time::{Instant, timeout_at};
 
 use super::{ApiError, ApiRequest, ErrorCode, Frame, FrameStream, Shared, memory::RequestMemory, usage::Meter};
 use crate::{
+    answers::Generation,
     chat::{Delta, TokenLogprob},
-    prompt::{Generation, Prepared},
+    requests::Prepared,
 };
 use pensieve_protocol::job::Failure;
 

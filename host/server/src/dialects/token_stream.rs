@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     chat::{Conversation, Delta, Input, Part, Role, Turn},
-    prompt::Chats,
+    requests::Chats,
 };
 
 const QUERY_BYTES_MAX: usize = 16 << 20;

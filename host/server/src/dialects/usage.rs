@@ -10,7 +10,7 @@ use std::{
 use serde_json::{Value, json};
 
 use super::{ApiError, ApiRequest, ApiResponse};
-use crate::prompt::Prepared;
+use crate::requests::Prepared;
 use pensieve_protocol::job::Usage;
 
 /// Limit of recorded pairs of client and model; a server has few of both.

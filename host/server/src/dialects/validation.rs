@@ -2,7 +2,7 @@
 //! even a streamed request fails with a status and the field's name.
 
 use super::{ApiError, ApiRequest, catalog, fields::Quote};
-use crate::{chat::Request, prompt::Chats};
+use crate::{chat::Request, requests::Chats};
 
 /// Strips the prefix under which model lists show a model to Claude Code.
 pub(crate) fn model_name<'a>(call: &ApiRequest, name: &'a str) -> &'a str {

@@ -61,15 +61,15 @@ impl Adapter {
     }
 }
 
-/// What is wrong with an adapter's name, which has to stand behind a model's id and a colon; to be read behind the name.
+/// Checks an adapter's name, which clients write after a model's id and a colon. The error is a predicate of the name.
 pub fn check_adapter_name(name: &str) -> Result<(), String> {
     let legal = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
-    // A path with these would be another one.
+    // These would change a path that contains the name.
     let is_step = name == "." || name == "..";
     if (1..=NAME_LEN_MAX).contains(&name.len()) && name.bytes().all(legal) && !is_step {
         return Ok(());
     }
-    Err(format!("cannot stand behind a model's id; it takes 1 to {NAME_LEN_MAX} letters, digits and -_. signs"))
+    Err(format!("cannot follow a model's id; it takes 1 to {NAME_LEN_MAX} letters, digits and -_. signs"))
 }
 
 impl AdapterRegistry {
@@ -92,7 +92,7 @@ impl AdapterRegistry {
         self.of(model).into_iter().filter_map(merged).collect()
     }
 
-    /// Whether the model has some that requests choose.
+    /// True if the model has adapters that requests choose.
     pub(super) fn has_some(&self, model: usize) -> bool {
         self.all().get(model).is_some_and(|names| names.values().any(|adapter| adapter.merged.is_none()))
     }
@@ -103,7 +103,7 @@ impl AdapterRegistry {
         }
     }
 
-    /// Takes one away; says why not, if it is not there or not to be had.
+    /// Removes an adapter. Fails if there is none of that name, or if it is merged.
     pub(super) fn remove(&self, model: usize, id: &str, name: &str) -> Result<(), Failure> {
         let mut models = self.write();
         let Some(names) = models.get_mut(model) else { return Ok(()) };
@@ -128,7 +128,7 @@ impl AdapterRegistry {
     }
 }
 
-/// What is said of a name that a model has no adapter of.
+/// Error for an unknown adapter name.
 pub(super) fn unknown(id: &str, names: &AdaptersByName, name: &str) -> Failure {
     if names.get(name).is_some_and(|adapter| adapter.merged.is_some()) {
         let message = format!("adapter '{name}' is merged into model '{id}'");

@@ -8,6 +8,7 @@
 use pensieve_protocol::{
     fence::{Policy, VARIABLE},
     questions::Checked,
+    refusal::RefusalKind,
 };
 use serde::de::DeserializeOwned;
 use std::{
@@ -33,7 +34,7 @@ const ANSWER_BYTES_MAX: u64 = 256 << 20;
 const STDERR_BYTES_MAX: u64 = 64 << 10;
 const STDERR_CHARS_SHOWN: usize = 200;
 
-/// What variables a child sees: enough to find libraries and devices, none of the server's secrets.
+/// Environment variables that a child inherits: enough to find libraries and devices, none of the server's secrets.
 const VARIABLES: [&str; 18] = [
     "PATH",
     "HOME",
@@ -79,18 +80,18 @@ pub enum ChildError {
 }
 
 impl ChildError {
-    pub fn kind(&self) -> &'static str {
+    pub fn kind(&self) -> RefusalKind {
         match self {
-            Self::Spawn(_) => "not-inspected",
-            Self::TimedOut(_) => "timed-out",
-            Self::Crashed { .. } => "crashed",
-            Self::Ended { .. } => "exited",
-            Self::Garbled(_) => "garbled",
+            Self::Spawn(_) => RefusalKind::NotInspected,
+            Self::TimedOut(_) => RefusalKind::TimedOut,
+            Self::Crashed { .. } => RefusalKind::Crashed,
+            Self::Ended { .. } => RefusalKind::Exited,
+            Self::Garbled(_) => RefusalKind::Garbled,
         }
     }
 }
 
-/// What a sentence about the file goes on with: `crashed the process that …`.
+/// The predicate of a sentence about the file: `crashed the process that …`.
 impl fmt::Display for ChildError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let shown = |f: &mut fmt::Formatter<'_>, stderr: &str| {
@@ -311,7 +312,7 @@ mod tests {
             Manifest { samplers: vec!["top k".into()], ..honest() },
         ] {
             let refused = check(says(forged)).await.unwrap_err();
-            assert_eq!(refused.kind(), "garbled", "{refused}");
+            assert_eq!(refused.kind(), RefusalKind::Garbled, "{refused}");
             assert!(!refused.to_string().contains('\u{1b}'), "{refused}");
         }
         let endless = check("printf '{\"manifest\":{\"id\":\"'; exec head -c 300000000 /dev/zero".into()).await;

@@ -22,7 +22,7 @@ pub struct Config {
     pub plugins: plugins::Settings,
     /// This program, which workers run.
     pub program: PathBuf,
-    /// What runs workers in threads of this process instead; see [`Config::run_in_process`].
+    /// Runs workers in threads of this process instead; see [`Config::run_in_process`].
     pub(super) in_process: Option<WorkerMain>,
     /// Where cards of checkpoints are kept.
     pub cards: PathBuf,
@@ -35,7 +35,7 @@ pub struct Config {
     pub sources: Sources,
     /// The model that answers for unknown ids; none to refuse them.
     pub default_model: Option<String>,
-    /// What all workers together may take.
+    /// Bytes that all workers may take together.
     pub memory_bytes: u64,
     /// After how long without a stream a worker ends; none for never.
     pub idle_timeout: Option<Duration>,
@@ -48,10 +48,10 @@ pub struct ModelConfig {
     pub id: String,
     /// A `.gguf` file or a folder.
     pub source: PathBuf,
-    /// What else clients may call it; `*` stands for anything.
+    /// Aliases; `*` stands for anything.
     pub aliases: Vec<String>,
     pub adapters: BTreeMap<String, Adapter>,
-    /// How its tokens are picked where a client's fields say nothing else; none for the usual way.
+    /// The sampler chain where a client's fields say nothing else; none for the host's default.
     pub samplers: Option<Vec<StageSpec>>,
     pub spec: ModelSpec,
 }
@@ -62,14 +62,14 @@ pub struct Variant {
     pub id: String,
     /// The model's id.
     pub base: String,
-    /// What else clients may call it; `*` stands for anything.
+    /// Aliases; `*` stands for anything.
     pub aliases: Vec<String>,
     pub adapter: Option<AdapterUse>,
-    /// How its tokens are picked where a client's fields say nothing else; none for the model's way.
+    /// The sampler chain where a client's fields say nothing else; none for the model's.
     pub samplers: Option<Vec<StageSpec>>,
 }
 
-/// What happens after a worker's death.
+/// The restart policy after a worker's death.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Restart {
     /// The pause before the first restart; every death within the window doubles it.
@@ -118,8 +118,8 @@ impl Config {
         }
     }
 
-    /// Runs workers as threads of this process, where a debugger sees them, and waits for ever for a step. For who looks
-    /// for a fault in a plugin: what would end a worker ends this process.
+    /// Runs workers as threads of this process, where a debugger sees them, and waits for ever for a step. For debugging
+    /// a plugin: what would end a worker ends this process.
     pub fn run_in_process(&mut self, worker: WorkerMain) {
         self.in_process = Some(worker);
         (self.deadlines.silence, self.deadlines.load) = (FOR_EVER, FOR_EVER);

@@ -1,7 +1,8 @@
-//! The control loop: takes in requests and what workers say, has the supervisor decide, and carries out what it decides.
+//! The control loop: receives requests and reports of workers, passes them to the supervisor as events, and carries out its
+//! effects.
 //!
-//! It holds what the supervisor knows by number only: processes, jobs that wait, and those who wait for answers. Work that
-//! takes time (probing, loading, ending) runs in other tasks, which report back.
+//! It owns what the supervisor knows by number only: processes, waiting jobs, and channels for replies. Work that takes time
+//! (probing, loading, ending) runs in other tasks, which report back.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -20,7 +21,7 @@ use tokio::{
 use super::{
     adapter_registry::Adapter,
     config::Config,
-    fence,
+    fence, log,
     plugins::Catalogue,
     probe::{Probed, Prober},
     stats::FleetStats,
@@ -48,20 +49,20 @@ pub(super) enum Message {
     Shutdown { drain: Duration, reply: oneshot::Sender<()> },
 }
 
-/// The control loop's belongings. Dropping them ends every worker.
+/// The state of the control loop. Dropping it ends every worker.
 pub(super) struct Control {
     config: Arc<Config>,
     prober: Prober,
     catalogue: watch::Receiver<Arc<Catalogue>>,
     /// Weak, so that the loop ends when the last sender is dropped.
     messages: WeakUnboundedSender<Message>,
-    /// Where workers report to, under their serial numbers. Bounded: a worker that reports faster than this is handled waits.
+    /// For signals of workers, with their serial numbers. Bounded: a worker that sends faster than this loop reads waits.
     signals: Sender<(u64, WorkerSignal)>,
     supervisor: Supervisor,
     workers: HashMap<u64, (Worker, JobStreams)>,
-    /// Jobs that no worker has yet.
+    /// Jobs that were not submitted to a worker yet.
     jobs: HashMap<u64, (Job, UpdateSender)>,
-    /// Those who wait for answers, by their tickets.
+    /// Reply channels, by ticket.
     replies: HashMap<u64, oneshot::Sender<Answer>>,
     next_ticket: u64,
     stats_replies: Vec<oneshot::Sender<FleetStats>>,
@@ -120,7 +121,7 @@ impl Control {
         }
     }
 
-    /// What a message means for the supervisor; nothing if it is answered here.
+    /// The event for a message; none if the message is answered here.
     fn event_of(&mut self, message: Message) -> Option<Event> {
         Some(match message {
             Message::Submit { model, job, updates } => {
@@ -176,7 +177,7 @@ impl Control {
         self.next_ticket
     }
 
-    /// Has the supervisor decide about an event, and does what it says. Breaks when the fleet has ended.
+    /// Passes an event to the supervisor and carries out its effects. Breaks when the fleet has ended.
     fn handle(&mut self, event: Event) -> ControlFlow<()> {
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
@@ -205,7 +206,7 @@ impl Control {
         ControlFlow::Continue(())
     }
 
-    /// Carries out what needs no answer. Those who wait for one may have gone.
+    /// Carries out an effect that no event follows. Whoever waits for a reply may have gone.
     fn perform(&mut self, effect: Effect) {
         match effect {
             Effect::Probe { model } => self.probe(model),
@@ -246,6 +247,7 @@ impl Control {
                 let stats = self.supervisor.stats();
                 self.stats_replies.drain(..).for_each(|reply| drop(reply.send(stats.clone())));
             }
+            Effect::Note(note) => log::log(&self.config.models[note.model].id, &note.what),
             Effect::Start { .. } | Effect::End => {}
         }
     }

@@ -1,4 +1,4 @@
-//! Writes down what each child may do, before it is started; `pensieve_worker::fence` enters it there.
+//! Builds the policy of each child before it is started; `pensieve_worker::fence` enters it there.
 //!
 //! A child reads the files that its question or its model is about, writes its own cache, and takes the memory that it is
 //! known to need with a margin. No process outlives it: it can neither start one nor leave the group that is killed when it
@@ -27,7 +27,7 @@ const INSPECTION_ADDRESS_BYTES: u64 = 4 * GIB;
 /// A card takes a tokenizer of some megabytes; a checkpoint may be mapped as a whole besides.
 const DESCRIPTION_BYTES: u64 = 4 * GIB;
 const DESCRIPTION_ADDRESS_BYTES: u64 = 16 * GIB;
-/// What a worker may take beyond twice what its card says.
+/// Memory of a worker beyond twice that of its card.
 const WORKER_MARGIN_BYTES: u64 = 4 * GIB;
 /// How often a worker may map each file that it reads: when it is asked about its checkpoint, and when it loads it.
 const WORKER_MAPS: u64 = 2;
@@ -37,7 +37,7 @@ const WORKER_MAPPED_BYTES: u64 = 64 * GIB;
 /// A child that computes on its own loads a model several times over, and may take all memory that there is.
 const MEASUREMENT_MAPS: u64 = 8;
 const FILES_MAX: u64 = 4096;
-/// What a prompt process maps besides what it allocates: the program, its libraries, and stacks of threads.
+/// Memory that a prompt process maps besides what it allocates: the program, its libraries, and stacks of threads.
 const PROMPT_MAPPED_BYTES: u64 = 2 * GIB;
 /// Its standard streams, and a few for time zones.
 const PROMPT_FILES_MAX: u64 = 64;
@@ -135,7 +135,7 @@ pub(super) fn measurement(
     })
 }
 
-/// Whether a GPU's driver may be at work in a worker for this device.
+/// True if a worker for this device may run a GPU driver.
 fn kind(device: &str) -> Kind {
     let has_drivers = match device {
         "cpu" => false,

@@ -1,6 +1,6 @@
-//! What is known of the machine that the server runs on.
+//! The memory of the machine that the server runs on.
 
-/// Where the system does not tell its memory, this much is assumed.
+/// Assumed where the system does not tell its memory.
 const MACHINE_BYTES: u64 = 16 << 30;
 
 /// Two thirds of the machine's memory: on one of 16 GB, a model of 8 B in four bits beside an editor and a browser.

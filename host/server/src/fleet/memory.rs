@@ -1,4 +1,4 @@
-//! Which models may be resident: a budget in bytes, and which idle workers are evicted for a new one. Pure.
+//! The memory budget: decides whether a model fits, and which idle workers are evicted for it. Pure.
 
 use pensieve_protocol::{
     card::{Card, State},
@@ -7,7 +7,7 @@ use pensieve_protocol::{
 
 use super::ModelConfig;
 
-/// What a worker takes besides weights and states: its program, its plugins and scratch.
+/// Memory of a worker besides weights and states: its program, its plugins and scratch.
 const OVERHEAD_BYTES: u64 = 64 << 20;
 /// Tokens of scratch that a step needs at most.
 const STEP_TOKENS: u64 = 1024;
@@ -25,13 +25,12 @@ const STATE_BYTES_MIN: u64 = 64 << 20;
 pub(super) struct Resident {
     pub(super) serial: u64,
     pub(super) bytes: u64,
-    /// Whether it could go at once: it has no stream, and is not about to go already.
+    /// It can be evicted at once: it has no stream, and is not draining already.
     pub(super) idle: bool,
-    /// When it was used last; smaller is longer ago.
+    /// Logical time of the last use.
     pub(super) used: u64,
 }
 
-/// Whether a new worker fits into the budget.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum MemoryVerdict {
     Fits,
@@ -43,7 +42,7 @@ pub(super) enum MemoryVerdict {
     Never,
 }
 
-/// Whether `bytes` more fit. The least recently used idle workers are evicted, and none unless that makes enough room.
+/// Decides whether `bytes` more fit. The least recently used idle workers are evicted, and none unless that makes enough room.
 pub(super) fn admit(budget: u64, residents: &[Resident], bytes: u64) -> MemoryVerdict {
     if bytes > budget {
         return MemoryVerdict::Never;
@@ -67,7 +66,7 @@ pub(super) fn admit(budget: u64, residents: &[Resident], bytes: u64) -> MemoryVe
     }
 }
 
-/// What a model will take, before it is loaded.
+/// The planned memory of a model that is not loaded yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct MemoryPlan {
     pub(super) state_bytes: u64,

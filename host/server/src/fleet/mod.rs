@@ -1,14 +1,14 @@
 //! The fleet: which models there are, which worker process serves each, and the plugins that workers load.
 //!
-//! This is the server's half of the process boundary. It knows plugins by what children say of them and models by their
-//! cards, and it never maps a plugin nor opens a model's file; whatever goes wrong in foreign code ends a process that is
-//! not this one.
+//! This is the server's half of the process boundary. It knows plugins by the manifests that children report and models by
+//! their cards, and it never maps a plugin nor opens a model's file: a crash in foreign code ends another process.
 
 mod adapter_registry;
 pub mod child;
 mod config;
 mod control;
 pub mod fence;
+mod log;
 mod machine;
 mod memory;
 mod pace;
@@ -63,7 +63,7 @@ use probe::{KeyedCard, Probed, Prober};
 use router::Route;
 use supervisor::Supervisor;
 
-/// Reports of workers that wait for the control loop; a worker that sends more waits on its socket.
+/// Capacity of the channel of workers' signals to the control loop; a worker that sends more waits on its socket.
 const SIGNALS_MAX: usize = 64;
 
 /// The models of a server. Dropping it ends every worker.
@@ -75,7 +75,7 @@ pub struct Fleet {
     registry: Arc<AdapterRegistry>,
     messages: UnboundedSender<Message>,
     next_job: AtomicU64,
-    /// Bytes that wait in the queues of all streams.
+    /// Bytes in the queues of all streams.
     queued_bytes: Arc<AtomicUsize>,
     fenced: OnceCell<Fenced>,
     closing: AtomicBool,
@@ -85,19 +85,19 @@ pub struct Fleet {
 /// The model that a request names, loaded or not, and what its card says. A request is resolved to it once.
 #[derive(Clone, Debug)]
 pub struct Target {
-    place: usize,
+    index: usize,
     pub id: String,
     pub card: Arc<Card>,
     /// Equal for equal cards.
     pub card_key: Arc<str>,
     /// The longest sequence, in tokens: of its card, its configuration, and what its memory holds.
     pub context: u32,
-    /// How tokens are picked where a client's fields say nothing else; none for the usual way.
+    /// The sampler chain where a client's fields say nothing else; none for the host's default.
     pub samplers: Option<Vec<StageSpec>>,
     pub adapter: Option<AdapterUse>,
 }
 
-/// What a child needs to compute with a model on its own, beside the workers.
+/// Enough for a child process to run a model on its own, beside the workers.
 #[derive(Clone, Debug)]
 pub struct Claimed {
     /// The plugin's library, which is there as long as the fleet.
@@ -106,7 +106,7 @@ pub struct Claimed {
     pub source: PathBuf,
     pub spec: wire::ModelSpec,
     pub policy: Policy,
-    /// What all models together may take.
+    /// Bytes that all models may take together.
     pub memory_bytes: u64,
 }
 
@@ -145,22 +145,22 @@ impl Fleet {
         Ok(Self { config, plugins, prober, registry, messages, next_job, queued_bytes, fenced, closing, control })
     }
 
-    /// What stands behind a name. Fails if there is no such model, or none that can be served.
+    /// Resolves a name. Fails if there is no such model, or if it cannot be served.
     pub async fn target(&self, name: &str) -> Result<Target, Failure> {
-        let Route { model: place, variant, adapter } = self.route(name)?;
-        let model = &self.config.models[place];
-        let KeyedCard { key, card } = self.prober.card(place, model, &self.plugins.catalogue()).await?;
-        let context = memory::context(self.config.memory_bytes, model, self.registry.has_some(place), &card);
+        let Route { model: index, variant, adapter } = self.route(name)?;
+        let model = &self.config.models[index];
+        let KeyedCard { key, card } = self.prober.card(index, model, &self.plugins.catalogue()).await?;
+        let context = memory::context(self.config.memory_bytes, model, self.registry.has_some(index), &card);
         let own = variant.and_then(|variant| self.config.variants[variant].samplers.as_ref());
         let samplers = own.or(model.samplers.as_ref()).cloned();
-        Ok(Target { place, id: model.id.clone(), card, card_key: key, context, samplers, adapter })
+        Ok(Target { index, id: model.id.clone(), card, card_key: key, context, samplers, adapter })
     }
 
-    /// Who takes the model that this name stands for, and what a child may do that computes with it and reads this text.
+    /// The architecture that takes the model of this name, and the policy of a child that runs it and reads this text.
     pub async fn claimed(&self, name: &str, text: &Path) -> Result<Claimed, Failure> {
-        let place = self.route(name)?.model;
-        let model = &self.config.models[place];
-        let Probed { plugin, architecture, .. } = self.prober.probe(place, model, &self.plugins.catalogue()).await?;
+        let index = self.route(name)?.model;
+        let model = &self.config.models[index];
+        let Probed { plugin, architecture, .. } = self.prober.probe(index, model, &self.plugins.catalogue()).await?;
         let open = self.config.unfenced.contains(&plugin.manifest.id);
         let (source, spec, plugin) = (model.source.clone(), model.spec.clone(), plugin.copy.path().to_path_buf());
         let policy = fence::measurement(&plugin, &source, text, &spec.device, open)?;
@@ -170,7 +170,7 @@ impl Fleet {
     /// Runs a job on a model. Its id is given here; a job without an adapter gets the target's. What goes wrong later is the
     /// stream's last event.
     pub fn submit(&self, target: &Target, job: Job) -> Result<EventStream, Failure> {
-        self.queue(target.place, target.adapter.clone(), job)
+        self.queue(target.index, target.adapter.clone(), job)
     }
 
     /// Runs a job on the model that this name stands for, of which nothing needs to be known.
@@ -198,8 +198,8 @@ impl Fleet {
         Ok(stream)
     }
 
-    /// Has a model take in an adapter from this source, and loads the model for it if need be: once it is there, requests
-    /// may name it. `model` is an id, no other name.
+    /// Attaches an adapter from this source to a model, which is loaded if need be. Requests may name it from then on. `model`
+    /// is an id, not an alias.
     pub async fn attach(&self, model: &str, name: &str, source: &str) -> Result<AdapterState, AdapterFailure> {
         let index = self.index(model).map_err(|failure| Culprit::Model.of(failure))?;
         let bytes_max = wire::adapter_file_bytes_max(self.config.models[index].spec.adapter_memory);
@@ -223,7 +223,7 @@ impl Fleet {
         Ok(AdapterState { name, source, known: Some(known), ..AdapterState::default() })
     }
 
-    /// Lets no further request name an adapter. What runs under it goes on to its end.
+    /// Detaches an adapter: no further request may name it, and running ones go on to their end.
     pub async fn detach(&self, model: &str, name: &str) -> Result<(), AdapterFailure> {
         let index = self.index(model).map_err(|failure| Culprit::Model.of(failure))?;
         let (reply, answer) = oneshot::channel();
@@ -233,19 +233,19 @@ impl Fleet {
         answer.await.unwrap_or_else(|_| Err(ended())).map(drop)
     }
 
-    /// The adapters of a model, as they are now. `model` is an id, no other name.
+    /// The current adapters of a model. `model` is an id, not an alias.
     pub async fn adapters(&self, model: &str) -> Result<Vec<AdapterState>, Failure> {
         let index = self.index(model)?;
         let stats = self.stats(true).await;
         Ok(stats.models.into_iter().nth(index).map(|model| model.adapters).unwrap_or_default())
     }
 
-    /// Every name that stands for a model, but for those that only fit a wildcard.
+    /// Every name of a model, except those that only match a wildcard.
     pub fn listed(&self) -> Vec<Listed> {
         self.names(|names| names.all().map(|(id, model)| Listed { id, source: model.source.clone() }).collect())
     }
 
-    /// What stands for a model under this name, unless it is the default that answers for it.
+    /// The model of this name, unless only the default model answers for it.
     pub fn find_listed(&self, name: &str) -> Option<Listed> {
         let route = self.names(|names| router::Names { default: None, ..names }.resolve(name)).ok()?;
         Some(Listed { id: name.to_owned(), source: self.config.models[route.model].source.clone() })
@@ -288,7 +288,7 @@ impl Fleet {
         &self.plugins
     }
 
-    /// What every model does; `fresh` asks the workers, and waits a moment for their answers.
+    /// Statistics of all models; with `fresh` the workers are asked, and have a moment to answer.
     pub async fn stats(&self, fresh: bool) -> FleetStats {
         let (reply, answer) = oneshot::channel();
         // After shutdown there is no control loop, and the answer is empty.
@@ -302,7 +302,7 @@ impl Fleet {
         Ok(())
     }
 
-    /// Takes no more jobs, lets running ones finish for as long as `drain`, and ends all workers.
+    /// Accepts no more jobs, lets running ones finish for as long as `drain`, and ends all workers.
     pub async fn shutdown(&self, drain: Duration) {
         self.closing.store(true, Ordering::Relaxed);
         let (reply, over) = oneshot::channel();

@@ -43,7 +43,7 @@ pub(super) struct LogLimiter {
 }
 
 impl LogLimiter {
-    /// Whether a line may be written, and if so how many were dropped before it.
+    /// Admits a line or not; `Some` has the number of lines dropped before it.
     pub(super) fn admit(&mut self, now: Instant) -> Option<u64> {
         let new = || Bucket {
             per_second: f64::from(LINES_PER_SECOND),

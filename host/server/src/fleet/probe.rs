@@ -33,12 +33,12 @@ use pensieve_protocol::{
 };
 
 const SOURCE_FILES_MAX: usize = 4096;
-/// Answers of an older form are not asked for.
+/// Changes with the form of the answers, so that older ones are not read.
 const FORM: &str = "1";
 const CACHED_FILES_MAX: usize = 512;
 /// How many cards are kept, as a tokenizer has megabytes.
 const LATEST_MAX: NonZeroUsize = NonZeroUsize::new(8).unwrap();
-/// How long requests take it that a checkpoint is as it was. A model that is about to be loaded is looked at all the same.
+/// Time for which requests assume that a checkpoint is unchanged. A model that is about to be loaded is checked in any case.
 const LATEST_AGE_MAX: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Debug)]
@@ -48,11 +48,11 @@ pub(super) struct Prober {
     cache: PathBuf,
     /// How long one child may take.
     deadline: Duration,
-    /// What was found out of the models that were asked for lately, by their places.
+    /// Recent results, by the model's index.
     latest: Arc<Mutex<LruCache<usize, Latest>>>,
 }
 
-/// What was found out of a model, when, and of which plugins it was asked. A plugin does not count as used by that.
+/// The result of probing a model, when, and with which plugins. It does not keep those plugins in use.
 #[derive(Debug)]
 struct Latest {
     card: KeyedCard,
@@ -67,7 +67,7 @@ pub(super) struct KeyedCard {
     pub(super) card: Arc<Card>,
 }
 
-/// Who takes a checkpoint, and what it is.
+/// The plugin and architecture that take a checkpoint, and its card.
 #[derive(Clone, Debug)]
 pub(super) struct Probed {
     pub(super) plugin: Arc<Plugin>,
@@ -80,8 +80,8 @@ impl Prober {
         Self { program, cache, deadline, latest: Arc::new(Mutex::new(LruCache::new(LATEST_MAX))) }
     }
 
-    /// The card of the model at this place of the configuration. Its files are looked at now and then only, and when other
-    /// plugins have come.
+    /// The card of the model with this index in the configuration. Its files are checked only now and then, and when plugins
+    /// have changed.
     pub(super) async fn card(
         &self,
         place: usize,
@@ -97,7 +97,7 @@ impl Prober {
         Ok(self.look(place, model, catalogue).await?.1)
     }
 
-    /// Finds out who takes the model at this place of the configuration, and what it is.
+    /// Finds the architecture that takes the model with this index in the configuration.
     pub(super) async fn probe(
         &self,
         place: usize,
@@ -281,7 +281,7 @@ fn closest(name: &CheckpointName, catalogue: &Catalogue) -> Option<String> {
     Some(format!("plugin '{plugin}' comes closest, which claims '{claimed}' {format}"))
 }
 
-/// What is left of a name when formats and generations of tools are taken out: `gemma3` of `Gemma3ForCausalLM`.
+/// The stem of an architecture's name, without suffixes of frameworks: `gemma3` of `Gemma3ForCausalLM`.
 fn stem(name: &str) -> String {
     let letters = name.chars().filter(char::is_ascii_alphanumeric).map(|letter| letter.to_ascii_lowercase());
     let plain: String = letters.collect();

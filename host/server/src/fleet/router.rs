@@ -3,12 +3,11 @@
 use super::{ModelConfig, Variant, adapter_registry};
 use pensieve_protocol::job::{AdapterUse, Failure, FailureCode};
 
-/// What a client's model id stands for.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Route {
-    /// The model's place in the configuration.
+    /// Index of the model in the configuration.
     pub(super) model: usize,
-    /// The variant's place, if it is one.
+    /// Index of the variant, if the name is one.
     pub(super) variant: Option<usize>,
     pub(super) adapter: Option<AdapterUse>,
 }
@@ -107,7 +106,7 @@ impl<'a> Names<'a> {
     }
 }
 
-/// Whether a name fits a pattern in which each `*` stands for any text.
+/// Matches a name against a pattern in which each `*` stands for any text.
 fn fits(pattern: &str, name: &str) -> bool {
     let Some((head, rest)) = pattern.split_once('*') else { return pattern == name };
     let Some(mut name) = name.strip_prefix(head) else { return false };

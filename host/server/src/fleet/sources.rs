@@ -21,7 +21,7 @@ const SHOWN_LEN_MAX: usize = 200;
 pub struct Sources {
     /// Folders in which they may lie.
     pub folders: Vec<PathBuf>,
-    /// Whether they may be downloaded.
+    /// They may also be downloaded.
     pub downloads: bool,
 }
 
@@ -32,7 +32,7 @@ impl Default for Sources {
 }
 
 impl Sources {
-    /// Where a source lies, which may be downloaded for it; files that have to hold more than `bytes_max` are not.
+    /// The location of a source, which is downloaded if need be, unless its files are larger than `bytes_max`.
     pub(super) async fn settle(&self, source: &str, bytes_max: u64) -> Result<Location, Failure> {
         let shown = shown(source);
         if source.len() > SOURCE_LEN_MAX {
@@ -103,7 +103,7 @@ fn download(source: &str, bytes_max: u64) -> Result<PathBuf, Failure> {
     Ok(hub.pull_adapter(&name, bytes_max, &mut Log)?.path)
 }
 
-/// What a message quotes of a source.
+/// A source as messages quote it.
 fn shown(source: &str) -> String {
     Outside::new(source).at_most(SHOWN_LEN_MAX).to_string()
 }

@@ -6,9 +6,9 @@ use pensieve_protocol::wire;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct FleetStats {
-    /// What all workers together may take, in bytes.
+    /// Bytes that all workers may take together.
     pub memory_budget: u64,
-    /// What they take, by their cards.
+    /// Bytes that they take, estimated from their models' cards.
     pub memory_used: u64,
     /// Every model, in the order of the configuration.
     pub models: Vec<ModelStats>,
@@ -18,16 +18,16 @@ pub struct FleetStats {
 pub struct ModelStats {
     pub id: String,
     pub state: ModelState,
-    /// Why it does not, or what last went wrong.
+    /// Why it is not ready, or the last failure.
     pub reason: Option<String>,
     pub streams: u64,
     /// Requests that wait for the load.
     pub waiting: u64,
     /// Processes that serve it: more than one while a plugin is being replaced.
     pub workers: u64,
-    /// The process that answers, or is about to.
+    /// The process that serves requests, or is about to.
     pub pid: Option<u32>,
-    /// What they take, by the card.
+    /// Bytes that they take, estimated from the card.
     pub bytes: u64,
     pub loads: u64,
     /// Unexpected ends of workers so far.
@@ -40,23 +40,23 @@ pub struct ModelStats {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct AdapterState {
-    /// What clients call it, behind the model's id and a colon.
+    /// The name, which clients write after the model's id and a colon.
     pub name: String,
-    /// Where it came from, as people wrote it.
+    /// The source, as the user wrote it.
     pub source: String,
-    /// Whether it is part of the model's weights.
+    /// It is merged into the model's weights.
     pub merged: bool,
-    /// Why the model does not take it.
+    /// Why the model's worker refused it.
     pub refusal: Option<String>,
-    /// What the model's worker knows of it; nothing while the model is not loaded.
+    /// Statistics from the model's worker, while the model is loaded.
     pub known: Option<wire::AdapterStats>,
 }
 
-/// How far a load is, in units of its own.
+/// Progress of a load, in units of its own.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Progress {
     pub done: u64,
-    /// What there is to do; 0 for unknown.
+    /// The total; 0 if unknown.
     pub total: u64,
     pub what: String,
 }

@@ -1,4 +1,4 @@
-//! What a worker writes to stderr: its lines go to the log at a bounded rate, and the last ones into the reason for its exit,
+//! The stderr of a worker: its lines go to the log at a bounded rate, and the last ones into the reason for its exit,
 //! where they are often the only trace of what a plugin did.
 
 use std::{

@@ -1,4 +1,4 @@
-//! What a submitter holds: the events of its job, one after another, up to the last one.
+//! The submitter's end of a job: its events in order, up to the last one.
 
 use tokio::sync::mpsc::UnboundedSender;
 

@@ -17,9 +17,9 @@ use tokio::sync::Notify;
 
 use pensieve_protocol::job::{Event, Failure, FailureCode, Job, TokenLogprobs, Tokens};
 
-/// What may wait for one client: some ten thousand tokens.
+/// Bytes that may be queued for one client: some ten thousand tokens.
 const STREAM_BYTES_MAX: usize = 4 << 20;
-/// What may wait for all clients together; above it each may have only [`CROWDED_STREAM_BYTES_MAX`].
+/// Bytes that may be queued for all clients together; above it each may have only [`CROWDED_STREAM_BYTES_MAX`].
 const ALL_STREAMS_BYTES_MAX: usize = 128 << 20;
 const CROWDED_STREAM_BYTES_MAX: usize = 64 << 10;
 /// The longest text of one token that is accepted, and of what stop strings may hold back.
@@ -30,7 +30,7 @@ const FAILURE_CHARS_MAX: usize = 4096;
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Update {
-    /// The job waits for its model to be loaded; how far that is.
+    /// The job waits for its model; progress of the load.
     Loading {
         /// Bytes or steps done.
         done: u64,
@@ -161,13 +161,13 @@ pub(super) struct JobStreams(Arc<Mutex<HashMap<u64, JobStream>>>);
 #[derive(Debug)]
 struct JobStream {
     updates: UpdateSender,
-    /// What the job may still send.
+    /// What the worker may still send for the job.
     tokens_left: u64,
     bytes_left: u64,
     logprobs_max: usize,
 }
 
-/// What came of the events of one frame.
+/// The result of passing on the events of one frame.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Delivered {
     pub(super) ended: Vec<u64>,
@@ -261,7 +261,7 @@ fn unread(bytes: usize) -> Failure {
     Failure::new(FailureCode::Busy, message).with_help("read the stream as it comes, or ask for fewer tokens")
 }
 
-/// Whether the later update makes the earlier one useless.
+/// True if the later update supersedes the earlier one.
 fn is_superseded(earlier: &Update, later: &Update) -> bool {
     matches!(
         (earlier, later),

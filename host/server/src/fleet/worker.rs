@@ -43,7 +43,7 @@ use pensieve_protocol::{
 const STEP_GRACE: Duration = Duration::from_secs(2);
 /// Frames of token events that a worker may send in a second, and at once; faster ones wait on its socket.
 const FRAMES_PER_SECOND: u32 = 50_000;
-/// What a report to the supervisor costs of that: every one of them makes it look at all models.
+/// The cost of a report to the supervisor in frames: each makes it look at all models.
 const CONTROL_COST: u32 = 100;
 /// The longest line of the log that is taken from a worker.
 const LOG_CHARS_MAX: usize = 4096;
@@ -58,10 +58,10 @@ pub(super) struct Worker {
     task: JoinHandle<()>,
 }
 
-/// What the supervisor learns of a worker.
+/// A signal from a worker to the supervisor.
 #[derive(Debug)]
 pub(super) enum WorkerSignal {
-    /// A report that changes what is known of the worker.
+    /// A report that changes the worker's state.
     Report(Report),
     /// These jobs have ended; their streams know how.
     JobsEnded(Vec<u64>),
@@ -151,7 +151,7 @@ impl Drop for Worker {
     }
 }
 
-/// Why a worker's reports are not read any more.
+/// Why reading a worker's reports has ended.
 enum EndCause {
     /// It has closed its socket, most likely by ending; it may have said why.
     SocketClosed(Option<Failure>),
@@ -167,7 +167,7 @@ struct Watch<'a> {
     deadlines: WorkerDeadlines,
     streams: JobStreams,
     signals: Signals,
-    /// Where jobs are cancelled whose clients do not read.
+    /// For cancelling jobs whose clients do not read.
     cancellations: UnboundedSender<Command>,
     log: LogLimiter,
 }

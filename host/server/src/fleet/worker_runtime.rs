@@ -1,7 +1,7 @@
-//! What a worker runs as: a process of its own, or, for who looks for a fault in a plugin, a thread of this one.
+//! The runtime of a worker: a process of its own, or for debugging a plugin a thread of this one.
 //!
-//! A process can be ended at any time, and its group with it. A thread cannot: one that is only not needed any more is left
-//! alone, and where a worker must not go on this process ends with it.
+//! A process can be killed at any time, and its group with it. A thread cannot: one that is merely no longer needed is left
+//! alone, and where a worker must not go on, this process ends with it.
 
 use std::{
     ffi::OsString,
@@ -26,7 +26,7 @@ use pensieve_protocol::{
     job::{Failure, FailureCode},
 };
 
-/// How long the system may take to end a process that was killed.
+/// Time for the system to end a process that was killed.
 const KILL_WAIT: Duration = Duration::from_secs(2);
 
 /// A worker's whole runtime: serves the server at the other end of a socket, and returns its exit status.

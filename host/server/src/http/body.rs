@@ -1,9 +1,9 @@
 //! Reads request bodies within limits, and writes answer bodies piece by piece.
 
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
 use futures_util::{Stream, StreamExt};
 use hyper::{
-    HeaderMap,
+    HeaderMap, StatusCode,
     header::{CACHE_CONTROL, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue, WARNING},
 };
 use std::{
@@ -14,9 +14,12 @@ use std::{
     time::Duration,
 };
 use tokio::time::{Instant, timeout_at};
-use warp::{Buf, Reply, http::StatusCode, reply::Response};
 
-use super::{BYTES_PER_SECOND_MIN, Limits, connections::Reading};
+use super::{
+    BYTES_PER_SECOND_MIN, Limits,
+    connections::Reading,
+    filters::{self, BodyError, Response},
+};
 use crate::{
     dialects::{
         ApiBody, ApiError, ApiResponse, ErrorCode, Frame, FrameStream, RequestMemory, StreamPermit, counted, exhausted,
@@ -62,7 +65,7 @@ pub(super) fn check(headers: &HeaderMap, limits: &Limits, is_ollama: bool) -> Re
 
 /// Reads a body to its end. Its memory is charged to the client's share of `memory` until the last part of it is dropped.
 pub(super) async fn read(
-    body: impl Stream<Item = Result<impl Buf, warp::Error>>,
+    body: impl Stream<Item = Result<impl Buf, BodyError>>,
     limits: &Limits,
     memory: &Shares,
     client: u64,
@@ -132,14 +135,14 @@ pub(super) fn write(answer: ApiResponse, permit: Option<Share>, memory: &Request
                 }
                 piece.map(|piece| Ok::<_, Infallible>(counted(piece, held.clone())))
             });
-            let mut response = warp::reply::stream(futures_util::stream::iter(pieces)).into_response();
+            let mut response = filters::streamed(futures_util::stream::iter(pieces));
             response.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from(length));
             response
         }
         ApiBody::Stream(frames, stream_permit) => {
             let (frames, waiting) = (Mutex::new(frames), Frame::default().into_iter());
             let frames = FrameBody { frames, waiting, _permit: permit, _stream_permit: stream_permit };
-            let mut response = warp::reply::stream(frames).into_response();
+            let mut response = filters::streamed(frames);
             let headers = response.headers_mut();
             headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
             // Turns off buffering in nginx and similar proxies.
@@ -165,14 +168,14 @@ pub(super) fn write(answer: ApiResponse, permit: Option<Share>, memory: &Request
 }
 
 pub(super) fn full(status: u16, media_type: &'static str, body: Vec<u8>) -> Response {
-    let mut response = body.into_response();
+    let mut response = filters::whole(body);
     *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(media_type));
     response
 }
 
 struct FrameBody {
-    /// warp requires bodies to be Sync; the lock is never contended.
+    /// A [`filters::streamed`] body is `Sync`; nothing ever waits for the lock.
     frames: Mutex<FrameStream>,
     /// Remaining buffers of the current frame.
     waiting: std::vec::IntoIter<Bytes>,

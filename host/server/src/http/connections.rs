@@ -51,7 +51,7 @@ enum Admission {
 }
 
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct ConnectionSlot {
     handle: ConnectionHandle,
     close: Arc<Notify>,
 }
@@ -91,14 +91,14 @@ impl Connections {
     }
 
     /// Admits a connection from this network, closing another one if needed. `None` if none can be closed.
-    pub(super) async fn admit(self: &Arc<Self>, network: u64) -> Option<Place> {
+    pub(super) async fn admit(self: &Arc<Self>, network: u64) -> Option<ConnectionSlot> {
         loop {
             let mut ended = pin!(self.ended.notified());
             ended.as_mut().enable();
             let admission = self.table().admit(network);
             match admission {
                 Admission::Admitted(id, close) => {
-                    return Some(Place { handle: ConnectionHandle { all: self.clone(), id }, close });
+                    return Some(ConnectionSlot { handle: ConnectionHandle { all: self.clone(), id }, close });
                 }
                 Admission::MakingRoom => ended.await,
                 Admission::Refused => return None,
@@ -173,7 +173,7 @@ impl Table {
     }
 }
 
-impl Place {
+impl ConnectionSlot {
     pub(super) fn handle(&self) -> &ConnectionHandle {
         &self.handle
     }
@@ -183,7 +183,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         self.handle.all.table().remove(self.handle.id);
         self.handle.all.ended.notify_waiters();
@@ -237,21 +237,21 @@ mod tests {
     use pensieve_protocol::share::ONLY_CLIENT;
 
     /// Admits a connection that is within the limits.
-    fn open(all: &Arc<Connections>, network: u64) -> Option<Place> {
+    fn open(all: &Arc<Connections>, network: u64) -> Option<ConnectionSlot> {
         all.admit(network).now_or_never().flatten()
     }
 
-    fn has_to_go(place: &Place) -> bool {
+    fn has_to_go(place: &ConnectionSlot) -> bool {
         place.evicted().now_or_never().is_some()
     }
 
     /// The connections that one more from this network would evict.
-    fn told<'a>(all: &Arc<Connections>, network: u64, places: &[&'a Place]) -> Vec<&'a Place> {
+    fn told<'a>(all: &Arc<Connections>, network: u64, places: &[&'a ConnectionSlot]) -> Vec<&'a ConnectionSlot> {
         assert!(open(all, network).is_none());
         places.iter().copied().filter(|place| has_to_go(place)).collect()
     }
 
-    fn ids(places: &[&Place]) -> Vec<u64> {
+    fn ids(places: &[&ConnectionSlot]) -> Vec<u64> {
         places.iter().map(|place| place.handle.id).collect()
     }
 
@@ -283,13 +283,13 @@ mod tests {
     #[test]
     fn one_network_leaves_room_for_others() {
         let all = Connections::new(8);
-        let many: Vec<Place> = std::iter::from_fn(|| open(&all, 1)).collect();
+        let many: Vec<ConnectionSlot> = std::iter::from_fn(|| open(&all, 1)).collect();
         assert_eq!(many.len(), 6);
         // Its next one has told its first one to go.
         assert!(has_to_go(&many[0]) && !has_to_go(&many[1]));
         let others = [open(&all, 2), open(&all, 3)];
         assert!(others.iter().all(Option::is_some));
-        let mut all_places: Vec<&Place> = many.iter().collect();
+        let mut all_places: Vec<&ConnectionSlot> = many.iter().collect();
         all_places.extend(others.iter().flatten());
         assert_eq!(ids(&told(&all, 4, &all_places)), [many[1].handle.id]);
         drop((many, others));

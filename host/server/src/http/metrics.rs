@@ -70,7 +70,7 @@ fn describe() {
     );
     metrics::describe_gauge!("pensieve_http_requests_in_flight", "Requests that are being served.");
     metrics::describe_histogram!("pensieve_http_request_seconds", "Time from a request's headers to its last byte.");
-    crate::prompt::measures::describe();
+    crate::answers::measures::describe();
 }
 
 pub(super) async fn answer(recorder: &Recorder, fleet: &Fleet) -> ApiResponse {

@@ -16,7 +16,7 @@ mod tests {
     use crate::{
         fleet::{Config, Fleet},
         http::{Settings, routes, state::AppState},
-        prompt::Chats,
+        requests::Chats,
     };
     use std::{collections::BTreeSet, sync::Arc};
 

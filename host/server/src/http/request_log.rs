@@ -10,9 +10,11 @@ use std::{
     time::Instant,
 };
 use tracing::{Span, field::Empty};
-use warp::reply::Response;
 
-use super::connections::Answering;
+use super::{
+    connections::Answering,
+    filters::{BodyError, Response},
+};
 use crate::dialects::fresh_id;
 use pensieve_protocol::outside::Outside;
 
@@ -119,12 +121,12 @@ impl Drop for RequestLog {
 
 impl Body for LoggedBody {
     type Data = Bytes;
-    type Error = warp::Error;
+    type Error = BodyError;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, warp::Error>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let this = &mut *self;
         let polled = this.log.span.in_scope(|| Pin::new(this.body.body_mut()).poll_frame(context));
         if let (Poll::Ready(Some(Ok(frame))), Some(remaining)) = (&polled, &mut this.remaining) {

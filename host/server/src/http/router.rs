@@ -3,15 +3,12 @@
 //! Clients assemble base URLs in many ways, so unambiguous mistakes in paths are tolerated: extra slashes, a missing `/v1`, or
 //! a duplicate one.
 
-use futures_util::future::BoxFuture;
-use hyper::{Method, Request, body::Incoming};
+use hyper::Method;
 use std::collections::BTreeSet;
-use warp::reply::Response;
 
+use super::filters::Handler;
 use crate::dialects::{ApiError, ErrorCode};
 use pensieve_protocol::outside::Outside;
-
-pub(super) type Handler = Box<dyn Fn(Request<Incoming>) -> BoxFuture<'static, Response> + Send + Sync>;
 
 pub(super) struct Route {
     pub(super) method: Method,

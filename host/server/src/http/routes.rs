@@ -2,14 +2,14 @@
 
 use bytes::Bytes;
 use futures_util::FutureExt;
-use hyper::{HeaderMap, Method, Request, body::Incoming, service::Service as _};
-use hyper_util::service::TowerToHyperService;
+use hyper::{HeaderMap, Method};
 use std::{panic::AssertUnwindSafe, sync::Arc};
-use warp::{Filter, Reply, filters::BoxedFilter, reply::Response};
 
 use super::{
-    body, info, metrics, openapi,
-    router::{Handler, Route, Router},
+    body,
+    filters::{self, Filter, Response},
+    info, metrics, openapi,
+    router::{Route, Router},
     state::{AppState, RequestContext},
 };
 use crate::dialects::{
@@ -85,7 +85,7 @@ pub(super) struct Rejected(pub(super) ApiError);
 
 /// An empty response that carries an error.
 pub(super) fn rejected(error: ApiError) -> Response {
-    let mut response = warp::reply().into_response();
+    let mut response = filters::empty();
     response.extensions_mut().insert(Rejected(error));
     response
 }
@@ -118,8 +118,7 @@ where
             written.unwrap_or_else(rejected)
         }
     };
-    let arguments = warp::header::headers_cloned().and(warp::ext::get::<RequestContext>()).and(warp::body::stream());
-    Route { method: Method::POST, pattern, handler: service(arguments.then(answer).boxed()) }
+    Route { method: Method::POST, pattern, handler: filters::handler(filters::context_and_body().then(answer)) }
 }
 
 fn get<F, R>(app: &Arc<AppState>, pattern: &'static str, handler: F) -> Route
@@ -160,16 +159,7 @@ where
             answer.and_then(|answer| body::write(answer, permit, &memory)).unwrap_or_else(rejected)
         }
     };
-    Route { method, pattern, handler: service(warp::ext::get::<RequestContext>().then(answer).boxed()) }
-}
-
-/// Converts a filter to a function. It never rejects, as the service adds the context to every request.
-fn service(filter: BoxedFilter<(Response,)>) -> Handler {
-    let service = TowerToHyperService::new(warp::service(filter));
-    Box::new(move |request: Request<Incoming>| {
-        let answer = service.call(request);
-        async move { answer.await.unwrap_or_else(|never| match never {}) }.boxed()
-    })
+    Route { method, pattern, handler: filters::handler(filters::context().then(answer)) }
 }
 
 /// Turns a panic in a handler into an error of that request. tower-http's layer would replace six lines by a stack of types.

@@ -21,8 +21,11 @@ use super::{
     heap,
     service::Service,
 };
-use crate::prompt::Chats;
-use pensieve_protocol::{refusal::Refusal, share::ONLY_CLIENT};
+use crate::requests::Chats;
+use pensieve_protocol::{
+    refusal::{Refusal, RefusalKind},
+    share::ONLY_CLIENT,
+};
 
 /// Time for connections to send their last bytes at shutdown.
 const LAST_WORDS: Duration = Duration::from_secs(2);
@@ -45,20 +48,28 @@ impl Server {
             let refusal = |error: io::Error| match error.kind() {
                 io::ErrorKind::AddrInUse => {
                     let reason = format!("{listen} is taken by another program, perhaps another pensieve");
-                    Refusal::new("taken", reason, "end it, or choose another port with --listen")
+                    Refusal::new(RefusalKind::Taken, reason, "end it, or choose another port with --listen")
                 }
-                _ => Refusal::new("listen", format!("cannot listen on {listen}: {error}"), "choose another address"),
+                _ => Refusal::new(
+                    RefusalKind::Listen,
+                    format!("cannot listen on {listen}: {error}"),
+                    "choose another address",
+                ),
             };
             let addresses: Vec<SocketAddr> = tokio::net::lookup_host(listen).await.map_err(refusal)?.collect();
-            if let Some(open) = addresses.iter().find(|address| !address.ip().to_canonical().is_loopback()) {
-                check_keys(&settings, open.ip())?;
+            if let Some(reachable) = addresses.iter().find(|address| !address.ip().to_canonical().is_loopback()) {
+                check_keys(&settings, reachable.ip())?;
             }
             let listener = TcpListener::bind(addresses.as_slice()).await.map_err(refusal)?;
             let address = listener.local_addr().map_err(refusal)?;
             listeners.push((listener, address));
         }
         if listeners.is_empty() {
-            return Err(Refusal::new("listen", "there is no address to listen on", "name one with --listen"));
+            return Err(Refusal::new(
+                RefusalKind::Listen,
+                "there is no address to listen on",
+                "name one with --listen",
+            ));
         }
         Ok(Self { listeners, settings })
     }
@@ -124,10 +135,10 @@ impl Server {
         tracing::info!("shutting down: no more requests are accepted");
         let _ = stopping.send(true);
         // Accepted requests are answered, even if their model is still loading; after the drain time the rest gets an error.
-        let began = Instant::now();
+        let started = Instant::now();
         let _ = timeout(limits.drain, connections.all_ended()).await;
         // Idle workers still write their caches to disk.
-        chats.fleet().shutdown(limits.drain.saturating_sub(began.elapsed())).await;
+        chats.fleet().shutdown(limits.drain.saturating_sub(started.elapsed())).await;
         // Do not wait for clients that do not read the last event.
         let _ = timeout(LAST_WORDS, connections.all_ended()).await;
         upkeep.abort();
@@ -140,7 +151,7 @@ fn check_keys(settings: &Settings, address: IpAddr) -> Result<(), Refusal> {
     let is_known = |key: &Key| known.iter().any(|known| bool::from(key.matches(known)));
     if settings.keys.is_empty() || settings.keys.iter().any(is_known) {
         let reason = format!("{address} can be reached from other machines, but no secret key is set");
-        return Err(Refusal::new("keyless", reason, "set server.key, or listen on 127.0.0.1"));
+        return Err(Refusal::new(RefusalKind::Keyless, reason, "set server.key, or listen on 127.0.0.1"));
     }
     Ok(())
 }

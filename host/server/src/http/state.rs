@@ -8,7 +8,7 @@ use super::{Limits, Settings, connections::ConnectionHandle, metrics::Recorder, 
 use crate::{
     chat::Client,
     dialects::{ApiError, ApiRequest, Dialect, ErrorCode, RequestMemory, Shared, StreamLimit},
-    prompt::Chats,
+    requests::Chats,
     shares::{Share, Shares},
 };
 use pensieve_protocol::share::ONLY_CLIENT;

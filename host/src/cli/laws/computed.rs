@@ -1,6 +1,6 @@
 //! Reads reference logits of another implementation.
 
-use pensieve_plugin_api::laws::Reference;
+use pensieve_laws::Reference;
 use safetensors::{Dtype, SafeTensors};
 use std::{fs, path::Path};
 

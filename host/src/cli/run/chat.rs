@@ -17,7 +17,7 @@ use super::super::terminal::{say, tell, tell_all, tell_part};
 use super::{CliError, CliResult, Completion, PROMPT_BYTES_MAX, Run};
 use pensieve_server::{
     chat::{Part, Request, Role, Turn},
-    prompt::Chats,
+    requests::Chats,
 };
 
 const HELP: &str = "/clear starts a new conversation, /exit ends the chat, Ctrl-C stops an answer";

@@ -21,8 +21,8 @@ use super::{
     logits::SharedRow,
     sampler_thread::{Overdue, SamplerName, SamplerThread},
 };
-use crate::grammar::{is_allowed, keep_allowed};
 use crate::plugin::LoadedPlugin;
+use pensieve_grammar::{is_allowed, keep_allowed};
 use pensieve_protocol::job::{Failure, FailureCode, StageSpec};
 
 const STAGES_MAX: usize = 32;
@@ -37,7 +37,7 @@ pub struct Samplers {
     threads: Vec<SamplerThread>,
     /// Picks of this step so far that any thread may make.
     shared_picks: usize,
-    /// What comes of the picks of this step.
+    /// The results of this step.
     picks: Sender<(u64, Picked)>,
     picked: Receiver<(u64, Picked)>,
     /// Kept from step to step.
@@ -106,8 +106,8 @@ impl Samplers {
         Ok(Chain { stages: stages.collect::<Result<_, _>>()? })
     }
 
-    /// Has a chain pick a token after `tokens`, the first `prompt` of which are the prompt, out of a row of logits, or of those
-    /// that a mask allows. What comes of it is in the next [`Samplers::wait`], under this id.
+    /// Starts a chain on the token after `tokens`, the first `prompt` of which are the prompt. Candidates are the row of logits,
+    /// or those that the mask allows. The result comes from the next [`Samplers::wait`], under this id.
     pub fn pick(
         &mut self,
         id: u64,
@@ -133,7 +133,7 @@ impl Samplers {
         self.threads[thread].call(id, Box::new(call));
     }
 
-    /// Waits for the tokens of all chains that were to pick one.
+    /// Waits for all chains that were started.
     pub fn wait(&mut self) -> HashMap<u64, Picked> {
         self.shared_picks = 0;
         let overdue: Vec<Overdue> = self.threads.iter_mut().flat_map(SamplerThread::wait).collect();
@@ -142,7 +142,7 @@ impl Samplers {
             self.rooms.push(std::mem::take(&mut picked.room));
         }
         if !overdue.is_empty() {
-            // What is left behind may yet send its token.
+            // A call that was abandoned may yet send its token.
             (self.picks, self.picked) = channel();
         }
         for call in overdue {
@@ -154,14 +154,14 @@ impl Samplers {
         picked
     }
 
-    /// What went wrong since it was last asked, for the log.
+    /// Warnings for the log since the last call.
     pub fn take_troubles(&mut self) -> Vec<String> {
         std::mem::take(&mut self.troubles)
     }
 
     fn stage(&mut self, spec: &StageSpec, vocabulary: u32, seed: u64) -> Result<(Arc<SamplerName>, StageBox), Failure> {
         let StageSpec { sampler: name, parameters, field } = spec;
-        // What no field of the request names, this host's configuration does.
+        // A stage without a field of the request is from the configuration.
         let asked = !field.is_empty();
         let (name, sampler) = self.samplers.get(name).cloned().ok_or_else(|| self.unknown(name, asked).at(field))?;
         name.check().map_err(|failure| if asked { failure.at(field) } else { failure })?;
@@ -201,7 +201,7 @@ impl Samplers {
 }
 
 impl Chain {
-    /// Whether the most likely token is always picked.
+    /// An empty chain picks the most likely token.
     pub fn is_empty(&self) -> bool {
         self.stages.is_empty()
     }
@@ -236,7 +236,7 @@ impl Chain {
 }
 
 impl Room {
-    /// Notes what is not in the row of logits.
+    /// Copies everything but the row of logits.
     fn note(&mut self, mask: Option<&[u32]>, tokens: &[u32], prompt: usize) {
         self.tokens.clear();
         self.tokens.extend_from_slice(tokens);

@@ -1,12 +1,18 @@
-//! What went wrong in a plugin or an adapter, as the failure that a job ends with.
+//! Errors of plugins and adapters as the failures that jobs end with.
 
 use std::path::Path;
 
+use crate::plugin::LoadError;
 use pensieve_plugin_api as api;
 use pensieve_protocol::job::{Failure, FailureCode};
 use pensieve_protocol::outside::Outside;
 
-/// What a plugin's error means to a client or a user.
+/// A plugin that could not be loaded.
+pub fn of_load(error: &LoadError) -> Failure {
+    Failure::new(FailureCode::Plugin, error.message()).with_help(error.help())
+}
+
+/// A plugin's error in terms of clients and users.
 pub fn of_plugin(error: api::PluginError) -> Failure {
     let code = match error.code {
         api::ErrorCode::UNSUPPORTED => FailureCode::Unsupported,
@@ -16,7 +22,7 @@ pub fn of_plugin(error: api::PluginError) -> Failure {
     Failure::new(code, error.message.into_string()).with_help(error.help.into_string())
 }
 
-/// The same of an error over an adapter, whose fault it mostly is: whatever it lacks is no affair of the request's model.
+/// The same for an error over an adapter, which is mostly the adapter's fault: what it lacks, the request's model does not.
 pub fn of_adapter(error: api::PluginError) -> Failure {
     let code = match error.code {
         api::ErrorCode::UNSUPPORTED => FailureCode::Unsupported,
@@ -28,7 +34,7 @@ pub fn of_adapter(error: api::PluginError) -> Failure {
     Failure { code, ..of_plugin(error) }
 }
 
-/// A path as it can cross.
+/// A path in the form in which it can cross the ABI: UTF-8.
 pub fn text_of(path: &Path) -> Result<&str, Failure> {
     path.to_str().ok_or_else(|| {
         Failure::new(FailureCode::Invalid, format!("the path '{}' is not UTF-8", Outside::path(&path)))

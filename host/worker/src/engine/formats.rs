@@ -1,4 +1,4 @@
-//! The formats that adapters are written in: which of them claims a path, and what it reads there.
+//! Adapter formats: finds the one that claims a path, and reads the adapter with it.
 
 use std::{
     ffi::OsStr,
@@ -23,7 +23,7 @@ pub struct Formats {
     formats: Arc<Vec<(String, AdapterBox)>>,
 }
 
-/// What a format has read.
+/// An adapter as its format has read it.
 pub struct ReadAdapter {
     pub format: String,
     pub data: AdapterData,

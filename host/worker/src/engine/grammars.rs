@@ -8,8 +8,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::sequence::Text;
-use crate::grammar::{Compiler, Compiling, Constraint, Masks};
+use super::active_job::Text;
+use pensieve_grammar::{Compiler, Compiling, Constraint, Masks};
 use pensieve_protocol::grammar::Spec;
 use pensieve_protocol::job::{Failure, FailureCode, Job};
 
@@ -49,15 +49,15 @@ impl Grammars {
     /// Jobs whose grammar has been decided upon since it was last asked.
     pub fn take_ready(&mut self) -> Vec<Ready> {
         let mut ready = Vec::new();
-        let mut place = 0;
-        while let Some(waiting) = self.waiting.get_mut(place) {
+        let mut index = 0;
+        while let Some(waiting) = self.waiting.get_mut(index) {
             let waited = waiting.since.elapsed();
             let overdue = waiting.job.deadline.is_some_and(|deadline| waited >= deadline);
             match waiting.compiling.poll() {
-                None if !overdue => place += 1,
+                None if !overdue => index += 1,
                 result => {
                     let constraint = result.transpose().map_err(|error| error.failure());
-                    ready.push(Ready { job: self.waiting.remove(place).job, waited, constraint });
+                    ready.push(Ready { job: self.waiting.remove(index).job, waited, constraint });
                 }
             }
         }
@@ -65,8 +65,8 @@ impl Grammars {
     }
 
     pub fn cancel(&mut self, id: u64) -> Option<Job> {
-        let place = self.waiting.iter().position(|waiting| waiting.job.id == id)?;
-        Some(self.waiting.remove(place).job)
+        let index = self.waiting.iter().position(|waiting| waiting.job.id == id)?;
+        Some(self.waiting.remove(index).job)
     }
 
     /// How many jobs wait for their grammar.

@@ -1,4 +1,4 @@
-//! What names a model's prefix cache on disk: everything that the numbers in its blocks depend on besides their text.
+//! The name of a model's prefix cache on disk: everything that the numbers in its blocks depend on besides their text.
 //!
 //! A block that is read under other numbers than it was written with gives wrong answers without any error, so the name
 //! is made of all fields of one struct: a field that is added is part of the name. What changes speed alone (threads,
@@ -6,7 +6,6 @@
 
 use std::{ffi::OsStr, fmt};
 
-/// What a block's numbers depend on.
 pub(super) struct Identity<'a> {
     /// Equal for equal weights and tokenizer.
     pub(super) fingerprint: &'a str,

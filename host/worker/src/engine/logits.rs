@@ -1,11 +1,10 @@
-//! What a row of logits says before anyone narrows it: whether it is made of numbers, which token leads, and how likely
-//! tokens are. One pass over the row serves all three, as a vocabulary has 128k entries and a step many rows.
+//! Unsampled logits: checks a row for NaN, finds its best token, and computes log-probabilities. One pass over the row serves all three, as a vocabulary has 128k entries and a step many rows.
 
 use std::{ops::Range, sync::Arc};
 
 use pensieve_protocol::job::TokenLogprobs;
 
-/// What a model answers for a token that is to be picked.
+/// The model's output for one token to pick.
 #[derive(Clone, Copy, Debug)]
 pub enum Row<'a> {
     Logits(LogitsRow<'a>),
@@ -21,7 +20,7 @@ pub struct LogitsRow<'a> {
     width: usize,
 }
 
-/// The same for another thread, which copies what it changes.
+/// A row for another thread, which copies what it changes.
 #[derive(Debug)]
 pub struct SharedRow {
     step: Arc<Vec<f32>>,
@@ -34,7 +33,6 @@ impl<'a> LogitsRow<'a> {
         (0..step.len() / width).map(move |row| Self { step, start: row * width, width })
     }
 
-    /// Its logits.
     pub fn values(self) -> &'a [f32] {
         &self.step[self.start..self.start + self.width]
     }
@@ -46,13 +44,12 @@ impl<'a> LogitsRow<'a> {
 }
 
 impl SharedRow {
-    /// Its logits.
     pub fn values(&self) -> &[f32] {
         &self.step[self.range.clone()]
     }
 }
 
-/// How many values are folded at once: a few vector registers.
+/// Values that are folded at once: a few vector registers.
 const LANES: usize = 16;
 
 /// The highest logit of a row. None if the row has a NaN or a positive infinity, or nothing above the negative one: then the
@@ -83,7 +80,7 @@ pub(super) fn leader(row: &[f32], top: f32) -> u32 {
     row.iter().position(|logit| *logit == top).unwrap_or(0) as u32
 }
 
-/// How likely a token was, and which `count` were the likeliest.
+/// The log-probability of a token, and those of the `count` likeliest.
 pub(super) fn logprobs(row: &[f32], top: f32, token: u32, count: usize) -> TokenLogprobs {
     let sum: f64 = row.iter().map(|logit| f64::from(*logit - top).exp()).sum();
     let total = f64::from(top) + sum.ln();
@@ -99,8 +96,8 @@ fn likeliest(row: &[f32], count: usize) -> Vec<(u32, f32)> {
         if best.len() == count && best.last().is_none_or(|(_, lowest)| logit <= *lowest) {
             continue;
         }
-        let place = best.partition_point(|(_, other)| *other >= logit);
-        best.insert(place, (token, logit));
+        let index = best.partition_point(|(_, other)| *other >= logit);
+        best.insert(index, (token, logit));
         best.truncate(count);
     }
     best
@@ -119,20 +116,20 @@ mod tests {
         let mut random = fastrand::Rng::with_seed(1);
         for length in 1..70 {
             let mut row = random_row(&mut random, length);
-            let place = random.usize(..length);
-            row[place] = 11.0;
+            let index = random.usize(..length);
+            row[index] = 11.0;
             assert_eq!(highest(&row), Some(11.0));
-            assert_eq!(leader(&row, 11.0), place as u32);
+            assert_eq!(leader(&row, 11.0), index as u32);
         }
     }
 
     #[test]
     fn a_row_with_anything_but_numbers_has_no_highest_wherever_it_stands() {
         for bad in [f32::NAN, f32::INFINITY] {
-            for place in 0..40 {
+            for index in 0..40 {
                 let mut row = vec![1.0; 40];
-                row[place] = bad;
-                assert_eq!(highest(&row), None, "{bad} at {place}");
+                row[index] = bad;
+                assert_eq!(highest(&row), None, "{bad} at {index}");
             }
         }
         assert_eq!(highest(&[f32::NEG_INFINITY; 20]), None);
@@ -165,9 +162,9 @@ mod tests {
         let found = logprobs(&row, highest(&row).unwrap(), 17, 5);
         assert!((f64::from(found.logprob) - exact[17]).abs() < 1e-5);
         assert_eq!(found.top.len(), 5);
-        for ((token, logprob), place) in found.top.iter().zip(order) {
-            assert_eq!(*token as usize, place);
-            assert!((f64::from(*logprob) - exact[place]).abs() < 1e-5);
+        for ((token, logprob), index) in found.top.iter().zip(order) {
+            assert_eq!(*token as usize, index);
+            assert!((f64::from(*logprob) - exact[index]).abs() < 1e-5);
         }
         assert!(logprobs(&row, 10.0, 17, 0).top.is_empty());
     }

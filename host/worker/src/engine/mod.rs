@@ -1,11 +1,11 @@
-//! The inference engine of a worker: continuous batching over a paged KV cache. Two state machines decide everything that can be
-//! decided without touching the model: [`blocks`] is the block table that paged attention reads by and the prefix cache
+//! The inference engine of a worker: continuous batching over a paged KV cache. Two state machines make every decision that
+//! needs no model: [`blocks`] is the block table that paged attention reads by and the prefix cache
 //! ([`states`] for models that keep a state per sequence instead), [`scheduler`] says which tokens the next step computes.
 //! None of them does I/O, reads a clock or calls a plugin: time and results come in as arguments, so that a test can run a
-//! million steps in seconds and replay any of them from its seed. What a sequence may say and where it ends is a matter of
-//! bytes: [`stops`], and the grammars beside this module.
+//! million steps in seconds and replay any of them from its seed. [`stops`] and the crate `pensieve-grammar` decide on bytes what a sequence may say and
+//! where it ends.
 //!
-//! Around them lies what does touch the world: [`step`] is one turn of the loop, [`model`] and [`chain`] call plugins,
+//! The rest does touch the world: [`step`] is one step, [`active_jobs`] owns the running jobs, [`model`] and [`chain`] call plugins,
 //! [`adapters`] decides which LoRA adapters are in memory, [`store`] is the prefix cache's tier on disk, and `identity`
 //! names it.
 
@@ -15,13 +15,14 @@ pub mod states;
 
 pub mod stops;
 
+pub mod active_job;
+pub mod active_jobs;
 pub mod adapters;
 pub mod chain;
 pub mod failures;
 pub mod formats;
 pub mod grammars;
 pub mod model;
-pub mod sequence;
 pub mod step;
 pub mod store;
 pub mod tier;

@@ -2,7 +2,7 @@
 //! batches built out of plans. A plugin cannot be believed: sizes that do not fit together end the load, and rows of
 //! logits are marked before a step, so that one that was not written cannot pass for another sequence's.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use pensieve_plugin_api::{
     self as api, AdapterData, Batch, CacheKind, CacheTable, Card, LoadRequest, ModelBox, NO_ADAPTER, Output, Outputs,
@@ -16,9 +16,9 @@ use pensieve_plugin_api::{
 };
 
 use super::{
-    adapters::AdapterHost,
-    blocks::{Kind, Places},
-    failures::{of_adapter, of_plugin, text_of},
+    adapters::{AdapterHost, SpanAdapter},
+    blocks::{CacheLocation, Kind},
+    failures::{of_adapter, of_load, of_plugin, text_of},
     formats::Formats,
     identity::Identity,
     logits::{LogitsRow, Row},
@@ -34,43 +34,37 @@ const VOCABULARY_MAX: u32 = 1 << 22;
 const CONTEXT_MAX: u32 = 1 << 28;
 const BLOCK_TOKENS_MAX: u32 = 1 << 12;
 const BLOCK_BYTES_MAX: u64 = 1 << 32;
-/// The table keeps a bit for each group, and one for a spine of its own.
+/// The block table keeps a bit for each group, and one for a primary group of its own.
 const GROUPS_MAX: usize = 30;
 
 pub struct Model {
     model: ModelBox,
-    /// What its architecture says of the checkpoint.
     pub card: Card,
     pub resident: Resident,
-    /// Everything that an exported block depends on besides its text.
+    /// Names everything besides the text that an exported block depends on.
     pub identity: String,
-    /// Bytes of an exported block or slot of each group.
+    /// Bytes of an exported block or slot of each group; none if the model exports none.
     group_bytes: Option<Vec<usize>>,
-    /// Whether it copies whole sequences.
+    /// True if an opaque model can copy the state of a sequence.
     pub copies_sequences: bool,
     batch: Scratch,
 }
 
-/// What a batch is made of; kept from step to step.
+/// Buffers of a batch, kept from step to step.
 #[derive(Default)]
 struct Scratch {
     tokens: Vec<u32>,
     positions: Vec<u32>,
     /// Samplers' threads read them while tokens are picked.
     logits: Arc<Vec<f32>>,
-    /// Of rows of which only the best token is wanted: the tokens, their logits, and totals.
+    /// For rows of which only the best token is wanted: the tokens, their logits, and totals.
     best: (Vec<u32>, Vec<f32>, Vec<f32>),
 }
 
 impl Model {
-    /// Has the architecture read the checkpoint's headers and load it, with the adapters that are to be merged.
+    /// Loads the checkpoint with its architecture's plugin, and merges adapters where that was asked for.
     pub fn load(load: &Load, services: HostServices, formats: &Formats) -> Result<Self, Failure> {
-        let plugin = LoadedPlugin::open(&load.architecture.plugin).map_err(|error| {
-            let help = error.help();
-            let message = error.to_string();
-            let message = message.strip_suffix(&format!("; {help}")).unwrap_or(&message).to_owned();
-            Failure::new(FailureCode::Plugin, message).with_help(help)
-        })?;
+        let plugin = LoadedPlugin::open(&load.architecture.plugin).map_err(|error| of_load(&error))?;
         let architecture = plugin.architecture(&load.architecture.name).map_err(of_plugin)?;
         let source = Source { path: text_of(&load.source)?.into(), options: load.spec.options.as_str().into() };
         let card = architecture.describe(&source).into_result().map_err(of_plugin)?;
@@ -123,40 +117,40 @@ impl Model {
         self.card.vocabulary as usize
     }
 
-    /// Whether it keeps sequences by itself, under their ids.
+    /// An opaque model keeps sequences by itself, under their ids.
     pub fn is_opaque(&self) -> bool {
         self.card.caches.iter().any(|group| group.kind == CacheKind::OPAQUE)
     }
 
-    /// How many sequences an opaque model takes at once; 0 for no limit of its own.
+    /// The most sequences that an opaque model takes at once; 0 for no limit of its own.
     pub fn sequences(&self) -> u32 {
         self.resident.places.first().copied().filter(|_| self.is_opaque()).unwrap_or(0)
     }
 
-    /// Its groups of caches and how many blocks or slots there are of each; none for an opaque model.
+    /// The cache groups with the number of blocks or slots of each; none for an opaque model.
     pub fn groups(&self) -> Option<Vec<(Kind, u32)>> {
         let groups = self.card.caches.iter().zip(self.resident.places.iter());
-        let kind = |(group, places): (&api::CacheGroup, &u32)| match group.kind {
-            CacheKind::TOKENS => Some((Kind::Tokens, *places)),
-            CacheKind::WINDOW => Some((Kind::Window(group.window as usize), *places)),
-            CacheKind::STATE => Some((Kind::State, *places)),
+        let kind = |(group, count): (&api::CacheGroup, &u32)| match group.kind {
+            CacheKind::TOKENS => Some((Kind::Tokens, *count)),
+            CacheKind::WINDOW => Some((Kind::Window(group.window as usize), *count)),
+            CacheKind::STATE => Some((Kind::State, *count)),
             _ => None,
         };
         groups.map(kind).collect()
     }
 
-    /// Bytes of an exported block or slot of each group; none if it exports none.
+    /// Bytes of an exported block or slot of each group, if the model exports any.
     pub fn group_bytes(&self) -> Option<&[usize]> {
         self.group_bytes.as_deref()
     }
 
-    /// Computes a plan's spans. Answers a row for each span that asks for logits, in order. Where `only_best` of each row is of
-    /// interest and the model does not compute on the host, its device finds it.
+    /// Computes a plan's spans, of which `adapters` has the adapter of each. Returns a row for each span that asks for logits, in
+    /// order. With `only_best`, a model that computes on a device finds the best token of each row there.
     pub fn forward(
         &mut self,
         plan: &Plan,
         scheduler: &Scheduler,
-        adapters: &HashMap<u64, (u32, f32)>,
+        adapters: &[Option<SpanAdapter>],
         only_best: bool,
     ) -> Result<Vec<Row<'_>>, Failure> {
         let only_best = only_best && self.card.candidates > 0 && !self.resident.device.starts_with("cpu");
@@ -166,19 +160,19 @@ impl Model {
         let mut spans = Vec::with_capacity(plan.spans.len());
         let opaque = [CacheTable::opaque()];
         let tables = |sequence| match self.card.caches.len() {
-            1 if scheduler.places(sequence).next().is_none() => opaque.to_vec(),
-            _ => scheduler.places(sequence).map(cross).collect(),
+            1 if scheduler.cache_locations(sequence).next().is_none() => opaque.to_vec(),
+            _ => scheduler.cache_locations(sequence).map(cross).collect(),
         };
         let tables: Vec<Vec<CacheTable<'_>>> = plan.spans.iter().map(|span| tables(span.sequence)).collect();
         let mut rows = 0;
-        for (span, tables) in plan.spans.iter().zip(&tables) {
+        for ((span, tables), adapter) in plan.spans.iter().zip(&tables).zip(adapters) {
             let (start, range) = (tokens.len() as u32, span.tokens.clone());
             tokens.extend_from_slice(scheduler.tokens(span.sequence).get(range.clone()).unwrap_or_default());
             // Lengths are below the context, which is a u32.
             positions.extend(range.start as u32..range.end as u32);
             let want = if span.logits { Want::LAST } else { Want::NONE };
             rows += usize::from(span.logits);
-            let (adapter, adapter_scale) = adapters.get(&span.sequence).copied().unwrap_or((NO_ADAPTER, 1.0));
+            let (adapter, adapter_scale) = adapter.map_or((NO_ADAPTER, 1.0), |adapter| (adapter.id, adapter.scale));
             let (len, past) = (range.len() as u32, range.start as u32);
             let (sequence, caches) = (scheduler.state_of(span.sequence), tables.as_slice().into());
             let output = if only_best && span.logits { Output::CANDIDATES } else { Output::LOGITS };
@@ -187,11 +181,11 @@ impl Model {
         }
         let width = self.card.vocabulary as usize;
         let (rows, bests) = if only_best { (0, rows) } else { (rows, 0) };
-        // What the model leaves unwritten is no number.
+        // Outputs that the model leaves unwritten are recognised by these.
         *ids = vec![VACANT; bests];
         *scores = vec![f32::NAN; bests];
         *totals = vec![f32::NAN; 2 * bests];
-        // No sampler's thread holds a row of the step before any more, so nothing is copied.
+        // No sampler thread holds a row of the previous step any more, so nothing is copied.
         let values = Arc::make_mut(logits);
         values.resize(rows * width, 0.0);
         for row in values.chunks_exact_mut(width) {
@@ -227,19 +221,19 @@ impl Model {
         self.model.release(sequence);
     }
 
-    /// Its ability to copy blocks out and in, for as many of them as there are to copy now.
+    /// The extension that copies blocks out and in; borrowed for a whole run of copies.
     pub fn transfer(&mut self) -> Result<Offered<'_, KvTransfer>, Failure> {
         let none = || Failure::new(FailureCode::Unsupported, "this model does not export blocks");
         KvTransfer::of(&mut self.model).ok_or_else(none)?.map_err(of_plugin)
     }
 
-    /// Has an opaque model make the state `to` equal to `from`; false if it could not.
+    /// Copies the state `from` of an opaque model to `to`; false if the model could not.
     pub fn fork(&mut self, from: u64, to: u64) -> bool {
         let copies = SequenceState::of(&mut self.model).and_then(Result::ok);
         copies.is_some_and(|mut copies| copies.fork(from, to).is_ok())
     }
 
-    /// Bytes of an exported block or slot of each group, if it is a model that exports any.
+    /// Asks the model for the bytes of an exported block or slot of each group.
     fn ask_group_bytes(&mut self) -> Result<Option<Vec<usize>>, Failure> {
         if self.is_opaque() || self.model.extension(kv_transfer::ID.into()).is_none() {
             return Ok(None);
@@ -260,7 +254,7 @@ impl AdapterHost for Model {
             return Err(Failure::new(FailureCode::Plugin, "the model gave an adapter the id that means none"));
         }
         let grown = self.model.resident().weight_bytes.saturating_sub(before);
-        // A model that does not tell is taken to keep the factors as they came.
+        // A model whose memory does not grow is assumed to keep the factors as they came.
         let values = adapter.pairs.iter().fold(0, |sum: u64, pair| sum + (pair.a.len() + pair.b.len()) as u64);
         Ok((id, if grown > 0 { grown } else { values.saturating_mul(4) }))
     }
@@ -300,11 +294,11 @@ fn check(card: &Card, resident: &Resident) -> Result<(), Failure> {
     if !(1..=BLOCK_TOKENS_MAX).contains(&card.block_tokens) {
         return wrong(format!("blocks of {} tokens", card.block_tokens));
     }
-    let (groups, places) = (&card.caches, &resident.places);
-    if !(1..=GROUPS_MAX).contains(&groups.len()) || groups.len() != places.len() {
-        return wrong(format!("{} groups of caches on its card, and {} in memory", groups.len(), places.len()));
+    let (groups, counts) = (&card.caches, &resident.places);
+    if !(1..=GROUPS_MAX).contains(&groups.len()) || groups.len() != counts.len() {
+        return wrong(format!("{} groups of caches on its card, and {} in memory", groups.len(), counts.len()));
     }
-    for (group, &count) in groups.iter().zip(places.iter()) {
+    for (group, &count) in groups.iter().zip(counts.iter()) {
         match group.kind {
             CacheKind::OPAQUE if groups.len() > 1 => return wrong("an opaque group of caches beside others".into()),
             CacheKind::OPAQUE => {}
@@ -322,11 +316,11 @@ fn check(card: &Card, resident: &Resident) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Where a group keeps a sequence, as it crosses.
-fn cross(places: Places<'_>) -> CacheTable<'_> {
-    match places {
-        Places::Blocks(blocks) => CacheTable { blocks: blocks.into(), ..CacheTable::opaque() },
-        Places::Slots { read, write, checkpoints } => {
+/// Where a group keeps a sequence, in the contract's form.
+fn cross(location: CacheLocation<'_>) -> CacheTable<'_> {
+    match location {
+        CacheLocation::Blocks(blocks) => CacheTable { blocks: blocks.into(), ..CacheTable::opaque() },
+        CacheLocation::Slots { read, write, checkpoints } => {
             CacheTable { read, write, checkpoints: checkpoints.into(), ..CacheTable::opaque() }
         }
     }

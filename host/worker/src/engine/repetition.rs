@@ -1,7 +1,7 @@
-//! Finds an answer that has begun to go round in circles: small models repeat a line, or a tool call, until their context is
-//! full. Whether that ends the answer is a setting, as a table or a drawing may repeat itself rightly.
+//! Detects an answer that loops: small models repeat a line, or a tool call, until their context is full. Ending such an
+//! answer is optional, as a table or a drawing may repeat itself rightly.
 
-/// How many times a sequence of tokens stands one behind the other in what counts as a loop.
+/// The number of consecutive repetitions that count as a loop.
 const ROUNDS: usize = 4;
 
 /// Watches the tokens of one answer.
@@ -11,22 +11,22 @@ pub struct RepetitionDetector {
     recent: Vec<u32>,
     /// Where the next one goes.
     next: usize,
-    /// For each period, from 1 on, how many tokens in a row equal the one that many places before.
+    /// For each period, from 1 on, how many tokens in a row equal the one that many positions before.
     runs: Vec<u32>,
     /// Tokens that a loop has.
     tokens: usize,
 }
 
 impl RepetitionDetector {
-    /// One that calls it a loop when the last `tokens` tokens are one sequence, at least four times over; none for fewer tokens
-    /// than that takes.
+    /// Detects a loop when the last `tokens` tokens are one sequence at least four times over; none if `tokens` is too small for
+    /// that.
     pub fn new(tokens: u32) -> Option<Self> {
         let tokens = tokens as usize;
         let longest = tokens / ROUNDS;
         (longest > 0).then(|| Self { recent: Vec::with_capacity(longest), next: 0, runs: vec![0; longest], tokens })
     }
 
-    /// Takes in a token. True if the answer loops.
+    /// Adds a token. True if the answer loops.
     pub fn push(&mut self, token: u32) -> bool {
         let (count, longest) = (self.recent.len(), self.runs.len());
         let mut loops = false;

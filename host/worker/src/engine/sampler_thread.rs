@@ -1,8 +1,8 @@
-//! A thread for the code of samplers, which is foreign and may not return. Nothing can interrupt it, so a call that exceeds
-//! its deadline is left behind with its thread, and the calls that wait go on in a new one.
+//! A thread for samplers, whose code is foreign and may not return. It cannot be interrupted, so a call that exceeds its
+//! deadline is abandoned with its thread, and waiting calls continue on a new one.
 //!
-//! A thread that was left behind runs at the lowest priority there is. Its sampler is barred, so that a worker leaves few threads
-//! behind: for each of its samplers one, or as many as were in it at once.
+//! An abandoned thread runs at the lowest priority. Its sampler is barred, so that a worker has few such threads: one for each
+//! sampler, or as many as were in it at once.
 
 use std::{
     collections::VecDeque,
@@ -24,10 +24,10 @@ pub struct SamplerName {
     barred: AtomicBool,
 }
 
-/// What runs on the thread. It says which sampler's code it is about to enter.
+/// A closure for the thread. It reports which sampler's code it is about to enter.
 pub type Call = Box<dyn FnOnce(&dyn Fn(&Arc<SamplerName>)) + Send>;
 
-/// A call that was left behind, and the sampler that it is in.
+/// An abandoned call, and the sampler that it is in.
 pub struct Overdue {
     pub id: u64,
     pub sampler: Arc<SamplerName>,
@@ -36,19 +36,19 @@ pub struct Overdue {
 /// The thread, which is started by the first call.
 pub struct SamplerThread {
     deadline: Duration,
-    desk: Option<Arc<Desk>>,
+    queue: Option<Arc<CallQueue>>,
 }
 
-/// What the engine's thread and one sampler thread share.
+/// Shared by the engine's thread and one sampler thread.
 #[derive(Default)]
-struct Desk {
-    state: Mutex<State>,
+struct CallQueue {
+    state: Mutex<QueueState>,
     queued: Condvar,
     idle: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct QueueState {
     queue: VecDeque<(u64, Call)>,
     busy: bool,
     /// The call that runs, the sampler whose code it is in, and since when.
@@ -75,7 +75,7 @@ impl SamplerName {
 }
 
 impl Overdue {
-    /// What the request that it belongs to ends with.
+    /// The failure of the request that it belongs to.
     pub fn failure(&self, deadline: Duration) -> Failure {
         let (name, limit) = (&self.sampler.name, deadline.as_secs_f32());
         let message = format!("sampling stage '{name}' did not end within {limit} s, and is barred from now on");
@@ -84,33 +84,33 @@ impl Overdue {
 }
 
 impl SamplerThread {
-    /// A thread whose calls may spend so long in each sampler's code.
+    /// `deadline` is the time that a call may spend in each sampler's code.
     pub fn new(deadline: Duration) -> Self {
-        Self { deadline, desk: None }
+        Self { deadline, queue: None }
     }
 
     pub fn deadline(&self) -> Duration {
         self.deadline
     }
 
-    /// Has a call made, after those that were given before. Where the system has no thread to give it is made here.
+    /// Queues a call. Where the system can start no thread, it is made here.
     pub fn call(&mut self, id: u64, call: Call) {
-        let desk = self.desk.get_or_insert_with(Desk::start);
-        let mut state = lock(&desk.state);
+        let queue = self.queue.get_or_insert_with(CallQueue::start);
+        let mut state = lock(&queue.state);
         if state.closed {
             drop(state);
             return call(&|_| ());
         }
         state.queue.push_back((id, call));
         drop(state);
-        desk.queued.notify_one();
+        queue.queued.notify_one();
     }
 
-    /// Waits until all calls are made or left behind, and answers those that were left behind.
+    /// Waits until all calls are done or abandoned, and returns the latter.
     pub fn wait(&mut self) -> Vec<Overdue> {
         let mut overdue = Vec::new();
-        while let Some(desk) = self.desk.clone() {
-            let mut state = lock(&desk.state);
+        while let Some(queue) = self.queue.clone() {
+            let mut state = lock(&queue.state);
             while state.busy || !state.queue.is_empty() {
                 let left = match &state.entered {
                     Some((_, _, since)) => self.deadline.saturating_sub(since.elapsed()),
@@ -120,14 +120,14 @@ impl SamplerThread {
                 if left.is_zero() {
                     break;
                 }
-                state = desk.idle.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+                state = queue.idle.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
             }
             let Some((id, sampler, _)) = state.entered.take().filter(|_| state.busy) else { break };
             state.closed = true;
             state.yield_to_others();
             sampler.barred.store(true, Ordering::Relaxed);
             overdue.push(Overdue { id, sampler });
-            self.desk = None;
+            self.queue = None;
             for (id, call) in std::mem::take(&mut state.queue) {
                 self.call(id, call);
             }
@@ -138,20 +138,20 @@ impl SamplerThread {
 
 impl Drop for SamplerThread {
     fn drop(&mut self) {
-        if let Some(desk) = &self.desk {
-            lock(&desk.state).closed = true;
-            desk.queued.notify_one();
+        if let Some(queue) = &self.queue {
+            lock(&queue.state).closed = true;
+            queue.queued.notify_one();
         }
     }
 }
 
-impl Desk {
+impl CallQueue {
     fn start() -> Arc<Self> {
-        let desk = Arc::new(Self::default());
-        let shared = desk.clone();
+        let queue = Arc::new(Self::default());
+        let shared = queue.clone();
         let started = thread::Builder::new().name("samplers".to_owned()).spawn(move || shared.run());
-        lock(&desk.state).closed = started.is_err();
-        desk
+        lock(&queue.state).closed = started.is_err();
+        queue
     }
 
     fn run(&self) {
@@ -166,7 +166,7 @@ impl Desk {
             drop(state);
             call(&|sampler| {
                 let mut state = lock(&self.state);
-                // One that was left behind and goes on all the same is of no interest any more.
+                // An abandoned call that goes on all the same is ignored.
                 if !state.closed {
                     state.entered = Some((id, sampler.clone(), Instant::now()));
                 }
@@ -181,7 +181,7 @@ impl Desk {
 }
 
 #[cfg(target_os = "linux")]
-impl State {
+impl QueueState {
     fn remember_thread(&mut self) {
         // SAFETY: the call takes nothing and cannot fail.
         self.thread = u32::try_from(unsafe { libc::gettid() }).ok();
@@ -210,14 +210,14 @@ extern "C" fn lower_own_priority(_signal: libc::c_int) {
 }
 
 #[cfg(not(target_os = "linux"))]
-impl State {
+impl QueueState {
     fn remember_thread(&mut self) {}
 
     /// Other systems change the priority of whole processes alone.
     fn yield_to_others(&self) {}
 }
 
-fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+fn lock(state: &Mutex<QueueState>) -> MutexGuard<'_, QueueState> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

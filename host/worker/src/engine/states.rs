@@ -1,5 +1,4 @@
-//! Which state of an opaque model belongs to which sequence. Such a state cannot be cut back or shared, but it can be
-//! continued: when a sequence ends, its state is parked, and a sequence whose prompt begins with all that the state has
+//! Assigns states of an opaque model to sequences. Such a state cannot be truncated or shared, but it can be continued: when a sequence ends, its state is parked, and a sequence whose prompt begins with all that the state has
 //! seen takes it over. So a conversation's next turn computes only what is new in it, on any model, without its help. Of a
 //! model that copies states, the sequence gets a copy where there is room for one, so that the same turn can be asked for
 //! again, and several sequences can go on from one text.
@@ -20,7 +19,7 @@ pub struct StateTable {
     changes: Vec<Change>,
 }
 
-/// What the model is to do before it computes anything else.
+/// A change that the model must make before it computes anything else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
     Drop(u64),
@@ -56,9 +55,9 @@ impl StateTable {
             parked.salt == salt && parked.text.len() < prompt.len() && prompt.starts_with(&parked.text)
         };
         let longest = self.parked.iter().filter(fits).map(|parked| parked.text.len()).max();
-        let place =
+        let index =
             longest.and_then(|len| self.parked.iter().position(|parked| parked.text.len() == len && fits(&parked)));
-        let found = place.and_then(|place| self.parked.remove(place));
+        let found = index.and_then(|index| self.parked.remove(index));
         let (state, known) = found.as_ref().map_or((sequence, 0), |parked| (parked.state, parked.text.len()));
         let room = self.live.len() + self.parked.len() + 2 <= self.states_max;
         match found.filter(|_| self.copies && room) {
@@ -77,7 +76,7 @@ impl StateTable {
         known
     }
 
-    /// A sequence has ended after its state has seen this text; none if the state is not to be relied on.
+    /// A sequence has ended after its state has seen this text; none if the state must not be reused.
     pub fn close(&mut self, sequence: u64, salt: Vec<u8>, seen: Option<Vec<u32>>) {
         let Some(state) = self.live.remove(&sequence) else { return };
         match seen.filter(|text| !text.is_empty()) {
@@ -86,17 +85,17 @@ impl StateTable {
         }
     }
 
-    /// What the model calls a sequence's state.
+    /// The model's id of a sequence's state.
     pub fn state_of(&self, sequence: u64) -> u64 {
         self.live.get(&sequence).copied().unwrap_or(sequence)
     }
 
-    /// What the model is to do, in this order.
+    /// Changes for the model, in this order.
     pub fn take_changes(&mut self) -> Vec<Change> {
         std::mem::take(&mut self.changes)
     }
 
-    /// How many states are kept for sequences that may continue their text.
+    /// The number of states kept for sequences that may continue their text.
     pub fn parked(&self) -> usize {
         self.parked.len()
     }

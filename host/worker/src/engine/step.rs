@@ -1,27 +1,27 @@
-//! One turn of the loop around the scheduler, from the plan to the events: [`Engine::step`] is the whole story. Everything
-//! here runs on the one thread that owns the model, and nothing here waits: jobs come in between steps, events are
-//! collected for the session to send, and the disk is given a few blocks per step.
+//! One step of the engine, from the scheduler's plan to the events: [`Engine::step`] is the whole story. Everything here runs
+//! on the one thread that owns the model, and nothing here blocks: jobs come in between steps, events are collected for the
+//! session to send, and the disk tier copies a few blocks per step.
 //!
-//! A step fails in parts. Logits that are no numbers, a stage that misbehaves, a prompt that is too long: each ends its own
-//! sequence with an event. A model that returns an error has left the sequences of that batch undefined, so those end; the
-//! model itself must still be usable, says the contract, and the next step is for the others.
+//! A step fails in parts. NaN logits, a misbehaving sampler, a prompt that is too long: each ends its own job with an event.
+//! A model that returns an error has left the sequences of that batch undefined, so those end; by the contract the model
+//! itself must still be usable, and the next step is for the others.
 
 mod admission;
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashSet,
     time::{Duration, Instant},
 };
 
 use super::{
+    active_job::{ActiveJob, Pick, Text},
+    active_jobs::{ActiveJobs, Close},
     adapters::Adapters,
     blocks::Kind,
     chain::Samplers,
     grammars::Grammars,
-    logits::Row,
     model::{Model, micros},
     scheduler::{Config, Ended, Plan, Scheduler},
-    sequence::{Pick, Sequence, Text},
     states::Change,
     tier::Tier,
 };
@@ -30,24 +30,23 @@ use pensieve_protocol::{
     wire::{Load, Loaded, Stats},
 };
 
-/// How long a worker with waiting jobs but nothing to compute lets pass before it looks again.
+/// Pause of a worker that has waiting jobs but nothing to compute.
 pub const PAUSE: Duration = Duration::from_millis(5);
-/// How long blocks are brought back from disk in one step. Beside streams no longer than the model last took, so that a
-/// step becomes at most twice as long.
+/// Time for imports from disk in one step. Beside streams it is at most that of the last forward pass, so that a step becomes
+/// at most twice as long.
 const IMPORT_TIME: Duration = Duration::from_millis(20);
 
-/// A loaded model and the jobs that it runs.
+/// A loaded model and its jobs.
 pub struct Engine {
     model: Model,
-    scheduler: Scheduler,
+    jobs: ActiveJobs,
     tier: Tier,
     text: Text,
     samplers: Samplers,
     adapters: Adapters,
     grammars: Grammars,
-    sequences: HashMap<u64, Sequence>,
     events: Vec<(u64, Event)>,
-    /// Tokens of a loop that ends an answer; 0 for none.
+    /// The length of a loop that ends an answer; 0 to let loops run.
     loop_tokens: u32,
     stats: Stats,
     last_forward: Duration,
@@ -75,13 +74,12 @@ impl Engine {
         }
         Self {
             model,
-            scheduler,
+            jobs: ActiveJobs::new(scheduler),
             tier,
             text,
             samplers,
             adapters: Adapters::new(load.spec.adapter_memory, load.adapter_deadline),
             grammars: Grammars::default(),
-            sequences: HashMap::new(),
             events: Vec::new(),
             loop_tokens: limits.loop_tokens,
             stats: Stats::default(),
@@ -94,24 +92,25 @@ impl Engine {
     pub fn step(&mut self) -> bool {
         let began = Instant::now();
         self.admit_waiting();
-        self.tier.spill_before_step(&mut self.scheduler, &mut self.model);
-        let mut plan = self.scheduler.plan(self.born.elapsed());
+        self.tier.spill_before_step(self.jobs.scheduler_mut(), &mut self.model);
+        let mut plan = self.jobs.plan(self.born.elapsed());
         self.note(&plan);
         self.release_states();
-        plan.spans.retain(|span| self.sequences.contains_key(&span.sequence));
+        plan.spans.retain(|span| self.jobs.contains(span.sequence));
         let patience = if plan.spans.is_empty() { IMPORT_TIME } else { self.last_forward.min(IMPORT_TIME) };
-        let imported = self.tier.import(&mut self.scheduler, &mut self.model, patience);
+        let imported = self.tier.import(self.jobs.scheduler_mut(), &mut self.model, patience);
         if plan.spans.is_empty() {
             return imported;
         }
         let computing = Instant::now();
         let asked: HashSet<u64> = plan.spans.iter().filter(|span| span.logits).map(|span| span.sequence).collect();
-        let only_best = asked.iter().all(|id| self.sequences.get(id).is_some_and(Sequence::takes_best));
-        let bound = self.sequences.iter_mut().filter(|(id, _)| asked.contains(id));
-        let constraints = bound.filter_map(|(_, sequence)| sequence.constraint_mut()).collect();
-        let rows = self
-            .grammars
-            .overlap(constraints, || self.model.forward(&plan, &self.scheduler, &self.adapters.spans, only_best));
+        let only_best = asked.iter().all(|id| self.jobs.get(*id).is_some_and(ActiveJob::takes_best));
+        let lease = |id| self.jobs.get(id).and_then(|job| job.adapter.as_ref());
+        let adapters: Vec<_> = plan.spans.iter().map(|span| lease(span.sequence).map(|lease| lease.span)).collect();
+        let (jobs, scheduler) = self.jobs.split();
+        let bound = jobs.filter(|(id, _)| asked.contains(id));
+        let constraints = bound.filter_map(|(_, job)| job.constraint_mut()).collect();
+        let rows = self.grammars.overlap(constraints, || self.model.forward(&plan, scheduler, &adapters, only_best));
         let computed = computing.elapsed();
         self.last_forward = computed;
         match rows {
@@ -119,7 +118,7 @@ impl Engine {
             Ok(rows) => {
                 let wanted = plan.spans.iter().filter(|span| span.logits).zip(rows);
                 let rows: Vec<_> = wanted.map(|(span, row)| (span.sequence, row)).collect();
-                let picks = pick(&rows, &mut self.sequences, &self.scheduler, &mut self.samplers);
+                let picks = self.jobs.pick(&rows, &mut self.samplers);
                 self.take(&plan, picks, began);
             }
         }
@@ -129,7 +128,7 @@ impl Engine {
         true
     }
 
-    /// Gives a job up; its blocks are free at once.
+    /// Cancels a job; its blocks are free at once.
     pub fn cancel(&mut self, id: u64) {
         let waiting = self.grammars.cancel(id).or_else(|| self.adapters.cancel(id, &mut self.model));
         if let Some(job) = waiting {
@@ -139,26 +138,26 @@ impl Engine {
         self.end(id, Finish::Cancelled);
     }
 
-    /// What has happened since it was last asked.
+    /// Events since the last call.
     pub fn take_events(&mut self) -> Vec<(u64, Event)> {
         std::mem::take(&mut self.events)
     }
 
     pub fn is_idle(&self) -> bool {
-        self.sequences.is_empty() && self.grammars.is_empty() && self.adapters.waiting() == 0
+        self.jobs.is_empty() && self.grammars.is_empty() && self.adapters.waiting() == 0
     }
 
-    /// Puts some of what is cached on disk, while there is nothing else to do. False once nothing is left to put there.
+    /// Spills some cached blocks to disk while the engine is idle. False once none is left to spill.
     pub fn tidy(&mut self) -> bool {
-        self.tier.spill_when_idle(&mut self.scheduler, &mut self.model)
+        self.tier.spill_when_idle(self.jobs.scheduler_mut(), &mut self.model)
     }
 
-    /// What a person may want to know since it was last asked, for the log.
+    /// Notes for the log since the last call.
     pub fn take_notes(&mut self) -> Vec<String> {
         self.adapters.take_notes()
     }
 
-    /// What went wrong besides jobs since it was last asked, for the log.
+    /// Warnings for the log since the last call: problems that are not the failure of a job.
     pub fn take_troubles(&mut self) -> Vec<String> {
         [self.tier.take_troubles(), self.samplers.take_troubles()].concat()
     }
@@ -178,18 +177,19 @@ impl Engine {
             blocks: blocks.unwrap_or(0),
             block_tokens: blocks.map_or(0, |_| card.block_tokens),
             sequences: self.model.sequences(),
-            disk_blocks: self.scheduler.blocks().map_or(0, |blocks| blocks.usage().disk as u64),
+            disk_blocks: self.jobs.scheduler_mut().blocks().map_or(0, |blocks| blocks.usage().disk as u64),
             samplers: self.samplers.names(),
             no_text: self.text.vocabulary.as_ref().err().cloned(),
         }
     }
 
     pub fn stats(&mut self) -> Stats {
-        let usage = self.scheduler.blocks().map(|blocks| blocks.usage()).unwrap_or_default();
+        let scheduler = self.jobs.scheduler_mut();
+        let usage = scheduler.blocks().map(|blocks| blocks.usage()).unwrap_or_default();
         let (adapter_loads, adapter_unloads) = self.adapters.counts();
         Stats {
-            running: self.scheduler.running() as u64,
-            waiting: (self.scheduler.waiting() + self.grammars.len() + self.adapters.waiting()) as u64,
+            running: scheduler.running() as u64,
+            waiting: (scheduler.waiting() + self.grammars.len() + self.adapters.waiting()) as u64,
             blocks_free: usage.free as u64,
             blocks_cached: usage.cached as u64,
             blocks_active: usage.active as u64,
@@ -201,7 +201,7 @@ impl Engine {
         }
     }
 
-    /// What the plan says of sequences besides their spans.
+    /// Carries out what a plan says besides its spans: preemptions, ended sequences, and the news that a job has started.
     fn note(&mut self, plan: &Plan) {
         for &id in &plan.preempted {
             self.stats.preemptions += 1;
@@ -215,13 +215,13 @@ impl Engine {
             self.end(id, reason);
         }
         for span in &plan.spans {
-            let Some(sequence) = self.sequences.get_mut(&span.sequence) else { continue };
-            if sequence.usage().generated == 0 {
-                let reused = self.scheduler.reused(span.sequence);
-                sequence.reused = u32::try_from(reused.memory + reused.disk).unwrap_or(u32::MAX);
+            let reused = self.jobs.scheduler().reused(span.sequence);
+            let Some(job) = self.jobs.get_mut(span.sequence) else { continue };
+            if job.usage().generated == 0 {
+                job.reused = u32::try_from(reused.memory + reused.disk).unwrap_or(u32::MAX);
             }
-            if !std::mem::replace(&mut sequence.started, true) {
-                let (prompt_tokens, reused_tokens) = (sequence.prompt(), sequence.reused);
+            if !std::mem::replace(&mut job.started, true) {
+                let (prompt_tokens, reused_tokens) = (job.prompt(), job.reused);
                 self.events.push((span.sequence, Event::Started { prompt_tokens, reused_tokens }));
             }
         }
@@ -233,7 +233,7 @@ impl Engine {
         }
     }
 
-    /// The model has computed a plan, and each row of logits has led to a pick or to a failure.
+    /// Takes the results of a step: for each row of logits a pick or a failure.
     fn take(&mut self, plan: &Plan, picks: Vec<(u64, Result<Pick, Failure>)>, began: Instant) {
         let mut picked = Vec::with_capacity(picks.len());
         for (id, pick) in picks {
@@ -243,12 +243,12 @@ impl Engine {
                 Err(failure) => self.fail(id, failure),
             }
         }
-        self.scheduler.done(plan, began.elapsed());
+        self.jobs.done(plan, began.elapsed());
         for span in &plan.spans {
             self.stats.computed_tokens += span.tokens.len() as u64;
-            let Some(sequence) = self.sequences.get(&span.sequence) else { continue };
-            if !span.logits && sequence.usage().generated == 0 {
-                let (computed, total) = (span.tokens.end as u32, sequence.prompt());
+            let Some(job) = self.jobs.get(span.sequence) else { continue };
+            if !span.logits && job.usage().generated == 0 {
+                let (computed, total) = (span.tokens.end as u32, job.prompt());
                 self.events.push((span.sequence, Event::Prompt { computed, total }));
             }
         }
@@ -258,16 +258,16 @@ impl Engine {
     }
 
     fn push(&mut self, id: u64, pick: Pick) {
-        let Some(sequence) = self.sequences.get_mut(&id) else { return };
-        if sequence.is_full() {
+        let Some(job) = self.jobs.get_mut(id) else { return };
+        if job.is_full() {
             // A job may ask for no tokens at all, to have its prompt cached.
             return self.end(id, Finish::Length);
         }
-        let step = match sequence.push(pick.token, &self.text) {
+        let step = match job.push(pick.token, &self.text) {
             Ok(step) => step,
             Err(failure) => return self.fail(id, failure),
         };
-        self.scheduler.push(id, pick.token);
+        self.jobs.push(id, pick.token);
         self.stats.generated_tokens += 1;
         let logprobs = pick.logprobs.into_iter().collect();
         self.events.push((id, Event::Tokens(Tokens { ids: vec![pick.token], bytes: step.bytes, logprobs })));
@@ -277,71 +277,49 @@ impl Engine {
     }
 
     fn end(&mut self, id: u64, reason: Finish) {
-        let Some(mut sequence) = self.close(id) else { return };
-        let rest = sequence.rest();
+        let Some(mut job) = self.close(id, Close::Intact) else { return };
+        let rest = job.rest();
         if !rest.is_empty() {
             self.events.push((id, Event::Tokens(Tokens { bytes: rest, ..Tokens::default() })));
         }
-        self.events.push((id, Event::Finished { reason, usage: sequence.usage() }));
+        self.events.push((id, Event::Finished { reason, usage: job.usage() }));
     }
 
     fn fail(&mut self, id: u64, failure: Failure) {
-        self.scheduler.discard(id);
-        if self.close(id).is_some() {
+        if self.close(id, Close::Broken).is_some() {
             self.events.push((id, Event::Failed(failure)));
         }
     }
 
-    /// Frees all that a sequence holds.
-    fn close(&mut self, id: u64) -> Option<Sequence> {
-        let sequence = self.sequences.remove(&id)?;
-        self.stats.reused_tokens += u64::from(sequence.reused);
-        self.scheduler.finish(id);
+    /// Frees everything that a job holds.
+    fn close(&mut self, id: u64, how: Close) -> Option<ActiveJob> {
+        let mut job = self.jobs.close(id, how)?;
+        self.stats.reused_tokens += u64::from(job.reused);
         if !self.model.is_opaque() {
             self.model.release(id);
         }
         self.release_states();
-        self.adapters.end(id, &mut self.model);
-        Some(sequence)
+        self.return_lease(&mut job);
+        Some(job)
     }
 
-    /// Has an opaque model copy the states that sequences go on from while they stay, and forget those that none will continue.
+    fn return_lease(&mut self, job: &mut ActiveJob) {
+        if let Some(lease) = job.adapter.take() {
+            self.adapters.end(lease, &mut self.model);
+        }
+    }
+
+    /// Has an opaque model copy states that several sequences continue from, and drop those that none will.
     fn release_states(&mut self) {
-        for change in self.scheduler.states().take_changes() {
+        for change in self.jobs.scheduler_mut().states().take_changes() {
             match change {
                 Change::Drop(state) => self.model.release(state),
                 Change::Copy { from, to } if self.model.fork(from, to) => {}
                 Change::Copy { to, .. } => {
-                    let message = "the model could not copy the state that this text goes on from";
+                    let message = "the model could not copy the state that this text continues from";
                     self.fail(to, Failure::new(FailureCode::Plugin, message));
                 }
             }
         }
     }
-}
-
-/// Has every sequence pick a token out of its row of logits.
-fn pick(
-    rows: &[(u64, Row<'_>)],
-    sequences: &mut HashMap<u64, Sequence>,
-    scheduler: &Scheduler,
-    samplers: &mut Samplers,
-) -> Vec<(u64, Result<Pick, Failure>)> {
-    let mut begun = Vec::with_capacity(rows.len());
-    for &(id, row) in rows {
-        let Some(sequence) = sequences.get_mut(&id) else { continue };
-        begun.push((id, row, sequence.begin_pick(id, row, scheduler.tokens(id), samplers)));
-    }
-    let mut sampled = samplers.wait();
-    let mut picks = Vec::with_capacity(begun.len());
-    for (id, row, token) in begun {
-        let Some(sequence) = sequences.get_mut(&id) else { continue };
-        let missing = || Failure::new(FailureCode::Internal, "a sampler's token is missing");
-        let token = token.and_then(|token| match token {
-            Some(token) => Ok(token),
-            None => sampled.remove(&id).ok_or_else(missing).and_then(|picked| sequence.take_back(picked)),
-        });
-        picks.push((id, token.map(|token| sequence.pick(token, row))));
-    }
-    picks
 }

@@ -9,26 +9,26 @@ use std::{fmt, sync::Arc};
 
 use pensieve_protocol::job::STOP_BYTES_MAX;
 
-use crate::patterns::{At, Patterns, ROOT};
+use pensieve_grammar::patterns::{Patterns, ROOT, StateId};
 
 pub const STOPS_MAX: usize = 64;
 
-/// What one sequence stops at, and how much of a stop string its last bytes may be.
+/// The stop conditions of one sequence, and the matcher's state.
 #[derive(Clone, Debug)]
 pub struct Stops {
     patterns: Arc<Patterns>,
     tokens: Arc<[u32]>,
-    at: At,
+    at: StateId,
     held: Vec<u8>,
     stopped: Option<usize>,
 }
 
-/// What became of the bytes of a token.
+/// The result of pushing a token's bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Emit {
     /// Bytes that may be shown now.
     pub text: Vec<u8>,
-    /// The stop string that is complete, by its place in the request. What followed it is dropped.
+    /// The index of the stop string that is complete. What followed it is dropped.
     pub stopped: Option<usize>,
 }
 
@@ -38,11 +38,11 @@ pub enum StopsError {
         count: usize,
     },
     Empty {
-        /// Its place in the request.
+        /// Its index in the request.
         index: usize,
     },
     TooLong {
-        /// Its place in the request.
+        /// Its index in the request.
         index: usize,
         bytes: usize,
     },
@@ -65,12 +65,12 @@ impl Stops {
         Ok(Self { patterns, tokens: tokens.into(), at: ROOT, held: Vec::new(), stopped: None })
     }
 
-    /// Whether a token ends the turn, whatever its bytes.
+    /// True if a token ends the turn, whatever its bytes.
     pub fn ends(&self, token: u32) -> bool {
         self.tokens.contains(&token)
     }
 
-    /// Takes in the bytes of a token. After a stop nothing more is shown.
+    /// Pushes the bytes of a token. After a stop nothing more is emitted.
     pub fn push(&mut self, bytes: &[u8]) -> Emit {
         if self.stopped.is_some() {
             return Emit { text: Vec::new(), stopped: self.stopped };
@@ -88,7 +88,7 @@ impl Stops {
         Emit { text: self.release(self.patterns.depth(self.at)), stopped: None }
     }
 
-    /// The bytes that were held back, once it is known that nothing follows them.
+    /// The bytes that were held back, at the end of the answer.
     pub fn finish(&mut self) -> Vec<u8> {
         self.at = ROOT;
         std::mem::take(&mut self.held)

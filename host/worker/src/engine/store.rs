@@ -75,12 +75,12 @@ impl Store {
         Ok(true)
     }
 
-    /// Whether the folder is this worker's. Until then nothing may be written there, and nothing is known of what it holds.
+    /// True once the folder is this worker's. Until then nothing may be written there, and its content is not known.
     pub fn is_taken(&self) -> bool {
         self.lock.is_some()
     }
 
-    /// What keys the hashes of blocks here.
+    /// The key of the hashes of blocks here.
     pub fn secret(&self) -> &[u8; 16] {
         &self.secret
     }
@@ -98,7 +98,7 @@ impl Store {
         self.group_bytes.get(group).copied().unwrap_or(0)
     }
 
-    /// What earlier runs left, the longest unused first. Files that are no whole blocks are deleted.
+    /// The records that earlier runs left, the least recently used first. Files that are not whole blocks are deleted.
     pub fn records(&self) -> io::Result<Vec<Record>> {
         let mut found: Vec<(SystemTime, Record)> = Vec::new();
         for entry in fs::read_dir(&self.folder)? {

@@ -1,7 +1,7 @@
-//! When blocks go to disk and come back. Copies run on the engine's thread, as the model's memory may be touched by no
-//! other, so each turn gets a few: before a step only when memory is about to run out, and all the rest while no job runs. A
-//! disk that fails is left alone for a while; what it holds is still asked for. What another worker of the model has, one
-//! that goes as a rule, is taken over as soon as that has ended.
+//! The disk tier of the prefix cache: decides when blocks are spilled and imported. Copies run on the engine's thread, as no
+//! other may touch the model's memory, so each turn gets a few: before a step only when memory is about to run out, and the
+//! rest while no job runs. After a failed write the disk is not written to for a while; reads go on. The folder of another
+//! worker of the same model, usually one that is draining, is taken over as soon as that has ended.
 
 use std::time::{Duration, Instant};
 
@@ -14,13 +14,13 @@ use super::{
 
 /// When fewer than one block in this many is free, cached ones are put on disk before they are needed.
 const FREE_SHARE: usize = 8;
-/// How many of the coldest blocks are looked at before a step.
+/// The number of coldest blocks that are considered before a step.
 const WINDOW: usize = 32;
 const BLOCKS_PER_STEP: usize = 2;
 const BLOCKS_PER_IDLE_TURN: usize = 8;
-/// How long a disk that has failed is left alone.
+/// Pause after a failed write.
 const REST: Duration = Duration::from_secs(30);
-/// How often a worker looks whether the one that has its place on disk has ended.
+/// Interval of attempts to take over the folder from another worker.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// The disk tier of one model; does nothing where there is none.
@@ -31,7 +31,7 @@ pub struct Tier {
     buffer: Vec<u8>,
     resting: Option<Instant>,
     looked: Option<Instant>,
-    /// What went wrong since it was last asked.
+    /// Warnings for the log.
     troubles: Vec<String>,
 }
 
@@ -43,9 +43,9 @@ impl Tier {
     /// The block table of a model, with what an earlier run left on disk; none for an opaque model.
     pub(super) fn table(&mut self, model: &Model) -> Option<BlockTable> {
         let groups = model.groups()?;
-        let groups = groups.into_iter().enumerate().map(|(group, (kind, places))| {
+        let groups = groups.into_iter().enumerate().map(|(group, (kind, capacity))| {
             let disk_bytes = self.store.as_ref().map_or(0, |store| store.file_bytes(group));
-            Group { kind, places, disk_bytes }
+            Group { kind, capacity, disk_bytes }
         });
         let layout = Layout {
             block_tokens: model.card.block_tokens as usize,
@@ -62,7 +62,7 @@ impl Tier {
         Some(table)
     }
 
-    /// Tells the table what is on disk.
+    /// Adds the records on disk to the table.
     fn restore(&mut self, table: &mut BlockTable) {
         let Some(store) = &self.store else { return };
         match store.records() {
@@ -74,7 +74,7 @@ impl Tier {
         }
     }
 
-    /// Whether the place on disk is this worker's, which it becomes here once another worker has left it.
+    /// True if the folder is this worker's; tries to take it over if not.
     fn take_over(&mut self, scheduler: &mut Scheduler) -> bool {
         let (Some(store), Some(table)) = (&mut self.store, scheduler.blocks()) else { return false };
         if store.is_taken() {
@@ -95,12 +95,12 @@ impl Tier {
         self.store.is_some()
     }
 
-    /// What went wrong, for the log.
+    /// Warnings for the log since the last call.
     pub fn take_troubles(&mut self) -> Vec<String> {
         std::mem::take(&mut self.troubles)
     }
 
-    /// Brings back what sequences wait for, at least one block and for that long. True if any was tried.
+    /// Imports what sequences wait for: at least one block, and more within `patience`. True if any was tried.
     pub(super) fn import(&mut self, scheduler: &mut Scheduler, model: &mut Model, patience: Duration) -> bool {
         let Some(store) = self.store.as_ref().filter(|_| scheduler.next_import().is_some()) else { return false };
         let mut transfer = model.transfer();
@@ -110,10 +110,10 @@ impl Tier {
             self.buffer.resize(store.group_bytes(import.group), 0);
             let read = store.read(import.key, import.group, &mut self.buffer);
             let done = match &mut transfer {
-                // The spine of a model without one has no bytes, and is not the model's.
+                // A primary group that the table added has no bytes, and the model knows nothing of it.
                 _ if self.buffer.is_empty() => read.is_ok(),
                 Ok(transfer) => {
-                    read.is_ok() && transfer.import(import.group as u32, import.place, &self.buffer).is_ok()
+                    read.is_ok() && transfer.import(import.group as u32, import.location, &self.buffer).is_ok()
                 }
                 Err(_) => false,
             };
@@ -126,7 +126,7 @@ impl Tier {
         tried
     }
 
-    /// Keeps a few blocks that are about to be given away.
+    /// Spills a few blocks that are about to be evicted.
     pub(super) fn spill_before_step(&mut self, scheduler: &mut Scheduler, model: &mut Model) {
         let is_there = self.take_over(scheduler);
         if scheduler.blocks().is_some_and(|blocks| is_there && blocks.is_scarce(FREE_SHARE)) {
@@ -134,7 +134,7 @@ impl Tier {
         }
     }
 
-    /// Keeps some of all that is cached. False once there is nothing left to keep.
+    /// Spills some cached blocks. False once none is left to spill.
     pub(super) fn spill_when_idle(&mut self, scheduler: &mut Scheduler, model: &mut Model) -> bool {
         self.take_over(scheduler) && self.spill(scheduler, model, usize::MAX, BLOCKS_PER_IDLE_TURN) > 0
     }
@@ -158,7 +158,7 @@ impl Tier {
             self.buffer.resize(store.group_bytes(group), 0);
             let exported = match self.buffer.is_empty() {
                 true => Ok(()),
-                false => transfer.export(group as u32, spill.place, &mut self.buffer),
+                false => transfer.export(group as u32, spill.location, &mut self.buffer),
             };
             let written = exported.map_err(|error| error.to_string()).and_then(|()| {
                 store.write(&spill.record, &self.buffer).map_err(|error| format!("it cannot be written: {error}"))

@@ -203,7 +203,7 @@ pub(super) const ABSENT_FROM: u32 = 424;
 const FCNTL: [i32; 5] = [libc::F_DUPFD, libc::F_DUPFD_CLOEXEC, libc::F_GETFD, libc::F_SETFD, libc::F_GETFL];
 /// Drivers lock the index of their cache.
 const FCNTL_DRIVERS: [i32; 3] = [libc::F_GETLK, libc::F_SETLK, libc::F_SETLKW];
-/// Whether a descriptor is a terminal, waits, and is inherited.
+/// `ioctl` requests: whether a descriptor is a terminal, blocks, and is inherited.
 const IOCTL: [u32; 6] = [0x5401, 0x5413, 0x541b, 0x5421, 0x5450, 0x5451];
 /// The types of requests that drivers take: NVIDIA's (`F`), those of the kernel's graphics and AMD's (`d`, `K`), and WSL's (`G`).
 const IOCTL_DRIVERS: [u32; 4] = [0x4600, 0x6400, 0x4b00, 0x4700];

@@ -36,7 +36,7 @@ static ENTERED: OnceLock<Fenced> = OnceLock::new();
 pub fn enter_from_environment() -> Result<(), String> {
     let Some(text) = std::env::var_os(VARIABLE) else { return Ok(()) };
     let text = text.into_string().map_err(|_| format!("{VARIABLE} is not UTF-8"))?;
-    let policy: Policy = serde_json::from_str(&text).map_err(|error| format!("{VARIABLE} is no policy: {error}"))?;
+    let policy: Policy = serde_json::from_str(&text).map_err(|error| format!("{VARIABLE} is not a policy: {error}"))?;
     let fenced = enter(&policy);
     // It is entered once per process.
     let _ = ENTERED.set(fenced);
@@ -52,7 +52,7 @@ fn end_with_input() -> Result<(), String> {
     started.map(drop).map_err(|error| format!("a thread does not start: {error}"))
 }
 
-/// What holds of the fence around this process; nothing outside of one.
+/// The parts of the fence that are in force around this process; none outside of a fence.
 pub fn entered() -> Fenced {
     ENTERED.get().cloned().unwrap_or_default()
 }

@@ -3,7 +3,7 @@
 use pensieve_plugin_api::{self as api, CacheKind};
 use pensieve_protocol::card::{Card, State};
 
-/// The longest tokenizer that is believed.
+/// The longest tokenizer that is accepted.
 const TOKENIZER_BYTES_MAX: usize = 128 << 20;
 const TEXT_BYTES_MAX: usize = 1 << 20;
 const TOKENS_MAX: usize = 4096;
@@ -12,7 +12,7 @@ const CHUNK_TOKENS: u32 = 512;
 /// Slots that a sequence and the copies of its state take.
 const SLOTS: u64 = 4;
 
-/// Copies what a plugin says, or tells which of its words breaks a rule.
+/// Copies and validates a plugin's card. The error names the field that is invalid.
 pub fn read(card: &api::Card) -> Result<Card, String> {
     let state = state(card)?;
     if card.vocabulary == 0 || card.context == 0 {
@@ -43,7 +43,7 @@ pub fn read(card: &api::Card) -> Result<Card, String> {
     })
 }
 
-/// What the groups of caches take together: of each token, and of each sequence besides.
+/// Bytes of all cache groups together: for each token, and for each sequence besides.
 fn state(card: &api::Card) -> Result<State, String> {
     if card.block_tokens == 0 {
         return Err("its blocks hold no tokens".into());

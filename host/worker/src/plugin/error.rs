@@ -2,13 +2,13 @@
 //! its author; each reason is a variant, so that callers and tests can tell them apart without reading the text.
 
 use pensieve_plugin_api::CONTRACT;
-use pensieve_protocol::outside::Outside;
+use pensieve_protocol::{outside::Outside, refusal::RefusalKind};
 use std::{
     fmt, io,
     path::{Path, PathBuf},
 };
 
-/// A library that did not become a plugin.
+/// A library that did not load as a plugin.
 #[derive(Debug)]
 pub struct LoadError {
     pub path: PathBuf,
@@ -59,27 +59,36 @@ impl LoadError {
         Self { path: path.to_path_buf(), reason }
     }
 
+    /// What happened to which plugin, without the help.
+    pub fn message(&self) -> String {
+        let name = match self.reason {
+            Reason::NotFound | Reason::Unreadable(_) => self.path.as_os_str(),
+            _ => self.path.file_name().unwrap_or(self.path.as_os_str()),
+        };
+        format!("plugin '{}' {}", Outside::path(&name), self.reason)
+    }
+
     pub fn help(&self) -> String {
         self.reason.help()
     }
 }
 
 impl Reason {
-    pub fn kind(&self) -> &'static str {
+    pub fn kind(&self) -> RefusalKind {
         match self {
-            Self::NotFound => "not-found",
-            Self::Unreadable(_) => "unreadable",
-            Self::Truncated { .. } => "truncated",
-            Self::Damaged(_) => "damaged",
-            Self::NotALibrary(_) => "not-a-library",
-            Self::OtherPlatform { .. } => "other-platform",
-            Self::MissingSymbol => "not-a-plugin",
-            Self::Refused(_) => "refused-by-system",
-            Self::OtherAbi { .. } => "other-abi",
-            Self::OtherContract(_) => "other-contract",
-            Self::NoLayout | Self::OtherLayout(_) => "other-layout",
-            Self::Failed(_) => "failed-to-start",
-            Self::BadManifest(_) => "bad-manifest",
+            Self::NotFound => RefusalKind::NotFound,
+            Self::Unreadable(_) => RefusalKind::Unreadable,
+            Self::Truncated { .. } => RefusalKind::Truncated,
+            Self::Damaged(_) => RefusalKind::Damaged,
+            Self::NotALibrary(_) => RefusalKind::NotALibrary,
+            Self::OtherPlatform { .. } => RefusalKind::OtherPlatform,
+            Self::MissingSymbol => RefusalKind::NotAPlugin,
+            Self::Refused(_) => RefusalKind::RefusedBySystem,
+            Self::OtherAbi { .. } => RefusalKind::OtherAbi,
+            Self::OtherContract(_) => RefusalKind::OtherContract,
+            Self::NoLayout | Self::OtherLayout(_) => RefusalKind::OtherLayout,
+            Self::Failed(_) => RefusalKind::FailedToStart,
+            Self::BadManifest(_) => RefusalKind::BadManifest,
         }
     }
 
@@ -108,15 +117,11 @@ impl Reason {
 
 impl fmt::Display for LoadError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = match self.reason {
-            Reason::NotFound | Reason::Unreadable(_) => self.path.as_os_str(),
-            _ => self.path.file_name().unwrap_or(self.path.as_os_str()),
-        };
-        write!(f, "plugin '{}' {}; {}", Outside::path(&name), self.reason, self.help())
+        write!(f, "{}; {}", self.message(), self.help())
     }
 }
 
-/// What a sentence about the library goes on with: `is truncated: …`.
+/// The predicate of a sentence about the library: `is truncated: …`.
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -137,7 +137,7 @@ fn version(header: &AbiHeader) -> String {
     format!("{}.{}", header.abi_major, header.abi_minor)
 }
 
-/// What the system's loader said; abi_stable's error wraps it in the wrapper's own words.
+/// The message of the system's loader, without abi_stable's wrapping.
 fn cause(error: &dyn std::error::Error) -> String {
     error.source().map_or_else(|| one_line(error), one_line)
 }

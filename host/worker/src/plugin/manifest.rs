@@ -3,7 +3,7 @@
 use pensieve_plugin_api::{self as api, abi_stable::std_types::RString};
 use pensieve_protocol::manifest::{Claim, Manifest};
 
-/// Copies what a plugin says, or says which of its words breaks a rule.
+/// Copies and validates a plugin's manifest. The error names the field that is invalid.
 pub(super) fn read(manifest: &api::Manifest) -> Result<Manifest, String> {
     let texts = |texts: &[RString]| texts.iter().map(RString::to_string).collect::<Vec<String>>();
     let claim = |claim: &api::Claim| Claim {

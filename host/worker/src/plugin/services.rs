@@ -1,4 +1,4 @@
-//! What this host does for a plugin while it loads and runs: it takes log lines and progress, and says when to stop.
+//! The host's services for a plugin while it loads and runs: log lines, progress, and cancellation.
 //!
 //! Where the lines go is the caller's affair. A panic in the caller's code must not reach the plugin, whose stack it would
 //! have to unwind: it is caught here, and the line is lost.
@@ -62,7 +62,7 @@ impl HostServices {
         self
     }
 
-    /// What stops the load that gets these services.
+    /// Cancels the load that has these services.
     pub fn cancel(&self) -> Cancel {
         self.cancel.clone()
     }

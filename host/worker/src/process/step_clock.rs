@@ -1,4 +1,4 @@
-//! Whether the engine's thread is in a step, since when, and how many steps it has done. The engine writes, other threads read.
+//! The step that the engine's thread is in, since when, and the number of steps so far. The engine writes, other threads read.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicU64, Ordering},

@@ -51,14 +51,14 @@ impl Chain {
         Ok((token, candidates.ids().iter().copied().zip(candidates.logits().iter().copied()).collect()))
     }
 
-    /// What a chain without a pick leaves over.
+    /// Candidates left by a chain without a pick.
     pub(crate) fn narrow(&mut self, logits: &[f32]) -> Vec<Candidate> {
         let (token, left) = self.run(logits, NO_HISTORY).unwrap();
         assert_eq!(token, None);
         left
     }
 
-    /// What a chain picks.
+    /// The token that a chain picks.
     pub(crate) fn pick(&mut self, logits: &[f32]) -> u32 {
         self.run(logits, NO_HISTORY).unwrap().0.unwrap()
     }

@@ -10,7 +10,7 @@ use crate::{
     nn::{
         memory::{
             pass::Pass,
-            states::Kept,
+            states::StateWrite,
             store::Store,
             view::{change, tensor, view},
         },
@@ -32,6 +32,23 @@ impl CpuKernels {
     /// Kernels on `threads` threads (0: all cores).
     pub(in crate::nn) fn new(threads: usize) -> Self {
         Self { pool: Pool::new(threads), formulas: Formulas::plain(Device::Cpu) }
+    }
+
+    /// `x · Wᵀ + b`, row by row.
+    fn product(&self, x: &Tensor, weight: &Matrix, bias: Option<&Tensor>) -> Result<Vec<f32>> {
+        let Form::InPlace(raw) = &weight.form else { return Err(foreign("a weight")) };
+        let rows = x.dim(0)?;
+        let mut out = vec![0.0; rows * weight.outputs];
+        kernels::matmul(&self.pool, &cpu_matrix(raw, weight), &view(x)?, rows, &mut out);
+        if let Some(bias) = bias {
+            let bias = view(bias)?;
+            if bias.len() != weight.outputs {
+                return Err(Error::invalid(format!("{} outputs cannot have {} biases", weight.outputs, bias.len())));
+            }
+            let rows = out.chunks_exact_mut(weight.outputs.max(1));
+            rows.for_each(|row| row.iter_mut().zip(&*bias).for_each(|(out, bias)| *out += bias));
+        }
+        Ok(out)
     }
 
     /// Adds `scale · inner · up` to groups of rows.
@@ -68,15 +85,13 @@ impl Backend for CpuKernels {
     }
 
     fn linear(&self, x: &Tensor, weight: &Matrix, bias: Option<&Tensor>) -> Result<Tensor> {
-        let Form::InPlace(raw) = &weight.form else { return Err(foreign("a weight")) };
-        let rows = x.dim(0)?;
-        let mut out = vec![0.0; rows * weight.outputs];
-        kernels::matmul(&self.pool, &cpu_matrix(raw, weight), &view(x)?, rows, &mut out);
-        let out = tensor(out, (rows, weight.outputs))?;
-        Ok(match bias {
-            Some(bias) => out.broadcast_add(bias)?,
-            None => out,
-        })
+        tensor(self.product(x, weight, bias)?, (x.dim(0)?, weight.outputs))
+    }
+
+    fn add_linear(&self, sum: &Tensor, x: &Tensor, weight: &Matrix, bias: Option<&Tensor>) -> Result<Tensor> {
+        let mut out = self.product(x, weight, bias)?;
+        out.iter_mut().zip(&*view(sum)?).for_each(|(out, sum)| *out += sum);
+        tensor(out, (x.dim(0)?, weight.outputs))
     }
 
     fn experts(&self, x: &Tensor, experts: &[ExpertRows<'_>], glu: kernels::Glu) -> Result<Option<Tensor>> {
@@ -237,12 +252,12 @@ impl Backend for CpuKernels {
 
     /// Matrices are changed where they lie.
     fn recurrence(&self, spec: &Recurrence, x: Inputs<'_>, pass: &Pass<'_>) -> Result<Tensor> {
-        let Recurrence { heads, key_heads, takes_turns, key_dim, value_dim, .. } = *spec;
-        let shape = kernels::Heads { heads, key_heads, takes_turns, key_dim, value_dim };
+        let Recurrence { heads, key_heads, interleaved_heads, key_dim, value_dim, .. } = *spec;
+        let shape = kernels::Heads { heads, key_heads, interleaved_heads, key_dim, value_dim };
         let (q, k, v, decay) = (view(x.q)?, view(x.k)?, view(x.v)?, view(x.decay)?);
-        let (rate, skip) = (view(x.rate)?, x.skip.map(view).transpose()?);
-        let (rate, skip) = (&*rate, skip.as_deref());
-        let rows = kernels::Recurred { q: &q, k: &k, v: &v, decay: &decay, rate, corrects: x.corrects, skip };
+        let (beta, skip) = (view(x.beta)?, x.skip.map(view).transpose()?);
+        let (beta, skip) = (&*beta, skip.as_deref());
+        let rows = kernels::Recurred { q: &q, k: &k, v: &v, decay: &decay, beta, corrects: x.corrects, skip };
         let mut out = vec![0.0; v.len()];
         change_states(spec.layer, spec.part, pass, |sequences| {
             kernels::recurrence(&self.pool, shape, rows, sequences, &mut out);
@@ -258,7 +273,7 @@ fn change_states(
     pass: &Pass<'_>,
     mut kernel: impl FnMut(Vec<kernels::Stretch<'_>>),
 ) -> Result<()> {
-    let (read, kept, spans) = (pass.read_slots(layer)?, pass.kept(layer)?, &pass.batch().spans);
+    let (read, kept, spans) = (pass.read_slots(layer)?, pass.state_writes(layer)?, &pass.batch().spans);
     let states = pass.kv.states(layer, part)?;
     let values = states.dim(2)?;
     change(states, |memory| {
@@ -282,7 +297,7 @@ struct Slots<'a>(Vec<Option<&'a mut [f32]>>);
 
 impl<'a> Slots<'a> {
     /// The slots, where those that sequences go on in hold what they go on from.
-    fn open(memory: &'a mut [f32], values: usize, read: &[Option<u32>], kept: &[Kept]) -> Result<Self> {
+    fn open(memory: &'a mut [f32], values: usize, read: &[Option<u32>], kept: &[StateWrite]) -> Result<Self> {
         let all = memory.len() / values.max(1);
         let range = |slot: u32| {
             let slot = slot as usize;

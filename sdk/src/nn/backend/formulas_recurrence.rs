@@ -10,7 +10,7 @@ use super::Formulas;
 use crate::{
     Error, Result, Span,
     nn::{
-        memory::{pass::Pass, states::Kept},
+        memory::{pass::Pass, states::StateWrite},
         spec::{Inputs, Recurrence, ShortConv},
     },
 };
@@ -25,7 +25,7 @@ struct Stretch {
     v: Tensor,
     /// `[n · heads, len, 1]`.
     decay: Tensor,
-    rate: Tensor,
+    beta: Tensor,
     corrects: bool,
 }
 
@@ -35,7 +35,7 @@ pub(super) fn short_conv(formulas: &Formulas, conv: &ShortConv, x: &Tensor, pass
     let states = pass.states(conv.layer, 0)?;
     let states = states.reshape((states.dim(0)? * (taps - 1), channels))?;
     let rows = Tensor::cat(&[&states, x], 0)?;
-    let kept = pass.kept(conv.layer)?;
+    let kept = pass.state_writes(conv.layer)?;
     let (read, last) = conv_rows(formulas, conv.layer, taps, &kept, pass)?;
     let mut out: Option<Tensor> = None;
     for (tap, read) in read.iter().enumerate() {
@@ -46,7 +46,7 @@ pub(super) fn short_conv(formulas: &Formulas, conv: &ShortConv, x: &Tensor, pass
         });
     }
     let last = rows.index_select(&last, 0)?.reshape((kept.len(), (taps - 1) * channels))?;
-    pass.keep(conv.layer, 0, &kept, &last)?;
+    pass.write_states(conv.layer, 0, &kept, &last)?;
     let out = out.ok_or_else(|| Error::invalid("a convolution without taps"))?;
     let out = match &conv.bias {
         Some(bias) => out.broadcast_add(bias)?,
@@ -63,7 +63,7 @@ fn conv_rows(
     formulas: &Formulas,
     layer: usize,
     taps: usize,
-    kept: &[Kept],
+    kept: &[StateWrite],
     pass: &Pass<'_>,
 ) -> Result<(Vec<Tensor>, Tensor)> {
     let (before, spans) = (taps - 1, &pass.batch().spans);
@@ -86,7 +86,7 @@ fn conv_rows(
         let ids: Vec<u32> = spans.iter().enumerate().flat_map(of).collect();
         read.push(formulas.ids(&ids)?);
     }
-    let of = |one: &Kept| {
+    let of = |one: &StateWrite| {
         let (span, count) = (one.span, one.end - spans[one.span].start);
         (1..=before).rev().map(move |back| row(span, count, back)).collect::<Vec<_>>()
     };
@@ -107,12 +107,12 @@ pub(super) fn recurrence(spec: &Recurrence, x: Inputs<'_>, pass: &Pass<'_>) -> R
 
 /// What tokens read of matrices.
 fn read_matrices(spec: &Recurrence, x: Inputs<'_>, pass: &Pass<'_>) -> Result<Tensor> {
-    let (spans, kept) = (&pass.batch().spans, pass.kept(spec.layer)?);
+    let (spans, kept) = (&pass.batch().spans, pass.state_writes(spec.layer)?);
     let states = pass.states(spec.layer, spec.part)?;
     if spans.iter().all(|span| span.len == 1) && kept.len() == spans.len() {
         let matrices = states.reshape((spans.len() * spec.heads, spec.key_dim, spec.value_dim))?;
         let (out, matrices) = stretch(&Stretch::of(spec, x, 0, (spans.len(), 1))?, &matrices)?;
-        pass.keep(spec.layer, spec.part, &kept, &matrices.reshape((spans.len(), spec.values()))?)?;
+        pass.write_states(spec.layer, spec.part, &kept, &matrices.reshape((spans.len(), spec.values()))?)?;
         return Ok(out.reshape((spans.len(), spec.heads * spec.value_dim))?);
     }
     let (mut outs, mut made) = (Vec::new(), Vec::with_capacity(kept.len()));
@@ -130,7 +130,7 @@ fn read_matrices(spec: &Recurrence, x: Inputs<'_>, pass: &Pass<'_>) -> Result<Te
             made.push(matrices.reshape((1, spec.values()))?);
         }
     }
-    pass.keep(spec.layer, spec.part, &kept, &Tensor::cat(&made, 0)?)?;
+    pass.write_states(spec.layer, spec.part, &kept, &Tensor::cat(&made, 0)?)?;
     Ok(Tensor::cat(&outs, 0)?)
 }
 
@@ -145,7 +145,7 @@ impl Stretch {
         let shared = |x: &Tensor| -> Result<Tensor> {
             let x = part(x, spec.key_heads)?;
             let (times, all) = (spec.heads / spec.key_heads, (n * spec.heads, len, spec.key_dim));
-            let x = if spec.takes_turns {
+            let x = if spec.interleaved_heads {
                 x.unsqueeze(1)?.broadcast_as((n, times, spec.key_heads, len, spec.key_dim))?
             } else {
                 x.unsqueeze(2)?.broadcast_as((n, spec.key_heads, times, len, spec.key_dim))?
@@ -160,7 +160,7 @@ impl Stretch {
             k: shared(x.k)?,
             v: own(x.v, spec.value_dim)?,
             decay: own(x.decay, 1)?,
-            rate: own(x.rate, 1)?,
+            beta: own(x.beta, 1)?,
             corrects: x.corrects,
         })
     }
@@ -179,10 +179,10 @@ fn stretch(x: &Stretch, matrices: &Tensor) -> Result<(Tensor, Tensor)> {
     let so_far = faded.exp()?;
     let written = if x.corrects {
         let known = x.k.matmul(matrices)?.broadcast_mul(&so_far)?;
-        let wanted = (&x.v - known)?.broadcast_mul(&x.rate)?;
-        solve(&(x.k.matmul(&keys)? * &between)?.broadcast_mul(&x.rate)?, &wanted)?
+        let wanted = (&x.v - known)?.broadcast_mul(&x.beta)?;
+        solve(&(x.k.matmul(&keys)? * &between)?.broadcast_mul(&x.beta)?, &wanted)?
     } else {
-        x.v.broadcast_mul(&x.rate)?
+        x.v.broadcast_mul(&x.beta)?
     };
     let read = x.q.matmul(matrices)?.broadcast_mul(&so_far)?;
     let out = (read + (x.q.matmul(&keys)? * between)?.matmul(&written)?)?;

@@ -348,7 +348,7 @@ pub(in crate::nn) trait Backend: Send + Sync {
     }
 
     /// `factor · kind(x + bias)`, with a bias and a factor for each column.
-    fn columnwise(
+    fn bias_act_scale(
         &self,
         x: &Tensor,
         bias: Option<&Tensor>,

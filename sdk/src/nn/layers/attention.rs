@@ -8,35 +8,34 @@ use crate::{
 };
 
 impl Attention {
-    /// Remembers the new tokens' `k` (`[tokens, kv_heads · head_dim]`) and `v` (`[tokens, kv_heads · value_dim]`), and has each
-    /// token of `q` (`[tokens, heads · head_dim]`) attend to its sequence so far: `[tokens, heads · value_dim]`.
-    pub fn forward(&self, q: &Tensor, k: &Tensor, v: &Tensor, step: &mut Step<'_>) -> Result<Tensor> {
-        self.check(&[(q, self.heads, self.head_dim), (k, self.kv_heads, self.head_dim)], &step.pass)?;
-        self.check(&[(v, self.kv_heads, self.value_dim)], &step.pass)?;
-        self.check_cache(self.value_dim, &step.pass)?;
-        if self.value_dim == self.head_dim {
-            step.ops().attention(self, q, k, v, &mut step.pass)
-        } else {
-            step.ops().attention_over(self, q, Some((k, Some(v))), &mut step.pass)
-        }
-    }
-
-    /// The same of queries and keys that are rotated first. At once, which is faster than one after the other.
-    pub fn forward_rotated(
+    /// Writes the new tokens' `k` (`[tokens, kv_heads · head_dim]`) and `v` (`[tokens, kv_heads · value_dim]`) to the cache,
+    /// and has each token of `q` (`[tokens, heads · head_dim]`) attend to its sequence so far: `[tokens, heads · value_dim]`.
+    /// Queries and keys are rotated by `angles` on the way, which is faster than rotating them before.
+    pub fn forward(
         &self,
         q: &Tensor,
         k: &Tensor,
         v: &Tensor,
-        angles: &Angles,
+        angles: Option<&Angles>,
         step: &mut Step<'_>,
     ) -> Result<Tensor> {
-        if self.value_dim != self.head_dim {
-            return self.forward(&angles.rotate(q, step)?, &angles.rotate(k, step)?, v, step);
-        }
         self.check(&[(q, self.heads, self.head_dim), (k, self.kv_heads, self.head_dim)], &step.pass)?;
         self.check(&[(v, self.kv_heads, self.value_dim)], &step.pass)?;
         self.check_cache(self.value_dim, &step.pass)?;
-        step.ops().rotated_attention(self, [q, k, v], angles.rotation(), &mut step.pass)
+        let is_uniform = self.value_dim == self.head_dim;
+        if let Some(rotation) = angles.and_then(Angles::common).filter(|_| is_uniform) {
+            return step.ops().rotated_attention(self, [q, k, v], rotation, &mut step.pass);
+        }
+        let rotated = match angles {
+            Some(angles) => Some((angles.rotate_queries(q, step)?, angles.rotate(k, step)?)),
+            None => None,
+        };
+        let (q, k) = rotated.as_ref().map_or((q, k), |(q, k)| (q, k));
+        if is_uniform {
+            step.ops().attention(self, q, k, v, &mut step.pass)
+        } else {
+            step.ops().attention_over(self, q, Some((k, Some(v))), &mut step.pass)
+        }
     }
 
     /// The same where the first `value_dim` values of a key are the values too, and only keys are remembered.
@@ -50,14 +49,15 @@ impl Attention {
         step.ops().attention_over(self, q, Some((k, None)), &mut step.pass)
     }
 
-    /// The same over what an earlier layer has remembered in this step and before.
-    pub fn forward_shared(&self, q: &Tensor, step: &mut Step<'_>) -> Result<Tensor> {
+    /// The same over what an earlier layer has written to the cache in this step and before.
+    pub fn forward_shared(&self, q: &Tensor, angles: Option<&Angles>, step: &mut Step<'_>) -> Result<Tensor> {
         self.check(&[(q, self.heads, self.head_dim)], &step.pass)?;
         self.check_cache(self.value_dim, &step.pass)?;
         if self.value_dim == 0 {
             return Err(Error::invalid("attention over values of no size"));
         }
-        step.ops().attention_over(self, q, None, &mut step.pass)
+        let rotated = angles.map(|angles| angles.rotate_queries(q, step)).transpose()?;
+        step.ops().attention_over(self, rotated.as_ref().unwrap_or(q), None, &mut step.pass)
     }
 
     fn check(&self, inputs: &[(&Tensor, usize, usize)], pass: &Pass<'_>) -> Result<()> {

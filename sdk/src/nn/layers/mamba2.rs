@@ -160,6 +160,15 @@ impl Mamba2 {
 
     /// Mixes the rows of `x`, `[tokens, hidden_size]`, each with those of its sequence before it.
     pub fn forward(&self, x: &Tensor, step: &mut Step<'_>) -> Result<Tensor> {
+        self.out_proj.forward(&self.inner(x, step)?, step)
+    }
+
+    /// `residual + mixer(x)`.
+    pub fn add_to(&self, residual: &Tensor, x: &Tensor, step: &mut Step<'_>) -> Result<Tensor> {
+        self.out_proj.add_to(residual, &self.inner(x, step)?, step)
+    }
+
+    fn inner(&self, x: &Tensor, step: &mut Step<'_>) -> Result<Tensor> {
         let Mamba2Sizes { heads, groups, state, time_step_limit: (shortest, longest), .. } = self.sizes;
         let (inner, channels) = (self.sizes.inner(), self.sizes.channels());
         let mut all = self.in_proj.forward(x, step)?;
@@ -169,21 +178,20 @@ impl Mamba2 {
         let [gate, convolved, dt] = step.split(&all, [inner, channels, heads])?;
         let convolved = self.conv1d.forward(&convolved, step)?;
         let [x, b, c] = step.split(&convolved, [inner, groups * state, groups * state])?;
-        let mut dt = step.ops().columnwise(&dt, Some(&self.dt_bias), Some(Activation::Softplus), None)?;
+        let mut dt = step.ops().bias_act_scale(&dt, Some(&self.dt_bias), Some(Activation::Softplus), None)?;
         if shortest > 0.0 || longest < f64::from(f32::MAX) {
             dt = dt.clamp(shortest as f32, longest.min(f64::from(f32::MAX)) as f32)?;
         }
-        let decay = step.ops().columnwise(&dt, None, None, Some(&self.a))?;
+        let decay = step.ops().bias_act_scale(&dt, None, None, Some(&self.a))?;
         let read = self.recurrence.sum([&c, &b, &x], &decay, &dt, &self.d, step)?;
         let gated = |read: &Tensor| step.ops().gate(&gate, read, Activation::Silu);
         let normed = |read: &Tensor| -> Result<Tensor> {
             let Some((norm, weight)) = &self.norm else { return Ok(read.clone()) };
             Ok(norm.forward_heads(read, step)?.broadcast_mul(weight)?)
         };
-        let out = match self.sizes.norm {
-            GatedNorm::BeforeGate => gated(&normed(&read)?)?,
-            GatedNorm::AfterGate | GatedNorm::Absent => normed(&gated(&read)?)?,
-        };
-        self.out_proj.forward(&out, step)
+        match self.sizes.norm {
+            GatedNorm::BeforeGate => gated(&normed(&read)?),
+            GatedNorm::AfterGate | GatedNorm::Absent => normed(&gated(&read)?),
+        }
     }
 }

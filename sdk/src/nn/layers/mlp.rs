@@ -41,9 +41,9 @@ impl GatedMlp {
         self.down_proj.forward(&self.inner(x, step)?, step)
     }
 
-    /// `sum + block(x)`.
-    pub fn add_to(&self, sum: &Tensor, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
-        self.down_proj.add_to(sum, &self.inner(x, step)?, step)
+    /// `residual + block(x)`.
+    pub fn add_to(&self, residual: &Tensor, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        self.down_proj.add_to(residual, &self.inner(x, step)?, step)
     }
 
     fn inner(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
@@ -71,7 +71,15 @@ impl Mlp {
 
     /// Applies the block to each row of `x`.
     pub fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
-        let inner = step.ops().activate(&self.fc1.forward(x, step)?, self.act)?;
-        self.fc2.forward(&inner, step)
+        self.fc2.forward(&self.inner(x, step)?, step)
+    }
+
+    /// `residual + block(x)`.
+    pub fn add_to(&self, residual: &Tensor, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        self.fc2.add_to(residual, &self.inner(x, step)?, step)
+    }
+
+    fn inner(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        step.ops().activate(&self.fc1.forward(x, step)?, self.act)
     }
 }

@@ -47,6 +47,11 @@ impl RmsNorm {
         step.ops().rms_norm(x, &self.weight, self.eps)
     }
 
+    /// `residual + norm(x)`, as in blocks that norm what they made.
+    pub fn add_to(&self, residual: &Tensor, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        step.ops().add(residual, &self.forward(x, step)?)
+    }
+
     /// Normalises each head of `x`, of shape `[tokens, heads · width]`, as models with norms on queries and keys do.
     pub fn forward_heads(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         let (tokens, all) = x.dims2()?;

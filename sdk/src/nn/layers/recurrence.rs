@@ -12,23 +12,23 @@ use crate::{
 
 impl Recurrence {
     /// The gated delta rule: what each token of `q` (`[tokens, key_heads · key_dim]`) reads once `v` (`[tokens, heads · value_dim]`)
-    /// has corrected what `k` means, by a rate between 0 and 1, in matrices that fade by `exp(decay)` (`[tokens, heads]` each):
+    /// has corrected what `k` means, by a `beta` between 0 and 1, in matrices that fade by `exp(decay)` (`[tokens, heads]` each):
     /// `[tokens, heads · value_dim]`.
-    pub fn delta(&self, [q, k, v]: [&Tensor; 3], decay: &Tensor, rate: &Tensor, step: &mut Step<'_>) -> Result<Tensor> {
-        self.forward(Inputs { q, k, v, decay, rate, corrects: true, skip: None }, step)
+    pub fn delta(&self, [q, k, v]: [&Tensor; 3], decay: &Tensor, beta: &Tensor, step: &mut Step<'_>) -> Result<Tensor> {
+        self.forward(Inputs { q, k, v, decay, beta, corrects: true, skip: None }, step)
     }
 
-    /// State space duality: the same where `rate · v` is added to what `k` means, whatever that is, and a token also reads `skip`
+    /// State space duality: the same where `beta · v` is added to what `k` means, whatever that is, and a token also reads `skip`
     /// (`[heads]`) of its own value.
     pub fn sum(
         &self,
         [q, k, v]: [&Tensor; 3],
         decay: &Tensor,
-        rate: &Tensor,
+        beta: &Tensor,
         skip: &Tensor,
         step: &mut Step<'_>,
     ) -> Result<Tensor> {
-        self.forward(Inputs { q, k, v, decay, rate, corrects: false, skip: Some(skip) }, step)
+        self.forward(Inputs { q, k, v, decay, beta, corrects: false, skip: Some(skip) }, step)
     }
 
     fn forward(&self, x: Inputs<'_>, step: &mut Step<'_>) -> Result<Tensor> {

@@ -26,6 +26,8 @@ pub struct Rope {
 #[derive(Clone, Debug)]
 pub struct Angles {
     rotation: Rotation,
+    /// What queries are rotated by, where that is not what keys are.
+    queries: Option<Rotation>,
     head_dim: usize,
 }
 
@@ -81,30 +83,35 @@ impl Rope {
 
     /// The angles of a step's positions; all layers share them.
     pub fn angles(&self, step: &Step<'_>) -> Result<Angles> {
-        self.rotation(step, None)
+        Ok(Angles { rotation: self.rotation(step, None)?, queries: None, head_dim: self.head_dim })
     }
 
-    /// Angles that also multiply what they rotate by a factor of its position, as models do with queries whose scores
-    /// would fade over long contexts. The whole of a head must be rotated.
-    pub fn angles_scaled(&self, step: &Step<'_>, factor: impl Fn(u32) -> f32) -> Result<Angles> {
+    /// Angles that also multiply queries by a factor of their position, as models do whose scores would fade over long
+    /// contexts. The whole of a head must be rotated.
+    pub fn angles_scaling_queries(&self, step: &Step<'_>, factor: impl Fn(u32) -> f32) -> Result<Angles> {
         let factors: Vec<f32> = step.positions().iter().map(|&position| factor(position)).collect();
-        self.rotation(step, Some(&factors))
+        Ok(Angles { queries: Some(self.rotation(step, Some(&factors))?), ..self.angles(step)? })
     }
 
-    fn rotation(&self, step: &Step<'_>, factors: Option<&[f32]>) -> Result<Angles> {
-        let rotation = step.ops().rotation(&self.frequencies, self.amplitude, factors, self.style, &step.pass)?;
-        Ok(Angles { rotation, head_dim: self.head_dim })
+    fn rotation(&self, step: &Step<'_>, factors: Option<&[f32]>) -> Result<Rotation> {
+        step.ops().rotation(&self.frequencies, self.amplitude, factors, self.style, &step.pass)
     }
 }
 
 impl Angles {
-    pub(in crate::nn) fn rotation(&self) -> &Rotation {
-        &self.rotation
+    /// The one rotation of queries and keys; none where they have different ones.
+    pub(in crate::nn) fn common(&self) -> Option<&Rotation> {
+        self.queries.is_none().then_some(&self.rotation)
     }
 
-    /// Rotates the heads of `x`, of shape `[tokens, heads · head_dim]`.
+    /// Rotates the heads of `x`, of shape `[tokens, heads · head_dim]`, for attention that rotates only a part of what it
+    /// compares (MLA). Others hand the angles to [`Attention::forward`](super::Attention::forward), which is faster.
     pub fn rotate(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         step.ops().rotate(x, self.head_dim, &self.rotation)
+    }
+
+    pub(super) fn rotate_queries(&self, q: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        step.ops().rotate(q, self.head_dim, self.queries.as_ref().unwrap_or(&self.rotation))
     }
 }
 

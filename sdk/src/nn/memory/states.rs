@@ -7,7 +7,7 @@ use crate::{Error, Result, Table};
 
 /// After which rows of a step a state has to be kept, and where.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Kept {
+pub struct StateWrite {
     /// The index of the span that it is a state of.
     pub span: usize,
     /// The row of the step that is the first not to be in it.
@@ -47,20 +47,26 @@ impl Pass<'_> {
     }
 
     /// After which rows of the step a state of a layer has to be kept: span by span, in their order.
-    pub(in crate::nn) fn kept(&self, layer: usize) -> Result<Vec<Kept>> {
+    pub(in crate::nn) fn state_writes(&self, layer: usize) -> Result<Vec<StateWrite>> {
         let group = self.kv.group(layer)?;
         let mut kept = Vec::with_capacity(self.batch().spans.len());
         for (index, span) in self.batch().spans.iter().enumerate() {
             let Some(Table::Slots { write, copies, .. }) = span.caches.get(group) else { return Err(no_table()) };
             let row = |after: usize| span.start + after - span.past;
-            kept.extend(copies.iter().map(|copy| Kept { span: index, end: row(copy.after), slot: copy.slot }));
-            kept.push(Kept { span: index, end: span.start + span.len, slot: *write });
+            kept.extend(copies.iter().map(|copy| StateWrite { span: index, end: row(copy.after), slot: copy.slot }));
+            kept.push(StateWrite { span: index, end: span.start + span.len, slot: *write });
         }
         Ok(kept)
     }
 
     /// Keeps a part of states, one row of `states` for each of `kept`.
-    pub(in crate::nn) fn keep(&self, layer: usize, part: usize, kept: &[Kept], states: &Tensor) -> Result<()> {
+    pub(in crate::nn) fn write_states(
+        &self,
+        layer: usize,
+        part: usize,
+        kept: &[StateWrite],
+        states: &Tensor,
+    ) -> Result<()> {
         let (group, memory) = (self.kv.group(layer)?, self.kv.states(layer, part)?);
         let (count, values) = (kept.len(), memory.dim(2)?);
         if states.dims() != [count, values] {

@@ -94,13 +94,13 @@ impl Ops {
 
     /// Takes a recurrence through the step's tokens.
     pub(in crate::nn) fn recurrence(&self, spec: &Recurrence, x: Inputs<'_>, pass: &Pass<'_>) -> Result<Tensor> {
-        for x in [x.q, x.k, x.v, x.decay, x.rate] {
+        for x in [x.q, x.k, x.v, x.decay, x.beta] {
             self.check(x, 2)?;
         }
         let place = pass.kv.place(spec.layer)?;
         let skip = self.parts.bring_some(x.skip, place)?;
-        self.parts.and_back(place, [x.q, x.k, x.v, x.decay, x.rate], |part, [q, k, v, decay, rate]| {
-            part.recurrence(spec, Inputs { q, k, v, decay, rate, skip: skip.as_ref(), ..x }, pass)
+        self.parts.and_back(place, [x.q, x.k, x.v, x.decay, x.beta], |part, [q, k, v, decay, beta]| {
+            part.recurrence(spec, Inputs { q, k, v, decay, beta, skip: skip.as_ref(), ..x }, pass)
         })
     }
 

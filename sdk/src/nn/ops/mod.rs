@@ -349,7 +349,7 @@ impl Ops {
     }
 
     /// `factor · kind(x + bias)`, with a bias and a factor for each column where there are any.
-    pub fn columnwise(
+    pub fn bias_act_scale(
         &self,
         x: &Tensor,
         bias: Option<&Tensor>,
@@ -363,7 +363,7 @@ impl Ops {
         }
         let place = self.parts.latest(&[x])?;
         let (bias, factor) = (self.parts.bring_some(bias, place)?, self.parts.bring_some(factor, place)?);
-        self.parts.at(place, [x], |part, [x]| part.columnwise(x, bias.as_ref(), kind, factor.as_ref()))
+        self.parts.at(place, [x], |part, [x]| part.bias_act_scale(x, bias.as_ref(), kind, factor.as_ref()))
     }
 
     /// Columns of an activation as tensors of their own, each from where it starts and as many as it has.

@@ -21,7 +21,7 @@ pub struct Recurrence {
     /// Heads of queries and keys; `heads` is a multiple of it.
     pub key_heads: usize,
     /// Whether heads take turns with the heads of keys, as in some GGUF files, instead of following each in a group.
-    pub takes_turns: bool,
+    pub interleaved_heads: bool,
     /// Values in a head of queries and keys.
     pub key_dim: usize,
     /// Values in a head of values.
@@ -40,7 +40,7 @@ pub(in crate::nn) struct Inputs<'a> {
     /// The logarithm of the factor by which a matrix fades, at most 0: `[tokens, heads]`.
     pub(in crate::nn) decay: &'a Tensor,
     /// The factor by which what is written is multiplied, `[tokens, heads]`.
-    pub(in crate::nn) rate: &'a Tensor,
+    pub(in crate::nn) beta: &'a Tensor,
     /// Whether only what differs from what the key means so far is written: the delta rule.
     pub(in crate::nn) corrects: bool,
     /// How much of its own value a token reads besides, `[heads]`.
@@ -54,7 +54,7 @@ impl Recurrence {
             let message = format!("{heads} heads of {value_dim} values cannot share {key_heads} of {key_dim}");
             return Err(Error::corrupt(message).help("the model's configuration is inconsistent"));
         }
-        Ok(Self { layer, part: 1, heads, key_heads, takes_turns: false, key_dim, value_dim })
+        Ok(Self { layer, part: 1, heads, key_heads, interleaved_heads: false, key_dim, value_dim })
     }
 
     /// What such a layer remembers of a sequence: the last inputs of a convolution of `channels`, and a matrix for each head.
@@ -75,7 +75,7 @@ impl Recurrence {
             return Err(Error::invalid(format!("{heads} heads of {key_dim} × {value_dim} cannot share {key_heads}")));
         }
         let expected = [(x.q, key_heads * key_dim), (x.k, key_heads * key_dim), (x.v, heads * value_dim)];
-        let gates = [(x.decay, heads), (x.rate, heads)];
+        let gates = [(x.decay, heads), (x.beta, heads)];
         for (x, width) in expected.into_iter().chain(gates) {
             if x.dims2()? != (tokens, width) {
                 let dims = x.dims();

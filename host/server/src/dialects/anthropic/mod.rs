@@ -40,7 +40,7 @@ use super::{
 };
 use crate::{
     chat::{Delta, Request},
-    prompt::Chats,
+    requests::Chats,
 };
 use encoder::{Head, MessageBuilder, MessageEncoder};
 use events::Event;

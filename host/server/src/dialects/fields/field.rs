@@ -126,7 +126,7 @@ impl<'a> Field<'a> {
     /// Replacement text for an attachment that a text-only model cannot read. An error would end the session, since the
     /// attachment stays in its history.
     pub(crate) fn attachment(&self, kind: &str) -> Result<String, ApiError> {
-        if self.notes.is_some_and(|notes| notes.rejects_attachments()) {
+        if self.notes.is_some_and(Notes::rejects_attachments) {
             return Err(self.invalid(format_args!("this model reads text only, so it cannot take this {kind}")));
         }
         self.note(format_args!("this model reads text only; a note stands in the prompt for the {kind}"));

@@ -28,7 +28,7 @@ use super::{
     stream::{self, EventEncoder, FIRST_EVENT, Generations},
     validation,
 };
-use crate::{chat::Request, prompt::Chats};
+use crate::{chat::Request, requests::Chats};
 use encoder::{LineEncoder, Shape};
 use request::OllamaRequest;
 

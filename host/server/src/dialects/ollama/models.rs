@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::model_name;
 use crate::{
     dialects::{ApiError, ApiRequest, ApiResponse, catalog, catalog::ListedModel, fields::Field, validation},
-    prompt::Chats,
+    requests::Chats,
 };
 use pensieve_protocol::card::Card;
 

@@ -18,7 +18,7 @@ use crate::{
     dialects::{ApiError, ApiRequest, ApiResponse, ErrorCode},
     fleet::default_budget,
     hub::{Hub, HubName, Progress, Pulled},
-    prompt::Chats,
+    requests::Chats,
 };
 use pensieve_protocol::job::Failure;
 

@@ -39,7 +39,7 @@ use super::{
 };
 use crate::{
     chat::{Input, Request},
-    prompt::{Chats, Prepared},
+    requests::{Chats, Prepared},
 };
 use encoder::{ChoiceEncoder, ResponseHead};
 use message_encoder::MessageEncoder;

@@ -40,7 +40,7 @@ use super::{
 };
 use crate::{
     chat::{Input, Request, Role},
-    prompt::{Chats, Prepared},
+    requests::{Chats, Prepared},
 };
 use encoder::{Head, ResponseEncoder, StoreTarget};
 use pensieve_protocol::job::Failure;

@@ -30,18 +30,18 @@ pub(crate) struct ResponseStore {
 #[derive(Debug, Default)]
 struct Entries {
     /// Oldest first.
-    list: VecDeque<Entry>,
+    list: VecDeque<OwnedResponse>,
     bytes: usize,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct OwnedResponse {
     client: u64,
     id: String,
     stored: StoredResponse,
 }
 
-impl Entry {
+impl OwnedResponse {
     fn bytes(&self) -> usize {
         size_of::<Self>() + self.id.len() + self.stored.response.len() + self.stored.items.len()
     }
@@ -55,7 +55,7 @@ impl ResponseStore {
 
     /// Stores a response under its id, evicting the oldest ones if needed.
     pub(super) fn put(&self, client: u64, id: &str, stored: StoredResponse) {
-        let entry = Entry { client, id: id.to_owned(), stored };
+        let entry = OwnedResponse { client, id: id.to_owned(), stored };
         let bytes = entry.bytes();
         if bytes > self.bytes_max {
             return;
@@ -93,7 +93,7 @@ mod tests {
 
     #[test]
     fn the_oldest_go_first_and_clients_see_their_own_only() {
-        let one = Entry { client: 1, id: "a".into(), stored: stored("12345678") };
+        let one = OwnedResponse { client: 1, id: "a".into(), stored: stored("12345678") };
         let store = ResponseStore::new(3 * one.bytes());
         for id in ["a", "b", "c"] {
             store.put(1, id, stored("12345678"));

@@ -11,7 +11,7 @@ use crate::{
         ApiError, extensions,
         fields::{Field, Quote},
     },
-    prompt::Chats,
+    requests::Chats,
 };
 use pensieve_protocol::prompt::Syntax;
 

@@ -1,4 +1,4 @@
-//! Which plugins there are, and which of them provides what: a value that never changes once it is published.
+//! The catalogue of plugins and their providers: a value that never changes once it is published.
 //!
 //! Built out of what the folders hold, in their order of precedence: of two plugins with one id the first wins, and of two
 //! providers with one name as well, so that a user's folder can override what came with the program.
@@ -19,7 +19,7 @@ pub struct Plugin {
     /// The file that the user put into a folder.
     pub file: PathBuf,
     pub manifest: Manifest,
-    /// What is mapped.
+    /// The private copy, which workers map.
     pub copy: PrivateCopy,
 }
 
@@ -42,28 +42,28 @@ pub enum Status {
     Pending,
     /// New loads use it.
     Ready { plugin: Manifest },
-    /// It is as good as any, but a plugin of the same id comes first.
+    /// It is valid, but a plugin of the same id comes first.
     Shadowed {
         plugin: Manifest,
         /// The file that comes first.
         by: PathBuf,
     },
-    /// It is no plugin, or not one that may be used.
+    /// It is not a plugin, or not one that may be used.
     Rejected(Refusal),
     /// It was removed or replaced; streams that run on it go on.
     Retired { plugin: Manifest, in_use: bool },
 }
 
-/// A file and what is known of it, the catalogue's input.
+/// A file and what is known of it: the catalogue's input.
 #[derive(Clone, Debug)]
-pub(super) struct Entry {
+pub(super) struct PluginFile {
     pub(super) file: PathBuf,
     pub(super) known: Knowledge,
 }
 
 #[derive(Clone, Debug)]
 pub(super) enum Knowledge {
-    /// Nothing yet; until something is, what the file held before goes on serving.
+    /// Not inspected yet; until then the file's old version stays in use.
     Pending {
         before: Option<Arc<Plugin>>,
     },
@@ -95,15 +95,15 @@ impl Catalogue {
         Self { states: Vec::new(), plugins }
     }
 
-    /// Whether this very version of a plugin is still offered.
+    /// True if this very version of a plugin is still offered.
     pub(in crate::fleet) fn has(&self, plugin: &Arc<Plugin>) -> bool {
         self.plugins.iter().any(|known| Arc::ptr_eq(known, plugin))
     }
 
-    pub(super) fn build(entries: &[Entry], retired: Vec<PluginState>) -> Self {
+    pub(super) fn build(entries: &[PluginFile], retired: Vec<PluginState>) -> Self {
         let mut catalogue = Self::default();
         let mut first = HashMap::<String, PathBuf>::new();
-        for Entry { file, known } in entries {
+        for PluginFile { file, known } in entries {
             let (plugin, pending) = match known {
                 Knowledge::Refused { sha256, refusal } => {
                     let status = Status::Rejected(refusal.clone());
@@ -131,7 +131,7 @@ impl Catalogue {
         catalogue
     }
 
-    /// Whether a reader would see no difference.
+    /// True if a reader would see no difference.
     pub(super) fn equals(&self, other: &Self) -> bool {
         let same = |(a, b): (&Arc<Plugin>, &Arc<Plugin>)| Arc::ptr_eq(a, b);
         self.states == other.states
@@ -149,8 +149,8 @@ impl Catalogue {
         &self.plugins
     }
 
-    /// Who wants such a checkpoint, in the order in which they are asked: folder by folder, and in each the plugins that have
-    /// the fewest architectures first, as one that is made for a family is to come before a collection.
+    /// The architectures that claim such a checkpoint, in the order in which they are asked: folder by folder, and in each the
+    /// plugins with the fewest architectures first, so that one made for a family comes before a collection.
     pub fn claimants(&self, name: &CheckpointName) -> Vec<Claimant> {
         let wants = |claim: &Claim| match name {
             CheckpointName::Gguf(name) => claim.gguf.contains(name),

@@ -1,8 +1,9 @@
 //! Private copies of plugins: what is inspected and mapped is a copy that no other program writes to, named by its content.
 //!
 //! A user replaces a plugin by copying over it, which would change code under a running worker, and a check of a file that
-//! can still change proves nothing. Several servers may share the cache, so a copy is locked (`flock`, shared) as long as
-//! a process may still map it; the last holder removes it, and what a killed server left is swept at the next start.
+//! can still change proves nothing. Several servers may share the cache folder, so a copy is locked (`flock`, shared) as long
+//! as a process may still map it. The [`Cache`] owns the locks and deletes what nobody uses any more, now and then and when
+//! it is dropped; a [`PrivateCopy`] is data and may be dropped anywhere. What a killed server left is swept at the next start.
 
 use sha2::{Digest, Sha256};
 use std::{
@@ -10,12 +11,18 @@ use std::{
     io::{self, Read, Seek, SeekFrom, Write},
     os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt},
     path::{Path, PathBuf},
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        Arc, Mutex, PoisonError, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
 use super::{scan::Stamp, trust};
-use pensieve_protocol::{outside::Outside, refusal::Refusal};
+use pensieve_protocol::{
+    outside::Outside,
+    refusal::{Refusal, RefusalKind},
+};
 
 /// How long a copy may take that is not locked yet.
 const UNLOCKED_AGE_MAX: Duration = Duration::from_secs(60);
@@ -27,15 +34,25 @@ const LINK_ATTEMPTS_MAX: usize = 64;
 pub(super) struct Cache {
     folder: PathBuf,
     file_bytes_max: u64,
+    held: Mutex<Vec<HeldCopy>>,
 }
 
-/// A copy that stays where it is as long as this value lives.
+/// A copy that stays where it is as long as this value and the cache live.
 #[derive(Debug)]
 pub struct PrivateCopy {
     path: PathBuf,
     sha256: String,
     bytes: u64,
+    /// The cache counts its users by this.
+    _used: Arc<()>,
+}
+
+/// The cache's side of a copy.
+#[derive(Debug)]
+struct HeldCopy {
+    path: PathBuf,
     lock: File,
+    used: Weak<()>,
 }
 
 #[derive(Debug)]
@@ -60,14 +77,8 @@ impl PrivateCopy {
 
     /// A copy of nothing, which is never mapped.
     #[cfg(test)]
-    pub(in crate::fleet) fn for_tests(sha256: &str) -> io::Result<Self> {
-        Ok(Self { path: sha256.into(), sha256: sha256.into(), bytes: 0, lock: tempfile::tempfile()? })
-    }
-}
-
-impl Drop for PrivateCopy {
-    fn drop(&mut self) {
-        remove_unused(&self.path, &self.lock);
+    pub(in crate::fleet) fn for_tests(sha256: &str) -> Self {
+        Self { path: sha256.into(), sha256: sha256.into(), bytes: 0, _used: Arc::new(()) }
     }
 }
 
@@ -77,26 +88,30 @@ impl Cache {
         let help = "set $PENSIEVE_HOME to a folder of your own";
         let failed = |error: io::Error| {
             let reason = format!("the plugin cache '{}' cannot be used: {error}", Outside::path(&folder));
-            Refusal::new("cache", reason, help)
+            Refusal::new(RefusalKind::Cache, reason, help)
         };
         DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(failed)?;
         let metadata = fs::symlink_metadata(folder).map_err(failed)?;
         if !metadata.is_dir() || metadata.uid() != rustix::process::geteuid().as_raw() {
             let reason = format!("the plugin cache '{}' is not a folder of this user", Outside::path(&folder));
-            return Err(Refusal::new("cache", reason, help));
+            return Err(Refusal::new(RefusalKind::Cache, reason, help));
         }
         if metadata.mode() & 0o077 != 0 {
             fs::set_permissions(folder, Permissions::from_mode(0o700)).map_err(failed)?;
         }
         let folder = folder.canonicalize().map_err(failed)?;
-        let cache = Self { folder, file_bytes_max };
+        let cache = Self { folder, file_bytes_max, held: Mutex::default() };
         cache.sweep();
         Ok(cache)
     }
 
-    /// Removes unused copies. Letting go of a copy removes it too, but not if a child was being started just then, which
-    /// has the lock until it runs its program.
+    /// Deletes copies that nobody uses: its own first, then what other servers left. A copy whose lock a child has just
+    /// inherited, which keeps it until it runs its program, is deleted by a later sweep.
     pub(super) fn sweep(&self) {
+        let held = &mut *self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        for copy in held.extract_if(.., |copy| copy.used.strong_count() == 0) {
+            remove_unused(&copy.path, &copy.lock);
+        }
         for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
             let age = entry.metadata().and_then(|metadata| metadata.modified()).ok();
             let age = age.and_then(|modified| modified.elapsed().ok()).unwrap_or_default();
@@ -116,7 +131,7 @@ impl Cache {
     pub(super) fn take(&self, source: &Path, stamp: Stamp) -> Result<PrivateCopy, CopyError> {
         let unreadable = |error: io::Error| {
             let reason = format!("plugin '{}' cannot be copied: {error}", Outside::path(&source));
-            CopyError::Refused(Refusal::new("unreadable", reason, "check that this user may read it"))
+            CopyError::Refused(Refusal::new(RefusalKind::Unreadable, reason, "check that this user may read it"))
         };
         let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
         let flags = i32::try_from(flags.bits()).unwrap_or(0);
@@ -136,7 +151,11 @@ impl Cache {
                 metadata.len(),
                 self.file_bytes_max
             );
-            return Err(CopyError::Refused(Refusal::new("too-large", reason, "strip it of debug information")));
+            return Err(CopyError::Refused(Refusal::new(
+                RefusalKind::TooLarge,
+                reason,
+                "strip it of debug information",
+            )));
         }
         let mut partial = PartialCopy::create(&self.folder).map_err(unreadable)?;
         let sha256 = copy_and_hash(&mut file, Some(&mut partial.file), stamp.bytes()).map_err(unreadable)?;
@@ -157,13 +176,13 @@ impl Cache {
         let path = self.folder.join(format!("{sha256}{}", std::env::consts::DLL_SUFFIX));
         for _ in 0..LINK_ATTEMPTS_MAX {
             match fs::hard_link(&partial.path, &path) {
-                Ok(()) => return Ok(PrivateCopy { path, sha256, bytes, lock }),
+                Ok(()) => return Ok(self.hold(path, sha256, bytes, lock)),
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 // This file system has no links.
                 Err(_) => break,
             }
             match existing(&path, &sha256, bytes) {
-                Existing::Sound(lock) => return Ok(PrivateCopy { path, sha256, bytes, lock }),
+                Existing::Sound(lock) => return Ok(self.hold(path, sha256, bytes, lock)),
                 Existing::Removed => {}
                 Existing::Damaged => break,
             }
@@ -172,15 +191,31 @@ impl Cache {
         let path = self.folder.join(format!("{sha256}-{own}{}", std::env::consts::DLL_SUFFIX));
         fs::rename(&partial.path, &path)?;
         partial.path.clear();
-        Ok(PrivateCopy { path, sha256, bytes, lock })
+        Ok(self.hold(path, sha256, bytes, lock))
+    }
+
+    fn hold(&self, path: PathBuf, sha256: String, bytes: u64, lock: File) -> PrivateCopy {
+        let used = Arc::new(());
+        let held = HeldCopy { path: path.clone(), lock, used: Arc::downgrade(&used) };
+        self.held.lock().unwrap_or_else(PoisonError::into_inner).push(held);
+        PrivateCopy { path, sha256, bytes, _used: used }
     }
 }
 
-/// What a name that another server has given to a copy of the same content leads to.
+impl Drop for Cache {
+    fn drop(&mut self) {
+        let held = self.held.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for copy in held.drain(..) {
+            remove_unused(&copy.path, &copy.lock);
+        }
+    }
+}
+
+/// The file under a name that another server has already given to a copy of the same content.
 enum Existing {
     /// A copy whose content is right, locked.
     Sound(File),
-    /// Nothing any more: its last user has removed it.
+    /// It is gone: its last user has removed it.
     Removed,
     /// A file with other content, or one that cannot be read.
     Damaged,
@@ -207,7 +242,7 @@ fn existing(path: &Path, sha256: &str, bytes: u64) -> Existing {
     if sound { Existing::Sound(file) } else { Existing::Damaged }
 }
 
-/// Whether this name leads to this open file.
+/// True if this name leads to this open file.
 fn is_named(path: &Path, file: &File) -> bool {
     let same = |a: &fs::Metadata, b: &fs::Metadata| (a.dev(), a.ino()) == (b.dev(), b.ino());
     matches!((fs::symlink_metadata(path), file.metadata()), (Ok(named), Ok(open)) if same(&named, &open))
@@ -299,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn removes_a_copy_when_its_last_user_lets_go() {
+    fn removes_a_copy_once_its_last_user_has_let_go() {
         let root = tempfile::tempdir().unwrap();
         let (source, folder) = (root.path().join("libx.so"), root.path().join("cache"));
         fs::write(&source, b"one").unwrap();
@@ -308,9 +343,18 @@ mod tests {
         let second = other.take(&source, stamp(&source)).unwrap();
         assert_eq!((first.path(), copies(&folder)), (second.path(), 1));
         drop(first);
+        cache.sweep();
         assert_eq!(copies(&folder), 1, "the second user still has it");
+        cache.sweep();
         drop(second);
+        assert_eq!(copies(&folder), 1, "dropping a copy deletes nothing");
+        cache.sweep();
+        assert_eq!(copies(&folder), 1, "it is the other server's to delete");
+        other.sweep();
         assert_eq!(copies(&folder), 0);
+        let _third = cache.take(&source, stamp(&source)).unwrap();
+        drop(cache);
+        assert_eq!(copies(&folder), 0, "a server that ends takes its copies with it");
     }
 
     #[test]
@@ -358,7 +402,8 @@ mod tests {
         let take_and_release = || {
             let lost = (0..ROUNDS).filter(|_| {
                 // Every round opens the cache as a server does that has just started.
-                let copy = Cache::open(&folder, 9).unwrap().take(&source, stamp).unwrap();
+                let cache = Cache::open(&folder, 9).unwrap();
+                let copy = cache.take(&source, stamp).unwrap();
                 std::thread::yield_now();
                 fs::read(copy.path()).ok().as_deref() != Some(b"one".as_slice())
             });
@@ -383,10 +428,10 @@ mod tests {
             Err(CopyError::Refused(refusal)) => refusal.kind,
             other => panic!("{other:?}"),
         };
-        assert_eq!(refusal(cache.take(&source, stamp(&source))), "too-large");
+        assert_eq!(refusal(cache.take(&source, stamp(&source))), RefusalKind::TooLarge);
         fs::write(&source, b"0").unwrap();
         fs::set_permissions(&source, Permissions::from_mode(0o666)).unwrap();
-        assert_eq!(refusal(cache.take(&source, stamp(&source))), "untrusted");
+        assert_eq!(refusal(cache.take(&source, stamp(&source))), RefusalKind::Untrusted);
         let old = stamp(&source);
         fs::write(&source, b"01").unwrap();
         assert!(matches!(cache.take(&source, old), Err(CopyError::Changed)));

@@ -1,7 +1,7 @@
-//! What is known of each file in the folders, and what is to be done next: a state machine without input or output.
+//! The state of each file in the folders, and what to do next: a state machine without input or output.
 //!
 //! A file goes from *settling* (it changed a moment ago) to *looked at* to *known*, and back whenever it changes. While a file
-//! that was a plugin is looked at again, the plugin that it was goes on serving. What was a plugin and is none any more is
+//! that was a plugin is inspected again, its old version stays in use. A plugin whose file is gone or no longer a plugin is
 //! remembered as retired, as long as a worker uses it or until its file comes back.
 
 use std::{
@@ -13,13 +13,13 @@ use std::{
 
 use super::{
     Catalogue, Limits, Plugin, PluginState, Status,
-    catalogue::{Entry, Knowledge},
+    catalogue::{Knowledge, PluginFile},
     inspection::Inspected,
     scan::{Found, Scan},
 };
 use pensieve_protocol::{manifest::Manifest, refusal::Refusal};
 
-/// How many unused retired plugins are listed.
+/// The number of unused retired plugins that are listed.
 const RETIRED_MAX: usize = 32;
 
 pub(super) struct Files {
@@ -48,7 +48,7 @@ struct File {
 enum FileState {
     Settling,
     Inspecting,
-    /// It ends too early; if it does not grow within `patience`, that is why it is refused.
+    /// It is truncated, and is refused for that if it does not grow within `patience`.
     Incomplete {
         sha256: String,
         refusal: Refusal,
@@ -69,7 +69,7 @@ impl Files {
         Self { limits, scan, files, retired: Vec::new(), published: None }
     }
 
-    /// Takes in what the folders hold now.
+    /// Takes a new scan of the folders.
     pub(super) fn observe(&mut self, scan: Scan, now: Instant, clock: SystemTime) {
         let mut gone = std::mem::take(&mut self.files);
         for found in &scan.files {
@@ -125,7 +125,7 @@ impl Files {
         deadlines.min()
     }
 
-    /// Takes in what came of a task, unless the file has changed or gone since.
+    /// Takes the result of a task, unless the file has changed or gone since.
     pub(super) fn decide(&mut self, task: &Task, inspected: Inspected, now: Instant) {
         let Some(file) = self.files.get_mut(&task.found.path).filter(|file| file.found == task.found) else {
             return;
@@ -156,19 +156,19 @@ impl Files {
         }
     }
 
-    /// What is to be published, if it differs from what was published last.
+    /// The new catalogue, if it differs from the one that was published last.
     pub(super) fn changed_catalogue(&mut self) -> Option<Arc<Catalogue>> {
         let retired = self.retired();
         let refused = self.scan.refused.iter().map(|(file, refusal)| {
             let known = Knowledge::Refused { sha256: None, refusal: refusal.clone() };
-            Entry { file: file.clone(), known }
+            PluginFile { file: file.clone(), known }
         });
         let files = self.scan.files.iter().filter_map(|found| self.files.get(&found.path)).map(|file| {
             let known = match &file.state {
                 FileState::Knowledge(known) => known.clone(),
                 _ => Knowledge::Pending { before: file.before.clone() },
             };
-            Entry { file: file.found.path.clone(), known }
+            PluginFile { file: file.found.path.clone(), known }
         });
         let catalogue = Arc::new(Catalogue::build(&refused.chain(files).collect::<Vec<_>>(), retired));
         if self.published.as_ref().is_some_and(|published| published.equals(&catalogue)) {

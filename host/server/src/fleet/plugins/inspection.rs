@@ -1,4 +1,4 @@
-//! Decides about one file: copies it, has a child look at the copy, and keeps what the child says.
+//! Inspects one file: copies it, has a child open the copy, and keeps the child's report.
 
 use std::{ffi::OsString, path::Path, sync::Arc};
 
@@ -12,20 +12,24 @@ use crate::fleet::{
     child::{self, ChildError},
     fence,
 };
-use pensieve_protocol::{outside::Outside, questions::Checked, refusal::Refusal};
+use pensieve_protocol::{
+    outside::Outside,
+    questions::Checked,
+    refusal::{Refusal, RefusalKind},
+};
 
-/// What came of looking at a file.
+/// The result of inspecting a file.
 #[derive(Debug)]
 pub(super) enum Inspected {
     /// It is known now.
     Knowledge(Knowledge),
-    /// It ends too early, as files do that are still being written.
+    /// It is truncated, as files are that are still being written.
     Incomplete { sha256: String, refusal: Refusal },
-    /// It changed while it was looked at.
+    /// It changed during the inspection.
     Changed,
 }
 
-/// Looks at a file. `before` is what the same file held before; if that is what it still holds, it stays.
+/// Inspects a file. If its content is that of `before`, its last version, that plugin is kept.
 pub(super) async fn inspect(
     settings: Arc<Settings>,
     cache: Arc<Cache>,
@@ -42,7 +46,7 @@ pub(super) async fn inspect(
         }
         Err(error) => {
             let reason = format!("{} could not be copied: {error}", name(&found.path));
-            let refusal = Refusal::new("not-inspected", reason, "tell Pensieve's authors");
+            let refusal = Refusal::new(RefusalKind::NotInspected, reason, "tell Pensieve's authors");
             return Inspected::Knowledge(Knowledge::Refused { sha256: None, refusal });
         }
     };
@@ -54,7 +58,8 @@ pub(super) async fn inspect(
         && !allowed.iter().any(|known| known.eq_ignore_ascii_case(&sha256))
     {
         let reason = format!("{} is not among the allowed files", name(&found.path));
-        let refusal = Refusal::new("not-allowed", reason, format!("add \"{sha256}\" to plugins.allow to allow it"));
+        let refusal =
+            Refusal::new(RefusalKind::NotAllowed, reason, format!("add \"{sha256}\" to plugins.allow to allow it"));
         return Inspected::Knowledge(Knowledge::Refused { sha256: Some(sha256), refusal });
     }
     let arguments = ["plugins", "check", "--json"].map(OsString::from);
@@ -71,7 +76,7 @@ pub(super) async fn inspect(
         }
         Err(error) => Refusal::new(error.kind(), format!("{} {error}", name(&found.path)), help(&error)),
     };
-    if refusal.kind == "truncated" {
+    if refusal.kind == RefusalKind::Truncated {
         return Inspected::Incomplete { sha256, refusal };
     }
     Inspected::Knowledge(Knowledge::Refused { sha256: Some(sha256), refusal })

@@ -1,7 +1,7 @@
 //! The plugin folders: files that come and go while the server runs become plugins that new loads may use.
 //!
-//! The server maps none of them. A file that has stopped changing is copied to a private place, a short-lived child looks at
-//! the copy, and what the child says of it is all that the server knows. Writing to the file later changes no
+//! The server maps none of them. A file that has stopped changing is copied to a private folder, a short-lived child inspects
+//! the copy, and the server knows no more than the child reports. Writing to the file later changes no
 //! running code; replacing it gives new loads a new copy, while workers keep theirs. A file that is damaged,
 //! foreign or malicious costs a child process and one line in the list of plugins.
 
@@ -24,7 +24,7 @@ pub use catalogue::{Catalogue, Claimant, Plugin, PluginState, Status};
 pub use copy::PrivateCopy;
 
 use pensieve_protocol::checkpoint::CheckpointName;
-use pensieve_protocol::refusal::Refusal;
+use pensieve_protocol::refusal::{Refusal, RefusalKind};
 
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -41,13 +41,13 @@ pub struct Settings {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// How long a file must have stayed as it is before it is looked at.
+    /// Time for which a file must not have changed before it is inspected.
     pub settle: Duration,
-    /// How long a file that ends too early counts as being written still.
+    /// Time for which a truncated file counts as being written still.
     pub patience: Duration,
-    /// How often the folders are looked at although nothing was changed of them: on network drives nothing ever is.
+    /// Interval of scans without a change event: on network drives there are none.
     pub rescan: Duration,
-    /// How long a child may take to look at a file.
+    /// Deadline of a child that inspects a file.
     pub inspection: Duration,
     pub file_bytes_max: u64,
     pub files_max: usize,
@@ -95,11 +95,11 @@ pub struct PluginFolder {
 }
 
 impl PluginFolder {
-    /// Opens the folders and waits until the files that lie there are known, or the slowest of them has had its time.
+    /// Opens the folders and waits until their files are inspected, but no longer than the slowest of them may take.
     pub async fn open(settings: Settings) -> Result<Self, Refusal> {
         let (path, bytes_max) = (settings.cache.clone(), settings.limits.file_bytes_max);
         let opened = tokio::task::spawn_blocking(move || copy::Cache::open(&path, bytes_max)).await;
-        let cache = opened.map_err(|error| Refusal::new("cache", error.to_string(), ""))??;
+        let cache = opened.map_err(|error| Refusal::new(RefusalKind::Cache, error.to_string(), ""))??;
         let limit = settings.limits.settle + settings.limits.patience + settings.limits.inspection;
         let (publish, published) = sync::watch::channel(Arc::new(Catalogue::default()));
         let mut first = published.clone();
@@ -130,7 +130,7 @@ impl PluginFolder {
         self.published.clone()
     }
 
-    /// Who wants such a checkpoint, in the order in which they are asked.
+    /// The architectures that claim such a checkpoint, in the order in which they are asked.
     pub fn claimants(&self, name: &CheckpointName) -> Vec<Claimant> {
         self.catalogue().claimants(name)
     }

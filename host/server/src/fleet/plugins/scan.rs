@@ -1,4 +1,4 @@
-//! What lies in the plugin folders right now: plain looking, without opening a file.
+//! Lists the plugin folders without opening a file.
 
 use std::{
     collections::HashSet,
@@ -10,7 +10,10 @@ use std::{
 };
 
 use super::{Settings, trust};
-use pensieve_protocol::{outside::Outside, refusal::Refusal};
+use pensieve_protocol::{
+    outside::Outside,
+    refusal::{Refusal, RefusalKind},
+};
 
 /// Tells two states of a file apart without reading it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,9 +59,9 @@ pub(super) struct Folder {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Found {
-    /// Where the user put it, which is how it is called.
+    /// The path where the user put it, by which it is named.
     pub(super) path: PathBuf,
-    /// What that leads to, symlinks resolved.
+    /// The same with symlinks resolved.
     pub(super) target: PathBuf,
     pub(super) stamp: Stamp,
 }
@@ -94,7 +97,7 @@ impl Scan {
             Ok(entries) => entries,
             Err(error) => {
                 let reason = format!("plugin folder '{}' cannot be read: {error}", Outside::path(&named));
-                let refusal = Refusal::new("unreadable", reason, "check that this user may read it");
+                let refusal = Refusal::new(RefusalKind::Unreadable, reason, "check that this user may read it");
                 return self.refused.push((named.to_path_buf(), refusal));
             }
         };
@@ -108,7 +111,8 @@ impl Scan {
                 names.len(),
                 settings.limits.files_max
             );
-            let refusal = Refusal::new("too-many", reason, "move those that are not plugins out of the folder");
+            let refusal =
+                Refusal::new(RefusalKind::TooMany, reason, "move those that are not plugins out of the folder");
             self.refused.push((named.to_path_buf(), refusal));
             names.truncate(settings.limits.files_max);
         }
@@ -135,7 +139,7 @@ fn look_at(path: &Path) -> Result<Option<(PathBuf, Stamp)>, Refusal> {
         Err(error) if error.kind() == io::ErrorKind::NotFound && fs::symlink_metadata(path).is_err() => Ok(None),
         Err(error) => {
             let reason = format!("plugin '{}' cannot be found: {error}", Outside::path(&path));
-            Err(Refusal::new("unreadable", reason, "check where the link leads, or remove it"))
+            Err(Refusal::new(RefusalKind::Unreadable, reason, "check where the link leads, or remove it"))
         }
     }
 }
@@ -192,7 +196,7 @@ mod tests {
         let scan = Scan::run(&Settings::for_tests(vec![folder], root.path()));
         assert_eq!(names(&scan), [library("good")]);
         assert_eq!(scan.files[0].target, target.canonicalize().unwrap());
-        assert_eq!(scan.refused[0].1.kind, "unreadable");
+        assert_eq!(scan.refused[0].1.kind, RefusalKind::Unreadable);
     }
 
     #[test]
@@ -204,6 +208,6 @@ mod tests {
         let mut settings = Settings::for_tests(vec![root.path().to_path_buf()], root.path());
         settings.limits.files_max = 3;
         let scan = Scan::run(&settings);
-        assert_eq!((scan.files.len(), scan.refused[0].1.kind.as_str()), (3, "too-many"));
+        assert_eq!((scan.files.len(), &scan.refused[0].1.kind), (3, &RefusalKind::TooMany));
     }
 }

@@ -1,4 +1,4 @@
-//! Whether a file may become code in this user's processes: only if no user but this one and root can change it.
+//! Decides whether a file may become code in this user's processes: only if no user but this one and root can change it.
 //!
 //! The file itself and the folder it lies in must not be writable by a group or by others. Above the folder it is enough
 //! that strangers cannot swap folders: group-writable homes of projects are common, and sticky folders such as `/tmp` let
@@ -12,7 +12,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use pensieve_protocol::{outside::Outside, refusal::Refusal};
+use pensieve_protocol::{
+    outside::Outside,
+    refusal::{Refusal, RefusalKind},
+};
 
 const OTHERS_WRITE: u32 = 0o002;
 const GROUP_WRITES: u32 = 0o020;
@@ -30,7 +33,7 @@ pub(super) fn folder(path: &Path) -> Result<Option<PathBuf>, Refusal> {
     let metadata = resolved.metadata().map_err(|error| unreadable(path, &error))?;
     if !metadata.is_dir() {
         let reason = format!("'{}' is not a folder", Outside::path(&path));
-        return Err(Refusal::new("not-a-folder", reason, "name the folder that plugins lie in"));
+        return Err(Refusal::new(RefusalKind::NotAFolder, reason, "name the folder that plugins lie in"));
     }
     check("plugin folder", &resolved, &metadata, ANYBODY_WRITES)?;
     for above in resolved.ancestors().skip(1) {
@@ -50,7 +53,7 @@ fn check(what: &str, path: &Path, metadata: &Metadata, refused: u32) -> Result<(
     let own = rustix::process::geteuid().as_raw();
     if metadata.uid() != own && metadata.uid() != 0 {
         let reason = format!("{what} '{}' belongs to another user (id {})", Outside::path(&path), metadata.uid());
-        return Err(Refusal::new("untrusted", reason, "copy the plugin into a folder of your own"));
+        return Err(Refusal::new(RefusalKind::Untrusted, reason, "copy the plugin into a folder of your own"));
     }
     let mut written = metadata.mode() & refused;
     if written == GROUP_WRITES && is_own_group(metadata.gid()) {
@@ -59,12 +62,16 @@ fn check(what: &str, path: &Path, metadata: &Metadata, refused: u32) -> Result<(
     if written != 0 {
         let mode = metadata.mode() & 0o7777;
         let reason = format!("{what} '{}' is writable by others (mode {mode:04o})", Outside::path(&path));
-        return Err(Refusal::new("untrusted", reason, "take the right to write to it from others: chmod go-w"));
+        return Err(Refusal::new(
+            RefusalKind::Untrusted,
+            reason,
+            "take the right to write to it from others: chmod go-w",
+        ));
     }
     Ok(())
 }
 
-/// Whether a group is called like this user and has no other member, as far as this machine's own lists tell. The lists are
+/// True if a group has this user's name and no other member, as far as this machine's own lists tell. The lists are
 /// read by hand: the system's functions, which crates wrap, may ask servers elsewhere, and tell nothing of other users.
 fn is_own_group(group: u32) -> bool {
     let read = |path: &str| {
@@ -92,7 +99,7 @@ fn is_group_of_one(users: &str, groups: &str, own: u32, group: u32) -> bool {
 
 fn unreadable(path: &Path, error: &std::io::Error) -> Refusal {
     let reason = format!("plugin folder '{}' cannot be read: {error}", Outside::path(&path));
-    Refusal::new("unreadable", reason, "check that this user may read it")
+    Refusal::new(RefusalKind::Unreadable, reason, "check that this user may read it")
 }
 
 #[cfg(test)]
@@ -104,7 +111,7 @@ mod tests {
         os::unix::fs::PermissionsExt,
     };
 
-    /// Whether a folder of this mode, in a folder of that mode, is taken.
+    /// True if a folder of this mode, in a folder of that mode, is accepted.
     fn check_folder(mode: u32, above: u32) -> Result<Option<PathBuf>, Refusal> {
         let root = tempfile::tempdir().unwrap();
         let plugins = root.path().join("plugins");
@@ -125,7 +132,7 @@ mod tests {
     fn refuses_folders_that_others_write_to_and_says_how_to_mend_them() {
         for (mode, above) in [(0o777, 0o755), (0o772, 0o755), (0o1777, 0o755), (0o755, 0o777)] {
             let refusal = check_folder(mode, above).unwrap_err();
-            assert_eq!(refusal.kind, "untrusted");
+            assert_eq!(refusal.kind, RefusalKind::Untrusted);
             assert!(refusal.reason.contains("is writable by others (mode "), "{refusal}");
             assert!(refusal.help.contains("chmod go-w"), "{refusal}");
         }

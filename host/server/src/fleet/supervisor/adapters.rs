@@ -5,7 +5,7 @@
 use std::time::Instant;
 
 use super::{
-    Effect, Supervisor, ending,
+    Effect, Happening, Note, Supervisor, ending,
     model::LoadState,
     worker_state::{AttachAttempt, PendingAdapter, WorkerState},
 };
@@ -19,11 +19,11 @@ use pensieve_protocol::{
     wire::Attachment,
 };
 
-/// How many adapters a model takes in at once: each is in memory as a whole while it is read.
+/// Adapters that a model reads at once, each of them whole in memory.
 const COMING_MAX: usize = 4;
 
 impl Supervisor {
-    /// Has a model take in an adapter, as soon as the model is there.
+    /// Attaches an adapter to a model, once the model is loaded.
     pub(super) fn attach(&mut self, index: usize, pending: PendingAdapter, now: Instant) {
         let (id, model) = (&self.config.models[index].id, &self.models[index]);
         let (names, name) = (self.registry.of(index), &pending.name);
@@ -60,7 +60,7 @@ impl Supervisor {
         }
     }
 
-    /// Hands an adapter to a worker, with memory for it.
+    /// Sends an adapter to a worker, and reserves memory for it.
     pub(super) fn start_attaching(&mut self, serial: u64, pending: PendingAdapter, now: Instant) {
         if let Err(failure) = self.reserve(serial) {
             return self.effects.push(pending.refuse(Culprit::Other, failure));
@@ -73,7 +73,7 @@ impl Supervisor {
         self.effects.push(worker.attach(name, location, Some(pending), now));
     }
 
-    /// Sets memory aside for the adapters of a worker that had none so far.
+    /// Reserves memory for the adapters of a worker that had none so far.
     fn reserve(&mut self, serial: u64) -> Result<(), Failure> {
         let Some(worker) = self.workers.get(&serial) else { return Ok(()) };
         let model = &self.config.models[worker.model];
@@ -94,7 +94,7 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Other models may have what was set aside for adapters where none came, or none is left and nothing runs under one.
+    /// Gives back memory reserved for adapters where there are none and nothing runs under one.
     pub(super) fn release_adapter_memory(&mut self) {
         for (serial, worker) in &mut self.workers {
             let is_ready = self.models[worker.model].state == LoadState::Ready(*serial);
@@ -110,17 +110,11 @@ impl Supervisor {
         // An attempt that was cancelled while the adapter was read has no entry: the worker was told to drop the adapter.
         let Some(AttachAttempt { name, pending, .. }) = worker.attaching.remove(&attempt) else { return };
         let index = worker.model;
-        let id = &self.config.models[index].id;
-        match &result {
-            Ok(adapter) => {
-                let (format, pairs, bytes) = (&adapter.format, adapter.pairs, adapter.bytes);
-                tracing::info!(model = id, format, pairs, bytes, "adapter '{name}' is there");
-            }
-            Err(failure) => {
-                let failure = pensieve_protocol::refusal::clean(&failure.to_string());
-                tracing::error!(model = id, "adapter '{name}': {failure}");
-            }
-        }
+        let what = match result.clone() {
+            Ok(adapter) => Happening::AdapterAttached { name: name.clone(), adapter },
+            Err(failure) => Happening::AdapterRefused { name: name.clone(), failure },
+        };
+        self.effects.push(Effect::Note(Note { model: index, what }));
         match (pending, result) {
             (Some(PendingAdapter { name, adapter, ticket }), Ok(attached)) => {
                 // The adapter stays even if the requester has disconnected.
@@ -136,7 +130,7 @@ impl Supervisor {
         }
     }
 
-    /// Takes an adapter away: no request may name it any more, and workers let it go.
+    /// Detaches an adapter: no request may name it any more, and workers drop it.
     pub(super) fn detach(&mut self, index: usize, name: &str) -> Result<(), AdapterFailure> {
         let pending = self.take_newcomer(index, name);
         let id = &self.config.models[index].id;
@@ -147,13 +141,14 @@ impl Supervisor {
         } else {
             self.registry.remove(index, id, name).map_err(|failure| Culprit::Name.of(failure))?;
         }
-        tracing::info!(model = id, "adapter '{name}' is taken away");
+        let what = Happening::AdapterDetached { name: name.to_owned() };
+        self.effects.push(Effect::Note(Note { model: index, what }));
         let workers = self.workers.values_mut().filter(|worker| worker.model == index);
         self.effects.extend(workers.map(|worker| worker.detach(name)));
         Ok(())
     }
 
-    /// Takes a pending adapter out: one whose requester has not had its answer yet.
+    /// Removes a pending adapter: one whose requester has no answer yet.
     fn take_newcomer(&mut self, index: usize, name: &str) -> Option<PendingAdapter> {
         let waiting = &mut self.models[index].pending_adapters;
         if let Some(place) = waiting.iter().position(|pending| pending.name == name) {

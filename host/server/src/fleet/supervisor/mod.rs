@@ -1,12 +1,13 @@
-//! The supervisor: decides what becomes of the fleet's models and workers. A state machine without input or output.
+//! The supervisor: decides about the fleet's models and workers. A state machine without input or output.
 //!
-//! Whatever happens arrives as an [`Event`], with the time at which it happened, and what is to be done about it comes back
-//! as [`Effect`]s, which the control loop carries out. So there is nothing to lock, no two parts disagree on the order of
+//! Everything that happens arrives as an [`Event`] with its time, and the consequences come back as [`Effect`]s, which the
+//! control loop carries out; log lines are effects, too. So there is nothing to lock, no two parts disagree on the order of
 //! events, and a test can try any order of them.
 
 mod adapters;
 mod crash_history;
 mod model;
+mod note;
 mod worker_state;
 
 #[cfg(test)]
@@ -33,6 +34,7 @@ use super::{
 };
 use crash_history::RestartDecision;
 use model::{LoadState, Model};
+pub(super) use note::{Happening, Note};
 use pensieve_protocol::{
     job::{Failure, FailureCode},
     share,
@@ -41,56 +43,56 @@ use pensieve_protocol::{
 pub(super) use worker_state::PendingAdapter;
 use worker_state::{PluginFreshness, WaitingJob, WorkerState};
 
-/// How long workers have to answer for the statistics.
+/// Time for workers to answer a request for statistics.
 const STATS_WAIT: Duration = Duration::from_millis(500);
-/// How long a killed worker may take to be gone.
+/// Time for a killed worker to exit.
 const KILL_WAIT: Duration = Duration::from_secs(3);
 
-/// What happens to the fleet. Workers go by their serial numbers, jobs by their ids, models by their places.
+/// An input of the supervisor. Workers are named by serial numbers, jobs by ids, models by their index in the configuration.
 #[derive(Debug)]
 pub(super) enum Event {
     /// A job asks for a model.
     Submitted { model: usize, job: u64, client: u64, adapter: Option<String> },
     /// A job's client has gone.
     Cancelled { job: u64 },
-    /// A child has found out what a model is.
+    /// A child has probed a model.
     Probed { model: usize, result: Result<Probed, Failure> },
     /// An operator ends a model's quarantine.
     Released { model: usize },
-    /// A model is to take an adapter in.
+    /// An adapter is to be attached to a model.
     AttachRequested { model: usize, pending: PendingAdapter },
-    /// A model is to let go of an adapter.
+    /// An adapter is to be detached from a model.
     DetachRequested { model: usize, name: String, ticket: u64 },
     /// Somebody waits for fresh statistics.
     StatsRequested,
     /// The server is about to end.
     ShutdownRequested { drain: Duration },
-    /// Plugins have come or gone.
+    /// Plugins were added, replaced or removed.
     PluginsChanged(Arc<Catalogue>),
     /// A worker's process runs.
     Started { serial: u64, pid: Option<u32> },
     /// A worker's process could not be started.
     NotStarted { serial: u64, error: String },
-    /// A worker has said something about itself.
+    /// A worker has sent a report.
     Reported { serial: u64, report: Report },
     /// Jobs of a worker have ended.
     JobsEnded { serial: u64, jobs: Vec<u64> },
-    /// A worker has exited; nothing more is heard of it, and its jobs have failed.
+    /// A worker has exited: its last event. Its jobs have failed.
     Exited { serial: u64, failure: Failure },
     /// A deadline may have passed.
     TimePassed,
 }
 
-/// What is to be done about it.
+/// An output of the supervisor, for the control loop to carry out.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Effect {
-    /// Find out what a model is; [`Event::Probed`] follows.
+    /// Probe a model's checkpoint; [`Event::Probed`] follows.
     Probe { model: usize },
     /// Start a worker and have it load; [`Event::Started`] or [`Event::NotStarted`] follows.
     Start { serial: u64, model: usize, load: Box<Load>, bytes: u64, plugin: String },
     /// Give a worker a job that has waited until now.
     Submit { serial: u64, job: u64 },
-    /// Tell a waiting job how its model's load goes.
+    /// Tell a waiting job the progress of its model's load.
     Notify { job: u64, update: Update },
     /// Fail a job that no worker has.
     Fail { job: u64, failure: Failure },
@@ -102,6 +104,8 @@ pub(super) enum Effect {
     Answer { ticket: u64, answer: Answer },
     /// Answer everyone who waits for fresh statistics.
     AnswerStats,
+    /// Write this to the log.
+    Note(Note),
     /// The shutdown is complete.
     End,
 }
@@ -112,7 +116,7 @@ pub(super) type Answer = Result<Option<AttachedAdapter>, AdapterFailure>;
 pub(super) struct Supervisor {
     config: Arc<Config>,
     catalogue: Arc<Catalogue>,
-    /// Shared with those who resolve names, and changed here only.
+    /// Shared with the router, and changed only here.
     registry: Arc<AdapterRegistry>,
     models: Vec<Model>,
     workers: BTreeMap<u64, WorkerState>,
@@ -149,7 +153,7 @@ impl Supervisor {
         }
     }
 
-    /// Takes an event in, and says what follows from it.
+    /// Handles an event and returns its effects.
     pub(super) fn on(&mut self, event: Event, now: Instant) -> Vec<Effect> {
         match event {
             Event::Submitted { model, job, client, adapter } => {
@@ -227,7 +231,6 @@ impl Supervisor {
     fn on_report(&mut self, serial: u64, report: Report, now: Instant) {
         let Some(worker) = self.workers.get_mut(&serial) else { return };
         let model = &mut self.models[worker.model];
-        let name = &self.config.models[worker.model].id;
         match report {
             Report::Progress { done, total, what } => {
                 (worker.progressed_at, worker.progress) = (now, Some(Progress { done, total, what: what.clone() }));
@@ -236,8 +239,8 @@ impl Supervisor {
                 self.effects.extend(model.waiting.iter().map(notify));
             }
             Report::Loaded(loaded) => {
-                let (device, state_bytes) = (&loaded.device, loaded.state_bytes);
-                tracing::info!(model = name, device, state_bytes, "loaded: {}", loaded.note);
+                let note = Note { model: worker.model, what: Happening::Loaded(loaded.clone()) };
+                self.effects.push(Effect::Note(note));
                 (worker.loaded, worker.progressed_at) = (Some(*loaded), now);
                 for (name, adapter) in self.registry.of(worker.model).into_iter().filter(|(_, it)| it.merged.is_none())
                 {
@@ -282,7 +285,8 @@ impl Supervisor {
         if !model.state.is_served_by(serial) {
             return;
         }
-        tracing::error!(model = config.id, "{failure}");
+        let what = Happening::WorkerDied(failure.clone());
+        self.effects.push(Effect::Note(Note { model: worker.model, what }));
         model.deaths_total += 1;
         model.last_failure = Some(failure.clone());
         model.state = match model.deaths.count(now, &self.config.restart) {
@@ -303,7 +307,7 @@ impl Supervisor {
         };
     }
 
-    /// New loads use the plugins of now; workers that run on others finish what they have.
+    /// New loads use the new plugins; workers that run on older ones finish their jobs.
     fn on_plugins_changed(&mut self, catalogue: Arc<Catalogue>, now: Instant) {
         self.catalogue = catalogue;
         for (serial, worker) in &mut self.workers {
@@ -346,7 +350,7 @@ impl Supervisor {
         self.closing = Some(ShutdownState { until: now + drain, killed: false });
     }
 
-    /// Ends a shutdown that is complete, and kills the workers that hold it up.
+    /// Ends a shutdown that is complete, and kills workers that are past its deadline.
     fn advance_shutdown(&mut self, now: Instant) {
         let Some(closing) = &mut self.closing else { return };
         if now >= closing.until && !closing.killed {
@@ -401,12 +405,12 @@ impl Supervisor {
         }
     }
 
-    /// Whether it could answer, and has nothing to do. One that has just loaded has the jobs before it that wait for it.
+    /// True if a worker is ready and idle. One that has just loaded is not ready until it has got the waiting jobs.
     fn is_unused(&self, worker: &WorkerState) -> bool {
         worker.is_idle() && self.models[worker.model].state == LoadState::Ready(worker.serial)
     }
 
-    /// What takes memory.
+    /// The workers as the memory budget sees them.
     fn residents(&self) -> Vec<Resident> {
         let resident = |worker: &WorkerState| Resident {
             serial: worker.serial,

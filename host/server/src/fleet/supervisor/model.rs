@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{
-    Effect, Supervisor,
+    Effect, Happening, Note, Supervisor,
     crash_history::CrashHistory,
     worker_state::{PendingAdapter, WaitingJob, WorkerState},
 };
@@ -35,25 +35,24 @@ pub(super) struct Model {
     pub(super) last_failure: Option<Failure>,
     /// The SHA-256 of the plugin that it was last loaded by.
     pub(super) plugin: Option<String>,
-    /// What waits for memory.
+    /// The load that waits for memory.
     plan: Option<LoadPlan>,
 }
 
-/// How far a model is from answering.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) enum LoadState {
     /// Not loaded, and no request waits for it.
     #[default]
     Idle,
-    /// A child finds out what it is.
+    /// A child probes its checkpoint.
     Probing,
-    /// It waits for others to leave memory.
+    /// It waits for memory that other models use.
     AwaitingMemory { since: Instant },
     /// This worker is loading it.
     Loading(u64),
-    /// This worker answers.
+    /// This worker serves requests.
     Ready(u64),
-    /// Its worker died; it is loaded again then.
+    /// Its worker died; it is loaded again at this time.
     Pausing { until: Instant },
     /// Its workers died too often.
     Quarantined { until: Instant, failure: Failure },
@@ -66,7 +65,7 @@ struct LoadPlan {
 }
 
 impl LoadState {
-    /// Whether this worker is the model's own, not one that is on its way out.
+    /// True if this worker is the model's current one, not one that is draining.
     pub(super) fn is_served_by(&self, serial: u64) -> bool {
         *self == Self::Loading(serial) || *self == Self::Ready(serial)
     }
@@ -193,13 +192,10 @@ impl Supervisor {
         let taken = self.residents().iter().fold(need.bytes, |sum, resident| sum.saturating_add(resident.bytes));
         let (config, model) = (&self.config.models[index], &mut self.models[index]);
         let left = self.config.memory_bytes.saturating_sub(taken);
-        tracing::info!(model = config.id, "loading: {}", need.tell(&probed.card, left));
+        let what = Happening::Loading { memory: need.tell(&probed.card, left) };
+        self.effects.push(Effect::Note(Note { model: index, what }));
         if probed.card.chat_template.is_none() {
-            tracing::info!(
-                model = config.id,
-                "the checkpoint has no chat template: in conversations turns begin with 'User:' and 'Assistant:', and an answer ends \
-                 where the model goes on with the user's"
-            );
+            self.effects.push(Effect::Note(Note { model: index, what: Happening::NoChatTemplate }));
         }
         let (samplers, formats) = (distinct(self.catalogue.samplers()), distinct(self.catalogue.adapter_formats()));
         let paths = |plugins: &[Arc<Plugin>]| plugins.iter().map(|plugin| plugin.copy.path().to_path_buf()).collect();
@@ -225,7 +221,7 @@ impl Supervisor {
         self.effects.push(Effect::Start { serial, model: index, load: Box::new(load), bytes: need.bytes, plugin });
     }
 
-    /// Where the adapters lie that a model has or is about to have.
+    /// Paths of the adapters that a model has or is about to get.
     pub(in crate::fleet) fn adapter_paths(&self, index: usize) -> Vec<PathBuf> {
         let known = self.registry.of(index).into_values().map(|adapter| adapter.location.path);
         let pending = self.models[index].pending_adapters.iter().map(|pending| pending.adapter.location.path.clone());

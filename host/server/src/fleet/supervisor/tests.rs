@@ -19,12 +19,12 @@ struct Fixture {
 }
 
 /// A step: what happens, the state of the first model after it, and what is to be done.
-type Step<'a> = (&'a str, &'a str, &'a str);
+type TraceStep<'a> = (&'a str, &'a str, &'a str);
 
 pub(super) fn plugin(id: &str, samplers: &[&str]) -> Arc<Plugin> {
     let samplers = samplers.iter().map(|name| (*name).to_owned()).collect();
     let manifest = Manifest { id: id.into(), samplers, ..Manifest::default() };
-    Arc::new(Plugin { file: id.into(), manifest, copy: PrivateCopy::for_tests(id).unwrap() })
+    Arc::new(Plugin { file: id.into(), manifest, copy: PrivateCopy::for_tests(id) })
 }
 
 impl Fixture {
@@ -116,11 +116,13 @@ impl Fixture {
     }
 
     /// Plays steps, of which the last ones are those that are looked at.
-    fn check(steps: &[Step<'_>]) {
+    fn check(steps: &[TraceStep<'_>]) {
         let mut fixture = Self::new();
         for (place, (words, state, effects)) in steps.iter().enumerate() {
             let event = fixture.event(words);
-            let done: Vec<String> = fixture.supervisor.on(event, fixture.now).iter().map(text).collect();
+            let done = fixture.supervisor.on(event, fixture.now);
+            let done = done.iter().filter(|effect| !matches!(effect, Effect::Note(_)));
+            let done: Vec<String> = done.map(text).collect();
             assert_eq!((fixture.state(), done.join(", ").as_str()), (*state, *effects), "{place}: {words}");
         }
     }
@@ -141,32 +143,33 @@ pub(super) fn text(effect: &Effect) -> String {
         Effect::Answer { ticket, answer: Ok(_) } => format!("answer {ticket}"),
         Effect::Answer { ticket, answer: Err(error) } => format!("refuse {ticket}: {}", error.failure.message),
         Effect::AnswerStats => "stats".into(),
+        Effect::Note(Note { model, what }) => format!("note of {model}: {what:?}"),
         Effect::End => "end".into(),
     }
 }
 
-const PROBING: Step<'_> = ("submit", "probing", "probe 0");
-const LOADING: Step<'_> = ("probed", "loading", "start 1 for 0");
-const READY: Step<'_> = ("loaded", "ready", "job 1 to 1");
-const FREE: Step<'_> = ("ended", "ready", "");
-const PAUSING: Step<'_> = ("exited", "pausing", "");
-const ANEW: Step<'_> = ("after 1", "probing", "probe 0");
-const AGAIN: Step<'_> = ("probed", "loading", "start 2 for 0");
+const PROBING: TraceStep<'_> = ("submit", "probing", "probe 0");
+const LOADING: TraceStep<'_> = ("probed", "loading", "start 1 for 0");
+const READY: TraceStep<'_> = ("loaded", "ready", "job 1 to 1");
+const FREE: TraceStep<'_> = ("ended", "ready", "");
+const PAUSING: TraceStep<'_> = ("exited", "pausing", "");
+const ANEW: TraceStep<'_> = ("after 1", "probing", "probe 0");
+const AGAIN: TraceStep<'_> = ("probed", "loading", "start 2 for 0");
 const QUARANTINE: &str = "model 'm' is in quarantine: its worker died 2 times within 60 s, the last time so: crashed";
 
 #[test]
 fn every_event_in_every_state_has_its_effects() {
-    let idle: &[Step<'_>] = &[];
+    let idle: &[TraceStep<'_>] = &[];
     let probing = &[PROBING];
     let loading = &[PROBING, LOADING];
     let ready = &[PROBING, LOADING, READY];
     let free = &[PROBING, LOADING, READY, FREE];
     let pausing = &[PROBING, LOADING, READY, PAUSING];
-    let failed: Step<'_> = ("exited", "quarantined", "");
+    let failed: TraceStep<'_> = ("exited", "quarantined", "");
     let quarantined = &[PROBING, LOADING, READY, PAUSING, ANEW, AGAIN, failed];
     let closing = &[PROBING, LOADING, READY, ("shutdown", "idle", "drain 1")];
     let refused = format!("fail 2: {QUARANTINE}");
-    let table: &[(&[Step<'_>], &[Step<'_>])] = &[
+    let table: &[(&[TraceStep<'_>], &[TraceStep<'_>])] = &[
         (idle, &[PROBING, ("probed", "loading", "start 1 for 0")]),
         (idle, &[("cancel", "idle", ""), ("probed", "idle", ""), ("replaced", "idle", ""), ("release", "idle", "")]),
         (idle, &[("exited 4", "idle", ""), ("after 100", "idle", ""), ("shutdown", "idle", "end")]),
@@ -307,9 +310,9 @@ fn every_event_in_every_state_has_its_effects() {
 #[test]
 fn the_second_death_within_a_minute_is_one_too_many() {
     let waits = format!("fail 2: {QUARANTINE}");
-    let again: Step<'_> = ("exited", "quarantined", &waits);
+    let again: TraceStep<'_> = ("exited", "quarantined", &waits);
     Fixture::check(&[PROBING, LOADING, READY, PAUSING, ("submit 2", "pausing", ""), ANEW, AGAIN, again]);
-    let second: &[Step<'_>] = &[PROBING, LOADING, READY, PAUSING, ANEW, AGAIN, ("loaded", "ready", "")];
+    let second: &[TraceStep<'_>] = &[PROBING, LOADING, READY, PAUSING, ANEW, AGAIN, ("loaded", "ready", "")];
     Fixture::check(&[second, &[("after 58", "ready", ""), ("exited", "quarantined", "")]].concat());
     Fixture::check(&[second, &[("after 59", "ready", ""), ("exited", "pausing", "")]].concat());
 }
@@ -320,16 +323,16 @@ fn an_idle_model_makes_room_for_another_and_a_busy_one_does_not() {
     let busy = [&[PROBING, LOADING, READY][..], other].concat();
     let given_up = ("after 120", "ready", "fail 9: model 'n' finds no memory: other models are busy");
     Fixture::check(&[&busy[..], &[given_up]].concat());
-    let evicted: &[Step<'_>] =
+    let evicted: &[TraceStep<'_>] =
         &[("ended", "idle", "drain 1"), ("exited 1", "idle", "start 2 for 1"), ("loaded", "idle", "job 9 to 2")];
     Fixture::check(&[&busy[..], evicted].concat());
 }
 
 #[test]
 fn an_adapter_is_known_once_the_worker_has_it() {
-    let coming: Step<'_> = ("attach 7", "ready", "attach 1");
-    let there: Step<'_> = ("attached 1", "ready", "answer 7");
-    let table: &[(&[Step<'_>], &[Step<'_>])] = &[
+    let coming: TraceStep<'_> = ("attach 7", "ready", "attach 1");
+    let there: TraceStep<'_> = ("attached 1", "ready", "answer 7");
+    let table: &[(&[TraceStep<'_>], &[TraceStep<'_>])] = &[
         (&[], &[("attach 7", "probing", "probe 0"), LOADING, ("loaded", "ready", "attach 1"), there]),
         (
             &[PROBING],
@@ -381,4 +384,29 @@ fn an_adapter_is_known_once_the_worker_has_it() {
     for (before, then) in table {
         Fixture::check(&[*before, *then].concat());
     }
+}
+
+#[test]
+fn what_belongs_in_the_log_comes_back_as_notes_in_order() {
+    let mut fixture = Fixture::new();
+    let mut notes = Vec::new();
+    for words in ["submit", "probed", "loaded", "attach 7", "attached 1", "detach 8", "exited"] {
+        let event = fixture.event(words);
+        for effect in fixture.supervisor.on(event, fixture.now) {
+            if let Effect::Note(Note { model, what }) = effect {
+                assert_eq!(model, 0, "{what:?}");
+                notes.push(match what {
+                    Happening::Loading { memory } => format!("loading with {} words", memory.split(' ').count().min(2)),
+                    Happening::NoChatTemplate => "no template".into(),
+                    Happening::Loaded(_) => "loaded".into(),
+                    Happening::AdapterAttached { name, .. } => format!("attached {name}"),
+                    Happening::AdapterDetached { name } => format!("detached {name}"),
+                    Happening::AdapterRefused { name, .. } => format!("refused {name}"),
+                    Happening::WorkerDied(failure) => format!("died: {}", failure.message),
+                });
+            }
+        }
+    }
+    let expect = ["loading with 2 words", "no template", "loaded", "attached poet", "detached poet", "died: crashed"];
+    assert_eq!(notes, expect);
 }

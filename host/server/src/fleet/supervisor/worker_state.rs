@@ -24,28 +24,28 @@ pub(super) struct WorkerState {
     pub(super) serial: u64,
     pub(super) model: usize,
     pub(super) pid: Option<u32>,
-    /// What it has mapped; kept so that the copies stay.
+    /// The plugins that it has mapped; held so that their copies stay.
     pub(super) plugins: Vec<Arc<Plugin>>,
-    /// What it takes, by the card.
+    /// Its memory, estimated from the card.
     pub(super) bytes: u64,
     pub(super) adapter_bytes: u64,
     /// Its jobs; those that are cancelled count until the worker has ended them.
     pub(super) jobs: HashSet<u64>,
     pub(super) jobs_max: usize,
-    /// Adapters that it is still reading, by the numbers of the attempts. An answer to any other is of no interest any more.
+    /// Adapters that it is still reading, by attempt. Answers to other attempts are ignored.
     pub(super) attaching: BTreeMap<u64, AttachAttempt>,
     attempts: u64,
-    /// Adapters that it does not take, and why.
+    /// Adapters that it refused, and why.
     pub(super) refused: HashMap<String, Failure>,
     pub(super) progress: Option<Progress>,
     pub(super) loaded: Option<wire::Loaded>,
     pub(super) stats: Option<wire::Stats>,
-    /// It takes no more jobs and ends when it has none.
+    /// It gets no more jobs and exits when it has none.
     pub(super) draining: bool,
-    /// When it was used last: in the order of uses, and by the clock.
+    /// The last use: as a logical time for the LRU order, and by the clock.
     pub(super) used: u64,
     pub(super) used_at: Instant,
-    /// When it last did what it is waited for.
+    /// Time of its last progress; the watchdog compares it with the deadline of a load or of draining.
     pub(super) progressed_at: Instant,
 }
 
@@ -56,7 +56,7 @@ pub(super) struct WaitingJob {
     pub(super) adapter: Option<String>,
 }
 
-/// An adapter that is to come, for a request that waits for the answer with this ticket.
+/// An adapter to attach, and the ticket of the request that waits for it.
 #[derive(Debug)]
 pub(in crate::fleet) struct PendingAdapter {
     pub(in crate::fleet) name: String,
@@ -67,17 +67,17 @@ pub(in crate::fleet) struct PendingAdapter {
 #[derive(Debug)]
 pub(super) struct AttachAttempt {
     pub(super) name: String,
-    /// The request that waits for it; none for an adapter of the configuration.
+    /// The request that waits for it; none for an adapter from the configuration.
     pub(super) pending: Option<PendingAdapter>,
     pub(super) since: Instant,
 }
 
-/// How a worker's plugins compare with those that a new one would get.
+/// A worker's plugins compared with those that a new one would get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PluginFreshness {
     /// They are the same.
     Current,
-    /// There are more now, which it could offer after a new start.
+    /// There are additional ones now, which it would have after a restart.
     Behind,
     /// One of them was replaced or removed.
     Outdated,
@@ -121,7 +121,7 @@ impl WorkerState {
         Effect::Kill { serial: self.serial, reason: Failure::new(code, why) }
     }
 
-    /// Takes a job on, unless it has too many or does not have the job's adapter.
+    /// Submits a job, unless the worker has too many or has refused the job's adapter.
     pub(super) fn submit(&mut self, WaitingJob { job, adapter, .. }: WaitingJob) -> Effect {
         if self.jobs.len() >= self.jobs_max {
             let message = format!("{} jobs run or wait at this model's worker", self.jobs_max);
@@ -152,14 +152,14 @@ impl WorkerState {
         self.send(Command::Attach { attempt: self.attempts, name, location })
     }
 
-    /// Has it forget an adapter that was taken away, whether it has that or is still reading it.
+    /// Has it drop a detached adapter, attached or still being read.
     pub(super) fn detach(&mut self, name: &str) -> Effect {
         self.attaching.retain(|_, attempt| attempt.name != name);
         self.refused.remove(name);
         self.send(Command::Detach { name: name.to_owned() })
     }
 
-    /// Waits no longer for adapters that have been read for as long as `patience`: their format hangs.
+    /// Gives up on adapters that have been read for as long as `patience`: their format hangs.
     pub(super) fn refuse_hung_attachments(&mut self, patience: Duration, now: Instant, effects: &mut Vec<Effect>) {
         let hung: Vec<_> = self.attaching.extract_if(.., |_, attempt| now >= attempt.since + patience).collect();
         for (_, AttachAttempt { name, pending, .. }) in hung {
@@ -173,8 +173,7 @@ impl WorkerState {
         }
     }
 
-    /// Asks it to finish what it has and to end. It waits for no adapter any more, as no request will name one here: those
-    /// that are on their way to the model are given back for its next worker.
+    /// Asks it to finish its jobs and exit. Returns the adapters that it was still attaching, for the model's next worker.
     #[must_use]
     pub(super) fn drain(&mut self, now: Instant, effects: &mut Vec<Effect>) -> Vec<PendingAdapter> {
         if !self.draining {
@@ -200,7 +199,7 @@ impl WorkerState {
         }
     }
 
-    /// When it has to be ended, if it does not move until then.
+    /// When it is killed, unless it makes progress.
     pub(super) fn deadline(&self, load: Duration, drain: Duration) -> Option<Instant> {
         match (self.draining, &self.loaded) {
             (true, _) if self.is_idle() => Some(self.progressed_at + drain),

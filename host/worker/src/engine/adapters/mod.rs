@@ -1,6 +1,6 @@
-//! Adapters: those that jobs may name, which of them the model holds, and which sequence runs under which.
+//! LoRA adapters: those that jobs may name, and which of them are in the model.
 //!
-//! All that the model holds together keeps to a limit. The least recently used adapter without a running sequence leaves
+//! The adapters in the model together keep to a memory limit. The least recently used adapter without a running sequence leaves
 //! the model and stays known: the next job that names it has it read again, and waits here meanwhile. Jobs that wait for
 //! room are served in their order, and while the first of them waits no other begins under an adapter, so that those
 //! in use come free. An adapter that is detached while sequences use it goes with the last of them.
@@ -12,7 +12,7 @@ mod tests;
 pub use queue::{Ready, Waiting};
 
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::{BTreeMap, VecDeque},
     time::{Duration, Instant},
 };
 
@@ -24,30 +24,41 @@ use pensieve_protocol::{
     wire::{AdapterStats, AttachedAdapter, Attachment, Location},
 };
 
-/// What a number of an adapter takes at least: models keep factors in half precision or better.
+/// Bytes of an adapter's value at least: models keep factors in half precision or better.
 const VALUE_BYTES_MIN: u64 = 2;
 
-/// What takes adapters in: a model.
+/// A model that adapters can be attached to.
 pub trait AdapterHost {
-    /// Takes one in; answers its id and the bytes that it takes.
+    /// Attaches an adapter; returns its id and its bytes.
     fn attach(&mut self, adapter: &AdapterData) -> Result<(u32, u64), Failure>;
-    /// Drops one that no sequence uses.
+    /// Detaches an adapter that no sequence uses.
     fn detach(&mut self, adapter: u32);
 }
 
+/// The right of one sequence to use an adapter. It belongs to the sequence's job and goes back to [`Adapters::end`].
+#[derive(Debug)]
+#[must_use]
+pub struct AdapterLease {
+    serial: u64,
+    pub span: SpanAdapter,
+}
+
+/// The adapter of a span, as the model is told.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SpanAdapter {
+    pub id: u32,
+    pub scale: f32,
+}
+
 pub struct Adapters {
-    /// Bytes that those which the model holds may take.
+    /// Bytes that all adapters in the model may take together.
     limit: u64,
-    /// How long jobs wait for one that is read again.
+    /// How long jobs wait for an adapter that is read again.
     patience: Duration,
     last: u64,
     clock: u64,
     names: BTreeMap<String, u64>,
     known: BTreeMap<u64, Adapter>,
-    /// The adapter of each sequence that runs.
-    users: HashMap<u64, u64>,
-    /// What the model is told of each sequence: the adapter's id and strength.
-    pub spans: HashMap<u64, (u32, f32)>,
     waiting: VecDeque<Waiting>,
     wanted: Vec<(u64, Location)>,
     notes: Vec<String>,
@@ -57,32 +68,32 @@ pub struct Adapters {
 
 struct Adapter {
     name: String,
-    /// What the server calls the attempt to attach it.
+    /// The server's number for the attempt to attach it.
     attempt: u64,
     location: Location,
     format: String,
     fingerprint: String,
     pairs: u64,
-    /// What it takes in the model; known once it was there.
+    /// Its bytes in the model; known once it was attached.
     bytes: u64,
-    place: Place,
+    residency: Residency,
     /// Sequences that run under it, and jobs that wait for it.
     running: usize,
     claims: usize,
-    /// When it was used last; smaller is longer ago.
+    /// Logical time of the last use.
     used: u64,
     leaving: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
-    /// It is being read for the first time, and jobs do not know of it yet.
+enum Residency {
+    /// Being read for the first time; jobs cannot name it yet.
     New,
     /// Known, but not in memory.
     Disk,
-    /// It is being read again since then; its bytes are set aside.
+    /// Being read again since then; its bytes are reserved.
     Reading(Instant),
-    /// Its reading hangs and no job waits for it any more. It is not read again until its format returns.
+    /// Reading it hangs, and no job waits for it any more. It is not read again until its format returns.
     Hung,
     Model(u32),
 }
@@ -97,8 +108,6 @@ impl Adapters {
             clock: 0,
             names: BTreeMap::new(),
             known: BTreeMap::new(),
-            users: HashMap::new(),
-            spans: HashMap::new(),
             waiting: VecDeque::new(),
             wanted: Vec::new(),
             notes: Vec::new(),
@@ -107,7 +116,7 @@ impl Adapters {
         }
     }
 
-    /// Begins to take one in, which is to be read now; answers what [`Adapters::take_in`] knows it by.
+    /// Begins to attach an adapter, which the caller reads. Returns its number for [`Adapters::take_in`].
     pub fn begin(&mut self, attempt: u64, name: &str, location: Location) -> Result<u64, Failure> {
         if self.names.contains_key(name) {
             let message = format!("an adapter called '{name}' is attached already");
@@ -122,7 +131,7 @@ impl Adapters {
             fingerprint: String::new(),
             pairs: 0,
             bytes: 0,
-            place: Place::New,
+            residency: Residency::New,
             running: 0,
             claims: 0,
             used: self.clock,
@@ -133,7 +142,7 @@ impl Adapters {
         Ok(self.last)
     }
 
-    /// One has been read, or could not be. Answers what came of the attempt to attach it, if that was not known before.
+    /// Takes an adapter that was read, or the error. Returns the result of the attempt to attach it, if that is still open.
     pub fn take_in(
         &mut self,
         serial: u64,
@@ -141,13 +150,13 @@ impl Adapters {
         holder: &mut impl AdapterHost,
     ) -> Option<(u64, Attachment)> {
         let adapter = self.known.get(&serial)?;
-        if adapter.place == Place::Hung {
+        if adapter.residency == Residency::Hung {
             // No job waits for it, and no room was kept for it.
-            self.set(serial, Place::Disk);
+            self.set(serial, Residency::Disk);
             self.leave(serial, holder);
             return None;
         }
-        let (attempt, is_new) = (adapter.attempt, adapter.place == Place::New);
+        let (attempt, is_new) = (adapter.attempt, adapter.residency == Residency::New);
         let taken = if adapter.leaving && adapter.claims == 0 {
             let message = format!("adapter '{}' was detached while it was read", adapter.name);
             Err(Failure::new(FailureCode::NotFound, message))
@@ -161,7 +170,7 @@ impl Adapters {
                 Some((attempt, Err(failure)))
             }
             Err(failure) => {
-                self.set(serial, Place::Disk);
+                self.set(serial, Residency::Disk);
                 self.fail_waiting(serial, &failure);
                 self.leave(serial, holder);
                 None
@@ -169,7 +178,7 @@ impl Adapters {
         }
     }
 
-    /// No new job may use it. It is dropped at once, or with the last of its jobs.
+    /// Lets no new job use an adapter, and drops it at once or with the last of its jobs.
     pub fn retire(&mut self, name: &str, holder: &mut impl AdapterHost) {
         let Some(serial) = self.names.remove(name) else { return };
         if let Some(adapter) = self.known.get_mut(&serial) {
@@ -178,42 +187,42 @@ impl Adapters {
         self.leave(serial, holder);
     }
 
-    /// The adapter that a job wishes for, by the number that it has here; an error if there is none of that name.
+    /// The number of the adapter that a job names.
     pub fn find(&self, wish: &AdapterUse) -> Result<u64, Failure> {
         if !wish.scale.is_finite() {
             return Err(Failure::new(FailureCode::Invalid, format!("adapter '{}': its scale is no number", wish.name)));
         }
         let serial = self.names.get(&wish.name).copied();
-        serial.filter(|serial| self.known.get(serial).is_some_and(|adapter| adapter.place != Place::New)).ok_or_else(
-            || {
+        serial
+            .filter(|serial| self.known.get(serial).is_some_and(|adapter| adapter.residency != Residency::New))
+            .ok_or_else(|| {
                 let known: Vec<String> = self.stats().into_iter().map(|adapter| adapter.name).collect();
                 let known = if known.is_empty() { "none".into() } else { known.join(", ") };
                 let message = format!("no adapter is called '{}' (attached: {known})", wish.name);
                 Failure::new(FailureCode::NotFound, message)
-            },
-        )
+            })
     }
 
-    /// What a sequence under an adapter shares cached states by; none while the model does not hold it.
+    /// The part of a salt that stands for an adapter; none while it is not in the model.
     pub fn salt(&self, serial: u64, scale: f32) -> Option<String> {
-        let adapter = self.known.get(&serial).filter(|adapter| matches!(adapter.place, Place::Model(_)))?;
+        let adapter = self.known.get(&serial).filter(|adapter| matches!(adapter.residency, Residency::Model(_)))?;
         Some(format!("{}\0{:08x}", adapter.fingerprint, scale.to_bits()))
     }
 
-    /// A sequence begins to use one that the model holds.
-    pub fn enter(&mut self, sequence: u64, serial: u64, scale: f32) {
+    /// Leases an adapter that the model holds to a sequence; none while the model does not hold it. The adapter stays in the
+    /// model until the lease comes back to [`Adapters::end`].
+    pub fn lease(&mut self, serial: u64, scale: f32) -> Option<AdapterLease> {
+        let adapter = self.known.get_mut(&serial)?;
+        let Residency::Model(id) = adapter.residency else { return None };
         self.clock += 1;
-        let Some(adapter) = self.known.get_mut(&serial) else { return };
-        if let Place::Model(id) = adapter.place {
-            (adapter.running, adapter.used) = (adapter.running + 1, self.clock);
-            self.spans.insert(sequence, (id, scale));
-            self.users.insert(sequence, serial);
-        }
+        (adapter.running, adapter.used) = (adapter.running + 1, self.clock);
+        Some(AdapterLease { serial, span: SpanAdapter { id, scale } })
     }
 
-    pub fn end(&mut self, sequence: u64, holder: &mut impl AdapterHost) {
-        self.spans.remove(&sequence);
-        let Some(serial) = self.users.remove(&sequence) else { return };
+    /// Takes a lease back from a sequence that has ended.
+    #[allow(clippy::needless_pass_by_value, reason = "a lease ends once")]
+    pub fn end(&mut self, lease: AdapterLease, holder: &mut impl AdapterHost) {
+        let AdapterLease { serial, .. } = lease;
         self.clock += 1;
         if let Some(adapter) = self.known.get_mut(&serial) {
             (adapter.running, adapter.used) = (adapter.running.saturating_sub(1), self.clock);
@@ -221,48 +230,48 @@ impl Adapters {
         self.leave(serial, holder);
     }
 
-    /// A job that waited has begun under an adapter, or has not; an adapter that is being retired and has no job left is dropped.
+    /// A job that waited has begun under an adapter, or has failed to: drops the adapter if it is retired and has no job left.
     pub fn let_go(&mut self, serial: u64, holder: &mut impl AdapterHost) {
         self.leave(serial, holder);
     }
 
-    /// Those that have to be read before jobs go on, each asked for once.
+    /// Adapters to read before waiting jobs can begin, each returned once.
     pub fn take_wanted(&mut self) -> Vec<(u64, Location)> {
         std::mem::take(&mut self.wanted)
     }
 
-    /// What a person may want to know, since it was last asked.
+    /// Notes for the log since the last call.
     pub fn take_notes(&mut self) -> Vec<String> {
         std::mem::take(&mut self.notes)
     }
 
-    /// Those that jobs may name.
+    /// Statistics of the adapters that jobs may name.
     pub fn stats(&self) -> Vec<AdapterStats> {
         let known = self.names.values().filter_map(|serial| self.known.get(serial));
-        let here = known.filter(|adapter| adapter.place != Place::New);
+        let here = known.filter(|adapter| adapter.residency != Residency::New);
         let stats = here.map(|adapter| AdapterStats {
             name: adapter.name.clone(),
             format: adapter.format.clone(),
             pairs: adapter.pairs,
             bytes: adapter.bytes,
-            loaded: matches!(adapter.place, Place::Model(_)),
+            loaded: matches!(adapter.residency, Residency::Model(_)),
             jobs: (adapter.running + adapter.claims) as u64,
         });
         stats.collect()
     }
 
-    /// How often one was taken into the model, and how often one had to make room.
+    /// The numbers of loads and of evictions.
     pub fn counts(&self) -> (u64, u64) {
         (self.loads, self.unloads)
     }
 
-    /// Bytes of those that the model holds, leaving ones included, and of those that are about to be.
+    /// Bytes of the adapters in the model, leaving ones included, and of those that are about to be.
     fn held(&self) -> u64 {
-        let holds = |adapter: &&Adapter| matches!(adapter.place, Place::Model(_) | Place::Reading(_));
+        let holds = |adapter: &&Adapter| matches!(adapter.residency, Residency::Model(_) | Residency::Reading(_));
         self.known.values().filter(holds).fold(0, |sum, adapter| sum.saturating_add(adapter.bytes))
     }
 
-    /// Has the model take one in, and others make room for it.
+    /// Attaches an adapter to the model, and evicts others for it.
     fn hold(
         &mut self,
         serial: u64,
@@ -278,7 +287,7 @@ impl Adapters {
             return Err(Failure::new(FailureCode::Internal, "an adapter was read that is not registered"));
         };
         let (name, before) = (adapter.name.clone(), adapter.bytes);
-        (adapter.place, adapter.bytes, adapter.used) = (Place::Model(id), bytes, self.clock);
+        (adapter.residency, adapter.bytes, adapter.used) = (Residency::Model(id), bytes, self.clock);
         (adapter.pairs, adapter.fingerprint) = (data.pairs.len() as u64, data.fingerprint.to_string());
         adapter.format.clone_from(&format);
         let attached = AttachedAdapter { format, pairs: adapter.pairs, bytes };
@@ -286,7 +295,7 @@ impl Adapters {
             return Ok(attached);
         }
         holder.detach(id);
-        self.set(serial, Place::Disk);
+        self.set(serial, Residency::Disk);
         if bytes <= self.limit {
             // It is brought in again as soon as a job wants it and others have left.
             return Ok(attached);
@@ -317,7 +326,7 @@ impl Adapters {
         let mut missing = self.held().saturating_add(bytes).saturating_sub(self.limit);
         let idle = |(serial, adapter): &(&u64, &Adapter)| {
             let spared = come.is_some_and(|come| come == **serial || adapter.claims > 0);
-            !spared && adapter.running == 0 && matches!(adapter.place, Place::Model(_))
+            !spared && adapter.running == 0 && matches!(adapter.residency, Residency::Model(_))
         };
         let idle = self.known.iter().filter(idle);
         let mut idle: Vec<(bool, u64, u64, u64)> =
@@ -342,9 +351,9 @@ impl Adapters {
 
     fn unload(&mut self, serial: u64, holder: &mut impl AdapterHost) {
         let Some(adapter) = self.known.get_mut(&serial) else { return };
-        if let Place::Model(id) = adapter.place {
+        if let Residency::Model(id) = adapter.residency {
             holder.detach(id);
-            adapter.place = Place::Disk;
+            adapter.residency = Residency::Disk;
             self.unloads += 1;
             self.notes.push(format!("adapter '{}' leaves memory, as others need it", adapter.name));
         }
@@ -356,11 +365,11 @@ impl Adapters {
         if !adapter.leaving || adapter.running + adapter.claims > 0 {
             return;
         }
-        match adapter.place {
+        match adapter.residency {
             // It goes when it has been read.
-            Place::New | Place::Reading(_) | Place::Hung => {}
-            Place::Disk => drop(self.known.remove(&serial)),
-            Place::Model(id) => {
+            Residency::New | Residency::Reading(_) | Residency::Hung => {}
+            Residency::Disk => drop(self.known.remove(&serial)),
+            Residency::Model(id) => {
                 holder.detach(id);
                 self.known.remove(&serial);
             }
@@ -374,9 +383,9 @@ impl Adapters {
         }
     }
 
-    fn set(&mut self, serial: u64, place: Place) {
+    fn set(&mut self, serial: u64, residency: Residency) {
         if let Some(adapter) = self.known.get_mut(&serial) {
-            adapter.place = place;
+            adapter.residency = residency;
         }
     }
 }

@@ -1,9 +1,9 @@
-//! Jobs that wait for their adapter to be brought back into the model.
+//! Jobs that wait until their adapter is in the model again.
 
 use std::time::{Duration, Instant};
 
-use super::{AdapterHost, Adapters, Place};
-use crate::grammar::Constraint;
+use super::{AdapterHost, Adapters, Residency};
+use pensieve_grammar::Constraint;
 use pensieve_protocol::job::{Failure, FailureCode, Job};
 
 pub struct Waiting {
@@ -11,20 +11,19 @@ pub struct Waiting {
     /// Its adapter.
     pub serial: u64,
     pub constraint: Option<Constraint>,
-    /// How long it has waited for other things.
+    /// Time that it waited for its grammar before.
     pub waited: Duration,
-    /// Since when it waits here.
     pub since: Instant,
-    /// Why its adapter does not come, if that is known.
+    /// The error of reading its adapter.
     pub failure: Option<Failure>,
 }
 
-/// What has become of a job that waited.
+/// The result of waiting.
 pub enum Ready {
     Begin(Box<Waiting>),
     /// Its deadline came first.
     Overdue(Job),
-    /// Its adapter does not come.
+    /// Its adapter could not be read.
     Failed(u64, Failure),
 }
 
@@ -33,18 +32,19 @@ impl Waiting {
         self.job.deadline.is_some_and(|deadline| self.waited.saturating_add(self.since.elapsed()) >= deadline)
     }
 
-    /// Whether it is not going to begin any more.
+    /// True if it will not begin any more.
     fn is_settled(&self) -> bool {
         self.failure.is_some() || self.is_overdue()
     }
 }
 
 impl Adapters {
-    /// Whether a job under this adapter may begin at once: the model holds it, and no earlier job waits for room.
+    /// True if a job under this adapter may begin at once: it is in the model, and no earlier job waits for room.
     pub fn may_begin(&self, serial: u64) -> bool {
-        let holds = |serial: u64| self.known.get(&serial).is_some_and(|one| matches!(one.place, Place::Model(_)));
+        let holds =
+            |serial: u64| self.known.get(&serial).is_some_and(|one| matches!(one.residency, Residency::Model(_)));
         let waits_for_room =
-            |waiting: &Waiting| self.known.get(&waiting.serial).is_some_and(|one| one.place == Place::Disk);
+            |waiting: &Waiting| self.known.get(&waiting.serial).is_some_and(|one| one.residency == Residency::Disk);
         holds(serial) && !self.waiting.iter().any(waits_for_room)
     }
 
@@ -56,8 +56,8 @@ impl Adapters {
     }
 
     pub fn cancel(&mut self, id: u64, holder: &mut impl AdapterHost) -> Option<Job> {
-        let place = self.waiting.iter().position(|waiting| waiting.job.id == id)?;
-        let waiting = self.waiting.remove(place)?;
+        let index = self.waiting.iter().position(|waiting| waiting.job.id == id)?;
+        let waiting = self.waiting.remove(index)?;
         self.drop_claim(waiting.serial);
         self.leave(waiting.serial, holder);
         Some(waiting.job)
@@ -67,51 +67,52 @@ impl Adapters {
         self.waiting.len()
     }
 
-    /// A job that waits no longer. Asks for what others wait for as far as there is room.
+    /// The next job that need not wait any longer. Requests the adapters of others as far as there is room.
     pub fn next_ready(&mut self, holder: &mut impl AdapterHost) -> Option<Ready> {
         self.give_up_hung(holder);
-        // Who is not going to begin hears of it at once, wherever in the queue.
-        if let Some(place) = self.waiting.iter().position(Waiting::is_settled) {
-            return self.release(place, holder);
+        // A job that will not begin is told at once, wherever in the queue.
+        if let Some(index) = self.waiting.iter().position(Waiting::is_settled) {
+            return self.release(index, holder);
         }
-        let mut place = 0;
-        while let Some(waiting) = self.waiting.get(place) {
+        let mut index = 0;
+        while let Some(waiting) = self.waiting.get(index) {
             let serial = waiting.serial;
             let Some(adapter) = self.known.get(&serial) else { break };
-            match adapter.place {
-                Place::Disk => {
+            match adapter.residency {
+                Residency::Disk => {
                     let (bytes, location) = (adapter.bytes, adapter.location.clone());
                     if !self.make_room(bytes, None, holder) {
                         return None;
                     }
-                    self.set(serial, Place::Reading(Instant::now()));
+                    self.set(serial, Residency::Reading(Instant::now()));
                     self.wanted.push((serial, location));
                 }
-                Place::New | Place::Reading(_) => place += 1,
-                Place::Hung => {
+                Residency::New | Residency::Reading(_) => index += 1,
+                Residency::Hung => {
                     let failure = hung(&adapter.name);
                     self.fail_waiting(serial, &failure);
-                    return self.release(place, holder);
+                    return self.release(index, holder);
                 }
-                Place::Model(_) => return self.release(place, holder),
+                Residency::Model(_) => return self.release(index, holder),
             }
         }
         None
     }
 
-    /// Waits no longer for adapters whose format does not come back from reading them.
+    /// Gives up on adapters whose format hangs.
     fn give_up_hung(&mut self, holder: &mut impl AdapterHost) {
-        let hangs = |place: Place| matches!(place, Place::Reading(since) if since.elapsed() >= self.patience);
-        let gone = self.known.iter().filter(|(_, adapter)| hangs(adapter.place));
+        let hangs =
+            |residency: Residency| matches!(residency, Residency::Reading(since) if since.elapsed() >= self.patience);
+        let gone = self.known.iter().filter(|(_, adapter)| hangs(adapter.residency));
         let gone: Vec<(u64, String)> = gone.map(|(serial, adapter)| (*serial, adapter.name.clone())).collect();
         for (serial, name) in gone {
             self.fail_waiting(serial, &hung(&name));
-            self.set(serial, Place::Hung);
+            self.set(serial, Residency::Hung);
             self.leave(serial, holder);
         }
     }
 
-    /// Tells all who wait for an adapter that it does not come.
+    /// Fails all jobs that wait for an adapter.
     pub(super) fn fail_waiting(&mut self, serial: u64, failure: &Failure) {
         for waiting in self.waiting.iter_mut().filter(|waiting| waiting.serial == serial) {
             waiting.failure = Some(failure.clone());
@@ -119,8 +120,8 @@ impl Adapters {
     }
 
     /// Takes a job out of the queue. One that begins under a leaving adapter is counted as its user right after.
-    fn release(&mut self, place: usize, holder: &mut impl AdapterHost) -> Option<Ready> {
-        let mut waiting = self.waiting.remove(place)?;
+    fn release(&mut self, index: usize, holder: &mut impl AdapterHost) -> Option<Ready> {
+        let mut waiting = self.waiting.remove(index)?;
         self.drop_claim(waiting.serial);
         let overdue = waiting.is_overdue();
         if let Some(failure) = waiting.failure.take() {

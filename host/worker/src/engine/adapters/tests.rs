@@ -9,7 +9,7 @@ use std::{
 
 use pensieve_plugin_api::{AdapterData, LowRankPair};
 
-use super::{AdapterHost, Adapters, Ready, Waiting};
+use super::{AdapterHost, AdapterLease, Adapters, Ready, SpanAdapter, Waiting};
 use crate::engine::formats::ReadAdapter;
 use pensieve_protocol::{
     job::{AdapterUse, Failure, FailureCode, Job},
@@ -48,7 +48,7 @@ struct World {
     limit: u64,
     /// What is on disk under each path.
     disk: HashMap<String, Option<u32>>,
-    running: Vec<u64>,
+    running: Vec<(u64, AdapterLease)>,
     failed: Vec<(u64, FailureCode)>,
     overdue: Vec<u64>,
     attempts: u64,
@@ -105,14 +105,23 @@ impl World {
 
     fn enter(&mut self, id: u64, serial: u64) {
         assert!(self.adapters.salt(serial, 1.0).is_some(), "job {id} begins without its adapter");
-        self.adapters.enter(id, serial, 1.0);
-        self.running.push(id);
-        assert!(self.fake.held.contains_key(&self.adapters.spans[&id].0));
+        let lease = self.adapters.lease(serial, 1.0).unwrap();
+        assert!(self.fake.held.contains_key(&lease.span.id));
+        self.running.push((id, lease));
+    }
+
+    fn running(&self) -> Vec<u64> {
+        self.running.iter().map(|(id, _)| *id).collect()
+    }
+
+    fn span(&self, id: u64) -> SpanAdapter {
+        self.running.iter().find(|(running, _)| *running == id).unwrap().1.span
     }
 
     fn end(&mut self, id: u64) {
-        self.running.retain(|running| *running != id);
-        self.adapters.end(id, &mut self.fake);
+        let index = self.running.iter().position(|(running, _)| *running == id).unwrap();
+        let (_, lease) = self.running.remove(index);
+        self.adapters.end(lease, &mut self.fake);
     }
 
     /// One turn of the loop, with everything read that is wanted.
@@ -164,7 +173,7 @@ fn who_was_not_used_for_longest_leaves_and_comes_back_for_the_next_job() {
     world.job(2, "a").unwrap();
     assert!(world.running.is_empty());
     world.turn();
-    assert_eq!((world.loaded(), &world.running), (vec!["a".into(), "b".into()], &vec![2]));
+    assert_eq!((world.loaded(), world.running()), (vec!["a".into(), "b".into()], vec![2]));
     assert_eq!(world.adapters.take_notes().len(), 2);
     assert_eq!(world.adapters.stats().len(), 3, "all of them may be named");
 }
@@ -182,11 +191,11 @@ fn who_is_used_stays_and_who_waits_for_room_is_not_passed_by() {
     world.turn();
     world.job(4, "a").unwrap();
     world.turn();
-    assert_eq!(world.running, [1, 2], "job 4 does not keep job 3 waiting");
+    assert_eq!(world.running(), [1, 2], "job 4 does not keep job 3 waiting");
     world.end(2);
     world.turn();
     // Once there is room for job 3, nothing holds job 4 back while its adapter is read.
-    assert_eq!((world.running.as_slice(), world.loaded()), ([1, 4, 3].as_slice(), vec!["a".into(), "c".into()]));
+    assert_eq!((world.running().as_slice(), world.loaded()), ([1, 4, 3].as_slice(), vec!["a".into(), "c".into()]));
 }
 
 #[test]
@@ -213,7 +222,7 @@ fn a_detached_one_goes_with_its_last_job_and_its_name_is_free_at_once() {
     assert_eq!(world.job(2, "a").unwrap_err().code, FailureCode::NotFound);
     world.attach("a", 5).unwrap();
     world.job(3, "a").unwrap();
-    assert_ne!(world.adapters.spans[&1], world.adapters.spans[&3]);
+    assert_ne!(world.span(1), world.span(3));
     world.end(1);
     assert_eq!(world.fake.held.values().sum::<u64>(), 5);
     // One that is on disk, and that a job waits for.
@@ -224,7 +233,7 @@ fn a_detached_one_goes_with_its_last_job_and_its_name_is_free_at_once() {
     world.adapters.retire("b", &mut world.fake);
     world.end(3);
     world.turn();
-    assert_eq!(world.running, [4]);
+    assert_eq!(world.running(), [4]);
     world.end(4);
     assert_eq!(world.adapters.stats().len(), 1);
     assert!(world.fake.held.len() <= 1);
@@ -265,7 +274,7 @@ fn one_that_cannot_be_read_again_fails_its_jobs_and_nothing_else() {
     assert_eq!(world.failed[2], (3, FailureCode::Unsupported), "it has grown too large meanwhile");
     world.job(4, "b").unwrap();
     world.turn();
-    assert_eq!(world.running, [4]);
+    assert_eq!(world.running(), [4]);
 }
 
 #[test]
@@ -298,7 +307,7 @@ fn who_is_not_going_to_begin_hears_of_it_behind_whoever_waits_for_room() {
     world.turn();
     assert_eq!((world.overdue.as_slice(), world.adapters.waiting()), ([4, 5].as_slice(), 2));
     world.adapters.cancel(6, &mut world.fake).unwrap();
-    assert_eq!((world.running.as_slice(), world.adapters.waiting()), ([1, 2].as_slice(), 1));
+    assert_eq!((world.running().as_slice(), world.adapters.waiting()), ([1, 2].as_slice(), 1));
 }
 
 #[test]
@@ -315,7 +324,7 @@ fn one_that_a_job_waits_for_makes_no_room_for_a_newcomer() {
     world.attach("new", 4).unwrap();
     assert_eq!(world.loaded(), ["a", "c"]);
     world.begin_ready();
-    assert_eq!(world.running, [1, 2]);
+    assert_eq!(world.running(), [1, 2]);
 }
 
 #[test]
@@ -359,13 +368,16 @@ fn everybodys_turn_comes_whatever_the_order() {
                     next += 1;
                 }
                 6 if world.adapters.waiting() > 0 => drop(world.adapters.cancel(random.u64(1..next), &mut world.fake)),
-                7 | 8 if !world.running.is_empty() => world.end(world.running[random.usize(..world.running.len())]),
+                7 | 8 if !world.running.is_empty() => {
+                    let index = random.usize(..world.running.len());
+                    world.end(world.running()[index]);
+                }
                 _ => world.turn(),
             }
         }
         let mut turns = 0;
         while !world.running.is_empty() || world.adapters.waiting() > 0 {
-            if let Some(id) = world.running.first().copied() {
+            if let Some(id) = world.running().first().copied() {
                 world.end(id);
             }
             world.turn();

@@ -1,4 +1,4 @@
-//! What must hold of the table between any two calls.
+//! Invariants of the table, checked by tests between any two calls.
 
 use std::collections::HashMap;
 
@@ -13,19 +13,19 @@ impl BlockTable {
     }
 
     /// Whether exactly one sequence has this block or slot, and may write to it.
-    pub(in crate::engine) fn is_private(&self, group: usize, place: u32) -> bool {
-        let block = &self.pools[group].blocks[place as usize];
+    pub(in crate::engine) fn is_private(&self, group: usize, location: u32) -> bool {
+        let block = &self.pools[group].blocks[location as usize];
         block.refs == 1 && block.key.is_none()
     }
 
-    /// A sequence's spine.
+    /// A sequence's primary blocks.
     pub(in crate::engine) fn blocks(&self, sequence: u64) -> &[u32] {
-        self.holdings.get(&sequence).map_or(&[], |holding| &holding.tables[self.index.spine].blocks)
+        self.sequences.get(&sequence).map_or(&[], |owned| &owned.tables[self.index.primary].blocks)
     }
 
-    /// What a sequence has, for messages.
+    /// A sequence's blocks and slots, for messages.
     pub(in crate::engine) fn of(&self, sequence: u64) -> Option<String> {
-        self.holdings.get(&sequence).map(|holding| format!("{holding:?}"))
+        self.sequences.get(&sequence).map(|owned| format!("{owned:?}"))
     }
 
     /// What is known from disk.
@@ -45,33 +45,33 @@ impl BlockTable {
         self.check_entries();
     }
 
-    /// The places of a group that a sequence holds.
-    fn held_by(&self, holding: &super::Holding, group: usize) -> Vec<u32> {
-        let table = &holding.tables[group];
+    /// The blocks or slots of a group that a sequence holds.
+    fn held_by(&self, owned: &super::SequenceTables, group: usize) -> Vec<u32> {
+        let table = &owned.tables[group];
         let mut held: Vec<u32> = table.blocks.iter().copied().filter(|block| *block != VACANT).collect();
         if let Some(state) = &table.state {
             held.extend(Some(state.live).filter(|slot| *slot != VACANT));
             held.extend(state.kept.map(|(slot, _)| slot));
             held.extend(state.planned.iter().map(|(planned, _)| planned.slot));
-            held.extend(holding.imports.iter().filter(|import| import.group == group).map(|import| import.place));
-            held.extend(holding.pending.iter().filter(|(at, _)| *at == group).map(|(_, slot)| *slot));
+            held.extend(owned.imports.iter().filter(|import| import.group == group).map(|import| import.location));
+            held.extend(owned.pending.iter().filter(|(at, _)| *at == group).map(|(_, slot)| *slot));
         }
         held
     }
 
     fn check_group(&self, group: usize) {
-        let (pool, spine) = (&self.pools[group], self.index.spine);
+        let (pool, primary) = (&self.pools[group], self.index.primary);
         let mut held = vec![0; pool.blocks.len()];
-        for (sequence, holding) in &self.holdings {
-            assert!(holding.reach <= holding.chain.len(), "sequence {sequence} reaches beyond its chain");
-            if holding.imports.is_empty() {
-                assert_eq!(holding.reach, holding.chain.len(), "sequence {sequence} holds more than it uses");
+        for (sequence, owned) in &self.sequences {
+            assert!(owned.reach <= owned.chain.len(), "sequence {sequence} reaches beyond its chain");
+            if owned.imports.is_empty() {
+                assert_eq!(owned.reach, owned.chain.len(), "sequence {sequence} holds more than it uses");
             }
-            self.held_by(holding, group).into_iter().for_each(|place| held[place as usize] += 1);
-            if group == spine {
-                for (i, &block) in holding.tables[group].blocks.iter().enumerate() {
+            self.held_by(owned, group).into_iter().for_each(|location| held[location as usize] += 1);
+            if group == primary {
+                for (i, &block) in owned.tables[group].blocks.iter().enumerate() {
                     let key = pool.blocks[block as usize].key;
-                    assert_eq!(key.as_ref(), holding.chain.get(i), "block {block} of sequence {sequence}");
+                    assert_eq!(key.as_ref(), owned.chain.get(i), "block {block} of sequence {sequence}");
                 }
             }
         }
@@ -86,11 +86,11 @@ impl BlockTable {
             assert!(block.refs <= 1 || block.key.is_some(), "{i} is private, but in {} tables", block.refs);
             if let Some(key) = block.key {
                 let entry = &self.index.entries[&key];
-                assert_eq!(entry.place(group), Some(i as u32), "the index knows where {key:?} lies");
+                assert_eq!(entry.location(group), Some(i as u32), "the index knows where {key:?} lies");
                 if block.refs == 0 {
                     cached += 1;
                     assert_eq!(pool.cached.get(&block.used), Some(&(i as u32)), "{i} of group {group} is cached");
-                    assert!(group != spine || block.used == entry.used, "a spine is as cold as its entry");
+                    assert!(group != primary || block.used == entry.used, "a primary is as cold as its entry");
                 }
             }
         }
@@ -98,38 +98,38 @@ impl BlockTable {
     }
 
     fn check_entries(&self) {
-        let (index, disk, spine) = (&self.index, &self.index.disk, self.index.spine);
+        let (index, disk, primary) = (&self.index, &self.index.disk, self.index.primary);
         let mut children = HashMap::new();
         let (mut copies, mut bytes, mut droppable) = (0, 0, 0);
         for (key, entry) in &index.entries {
-            assert!(entry.place(spine).is_some() || entry.is_on_disk(spine), "{key:?} is somewhere");
+            assert!(entry.location(primary).is_some() || entry.is_on_disk(primary), "{key:?} is somewhere");
             let parent = (entry.depth > 0).then(|| &index.entries[&entry.parent]);
             if let Some(parent) = parent {
                 assert_eq!(parent.depth + 1, entry.depth);
             }
             for group in 0..self.pools.len() {
-                if let Some(place) = entry.place(group) {
-                    assert_eq!(self.pools[group].blocks[place as usize].key, Some(*key));
-                    assert!(entry.place(spine).is_some(), "what rides along with {key:?} stays with its spine");
+                if let Some(location) = entry.location(group) {
+                    assert_eq!(self.pools[group].blocks[location as usize].key, Some(*key));
+                    assert!(entry.location(primary).is_some(), "secondary copies of {key:?} stay with the primary one");
                 }
                 if entry.is_on_disk(group) {
                     (copies, bytes) = (copies + 1, bytes + disk.costs[group]);
-                    assert!(entry.is_on_disk(spine), "what rides along with {key:?} on disk stays with its spine");
+                    assert!(entry.is_on_disk(primary), "secondary copies of {key:?} on disk stay with the primary one");
                     assert!(!disk.dropped.contains(&(*key, group)), "{key:?} is on disk, so it must not be deleted");
-                    if group != spine || entry.disk_children == 0 {
+                    if group != primary || entry.disk_children == 0 {
                         droppable += 1;
                         assert_eq!(disk.droppable.get(&(entry.used, group)), Some(key), "{key:?} may be dropped");
                     }
                 }
             }
-            if entry.place(spine).is_some() {
+            if entry.location(primary).is_some() {
                 assert!(
-                    parent.is_none_or(|parent| parent.place(spine).is_some()),
+                    parent.is_none_or(|parent| parent.location(primary).is_some()),
                     "the parent of {key:?} is in memory"
                 );
             }
-            if entry.is_on_disk(spine) {
-                assert!(parent.is_none_or(|parent| parent.is_on_disk(spine)), "the parent of {key:?} is on disk");
+            if entry.is_on_disk(primary) {
+                assert!(parent.is_none_or(|parent| parent.is_on_disk(primary)), "the parent of {key:?} is on disk");
                 if entry.depth > 0 {
                     *children.entry(entry.parent).or_insert(0) += 1;
                 }
@@ -139,7 +139,7 @@ impl BlockTable {
             assert_eq!(entry.disk_children, children.get(key).copied().unwrap_or(0), "children of {key:?} on disk");
         }
         for (group, pool) in self.pools.iter().enumerate() {
-            let known = index.entries.values().filter(|entry| entry.place(group).is_some()).count();
+            let known = index.entries.values().filter(|entry| entry.location(group).is_some()).count();
             assert_eq!(known, pool.blocks.iter().filter(|block| block.key.is_some()).count());
         }
         assert_eq!((copies, bytes, droppable), (disk.len, disk.bytes, disk.droppable.len()));

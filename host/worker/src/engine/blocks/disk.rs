@@ -1,19 +1,19 @@
-//! The disk tier's part of the index. Nothing here reads or writes: the engine copies blocks and slots out and in, and tells.
-//! What is on disk hangs together down from the roots, as a block without its parent could never be reached, so blocks
-//! are written parents first and dropped leaves first, the least recently used leaf before others. What rides along is
-//! dropped by itself, as cold as its entry. A copy displaces colder ones only, so that what memory and disk hold settles
-//! instead of being copied in circles.
+//! The disk tier's part of the index. Nothing here reads or writes: the engine copies blocks and slots out and in, and
+//! reports. A block on disk is only reachable through its parent, so parents are written before their children and leaves
+//! are dropped first, the least recently used leaf before others. Copies of secondary groups are dropped by themselves, in
+//! the LRU order of their entries. A copy displaces colder ones only, so that the contents of memory and disk settle instead
+//! of being copied back and forth.
 
 use std::collections::BTreeSet;
 
 use super::{
-    entry::Entry,
     index::Index,
+    indexed_block::IndexedBlock,
     key::{Chain, Key, Link},
     pool::{Pool, WARM},
 };
 
-/// What the engine keeps in its index on disk of one block or slot, to know it again after a restart.
+/// What is stored beside a block or slot on disk, so that it is found again after a restart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
     /// Names the block and all text before it.
@@ -27,7 +27,7 @@ pub struct Record {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Spill {
-    pub place: u32,
+    pub location: u32,
     /// What to write beside its bytes.
     pub record: Record,
 }
@@ -37,29 +37,29 @@ pub struct Import {
     pub sequence: u64,
     pub key: Key,
     pub group: usize,
-    pub place: u32,
+    pub location: u32,
 }
 
 impl Index {
     /// Takes in what an earlier run left on disk, coldest first; some of it may be in memory by now. What is damaged,
     /// unreachable or over the budget is dropped.
     pub(super) fn restore(&mut self, chain: &Chain, records: &[Record], block_tokens: usize) {
-        let spine = self.spine;
+        let primary = self.primary;
         let mut order: Vec<&Record> = records.iter().collect();
-        order.sort_by_key(|record| (record.depth, record.group != spine));
+        order.sort_by_key(|record| (record.depth, record.group != primary));
         for record in order {
             let Record { key, group, parent, depth, ref tokens } = *record;
             let link = Link { key, parent, depth, tokens };
             let whole =
                 group < self.disk.costs.len() && tokens.len() == block_tokens && chain.key(parent, tokens) == key;
-            let below = |entry: &Entry| entry.is_on_disk(spine) && entry.depth + 1 == depth;
+            let below = |entry: &IndexedBlock| entry.is_on_disk(primary) && entry.depth + 1 == depth;
             let above = depth == 0 || self.entries.get(&parent).is_some_and(below);
             let known = self.entries.get(&key).map(|entry| entry.is_on_disk(group));
-            let rides = || self.find(&link).is_some_and(|entry| entry.is_on_disk(spine));
+            let has_primary = || self.find(&link).is_some_and(|entry| entry.is_on_disk(primary));
             match known {
                 Some(true) => {}
                 _ if !(whole && above) => drop(self.disk.dropped.insert((key, group))),
-                _ if group != spine && !rides() => drop(self.disk.dropped.insert((key, group))),
+                _ if group != primary && !has_primary() => drop(self.disk.dropped.insert((key, group))),
                 Some(false) => self.attach(key, group),
                 None => {
                     self.insert(&link);
@@ -68,8 +68,8 @@ impl Index {
             }
         }
         for record in records {
-            // Those in memory have their place in the pool's order already.
-            if self.entries.get(&record.key).is_some_and(|entry| entry.place(spine).is_none()) {
+            // Those in memory are in the pool's LRU order already.
+            if self.entries.get(&record.key).is_some_and(|entry| entry.location(primary).is_none()) {
                 self.touch(record.key);
             }
         }
@@ -87,9 +87,9 @@ impl Index {
             colder: self.disk.droppable.iter().map(|((used, group), _)| (*used, self.disk.costs[*group])).peekable(),
         };
         for (group, pool) in pools.iter().enumerate() {
-            let cached = pool.cached.range(if group == self.spine { 0.. } else { WARM.. });
-            for (_, &place) in cached.take(window) {
-                let Some(key) = pool.blocks[place as usize].key else { continue };
+            let cached = pool.cached.range(if group == self.primary { 0.. } else { WARM.. });
+            for (_, &location) in cached.take(window) {
+                let Some(key) = pool.blocks[location as usize].key else { continue };
                 if plan.chosen.len() < count {
                     plan.choose(key, group, count);
                 }
@@ -99,13 +99,13 @@ impl Index {
     }
 
     pub(super) fn spilled(&mut self, key: Key, group: usize) {
-        let spine = self.spine;
+        let primary = self.primary;
         let entry = self.entries.get(&key);
         if entry.is_some_and(|entry| entry.is_on_disk(group)) {
             return;
         }
-        let on_disk = |entry: &Entry| entry.is_on_disk(spine);
-        let hangs = entry.is_some_and(|entry| match group == spine {
+        let on_disk = |entry: &IndexedBlock| entry.is_on_disk(primary);
+        let hangs = entry.is_some_and(|entry| match group == primary {
             true => entry.depth == 0 || self.entries.get(&entry.parent).is_some_and(on_disk),
             false => on_disk(entry),
         });
@@ -113,28 +113,28 @@ impl Index {
             self.attach(key, group);
             self.shrink();
         } else {
-            // What it was to hang from has been displaced in the meantime.
+            // Its parent or primary copy has been displaced in the meantime.
             self.disk.dropped.insert((key, group));
         }
     }
 
-    /// A copy cannot be read back: it is dropped, and with a spine all that hangs below it on disk.
+    /// Drops a copy that cannot be read back; a primary one with all its descendants on disk.
     pub(super) fn lost(&mut self, key: Key, group: usize) {
-        let spine = self.spine;
+        let primary = self.primary;
         let Some(top) = self.entries.get(&key).filter(|entry| entry.is_on_disk(group)) else { return };
-        if group != spine {
+        if group != primary {
             return self.detach(key, group);
         }
-        let deeper = |(_, entry): &(&Key, &Entry)| entry.is_on_disk(spine) && entry.depth > top.depth;
+        let deeper = |(_, entry): &(&Key, &IndexedBlock)| entry.is_on_disk(primary) && entry.depth > top.depth;
         let mut below: Vec<(u32, Key, Key)> =
             self.entries.iter().filter(deeper).map(|(key, entry)| (entry.depth, *key, entry.parent)).collect();
         below.sort_unstable();
         let mut lost = BTreeSet::from([key]);
         below.retain(|(_, key, parent)| lost.contains(parent) && lost.insert(*key));
         for (_, key, _) in below.into_iter().rev() {
-            self.detach(key, spine);
+            self.detach(key, primary);
         }
-        self.detach(key, spine);
+        self.detach(key, primary);
     }
 
     fn shrink(&mut self) {
@@ -144,7 +144,7 @@ impl Index {
         }
     }
 
-    /// Puts a group's copy of an entry on disk; a spine as a leaf.
+    /// Records that a group's copy of an entry is on disk. A primary copy becomes a leaf.
     fn attach(&mut self, key: Key, group: usize) {
         let Some(entry) = self.entries.get_mut(&key) else { return };
         entry.on_disk |= 1 << group;
@@ -153,7 +153,7 @@ impl Index {
         self.disk.dropped.remove(&(key, group));
         self.disk.bytes += self.disk.costs[group];
         self.disk.len += 1;
-        if group == self.spine
+        if group == self.primary
             && depth > 0
             && let Some(parent) = self.entries.get_mut(&parent)
         {
@@ -162,14 +162,14 @@ impl Index {
         }
     }
 
-    /// Takes a leaf and what rides along with it, or only a rider, off the disk.
+    /// Removes a leaf with its secondary copies, or only one secondary copy, from the disk.
     fn detach(&mut self, key: Key, group: usize) {
-        let spine = self.spine;
+        let primary = self.primary;
         let Some(entry) = self.entries.get_mut(&key) else { return };
         let (used, parent, depth, mine) = (entry.used, entry.parent, entry.depth, entry.on_disk);
-        let gone = if group == spine { mine } else { mine & 1 << group };
+        let gone = if group == primary { mine } else { mine & 1 << group };
         entry.on_disk &= !gone;
-        if entry.on_disk == 0 && entry.place(spine).is_none() {
+        if entry.on_disk == 0 && entry.location(primary).is_none() {
             self.entries.remove(&key);
         }
         for group in (0..self.disk.costs.len()).filter(|group| gone >> group & 1 == 1) {
@@ -178,41 +178,41 @@ impl Index {
             self.disk.bytes -= self.disk.costs[group];
             self.disk.len -= 1;
         }
-        if group == spine
+        if group == primary
             && depth > 0
             && let Some(entry) = self.entries.get_mut(&parent)
         {
             entry.disk_children -= 1;
             if entry.disk_children == 0 {
-                self.disk.droppable.insert((entry.used, spine), parent);
+                self.disk.droppable.insert((entry.used, primary), parent);
             }
         }
     }
 }
 
-/// What is to be copied to disk, while it is being chosen.
+/// The copies to write, while they are being chosen.
 struct Plan<'a, I: Iterator<Item = (u64, u64)>> {
     index: &'a Index,
     chosen: Vec<Spill>,
     picked: BTreeSet<(Key, usize)>,
     room: u64,
-    /// What may be displaced: when it was used, and its bytes.
+    /// Copies that may be displaced: time of last use, and bytes.
     colder: std::iter::Peekable<I>,
 }
 
 impl<I: Iterator<Item = (u64, u64)>> Plan<'_, I> {
-    /// Chooses a group's copy of an entry after the spines that it hangs from, as far as there is room.
+    /// Chooses a group's copy of an entry after the primary blocks that it depends on, as far as there is room.
     fn choose(&mut self, key: Key, group: usize, count: usize) {
-        let spine = self.index.spine;
+        let primary = self.index.primary;
         let mut missing = vec![(key, group)];
         let mut next = Some(key);
         while let Some(key) = next {
             let Some(entry) = self.index.entries.get(&key) else { break };
-            if entry.is_on_disk(spine) || self.picked.contains(&(key, spine)) {
+            if entry.is_on_disk(primary) || self.picked.contains(&(key, primary)) {
                 break;
             }
-            if (key, spine) != missing[0] {
-                missing.push((key, spine));
+            if (key, primary) != missing[0] {
+                missing.push((key, primary));
             }
             next = (entry.depth > 0).then_some(entry.parent);
         }
@@ -230,11 +230,11 @@ impl<I: Iterator<Item = (u64, u64)>> Plan<'_, I> {
             {
                 self.room += bytes;
             }
-            let Some(place) = entry.place(group).filter(|_| self.room >= cost) else { return };
+            let Some(location) = entry.location(group).filter(|_| self.room >= cost) else { return };
             self.room -= cost;
             self.picked.insert((key, group));
             let (parent, depth, tokens) = (entry.parent, entry.depth, entry.tokens.clone());
-            self.chosen.push(Spill { place, record: Record { key, group, parent, depth, tokens } });
+            self.chosen.push(Spill { location, record: Record { key, group, parent, depth, tokens } });
         }
     }
 }

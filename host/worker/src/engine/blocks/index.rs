@@ -1,109 +1,111 @@
-//! What is known of full blocks: a forest in which a block hangs below the one before it in its text. An entry is known by
-//! its *spine*, the block of the group that keeps all tokens, from memory, from disk or from both. Each tier is closed
-//! towards the root: what is in memory has its parent in memory, what is on disk has its parent on disk. So a lookup that
-//! walks down from the root misses nothing, and comparing each block's own tokens and parent compares the whole text.
+//! The index of full blocks: a forest in which each block is a child of the one before it in its text. An entry exists as
+//! long as its block in the primary group does, in memory, on disk or in both. Each tier is closed towards the root: a block
+//! in memory has its parent in memory, one on disk has its parent on disk. So a lookup that walks down from the root misses
+//! nothing, and comparing each block's own tokens and parent compares the whole text.
 //!
-//! The other groups ride along: the entry says where the same tokens lie in a windowed group, and in which slot a copy of
-//! the state after them was left. They come and go by themselves, but never stay where the spine has gone.
+//! For secondary groups an entry says where a window keeps the same tokens, and which slot holds a checkpoint of the state
+//! after them. These come and go by themselves, but never outlive the primary block.
 
 use std::collections::{HashMap, hash_map};
 
 use pensieve_plugin_api::VACANT;
 
 use super::{
-    entry::{Disk, Entry, Published},
+    indexed_block::{Disk, IndexedBlock, Published},
     key::{Key, Link},
     pool::WARM,
 };
 
 #[derive(Debug)]
 pub(super) struct Index {
-    pub(super) entries: HashMap<Key, Entry>,
+    pub(super) entries: HashMap<Key, IndexedBlock>,
     pub(super) disk: Disk,
     /// The group that keeps all tokens.
-    pub(super) spine: usize,
+    pub(super) primary: usize,
     groups: usize,
-    /// Counts uses; orders blocks by the last one.
+    /// Counts uses: the logical clock of the LRU order.
     clock: u64,
 }
 
 impl Index {
-    pub(super) fn new(spine: usize, disk: Disk) -> Self {
-        Self { entries: HashMap::new(), groups: disk.costs.len(), disk, spine, clock: 0 }
+    pub(super) fn new(primary: usize, disk: Disk) -> Self {
+        Self { entries: HashMap::new(), groups: disk.costs.len(), disk, primary, clock: 0 }
     }
 
-    fn entry(&mut self, link: &Link<'_>) -> Entry {
+    fn entry(&mut self, link: &Link<'_>) -> IndexedBlock {
         let (tokens, used) = (link.tokens.into(), self.tick());
-        let places = vec![VACANT; self.groups].into();
-        Entry { parent: link.parent, depth: link.depth, tokens, used, places, on_disk: 0, disk_children: 0 }
+        let locations = vec![VACANT; self.groups].into();
+        IndexedBlock { parent: link.parent, depth: link.depth, tokens, used, locations, on_disk: 0, disk_children: 0 }
     }
 
-    /// The entry with the link's key, if it has the same text.
-    pub(super) fn find(&self, link: &Link<'_>) -> Option<&Entry> {
+    /// The entry under the link's key, if its text is the same.
+    pub(super) fn find(&self, link: &Link<'_>) -> Option<&IndexedBlock> {
         self.entries.get(&link.key).filter(|entry| entry.is(link))
     }
 
-    /// Makes known where the spine of an entry lies.
+    /// Publishes the primary block of an entry.
     pub(super) fn publish(&mut self, link: &Link<'_>, block: u32) -> Published {
         let new = self.entry(link);
-        let spine = self.spine;
+        let primary = self.primary;
         let entry = match self.entries.entry(link.key) {
-            hash_map::Entry::Vacant(place) => place.insert(new),
-            hash_map::Entry::Occupied(place) => place.into_mut(),
+            hash_map::Entry::Vacant(vacant) => vacant.insert(new),
+            hash_map::Entry::Occupied(occupied) => occupied.into_mut(),
         };
         if !entry.is(link) {
             return Published::Collision;
         }
-        entry.put(spine, block)
+        entry.put(primary, block)
     }
 
-    /// Makes known where a group that rides along has a known entry.
-    pub(super) fn ride(&mut self, key: Key, group: usize, place: u32) -> Published {
-        let spine = self.spine;
-        match self.entries.get_mut(&key).filter(|entry| entry.place(spine).is_some()) {
-            Some(entry) => entry.put(group, place),
+    /// Publishes where a secondary group keeps an entry whose primary block is in memory.
+    pub(super) fn publish_secondary(&mut self, key: Key, group: usize, location: u32) -> Published {
+        let primary = self.primary;
+        match self.entries.get_mut(&key).filter(|entry| entry.location(primary).is_some()) {
+            Some(entry) => entry.put(group, location),
             None => Published::Collision,
         }
     }
 
-    /// Adds an entry that is nowhere yet; false if its key is taken.
+    /// Adds an entry without a block in memory or on disk; false if its key is taken.
     pub(super) fn insert(&mut self, link: &Link<'_>) -> bool {
         let new = self.entry(link);
         match self.entries.entry(link.key) {
-            hash_map::Entry::Vacant(place) => {
-                place.insert(new);
+            hash_map::Entry::Vacant(vacant) => {
+                vacant.insert(new);
                 true
             }
             hash_map::Entry::Occupied(_) => false,
         }
     }
 
-    /// A place in memory is given away. Answers what has to go with it: where the spine goes, all groups' places go.
+    /// A block or slot is evicted from memory. Returns what has to go with it, as (group, location): with a primary block go
+    /// the secondary ones.
     pub(super) fn evict(&mut self, group: usize, key: Key) -> Vec<(usize, u32)> {
         let Some(entry) = self.entries.get_mut(&key) else { return Vec::new() };
-        entry.places[group] = VACANT;
-        if group != self.spine {
+        entry.locations[group] = VACANT;
+        if group != self.primary {
             return Vec::new();
         }
-        let riders = entry.places.iter_mut().enumerate();
-        let riders = riders.map(|(group, place)| (group, std::mem::replace(place, VACANT)));
-        let riders = riders.filter(|(_, place)| *place != VACANT).collect();
+        let evicted = entry.locations.iter_mut().enumerate();
+        let evicted = evicted.map(|(group, location)| (group, std::mem::replace(location, VACANT)));
+        let evicted = evicted.filter(|(_, location)| *location != VACANT).collect();
         if entry.on_disk == 0 {
             self.entries.remove(&key);
         }
-        riders
+        evicted
     }
 
-    /// Makes it the most recently used, and answers when that is. Its spine must not be among the cached blocks.
+    /// Makes an entry the most recently used one, and returns that time. Its primary block must not be in a pool's `cached`,
+    /// which is ordered by the old time.
     pub(super) fn touch(&mut self, key: Key) -> u64 {
         let used = self.tick();
         let Some(entry) = self.entries.get_mut(&key) else { return used };
-        self.disk.moved(key, entry, used, self.spine);
+        self.disk.moved(key, entry, used, self.primary);
         entry.used = used;
         used
     }
 
-    /// The next time, of something that ends a text or that was left on the way.
+    /// The next tick of the clock, for the end of a text (warm), or for what a sequence left behind on its way.
     pub(super) fn now(&mut self, warm: bool) -> u64 {
         let used = self.tick();
         if warm { used } else { used & !WARM }

@@ -15,7 +15,7 @@ pub struct Key(pub u128);
 pub(super) struct Link<'a> {
     pub(super) key: Key,
     pub(super) parent: Key,
-    /// How many blocks come before it in its text.
+    /// Number of blocks before it in its text.
     pub(super) depth: u32,
     pub(super) tokens: &'a [u32],
 }
@@ -40,7 +40,7 @@ impl Chain {
         Key(hasher.finish128().as_u128())
     }
 
-    /// The block `depth` of a text whose earlier blocks end in `parent`; none if the text does not fill it.
+    /// Block `depth` of a text whose earlier blocks end in `parent`, if the text fills it.
     pub(super) fn link<'a>(&self, parent: Key, depth: usize, text: &'a [u32]) -> Option<Link<'a>> {
         let start = depth * self.block_tokens;
         let tokens = text.get(start..start + self.block_tokens)?;

@@ -7,22 +7,22 @@
 //! | shared  | ≥ 1  | some | that many tables              |
 //! | cached  | 0    | some | `cached`, coldest first       |
 //!
-//! A sequence that lets go of its blocks touches them from the last to the first, so a block is always colder than the
-//! blocks before it in its text. Taking the coldest cached block therefore never cuts a child off from its parent. What a
-//! sequence leaves behind on its way, such as the blocks before a window, is colder than all that sequences ended with.
+//! A sequence that ends releases its blocks from the last to the first, so a block is always colder than the blocks before
+//! it in its text. Evicting the coldest cached block therefore never separates a child from its parent. Blocks that
+//! a sequence frees on its way, such as those before a window, are colder than all that sequences ended with.
 
 use std::collections::BTreeMap;
 
 use super::key::Key;
 
-/// What was let go as the end of a text is warmer than anything that was left on the way.
+/// Set in the times of what was released at the end of a text: warmer than anything that was freed on the way.
 pub(super) const WARM: u64 = 1 << 63;
 
 #[derive(Debug)]
 pub(super) struct Pool {
-    /// As many as have ever been in use.
+    /// Those that have ever been in use.
     pub(super) blocks: Vec<Block>,
-    /// How many there may be.
+    /// How many there may be at most.
     limit: usize,
     pub(super) free: Vec<u32>,
     pub(super) cached: BTreeMap<u64, u32>,
@@ -32,7 +32,7 @@ pub(super) struct Pool {
 pub(super) struct Block {
     pub(super) refs: u32,
     pub(super) key: Option<Key>,
-    /// When it was let go, while it is cached.
+    /// Time of its release, while it is cached.
     pub(super) used: u64,
 }
 
@@ -45,17 +45,17 @@ impl Pool {
         self.limit
     }
 
-    /// How many blocks no sequence uses and that are known for nothing.
+    /// Blocks that no sequence uses and that have no known content.
     pub(super) fn unused(&self) -> usize {
         self.free.len() + self.limit - self.blocks.len()
     }
 
-    /// How many blocks can be had right now.
+    /// Blocks that can be allocated right now.
     pub(super) fn available(&self) -> usize {
         self.unused() + self.cached.len()
     }
 
-    /// A private block: a free one, else the coldest cached one, and the key that it was known by.
+    /// Allocates a private block: a free one, else the coldest cached one, with the key that it was known by.
     pub(super) fn allocate(&mut self) -> Option<(u32, Option<Key>)> {
         if self.free.is_empty() && self.blocks.len() < self.limit {
             self.free.push(self.blocks.len() as u32);
@@ -67,13 +67,13 @@ impl Pool {
         Some((block, state.key.take()))
     }
 
-    /// Gives a private block back.
+    /// Frees a private block.
     pub(super) fn discard(&mut self, block: u32) {
         self.blocks[block as usize].refs = 0;
         self.free.push(block);
     }
 
-    /// One more table has this known block.
+    /// Adds a reference to a known block.
     pub(super) fn hold(&mut self, block: u32) {
         let state = &mut self.blocks[block as usize];
         if state.refs == 0 {
@@ -82,7 +82,7 @@ impl Pool {
         state.refs += 1;
     }
 
-    /// One table less has this block. A private one is free; one that is known stays cached from `used` on.
+    /// Drops a reference. A private block becomes free; a known one without references is cached, with `used` as its time.
     pub(super) fn release(&mut self, block: u32, used: u64) {
         let state = &mut self.blocks[block as usize];
         if state.key.is_none() {
@@ -95,7 +95,7 @@ impl Pool {
         }
     }
 
-    /// A cached block is not known any more.
+    /// Makes a known block unknown; a cached one becomes free.
     pub(super) fn forget(&mut self, block: u32) {
         let state = &mut self.blocks[block as usize];
         state.key = None;

@@ -1,21 +1,21 @@
-//! How a sequence gets back from disk what continues its text: everything of one border, or nothing. What is in memory is
-//! held at once, so that it cannot go while the rest is on its way; what is on disk gets a place of its own, in the order of
-//! the text. A copy that cannot be read takes the sequence back to what it had.
+//! Imports from disk what continues a sequence's text: everything up to one block boundary, or nothing. What is in memory is
+//! referenced at once, so that it is not evicted while the rest is being read; each copy on disk is allocated a block or
+//! slot, in the order of the text. If a copy cannot be read, the sequence falls back to what it had.
 
 use pensieve_plugin_api::VACANT;
 
-use super::{BlockTable, Import, Key, Published, layout::Kind, riders::Walk, without_last};
+use super::{BlockTable, Import, Key, Published, layout::Kind, secondary::Walk, without_last};
 
 impl BlockTable {
-    /// Asks for what is on disk and continues the sequence after [`BlockTable::share`], as far as there is room; true if
-    /// the sequence now waits for [`BlockTable::import_of`].
+    /// Schedules imports that continue the sequence after [`BlockTable::share`], as far as there is room. True if the sequence
+    /// now waits for [`BlockTable::import_of`].
     pub fn recall(&mut self, sequence: u64, text: &[u32], computed: usize) -> bool {
-        let Some(holding) = self.holdings.get(&sequence) else { return false };
-        if !holding.imports.is_empty() {
+        let Some(owned) = self.sequences.get(&sequence) else { return false };
+        if !owned.imports.is_empty() {
             return true;
         }
-        let (before, reach) = (holding.chain.len(), holding.reach);
-        // What rides along is brought to a border only, so that a copy that cannot be read leaves a sequence where it was.
+        let (before, reach) = (owned.chain.len(), owned.reach);
+        // Secondary groups are restored at a boundary only, so that a failed read leaves the sequence where it was.
         if self.pools.len() > 1 && computed != reach * self.layout.block_tokens {
             return false;
         }
@@ -26,46 +26,46 @@ impl BlockTable {
         let wanted = self.wanted(sequence, &walk, before);
         let lacking = |(group, wanted): (usize, &usize)| wanted.saturating_sub(self.room_beside(group, &walk));
         let lacking: usize = wanted.iter().enumerate().map(lacking).sum();
-        // Only a spine alone can be had in part.
+        // Only a primary group without secondary ones can be imported in part.
         walk.reach -= lacking.min(walk.reach);
         if walk.reach <= reach || (lacking > 0 && self.pools.len() > 1) {
             return false;
         }
         self.hold_or_ask(sequence, &walk, before);
-        self.holdings.get(&sequence).is_some_and(|holding| !holding.imports.is_empty())
+        self.sequences.get(&sequence).is_some_and(|owned| !owned.imports.is_empty())
     }
 
-    /// The next block or slot to copy from disk for a sequence; none when it waits for nothing.
+    /// The next block or slot to copy from disk for a sequence that waits for one.
     pub fn import_of(&self, sequence: u64) -> Option<Import> {
-        self.holdings.get(&sequence)?.imports.front().copied()
+        self.sequences.get(&sequence)?.imports.front().copied()
     }
 
-    /// The import that [`BlockTable::import_of`] named was done, or failed: then the sequence computes the rest itself,
-    /// and the disk is rid of the copy and what hangs from it. `text` is the sequence's tokens.
+    /// Reports the import that [`BlockTable::import_of`] named. If it failed, the sequence computes the rest itself, and the
+    /// copy and its descendants are dropped from the disk. `text` is the sequence's tokens.
     pub fn imported(&mut self, sequence: u64, text: &[u32], done: bool) {
-        let Some(holding) = self.holdings.get_mut(&sequence) else { return };
-        let Some(import) = holding.imports.pop_front() else { return };
+        let Some(owned) = self.sequences.get_mut(&sequence) else { return };
+        let Some(import) = owned.imports.pop_front() else { return };
         let state = self.layout.groups[import.group].kind == Kind::State;
         let there = done && self.arrived(sequence, &import, text);
         if !done {
             self.index.lost(import.key, import.group);
         }
         if !there && state {
-            self.pools[import.group].discard(import.place);
+            self.pools[import.group].discard(import.location);
         }
-        match self.holdings.get_mut(&sequence) {
-            Some(holding) if there && self.pools.len() == 1 => holding.reach = holding.chain.len(),
-            Some(holding) if there && holding.imports.is_empty() => self.settle(sequence),
+        match self.sequences.get_mut(&sequence) {
+            Some(owned) if there && self.pools.len() == 1 => owned.reach = owned.chain.len(),
+            Some(owned) if there && owned.imports.is_empty() => self.settle(sequence),
             Some(_) if there => {}
             _ => self.retreat(sequence),
         }
     }
 
-    /// All that a sequence waited for has come.
+    /// All imports of a sequence are done.
     fn settle(&mut self, sequence: u64) {
-        let Some(holding) = self.holdings.get_mut(&sequence) else { return };
-        holding.reach = holding.awaited;
-        let (reach, pending) = (holding.reach, std::mem::take(&mut holding.pending));
+        let Some(owned) = self.sequences.get_mut(&sequence) else { return };
+        owned.reach = owned.awaited;
+        let (reach, pending) = (owned.reach, std::mem::take(&mut owned.pending));
         for (group, slot) in pending {
             self.keep(sequence, group, slot, true);
             self.go_on_from_kept(sequence, group);
@@ -73,29 +73,29 @@ impl BlockTable {
         self.leave_behind(sequence, reach * self.layout.block_tokens);
     }
 
-    /// How many places of each group a sequence needs for what of the walk is not in memory.
+    /// Blocks or slots of each group that a sequence needs for the part of a walk that is not in memory.
     fn wanted(&self, sequence: u64, walk: &Walk, before: usize) -> Vec<usize> {
         let mut wanted = vec![0; self.pools.len()];
-        let Some(holding) = self.holdings.get(&sequence) else { return wanted };
+        let Some(owned) = self.sequences.get(&sequence) else { return wanted };
         for (depth, key) in (before..walk.reach).zip(&walk.keys) {
             let Some(entry) = self.index.entries.get(key) else { break };
             for (group, wanted) in wanted.iter_mut().enumerate() {
-                let own = holding.tables[group].blocks.get(depth).is_some_and(|block| *block != VACANT);
-                let lacks = entry.place(group).is_none() && !own;
+                let own = owned.tables[group].blocks.get(depth).is_some_and(|block| *block != VACANT);
+                let lacks = entry.location(group).is_none() && !own;
                 *wanted += usize::from(lacks && self.concerns(group, depth, walk.reach));
             }
         }
         wanted
     }
 
-    /// How many places of a group can be had while everything of the walk that is in memory stays there.
+    /// Blocks or slots of a group that are available while the part of a walk that is in memory stays there.
     fn room_beside(&self, group: usize, walk: &Walk) -> usize {
-        let entries = walk.keys.iter().filter_map(|key| self.index.entries.get(key)?.place(group));
-        let cached = entries.filter(|place| self.pools[group].blocks[*place as usize].refs == 0).count();
+        let entries = walk.keys.iter().filter_map(|key| self.index.entries.get(key)?.location(group));
+        let cached = entries.filter(|location| self.pools[group].blocks[*location as usize].refs == 0).count();
         self.pools[group].available().saturating_sub(cached)
     }
 
-    /// Whether a block at this depth is needed to go on at the reach.
+    /// True if a group needs the block at this depth to continue at the reach.
     fn concerns(&self, group: usize, depth: usize, reach: usize) -> bool {
         match self.layout.groups[group].kind {
             Kind::State => depth + 1 == reach,
@@ -103,15 +103,15 @@ impl BlockTable {
         }
     }
 
-    /// The spine first, as the others ride along with it.
+    /// The groups, the primary one first: the others can only be published after it.
     fn in_order(&self) -> impl Iterator<Item = usize> + use<> {
-        let spine = self.index.spine;
-        std::iter::once(spine).chain((0..self.pools.len()).filter(move |group| *group != spine))
+        let primary = self.index.primary;
+        std::iter::once(primary).chain((0..self.pools.len()).filter(move |group| *group != primary))
     }
 
-    /// Holds what is in memory and asks for the rest.
+    /// References what is in memory and schedules imports for the rest.
     fn hold_or_ask(&mut self, sequence: u64, walk: &Walk, before: usize) {
-        let spine = self.index.spine;
+        let primary = self.index.primary;
         let keys: Vec<(usize, Key)> =
             (before..).zip(walk.keys.iter().copied()).take(walk.reach.saturating_sub(before)).collect();
         let (mut waiting, mut chain) = (Vec::new(), Vec::new());
@@ -120,18 +120,18 @@ impl BlockTable {
                 if !self.concerns(group, depth, walk.reach) {
                     continue;
                 }
-                let place = self.index.entries.get(&key).and_then(|entry| entry.place(group));
-                match (place, self.layout.groups[group].kind) {
+                let location = self.index.entries.get(&key).and_then(|entry| entry.location(group));
+                match (location, self.layout.groups[group].kind) {
                     (None, _) => waiting.push((depth, key, group)),
                     (Some(slot), Kind::State) => {
                         self.pools[group].hold(slot);
-                        if let Some(holding) = self.holdings.get_mut(&sequence) {
-                            holding.pending.push((group, slot));
+                        if let Some(owned) = self.sequences.get_mut(&sequence) {
+                            owned.pending.push((group, slot));
                         }
                     }
                     (Some(_), _) => self.hold_known(sequence, group, depth, key),
                 }
-                if group == spine && place.is_some() {
+                if group == primary && location.is_some() {
                     chain.push(key);
                 }
             }
@@ -139,60 +139,60 @@ impl BlockTable {
         let mut imports = std::collections::VecDeque::new();
         for (depth, key, group) in waiting {
             let state = self.layout.groups[group].kind == Kind::State;
-            let own = self.holdings.get(&sequence).and_then(|holding| holding.tables[group].blocks.get(depth).copied());
-            let place = match own.filter(|place| *place != VACANT) {
-                Some(place) => place,
+            let own = self.sequences.get(&sequence).and_then(|owned| owned.tables[group].blocks.get(depth).copied());
+            let location = match own.filter(|location| *location != VACANT) {
+                Some(location) => location,
                 None => {
-                    let Some(place) = self.allocate(group) else { break };
+                    let Some(location) = self.allocate(group) else { break };
                     if !state {
-                        self.put(sequence, group, depth, place);
+                        self.put(sequence, group, depth, location);
                     }
-                    place
+                    location
                 }
             };
-            imports.push_back(Import { sequence, key, group, place });
+            imports.push_back(Import { sequence, key, group, location });
         }
-        let Some(holding) = self.holdings.get_mut(&sequence) else { return };
-        holding.chain.extend(&chain);
-        holding.imports = imports;
-        holding.awaited = walk.reach;
+        let Some(owned) = self.sequences.get_mut(&sequence) else { return };
+        owned.chain.extend(&chain);
+        owned.imports = imports;
+        owned.awaited = walk.reach;
         for (_, key) in keys.iter().rev() {
             self.index.touch(*key);
         }
     }
 
-    /// What has come from disk is known from memory too. False if the text that it belongs to is not known any more.
+    /// Publishes an imported copy in memory. False if the text that it belongs to is not known any more.
     fn arrived(&mut self, sequence: u64, import: &Import, text: &[u32]) -> bool {
-        let Import { key, group, place, .. } = *import;
-        let spine = self.index.spine;
-        let Some(holding) = self.holdings.get_mut(&sequence) else { return false };
-        if group == spine {
-            let depth = holding.chain.len();
-            let Some(link) = holding.next(&self.chain, text).filter(|link| link.key == key) else { return false };
-            match self.index.publish(&link, place) {
-                Published::New => self.pools[group].blocks[place as usize].key = Some(key),
+        let Import { key, group, location, .. } = *import;
+        let primary = self.index.primary;
+        let Some(owned) = self.sequences.get_mut(&sequence) else { return false };
+        if group == primary {
+            let depth = owned.chain.len();
+            let Some(link) = owned.next(&self.chain, text).filter(|link| link.key == key) else { return false };
+            match self.index.publish(&link, location) {
+                Published::New => self.pools[group].blocks[location as usize].key = Some(key),
                 Published::Twin(block) => {
                     self.pools[group].hold(block);
                     self.put(sequence, group, depth, block);
                 }
                 Published::Collision => return false,
             }
-            if let Some(holding) = self.holdings.get_mut(&sequence) {
-                holding.chain.push(key);
+            if let Some(owned) = self.sequences.get_mut(&sequence) {
+                owned.chain.push(key);
             }
             return true;
         }
         let state = self.layout.groups[group].kind == Kind::State;
-        let depth = holding.chain.iter().rposition(|known| *known == key);
-        let known = match (depth, self.index.ride(key, group, place)) {
+        let depth = owned.chain.iter().rposition(|known| *known == key);
+        let known = match (depth, self.index.publish_secondary(key, group, location)) {
             (Some(_), Published::New) => {
-                self.pools[group].blocks[place as usize].key = Some(key);
-                place
+                self.pools[group].blocks[location as usize].key = Some(key);
+                location
             }
             (Some(depth), Published::Twin(twin)) => {
                 self.pools[group].hold(twin);
                 if state {
-                    self.pools[group].discard(place);
+                    self.pools[group].discard(location);
                 } else {
                     self.put(sequence, group, depth, twin);
                 }
@@ -200,18 +200,18 @@ impl BlockTable {
             }
             _ => return false,
         };
-        if let Some(holding) = self.holdings.get_mut(&sequence).filter(|_| state) {
-            holding.pending.push((group, known));
+        if let Some(owned) = self.sequences.get_mut(&sequence).filter(|_| state) {
+            owned.pending.push((group, known));
         }
         true
     }
 
-    /// Gives up what a sequence waits for, and what it holds beyond its reach.
+    /// Cancels the imports of a sequence, and releases what it holds beyond its reach.
     fn retreat(&mut self, sequence: u64) {
-        let Some(holding) = self.holdings.get_mut(&sequence) else { return };
-        let (imports, pending) = (std::mem::take(&mut holding.imports), std::mem::take(&mut holding.pending));
+        let Some(owned) = self.sequences.get_mut(&sequence) else { return };
+        let (imports, pending) = (std::mem::take(&mut owned.imports), std::mem::take(&mut owned.pending));
         for import in imports.iter().filter(|import| self.layout.groups[import.group].kind == Kind::State) {
-            self.pools[import.group].discard(import.place);
+            self.pools[import.group].discard(import.location);
         }
         for (group, slot) in pending {
             self.pools[group].release(slot, self.index.now(true));
@@ -219,13 +219,13 @@ impl BlockTable {
         if self.pools.len() == 1 {
             return;
         }
-        let (reach, spine) = (holding.reach, self.index.spine);
-        for (group, table) in holding.tables.iter_mut().enumerate() {
+        let (reach, primary) = (owned.reach, self.index.primary);
+        for (group, table) in owned.tables.iter_mut().enumerate() {
             let beyond = (reach..).zip(table.blocks.drain(reach.min(table.blocks.len())..));
             let beyond: Vec<(usize, u32)> = beyond.filter(|(_, block)| *block != VACANT).collect();
             // From the last to the first, so that each is colder than the ones before it.
-            for (place, block) in beyond.into_iter().rev() {
-                let used = match holding.chain.get(place).filter(|_| group == spine) {
+            for (depth, block) in beyond.into_iter().rev() {
+                let used = match owned.chain.get(depth).filter(|_| group == primary) {
                     Some(key) => self.index.touch(*key),
                     None => self.index.now(true),
                 };
@@ -233,6 +233,6 @@ impl BlockTable {
             }
             table.freed = table.freed.min(table.blocks.len());
         }
-        holding.chain.truncate(reach);
+        owned.chain.truncate(reach);
     }
 }

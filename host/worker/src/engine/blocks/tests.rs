@@ -197,7 +197,7 @@ fn what_was_evicted_comes_back_from_disk() {
     assert!(table.recall(3, &text(0, 20), 0));
     for (i, &key) in keys.iter().enumerate() {
         let import = table.import_of(3);
-        assert_eq!(import.map(|import| (import.key, import.place)), Some((key, table.blocks(3)[i])));
+        assert_eq!(import.map(|import| (import.key, import.location)), Some((key, table.blocks(3)[i])));
         table.imported(3, &text(0, 20), true);
         table.check_invariants();
     }

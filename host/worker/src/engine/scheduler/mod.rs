@@ -1,11 +1,11 @@
-//! The scheduler of continuous batching: which tokens of which sequences the next step computes. Streams come first: every sequence that waits for its next
-//! token gets it in every step. What time that leaves (`pace`) goes to prompts: half of it to the oldest, the other
-//! half to the one with the least left, so that a short question is answered while a long document is read, and the
-//! document is never held up by more than its double.
+//! The scheduler of continuous batching: decides which tokens of which sequences the next step computes. Decodes come first:
+//! every sequence that waits for its next token gets it in every step. The remaining time (`pace`) goes to prefill: half of
+//! it to the oldest prompt, the other half to the one with the least left, so that a short question is answered while a long
+//! document is read, and the document takes at most twice as long.
 //!
-//! Blocks are taken as tokens are computed. When they run out, the newest sequence gives up its own, goes back to the
-//! head of the queue and is recomputed later, mostly out of its own cached blocks. Sequences are served in order of age
-//! and the oldest never gives up anything, so there is always one that gets done.
+//! Blocks are allocated as tokens are computed. When they run out, the newest sequence is preempted: it goes back to the head
+//! of the queue and is recomputed later, mostly from its own cached blocks. Sequences are served in order of age and the
+//! oldest is never preempted, so that one always makes progress.
 
 mod pace;
 mod plan;
@@ -18,7 +18,7 @@ pub use plan::{Config, Ended, Plan, Refused, Request, Reused, Span};
 use std::{collections::HashMap, ops::Range, time::Duration};
 
 use super::{
-    blocks::{BlockTable, Import, Key, Places},
+    blocks::{BlockTable, CacheLocation, Import, Key},
     states::StateTable,
 };
 use pace::Pace;
@@ -30,11 +30,11 @@ pub struct Scheduler {
     config: Config,
     /// None for an opaque model.
     blocks: Option<BlockTable>,
-    /// Of an opaque model; any other has none.
+    /// The states of an opaque model; empty for any other.
     states: StateTable,
     pace: Pace,
     sequences: HashMap<u64, Sequence>,
-    /// Those that have been let in, oldest first.
+    /// Admitted sequences, oldest first.
     running: Vec<u64>,
     waiting: Waiting,
     admitted: u64,
@@ -46,13 +46,13 @@ struct Sequence {
     salt: Vec<u8>,
     /// Prompt and generated tokens.
     tokens: Vec<u32>,
-    /// How many of them are the prompt.
+    /// The length of the prompt.
     prompt: usize,
-    /// How many of them have been computed.
+    /// How many of them are computed.
     computed: usize,
-    /// Its place among those that were ever let in.
+    /// Its number among all that were ever admitted.
     age: Option<u64>,
-    /// The blocks and slots of each group that it lacked when it was last kept out.
+    /// Blocks and slots of each group that it lacked when it was last not admitted.
     lacked: Vec<usize>,
     preempted: bool,
     reused: Reused,
@@ -72,7 +72,7 @@ impl Scheduler {
         Self { pace: Pace::new(&config), config, blocks, states, sequences, running, waiting, admitted: 0 }
     }
 
-    /// Takes a sequence in; it runs when its turn comes.
+    /// Queues a sequence.
     pub fn submit(&mut self, request: Request) -> Result<(), Refused> {
         let Request { sequence, client, salt, prompt, deadline } = request;
         if prompt.is_empty() {
@@ -81,7 +81,7 @@ impl Scheduler {
         if self.sequences.contains_key(&sequence) {
             return Err(Refused::Duplicate);
         }
-        // Who takes a free place does not wait for long.
+        // A request that can be admitted at once does not count as waiting.
         let idle = self.config.sequences_max.saturating_sub(self.running.len());
         let free = self.config.waiting_max.saturating_add(idle).saturating_sub(self.waiting.len());
         if !share::may_take(client, self.waiting.of(client), free, 1) {
@@ -124,8 +124,8 @@ impl Scheduler {
         plan
     }
 
-    /// A plan's spans have been computed, and the step took that long. What they filled becomes known, so a sequence
-    /// whose logits are not numbers is finished before; sequences that have ended since the plan are passed over.
+    /// A plan's spans are computed, and the step took that long. Their full blocks are published, so a sequence whose logits
+    /// are not numbers must be discarded before; sequences that have ended since the plan are skipped.
     pub fn done(&mut self, plan: &Plan, elapsed: Duration) {
         let (mut decodes, mut prompt_tokens, mut prompt_known) = (0, 0, false);
         for span in &plan.spans {
@@ -149,19 +149,19 @@ impl Scheduler {
         }
     }
 
-    /// The token that was sampled where a span asked for logits; the sequence goes on from there.
+    /// Appends the token that was sampled where a span asked for logits.
     pub fn push(&mut self, sequence: u64, token: u32) {
         if let Some(sequence) = self.sequences.get_mut(&sequence) {
             sequence.tokens.push(token);
         }
     }
 
-    /// Forgets a sequence, whatever it was doing: it is complete or cancelled. Its blocks are free for others at once.
+    /// Removes a sequence that is complete or cancelled, in whatever state. Its blocks are free for others at once.
     pub fn finish(&mut self, sequence: u64) {
         self.close(sequence, true);
     }
 
-    /// Forgets a sequence that is broken: what the model remembers of it is not to be relied on.
+    /// Removes a broken sequence, whose state in the model must not be reused.
     pub fn discard(&mut self, sequence: u64) {
         self.close(sequence, false);
     }
@@ -186,7 +186,7 @@ impl Scheduler {
         self.running.iter().find_map(|&sequence| blocks.import_of(sequence))
     }
 
-    /// The block of [`Scheduler::next_import`] was copied, or could not be.
+    /// Reports the import of [`Scheduler::next_import`], done or failed.
     pub fn imported(&mut self, import: Import, done: bool) {
         let (Some(blocks), Some(sequence)) = (&mut self.blocks, self.sequences.get_mut(&import.sequence)) else {
             return;
@@ -204,22 +204,22 @@ impl Scheduler {
         self.sequences.get(&sequence).map_or(&[], |sequence| &sequence.tokens)
     }
 
-    /// Where each group of caches keeps a sequence, for the model; nothing for an opaque model.
-    pub fn places(&self, sequence: u64) -> impl Iterator<Item = Places<'_>> {
-        self.blocks.iter().flat_map(move |blocks| blocks.places(sequence))
+    /// Where each cache group keeps a sequence; nothing for an opaque model.
+    pub fn cache_locations(&self, sequence: u64) -> impl Iterator<Item = CacheLocation<'_>> {
+        self.blocks.iter().flat_map(move |blocks| blocks.cache_locations(sequence))
     }
 
-    /// What an opaque model calls a sequence's state; the sequence itself for any other.
+    /// The id of a sequence's state in an opaque model; for any other the sequence's own.
     pub fn state_of(&self, sequence: u64) -> u64 {
         self.states.state_of(sequence)
     }
 
-    /// The states of an opaque model, for what it is to forget and for metrics.
+    /// The states of an opaque model, for the changes to carry out and for metrics.
     pub fn states(&mut self) -> &mut StateTable {
         &mut self.states
     }
 
-    /// How many of a sequence's prompt tokens were taken over instead of computed.
+    /// Prompt tokens of a sequence that came from the prefix cache.
     pub fn reused(&self, sequence: u64) -> Reused {
         self.sequences.get(&sequence).map(|sequence| sequence.reused).unwrap_or_default()
     }
@@ -247,8 +247,8 @@ impl Scheduler {
         }
     }
 
-    /// Lets waiting sequences in as long as there is room. Who is next holds up the others: a small request that
-    /// slipped past a large one would take the room that the large one waits for.
+    /// Admits waiting sequences while there is room. The head of the queue holds up the others: a small request that slipped
+    /// past a large one would take the room that the large one waits for.
     fn admit(&mut self) {
         while self.running.len() < self.config.sequences_max {
             let Some(id) = self.waiting.next() else { return };
@@ -264,7 +264,7 @@ impl Scheduler {
         }
     }
 
-    /// Opens a sequence's table, if all its tokens will fit beside what the running ones are about to need.
+    /// Opens a sequence's tables, if all its tokens fit beside what the running ones are about to need.
     fn enter(&mut self, id: u64) -> bool {
         let Some(blocks) = &mut self.blocks else {
             if let Some(sequence) = self.sequences.get_mut(&id) {
@@ -293,14 +293,14 @@ impl Scheduler {
         enters
     }
 
-    /// A prompt has become known: who is next may have the same beginning, and lack less than it did.
+    /// A prompt was published: the next sequence may share its prefix, and lack less than before.
     fn look_again(&mut self) {
         if let Some(next) = self.waiting.next().and_then(|id| self.sequences.get_mut(&id)) {
             next.lacked.clear();
         }
     }
 
-    /// How many tokens each running sequence computes in this step.
+    /// The number of tokens that each running sequence computes in this step.
     fn lengths(&mut self) -> Vec<usize> {
         let mut lengths = vec![0; self.running.len()];
         let mut prompts = Vec::new();
@@ -322,8 +322,8 @@ impl Scheduler {
         lengths
     }
 
-    /// Takes over what has become known of a prompt since the last step. False if its next block is already on the way:
-    /// from disk, or because an older sequence with the same text is computing it.
+    /// Takes over blocks of a prompt that were published since the last step. False if its next block is already coming: from
+    /// disk, or because an older sequence with the same text is computing it.
     fn look_ahead(&mut self, id: u64, claimed: &mut Vec<Key>) -> bool {
         let (Some(blocks), Some(sequence)) = (&mut self.blocks, self.sequences.get_mut(&id)) else { return true };
         let importing = blocks.import_of(id).is_some();
@@ -338,29 +338,29 @@ impl Scheduler {
         !importing && !blocks.recall(id, &sequence.tokens, sequence.computed)
     }
 
-    /// Makes room for what is to be computed, from the oldest sequence to the newest, and at the expense of the newest.
+    /// Allocates blocks for the step, from the oldest sequence to the newest, and at the expense of the newest.
     fn take_blocks(&mut self, lengths: &[usize], plan: &mut Plan) {
-        let mut place = 0;
-        while let Some(&id) = self.running.get(place) {
+        let mut index = 0;
+        while let Some(&id) = self.running.get(index) {
             let Some(sequence) = self.sequences.get(&id) else { return };
-            let (tokens, prompt) = (sequence.computed..sequence.computed + lengths[place], sequence.prompt);
+            let (tokens, prompt) = (sequence.computed..sequence.computed + lengths[index], sequence.prompt);
             let all = sequence.tokens.len();
             if !tokens.is_empty() {
-                let Some(end) = self.make_room(place, tokens.clone(), plan) else { return };
+                let Some(end) = self.make_room(index, tokens.clone(), plan) else { return };
                 let tokens = tokens.start..end;
                 if let Some(blocks) = &mut self.blocks {
                     blocks.plan_checkpoints(id, tokens.start, end, end == prompt);
                 }
                 plan.spans.push(Span { sequence: id, logits: end == all, tokens });
             }
-            place += 1;
+            index += 1;
         }
     }
 
-    /// Room for some tokens of a running sequence; answers up to which there is some. If there is none even without all newer
-    /// ones, it gives up its own and is the last; alone it computes less at once.
-    fn make_room(&mut self, place: usize, tokens: Range<usize>, plan: &mut Plan) -> Option<usize> {
-        let (id, mut end) = (self.running[place], tokens.end);
+    /// Allocates room for some tokens of a running sequence, and returns up to which there is some. Newer sequences are
+    /// preempted for it, and in the end it is itself; the only one left computes fewer tokens at once.
+    fn make_room(&mut self, index: usize, tokens: Range<usize>, plan: &mut Plan) -> Option<usize> {
+        let (id, mut end) = (self.running[index], tokens.end);
         while self.blocks.as_mut().is_some_and(|blocks| blocks.extend(id, tokens.start, end).is_err()) {
             let newest = self.running.len() - 1;
             if newest == 0 && end - tokens.start > 1 {
@@ -373,15 +373,15 @@ impl Scheduler {
             } else {
                 self.preempt(newest, plan);
             }
-            if newest == place {
+            if newest == index {
                 return None;
             }
         }
         Some(end)
     }
 
-    fn preempt(&mut self, place: usize, plan: &mut Plan) {
-        let id = self.running.remove(place);
+    fn preempt(&mut self, index: usize, plan: &mut Plan) {
+        let id = self.running.remove(index);
         let (Some(blocks), Some(sequence)) = (&mut self.blocks, self.sequences.get_mut(&id)) else { return };
         blocks.close(id);
         (sequence.computed, sequence.preempted) = (0, true);
@@ -396,7 +396,7 @@ impl Sequence {
         self.tokens.len() - self.computed
     }
 
-    /// Its first tokens, up to there, lie in blocks that others have computed.
+    /// Its first `known` tokens are in blocks that others have computed.
     fn take_over(&mut self, known: usize) {
         let gained = known.saturating_sub(self.computed);
         self.computed += gained;
@@ -413,15 +413,15 @@ fn add(mut ones: Vec<usize>, others: Vec<usize>) -> Vec<usize> {
     ones
 }
 
-/// Deals the tokens of a chunk out to prompts, which are (place, tokens left), oldest first.
+/// Distributes the tokens of a chunk over prompts, which are (index, tokens left), oldest first.
 fn split(chunk: usize, prompts: &[(usize, usize)], lengths: &mut [usize]) {
     let Some(&oldest) = prompts.first() else { return };
     let mut by_left = prompts.to_vec();
     by_left.sort_by_key(|(_, left)| *left);
     let mut rest = chunk;
-    let mut give = |(place, left): (usize, usize), most: usize| {
-        let tokens = most.min(rest).min(left - lengths[place]);
-        lengths[place] += tokens;
+    let mut give = |(index, left): (usize, usize), most: usize| {
+        let tokens = most.min(rest).min(left - lengths[index]);
+        lengths[index] += tokens;
         rest -= tokens;
     };
     give(oldest, chunk.div_ceil(2));

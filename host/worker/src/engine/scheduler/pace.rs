@@ -1,21 +1,21 @@
-//! How many prompt tokens a step may compute. Streams feel a prompt as a pause: a step that also computes a chunk of it
-//! takes longer than one without. So the chunk is what keeps the step below a multiple of a decode-only step with the
-//! same number of streams, by what steps have been measured to take. Both figures are learnt while serving: the first
-//! mixed step is put off to measure a step without a chunk, and every so often one is left without, as contexts grow
-//! and machines get busy. A single slow step moves the figures little; a lasting change moves them within a few steps.
+//! The size of prefill chunks. Streams feel a prompt as a pause, since a step with a chunk takes longer than one without. So
+//! the chunk is chosen to keep the step below a multiple of a decode-only step with the same number of streams. Both times
+//! are measured while serving: the first mixed step is put off to measure one without a chunk, and every so often another one
+//! goes without, as contexts grow and machines get busy. A single slow step moves the estimates little; a lasting change
+//! moves them within a few steps.
 
 use std::time::Duration;
 
 use super::Config;
 
-/// How much a new measurement counts.
+/// The weight of a new measurement.
 const FRESH: f64 = 0.2;
-/// A measurement counts at most as this multiple of what was expected.
+/// A measurement is clipped to this multiple of the estimate.
 const ODD: f64 = 2.0;
-/// What a chunk may always take: a pause that no reader notices. Where steps take a millisecond, a chunk of no
-/// more than that would cost much more for each of its tokens.
+/// The time that a chunk may always take: a pause that no reader notices. Where steps take a millisecond, a chunk of no
+/// more than that would cost much more per token.
 const PAUSE_SECONDS: f64 = 0.005;
-/// One step in this many mixed ones is left without a chunk.
+/// One step in this many mixed ones goes without a chunk.
 const PROBE_INTERVAL: u32 = 32;
 
 #[derive(Debug)]
@@ -26,7 +26,7 @@ pub(super) struct Pace {
     prefill_seconds: f64,
     /// Seconds of a step of nothing but decodes, by their number; 0 is never measured.
     decode: Vec<Option<f64>>,
-    /// Sums over chunks of what they cost and of their tokens; old ones count ever less.
+    /// Decaying sums over chunks: their seconds, and their tokens.
     chunks: Option<(f64, f64)>,
     mixed_steps: u32,
 }
@@ -44,7 +44,7 @@ impl Pace {
         }
     }
 
-    /// How many prompt tokens the next step may compute beside `decodes` decodes; 0 when a step without a prompt is to be measured.
+    /// Prompt tokens that the next step may compute beside `decodes` decodes; 0 to measure a step without a prompt.
     pub(super) fn chunk(&self, decodes: usize) -> usize {
         let seconds = match decodes {
             0 => self.prefill_seconds,
@@ -58,7 +58,7 @@ impl Pace {
         (tokens as usize).clamp(self.chunk_min, self.chunk_max)
     }
 
-    /// Takes in how long a step of these sizes took.
+    /// Records the time of a step.
     pub(super) fn record(&mut self, decodes: usize, prompt_tokens: usize, elapsed: Duration) {
         let seconds = elapsed.as_secs_f64().max(1e-6);
         if prompt_tokens == 0 {
@@ -80,7 +80,7 @@ impl Pace {
         self.chunks = Some((costs * (1.0 - FRESH) + cost, all * (1.0 - FRESH) + tokens));
     }
 
-    /// Anything can slow a step down, nothing can speed it up: what is far below the estimate takes its place.
+    /// Anything can slow a step down, nothing can speed it up: a time far below the estimate replaces it.
     fn record_decodes(&mut self, decodes: usize, seconds: f64) {
         if self.decode.len() <= decodes {
             self.decode.resize(decodes + 1, None);
@@ -92,7 +92,7 @@ impl Pace {
         });
     }
 
-    /// What a step of `decodes` decodes takes alone. Where that number was not measured, a lower bound: more streams
+    /// Seconds of a step of nothing but `decodes` decodes. Where that number was not measured, a lower bound: more streams
     /// never take less time in all, nor more time each.
     fn decode_step(&self, decodes: usize) -> Option<f64> {
         if let Some(&Some(known)) = self.decode.get(decodes) {

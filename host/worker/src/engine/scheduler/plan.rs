@@ -1,5 +1,5 @@
-//! What goes into the scheduler and what comes out: its limits, requests and why one is refused, plans and why a
-//! sequence ended. All of it is plain data, so that a test writes down what it expects.
+//! Inputs and outputs of the scheduler: its limits, requests and why one is refused, plans and why a sequence ended. All of
+//! it is plain data, so that a test can write down what it expects.
 
 use std::{fmt, ops::Range, time::Duration};
 
@@ -15,9 +15,9 @@ pub struct Config {
     /// break `stretch`: on two CPU cores a prompt token takes about a third of a single stream's step.
     pub chunk_min: usize,
     pub chunk_max: usize,
-    /// How many times longer than without it a prompt may make a step beside streams.
+    /// The factor by which a prefill chunk may lengthen a step beside streams.
     pub stretch: f64,
-    /// How long a step may take that serves only prompts: a cancellation waits for it.
+    /// The target time of a step that serves only prompts: a cancellation waits for it.
     pub prefill_step: Duration,
 }
 
@@ -35,24 +35,24 @@ impl Default for Config {
     }
 }
 
-/// A sequence that asks to be run.
+/// A sequence to run.
 #[derive(Clone, Debug)]
 pub struct Request {
     /// Its id, which no other sequence here has.
     pub sequence: u64,
-    /// Who asks; clients take turns, and none may fill the queue but [`ONLY_CLIENT`](pensieve_protocol::share::ONLY_CLIENT).
+    /// The client; clients take turns, and none may fill the queue but [`ONLY_CLIENT`](pensieve_protocol::share::ONLY_CLIENT).
     pub client: u64,
-    /// What besides tokens its keys and values depend on: see [`root`](crate::engine::blocks::BlockTable::root).
+    /// Everything besides tokens that its keys and values depend on: see [`root`](crate::engine::blocks::BlockTable::root).
     pub salt: Vec<u8>,
     /// The prompt, at least one token.
     pub prompt: Vec<u32>,
-    /// When to give up on it, on the clock of [`plan`](super::Scheduler::plan).
+    /// When it is ended, on the clock of [`plan`](super::Scheduler::plan).
     pub deadline: Option<Duration>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
-    /// There is no token to start from.
+    /// The prompt is empty.
     Empty,
     Duplicate,
     Busy {
@@ -96,23 +96,23 @@ pub enum Ended {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Span {
     pub sequence: u64,
-    /// Which of its tokens; those before are computed.
+    /// A range of its tokens; those before are computed.
     pub tokens: Range<usize>,
-    /// Whether they end where the next token is to be sampled.
+    /// They end where the next token is to be sampled.
     pub logits: bool,
 }
 
-/// What to do in one step.
+/// One step.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// What to compute; empty if nothing can be before imports are done.
+    /// The spans to compute; empty if everything waits for imports.
     pub spans: Vec<Span>,
-    /// Who gave its blocks up; it goes on later without anyone's help.
+    /// Sequences that lost their blocks; the scheduler resumes them by itself.
     pub preempted: Vec<u64>,
     pub ended: Vec<(u64, Ended)>,
 }
 
-/// How many prompt tokens a sequence did not have to compute.
+/// Prompt tokens that a sequence did not have to compute, by where they were cached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reused {
     pub memory: usize,

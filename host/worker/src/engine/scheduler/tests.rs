@@ -303,7 +303,7 @@ fn a_per_sequence_model_is_limited_by_its_states_alone() {
     let mut scheduler = Scheduler::new(Config { sequences_max: 2, ..config() }, None);
     (1..=3).for_each(|sequence| submit(&mut scheduler, sequence, 9 - sequence as u32));
     assert_eq!(spans(&step(&mut scheduler)), [(1, 0, 4), (2, 0, 4)]);
-    assert_eq!(scheduler.places(1).count(), 0);
+    assert_eq!(scheduler.cache_locations(1).count(), 0);
     scheduler.finish(1);
     assert_eq!(spans(&step(&mut scheduler)), [(2, 4, 7), (3, 0, 5)]);
 }

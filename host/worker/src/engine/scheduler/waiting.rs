@@ -1,14 +1,13 @@
-//! Who is let in next. A sequence that had to give its blocks up comes first, the oldest of them before others: nothing
-//! newer passes it. Then clients take turns, and each client's requests keep their order: while a request is at the
+//! The queue of waiting sequences. Preempted ones come first, the oldest of them before others: nothing newer passes them. Then clients take turns, and each client's requests keep their order: while a request is at the
 //! head of its client's queue, every other client gets in at most once before it, however many requests it has sent.
 
 use std::collections::{BTreeMap, VecDeque};
 
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
-    /// Those that ran before, by age.
+    /// Preempted sequences, by age.
     preempted: BTreeMap<u64, u64>,
-    /// Clients in turn, and what each has sent; no queue is empty.
+    /// Clients in the order of their turns, with their requests; no queue is empty.
     clients: VecDeque<(u64, VecDeque<u64>)>,
 }
 
@@ -17,7 +16,7 @@ impl Waiting {
         self.preempted.len() + self.clients.iter().map(|(_, queue)| queue.len()).sum::<usize>()
     }
 
-    /// How many of a client's requests wait that have not run yet.
+    /// Waiting requests of a client that have not run yet.
     pub(super) fn of(&self, client: u64) -> usize {
         self.clients.iter().find(|(other, _)| *other == client).map_or(0, |(_, queue)| queue.len())
     }
@@ -38,7 +37,7 @@ impl Waiting {
         self.preempted.values().next().or_else(first_sent).copied()
     }
 
-    /// Removes what [`Waiting::next`] answers; the client's turn is over.
+    /// Removes the sequence that [`Waiting::next`] returns, and ends its client's turn.
     pub(super) fn pop(&mut self) {
         if self.preempted.pop_first().is_none()
             && let Some((client, mut queue)) = self.clients.pop_front()

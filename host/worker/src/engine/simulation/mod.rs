@@ -135,7 +135,7 @@ fn an_opaque_model_is_served_within_its_number_of_states() {
 
 /// A model with these groups of caches, of which a copy on disk takes one byte each.
 fn layout(groups: &[(Kind, u32)], disk_bytes: u64) -> Option<Layout> {
-    let groups = groups.iter().map(|&(kind, places)| Group { kind, places, disk_bytes: 1 }).collect();
+    let groups = groups.iter().map(|&(kind, capacity)| Group { kind, capacity, disk_bytes: 1 }).collect();
     Some(Layout { block_tokens: 4, groups, disk_bytes })
 }
 

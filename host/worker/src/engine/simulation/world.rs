@@ -8,7 +8,7 @@ use pensieve_plugin_api::{Checkpoint, VACANT};
 
 use super::Scenario;
 use crate::engine::{
-    blocks::{BlockTable, Key, Kind, Layout, Places, Record},
+    blocks::{BlockTable, CacheLocation, Key, Kind, Layout, Record},
     scheduler::{Ended, Plan, Refused, Request, Scheduler, Span},
     states::Change,
 };
@@ -157,7 +157,7 @@ impl World {
             }
             let memory = layout.groups.iter().map(|group| {
                 let prints = if group.kind == Kind::State { 1 } else { layout.block_tokens };
-                vec![vec![0; prints]; group.places as usize]
+                vec![vec![0; prints]; group.capacity as usize]
             });
             self.memory = memory.collect();
             let mut records: Vec<Record> = self.disk.values().map(|(record, _)| record.clone()).collect();
@@ -250,7 +250,7 @@ impl World {
     fn forget(&mut self, id: u64) {
         self.scheduler.finish(id);
         self.live.remove(&id);
-        assert_eq!(self.scheduler.places(id).count(), 0);
+        assert_eq!(self.scheduler.cache_locations(id).count(), 0);
     }
 
     fn note_ended(&mut self, plan: &Plan) {
@@ -306,7 +306,7 @@ impl World {
             let found = self.disk.get(&(import.key, import.group)).map(|(_, bytes)| bytes.clone());
             let done = found.is_some() && !self.chance(self.scenario.odds.failed_import);
             if let (true, Some(bytes)) = (done, found) {
-                let (group, place) = (import.group, import.place);
+                let (group, place) = (import.group, import.location);
                 let private = self.scheduler.blocks().is_some_and(|blocks| blocks.is_private(group, place));
                 assert!(private, "an import would overwrite {place} of group {group}");
                 if let Some(memory) = self.memory.get_mut(group) {
@@ -333,7 +333,7 @@ impl World {
         self.totals.computed += span.tokens.len();
         live.computed = span.tokens.end;
         let prints = live.prints.clone();
-        let places: Vec<Owned> = self.scheduler.places(span.sequence).map(Owned::from).collect();
+        let places: Vec<Owned> = self.scheduler.cache_locations(span.sequence).map(Owned::from).collect();
         assert_eq!(places.len(), layout.groups.len(), "each group has a table");
         for (group, places) in places.iter().enumerate() {
             match places {
@@ -449,7 +449,7 @@ impl World {
         let Some(blocks) = self.scheduler.blocks().filter(|_| spills) else { return };
         for spill in blocks.to_spill(window, count) {
             let key = (spill.record.key, spill.record.group);
-            let bytes = self.memory.get(key.1).map(|memory| memory[spill.place as usize].clone());
+            let bytes = self.memory.get(key.1).map(|memory| memory[spill.location as usize].clone());
             blocks.spilled(key.0, key.1);
             let before = self.disk.insert(key, (spill.record, bytes.unwrap_or_default()));
             assert!(before.is_none(), "it was on disk already");
@@ -473,11 +473,11 @@ enum Owned {
     Slots(u32, u32, Vec<Checkpoint>),
 }
 
-impl From<Places<'_>> for Owned {
-    fn from(places: Places<'_>) -> Self {
+impl From<CacheLocation<'_>> for Owned {
+    fn from(places: CacheLocation<'_>) -> Self {
         match places {
-            Places::Blocks(blocks) => Self::Blocks(blocks.to_vec()),
-            Places::Slots { read, write, checkpoints } => Self::Slots(read, write, checkpoints.to_vec()),
+            CacheLocation::Blocks(blocks) => Self::Blocks(blocks.to_vec()),
+            CacheLocation::Slots { read, write, checkpoints } => Self::Slots(read, write, checkpoints.to_vec()),
         }
     }
 }

@@ -1,24 +1,24 @@
-//! How jobs and adapters come in: a job whose grammar is being compiled or whose adapter is being read waits with them, and
-//! everything else goes to the scheduler at once.
+//! Admission of jobs and adapters: a job waits while its grammar is being compiled or its adapter is being read, and goes to
+//! the scheduler otherwise.
 
 use std::time::{Duration, Instant};
 
 use super::Engine;
 use crate::engine::{
+    active_job::ActiveJob,
     adapters::{self, Waiting},
     formats::ReadAdapter,
     grammars,
     scheduler::{Refused, Request},
-    sequence::Sequence,
 };
-use crate::grammar::Constraint;
+use pensieve_grammar::Constraint;
 use pensieve_protocol::{
     job::{Event, Failure, FailureCode, Finish, Job, Usage},
     wire::{Attachment, Location},
 };
 
 impl Engine {
-    /// Takes a job in, or says in an event why not.
+    /// Accepts a job; a refusal becomes its `Failed` event.
     pub fn submit(&mut self, job: Job) {
         let id = job.id;
         let admitted = match job.grammar.clone() {
@@ -28,27 +28,28 @@ impl Engine {
         self.refuse(id, admitted);
     }
 
-    /// Begins to take an adapter in, which is to be read now and handed over with the number that this answers.
+    /// Begins to attach an adapter. The caller reads it and hands it to [`Engine::take_adapter_in`] under the returned number.
     pub fn begin_attachment(&mut self, attempt: u64, name: &str, location: Location) -> Result<u64, Failure> {
         self.adapters.begin(attempt, name, location)
     }
 
-    /// Takes in what was read; answers what came of the attempt to attach it, if that was not known before.
+    /// Takes an adapter that was read, or the error. Returns the result of the attempt to attach it, if the server waits for
+    /// one: an adapter that was unloaded and is read again has no attempt.
     pub fn take_adapter_in(&mut self, serial: u64, read: Result<ReadAdapter, Failure>) -> Option<(u64, Attachment)> {
         self.adapters.take_in(serial, read, &mut self.model)
     }
 
-    /// Adapters that jobs wait for and that have to be read.
+    /// Adapters to read again, as jobs wait for them.
     pub fn take_wanted_adapters(&mut self) -> Vec<(u64, Location)> {
         self.adapters.take_wanted()
     }
 
-    /// Lets no further job use an adapter, and forgets it once the last one has ended.
+    /// Detaches an adapter: no new job may use it, and it is dropped with the last one that does.
     pub fn detach(&mut self, name: &str) {
         self.adapters.retire(name, &mut self.model);
     }
 
-    /// Lets go on who has waited for a grammar or an adapter.
+    /// Resumes jobs whose grammar or adapter is ready.
     pub(super) fn admit_waiting(&mut self) {
         for grammars::Ready { job, waited, constraint } in self.grammars.take_ready() {
             let id = job.id;
@@ -73,14 +74,14 @@ impl Engine {
         }
     }
 
-    /// Says why a job was not taken in, if it was not.
+    /// Sends the failure of a job that was not admitted.
     fn refuse(&mut self, id: u64, admitted: Result<(), Failure>) {
         if let Err(failure) = admitted {
             self.events.push((id, Event::Failed(failure)));
         }
     }
 
-    /// Takes in a job that has `waited` for its grammar.
+    /// Admits a job that has `waited` for its grammar.
     fn admit(&mut self, job: Job, constraint: Option<Constraint>, waited: Duration) -> Result<(), Failure> {
         let serial = job.adapter.as_ref().map(|wish| self.adapters.find(wish)).transpose()?;
         match serial.filter(|serial| !self.adapters.may_begin(*serial)) {
@@ -93,7 +94,7 @@ impl Engine {
         }
     }
 
-    /// Hands a job to the scheduler. Its adapter, if it has one, is in the model.
+    /// Hands a job to the scheduler. Its adapter, if any, is in the model.
     fn enter(
         &mut self,
         mut job: Job,
@@ -102,10 +103,10 @@ impl Engine {
         waited: Duration,
     ) -> Result<(), Failure> {
         let context = self.model.resident.context;
-        let sequence = Sequence::new(&job, constraint, &self.text, context, &mut self.samplers)?
+        let mut active = ActiveJob::new(&job, constraint, &self.text, context, &mut self.samplers)?
             .ending_in_loops_of(self.loop_tokens);
         let adapter = serial.zip(job.adapter.take());
-        let absent = || Failure::new(FailureCode::Internal, "a job was let in before its adapter");
+        let absent = || Failure::new(FailureCode::Internal, "a job was admitted before its adapter");
         let under = adapter.as_ref().map(|(serial, wish)| self.adapters.salt(*serial, wish.scale).ok_or_else(absent));
         let under = under.transpose()?;
         let request = Request {
@@ -115,17 +116,16 @@ impl Engine {
             prompt: job.tokens,
             deadline: job.deadline.map(|patience| self.born.elapsed().saturating_add(patience.saturating_sub(waited))),
         };
-        self.scheduler.submit(request).map_err(refusal)?;
-        if let Some((serial, wish)) = adapter {
-            self.adapters.enter(job.id, serial, wish.scale);
-        }
-        self.sequences.insert(job.id, sequence);
-        Ok(())
+        active.adapter = adapter.and_then(|(serial, wish)| self.adapters.lease(serial, wish.scale));
+        self.jobs.open(request, active).map_err(|(refused, mut job)| {
+            self.return_lease(&mut job);
+            refusal(refused)
+        })
     }
 }
 
-/// What besides tokens the keys and values of a sequence depend on, and what keeps them from others. Lengths keep one part
-/// from passing for another.
+/// The salt of a sequence's block keys: everything besides tokens that keys and values depend on, and what isolates users.
+/// Each part is preceded by its length, so that no two lists of parts give the same bytes.
 fn salt(fingerprint: &str, adapter: Option<&str>, key: &[u8]) -> Vec<u8> {
     let mut salt = Vec::new();
     for part in [fingerprint.as_bytes(), adapter.unwrap_or_default().as_bytes(), key] {

@@ -88,7 +88,7 @@ pub(super) fn read_header(
     let depth = u32::from_le_bytes(rest.take()?);
     let tokens = u32::from_le_bytes(rest.take()?);
     let length = u64::from_le_bytes(rest.take()?);
-    // The spine of a model that keeps all tokens nowhere is a name and its tokens.
+    // A primary block of a model that has no group for all tokens is just its name and tokens.
     let bytes = group_bytes.get(group).copied().unwrap_or(0) as u64;
     if tokens as usize != block_tokens || length != bytes {
         return Err(damaged());

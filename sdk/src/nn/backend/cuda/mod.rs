@@ -386,7 +386,7 @@ impl Backend for CudaKernels {
         self.elementwise("gate", &[gate, up], Some(kind))
     }
 
-    fn columnwise(
+    fn bias_act_scale(
         &self,
         x: &Tensor,
         bias: Option<&Tensor>,
@@ -405,7 +405,7 @@ impl Backend for CudaKernels {
             Arg::Size(rows * width),
             module.address(&out).into(),
         ];
-        module.launch("columnwise", ((rows * width).div_ceil(THREADS), 1, 1), THREADS, 0, &args)?;
+        module.launch("bias_act_scale", ((rows * width).div_ceil(THREADS), 1, 1), THREADS, 0, &args)?;
         Ok(module.wrap(out, (rows, width)))
     }
 

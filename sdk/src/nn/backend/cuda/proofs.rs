@@ -34,8 +34,8 @@ impl CudaKernels {
         {
             same("gate", self.gate(&x, &y, kind), self.formulas.gate(&x, &y, kind))?;
             let (add, times) = (Some(&weight), Some(&weight));
-            let formula = self.formulas.columnwise(&x, add, Some(kind), times);
-            same("columnwise", self.columnwise(&x, add, Some(kind), times), formula)?;
+            let formula = self.formulas.bias_act_scale(&x, add, Some(kind), times);
+            same("bias_act_scale", self.bias_act_scale(&x, add, Some(kind), times), formula)?;
         }
         let parts = [(3, 50), (0, 96), (95, 1), (0, 1), (60, 7)];
         for (ours, formula) in self.columns(&x, &parts)?.into_iter().zip(self.formulas.columns(&x, &parts)?) {
@@ -150,8 +150,8 @@ impl CudaKernels {
     pub(super) fn prove_recurrence(&self) -> Result<()> {
         let row = |columns: usize| Ok::<_, crate::Error>(self.formulas.wave(1, columns)?.squeeze(0)?);
         // Sizes of keys for some of the kernels, Mamba-2's and Qwen's among them.
-        for (key_dim, corrects, takes_turns) in [(24, false, false), (128, true, false), (200, true, true)] {
-            let spec = Recurrence { takes_turns, ..Recurrence::new(0, 4, 2, key_dim, 40)? };
+        for (key_dim, corrects, interleaved_heads) in [(24, false, false), (128, true, false), (200, true, true)] {
+            let spec = Recurrence { interleaved_heads, ..Recurrence::new(0, 4, 2, key_dim, 40)? };
             let conv = ShortConv {
                 layer: 0,
                 taps: self.formulas.wave(4, 36)?,
@@ -195,12 +195,12 @@ impl CudaKernels {
             let (skip, gates) = (wave(spec.heads)?.get(0)?.force_contiguous()?, wave(spec.heads)?);
             let k = (wave(spec.key_heads * spec.key_dim)? * 0.05)?;
             let (q, v) = ((k.neg()? + 0.1)?, wave(spec.heads * spec.value_dim)?);
-            let (decay, rate) = (gates.abs()?.neg()?, (gates.abs()? * 0.5)?);
+            let (decay, beta) = (gates.abs()?.neg()?, (gates.abs()? * 0.5)?);
             let skip = (!corrects).then_some(&skip);
-            let x = Inputs { q: &q, k: &k, v: &v, decay: &decay, rate: &rate, corrects, skip };
+            let x = Inputs { q: &q, k: &k, v: &v, decay: &decay, beta: &beta, corrects, skip };
             let found = self.recur(spec, x, &ours)?.ok_or_else(|| failed("a recurrence has no kernel"))?;
-            let (q, k, v, decay, rate) = (real(&q)?, real(&k)?, real(&v)?, real(&decay)?, real(&rate)?);
-            let x = Inputs { q: &q, k: &k, v: &v, decay: &decay, rate: &rate, corrects, skip };
+            let (q, k, v, decay, beta) = (real(&q)?, real(&k)?, real(&v)?, real(&decay)?, real(&beta)?);
+            let x = Inputs { q: &q, k: &k, v: &v, decay: &decay, beta: &beta, corrects, skip };
             same("a recurrence", &real(&found)?, &formulas_recurrence::recurrence(spec, x, &theirs)?)?;
         }
         for part in [0, 1] {

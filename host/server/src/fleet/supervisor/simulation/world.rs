@@ -43,9 +43,9 @@ pub(super) struct Totals {
 
 /// Where a job is that has not ended.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Place {
+enum JobLocation {
     Waiting(usize),
-    At(u64),
+    Worker(u64),
 }
 
 /// A worker's process.
@@ -87,7 +87,7 @@ pub(super) struct World<'a> {
     /// For each model that a child is asked about, the plugins that it asks.
     probes: BTreeMap<usize, Arc<Catalogue>>,
     processes: BTreeMap<u64, Process>,
-    jobs: BTreeMap<u64, Place>,
+    jobs: BTreeMap<u64, JobLocation>,
     next_job: u64,
     tickets: BTreeSet<u64>,
     next_ticket: u64,
@@ -210,14 +210,14 @@ impl<'a> World<'a> {
         self.totals.jobs += 1;
         let (job, client) = (self.next_job, self.rng.u64(0..4));
         let adapter = (self.rng.u32(0..3) == 0).then(|| self.adapter());
-        self.jobs.insert(job, Place::Waiting(model));
+        self.jobs.insert(job, JobLocation::Waiting(model));
         self.on(Event::Submitted { model, job, client, adapter });
     }
 
     /// A client goes, perhaps one whose answer has just ended.
     fn cancel(&mut self) {
         let job = self.rng.u64(1..self.next_job + 2);
-        if let Some(Place::Waiting(_)) = self.jobs.get(&job) {
+        if let Some(JobLocation::Waiting(_)) = self.jobs.get(&job) {
             self.jobs.remove(&job);
             self.totals.cancelled += 1;
         }
@@ -373,6 +373,9 @@ impl<'a> World<'a> {
                 if self.tells {
                     println!("    {}", text(&effect));
                 }
+                if let Effect::Note(_) = effect {
+                    continue;
+                }
                 assert!(!self.ended || effect == Effect::End, "after the end: {effect:?}");
                 count += 1;
                 events.extend(self.perform(effect));
@@ -393,12 +396,21 @@ impl<'a> World<'a> {
             Effect::Submit { serial, job } => {
                 let Some(process) = self.processes.get_mut(&serial) else { panic!("job {job} for no worker") };
                 assert!(process.loaded && !process.leaving, "job {job} for {process:?}");
-                assert_eq!(self.jobs.insert(job, Place::At(serial)), Some(Place::Waiting(process.model)), "job {job}");
+                assert_eq!(
+                    self.jobs.insert(job, JobLocation::Worker(serial)),
+                    Some(JobLocation::Waiting(process.model)),
+                    "job {job}"
+                );
                 process.jobs.insert(job);
             }
-            Effect::Notify { job, .. } => assert!(matches!(self.jobs.get(&job), Some(Place::Waiting(_))), "job {job}"),
+            Effect::Notify { job, .. } => {
+                assert!(matches!(self.jobs.get(&job), Some(JobLocation::Waiting(_))), "job {job}")
+            }
             Effect::Fail { job, .. } => {
-                assert!(matches!(self.jobs.remove(&job), Some(Place::Waiting(_))), "job {job} fails, and goes on");
+                assert!(
+                    matches!(self.jobs.remove(&job), Some(JobLocation::Waiting(_))),
+                    "job {job} fails, and goes on"
+                );
                 self.totals.failed += 1;
             }
             Effect::Send { serial, command } => self.obey(serial, command),
@@ -412,6 +424,7 @@ impl<'a> World<'a> {
                 if answer.is_ok() { self.totals.attached += 1 } else { self.totals.refused += 1 }
             }
             Effect::AnswerStats => assert!(self.stats_since.take().is_some(), "nobody has asked"),
+            Effect::Note(_) => {}
             Effect::End => {
                 assert!(self.closing, "nobody has asked it to end");
                 self.ended = true;
@@ -469,7 +482,7 @@ impl<'a> World<'a> {
         for (index, model) in supervisor.models.iter().enumerate() {
             waiting += model.waiting.len();
             for job in model.waiting.iter().map(|waiting| waiting.job) {
-                assert_eq!(self.jobs.get(&job), Some(&Place::Waiting(index)), "job {job} waits");
+                assert_eq!(self.jobs.get(&job), Some(&JobLocation::Waiting(index)), "job {job} waits");
             }
             tickets.extend(model.pending_adapters.iter().map(|pending| pending.ticket));
             assert!(model.waiting.len() <= 8, "too many wait for model {index}");

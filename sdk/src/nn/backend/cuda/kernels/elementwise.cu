@@ -160,7 +160,7 @@ extern "C" __global__ void gate(const float *gates, const float *ups, int kind, 
 }
 
 // factor · kind(x + bias), with a bias and a factor for each column where there are any, and a kind where it is not negative.
-extern "C" __global__ void columnwise(const float *x, const float *bias, int kind, const float *factor, int width, size_t count,
+extern "C" __global__ void bias_act_scale(const float *x, const float *bias, int kind, const float *factor, int width, size_t count,
                                       float *out) {
     begin();
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;

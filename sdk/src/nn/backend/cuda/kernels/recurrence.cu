@@ -82,16 +82,16 @@ static constexpr int LANES = 4, COLUMNS = 32, TOKENS = 8;
 // Some columns of a head of a sequence; the grid is [columns / COLUMNS, heads, sequences]. Matrices are [heads, key_dim, value_dim],
 // and a lane has ROWS of the rows: four, then the four that follow those of the other lanes, and so on.
 template <int ROWS>
-__device__ __forceinline__ void recurrence(const float *q, const float *k, const float *v, const float *decay, const float *rate,
-                                           const float *skip, int corrects, int heads, int key_heads, int takes_turns, int key_dim,
+__device__ __forceinline__ void recurrence(const float *q, const float *k, const float *v, const float *decay, const float *beta,
+                                           const float *skip, int corrects, int heads, int key_heads, int interleaved_heads, int key_dim,
                                            int value_dim, float *states, const Sequence *sequences, const uint32_t *tables,
                                            float *out) {
     constexpr int KEYS = ROWS * LANES;
     __shared__ float4 keys[TOKENS][KEYS / 4], queries[TOKENS][KEYS / 4];
-    __shared__ float values[TOKENS][COLUMNS], fades[TOKENS], rates[TOKENS];
+    __shared__ float values[TOKENS][COLUMNS], fades[TOKENS], betas[TOKENS];
     begin();
     const int thread = threadIdx.x, lane = thread % LANES, head = blockIdx.y, first = blockIdx.x * COLUMNS;
-    const int column = first + thread / LANES, key_head = takes_turns ? head % key_heads : head / (heads / key_heads);
+    const int column = first + thread / LANES, key_head = interleaved_heads ? head % key_heads : head / (heads / key_heads);
     const Sequence sequence = sequences[blockIdx.z];
     const size_t state_size = (size_t)heads * key_dim * value_dim, matrix = (size_t)head * key_dim * value_dim + column;
     const float past = skip ? skip[head] : 0.0f;
@@ -132,7 +132,7 @@ __device__ __forceinline__ void recurrence(const float *q, const float *k, const
         }
         if (thread < count) {
             fades[thread] = expf(decay[(begun + thread) * heads + head]);
-            rates[thread] = rate[(begun + thread) * heads + head];
+            betas[thread] = beta[(begun + thread) * heads + head];
         }
         __syncthreads();
         for (int token = 0; token < count; token++) {
@@ -152,7 +152,7 @@ __device__ __forceinline__ void recurrence(const float *q, const float *k, const
                 known += __shfl_xor_sync(0xffffffffu, known, 2);
                 write -= fade * known;
             }
-            write *= rates[token];
+            write *= betas[token];
             float4 reads{0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
             for (int i = 0; i < ROWS; i += 4) {
@@ -176,10 +176,10 @@ __device__ __forceinline__ void recurrence(const float *q, const float *k, const
 
 #define RECURRENCE(rows)                                                                                                        \
     extern "C" __global__ void __launch_bounds__(LANES *COLUMNS) recurrence_##rows(                                             \
-        const float *q, const float *k, const float *v, const float *decay, const float *rate, const float *skip, int corrects, \
-        int heads, int key_heads, int takes_turns, int key_dim, int value_dim, float *states, const Sequence *sequences,        \
+        const float *q, const float *k, const float *v, const float *decay, const float *beta, const float *skip, int corrects, \
+        int heads, int key_heads, int interleaved_heads, int key_dim, int value_dim, float *states, const Sequence *sequences,        \
         const uint32_t *tables, float *out) {                                                                                   \
-        recurrence<rows>(q, k, v, decay, rate, skip, corrects, heads, key_heads, takes_turns, key_dim, value_dim, states,       \
+        recurrence<rows>(q, k, v, decay, beta, skip, corrects, heads, key_heads, interleaved_heads, key_dim, value_dim, states,       \
                          sequences, tables, out);                                                                               \
     }
 

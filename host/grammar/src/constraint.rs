@@ -1,0 +1,325 @@
+//! The state of one sequence under its rules.
+//!
+//! Bytes decide: a token may hold the end of a trigger and the beginning of what the grammar says, or the end of the
+//! grammar's text and free text after it. Where tokens lie within one phase they are taken whole, as the grammar's own
+//! tree knows them; where they do not, their bytes are fed one by one.
+
+use std::{
+    panic::{self, AssertUnwindSafe},
+    sync::Arc,
+};
+
+use llguidance::Matcher;
+
+use crate::patterns::{ROOT, StateId};
+use crate::token_trie::TokenTrie;
+use crate::{constraint_error::ConstraintError, rules::Rules};
+
+/// A grammar in force, or a trigger waited for, in one sequence.
+#[derive(Clone)]
+pub struct Constraint {
+    rules: Arc<Rules>,
+    phase: Phase,
+    mask: Mask,
+}
+
+#[derive(Clone)]
+enum Phase {
+    /// The output may open the reasoning, of whose opener so much has been written, or begin with the answer.
+    Opening { written: usize, answer: Option<Box<Matcher>>, at: StateId },
+    /// The reasoning is being written.
+    Reasoning { at: StateId },
+    /// Everything is allowed until a trigger.
+    Free { at: StateId },
+    /// A rule holds.
+    Bound { rule: usize, matcher: Box<Matcher> },
+    /// The output is complete.
+    Complete,
+}
+
+#[derive(Clone)]
+enum Mask {
+    Unknown,
+    Free,
+    Bits(Arc<[u32]>),
+    Failed(ConstraintError),
+}
+
+impl Constraint {
+    pub(crate) fn new(rules: Arc<Rules>) -> Self {
+        let phase = if rules.begin.is_some() {
+            let answer = rules.start.map(|rule| Box::new(rules.rules[rule].template.start()));
+            Phase::Opening { written: 0, answer, at: ROOT }
+        } else if rules.end.is_some() {
+            Phase::Reasoning { at: ROOT }
+        } else {
+            rules.answer()
+        };
+        Self { rules, phase, mask: Mask::Unknown }
+    }
+
+    /// The tokens that may come next, a bit for each, lowest bit first; none if all may. Bits beyond the vocabulary mean
+    /// nothing. Made here unless [`Self::prepare`] has made it already.
+    pub fn mask(&mut self) -> Result<Option<&[u32]>, ConstraintError> {
+        self.prepare();
+        match &self.mask {
+            Mask::Bits(bits) => Ok(Some(bits)),
+            Mask::Failed(error) => Err(error.clone()),
+            Mask::Free | Mask::Unknown => Ok(None),
+        }
+    }
+
+    /// Makes the mask, which is the expensive part, so that it can be done while the model computes.
+    pub fn prepare(&mut self) {
+        if matches!(self.mask, Mask::Unknown) {
+            self.mask = match panic::catch_unwind(AssertUnwindSafe(|| self.make_mask())) {
+                Ok(Ok(Some(bits))) => Mask::Bits(bits),
+                Ok(Ok(None)) => Mask::Free,
+                Ok(Err(error)) => Mask::Failed(self.about(error)),
+                Err(_) => Mask::Failed(ConstraintError::new("its mask could not be made")),
+            };
+        }
+    }
+
+    /// True if the mask is not computed yet, and is expensive enough to compute it on another thread.
+    pub fn is_pending(&self) -> bool {
+        matches!(self.mask, Mask::Unknown) && !matches!(self.phase, Phase::Complete)
+    }
+
+    pub fn accept(&mut self, token: u32) -> Result<(), ConstraintError> {
+        self.mask = Mask::Unknown;
+        let result = self.take(token).map_err(|error| self.about(error));
+        // What a panic leaves behind must not be met by the next sequence.
+        if let (Err(_), Phase::Bound { rule, .. }) = (&result, &self.phase) {
+            self.rules.rules[*rule].template.spoil();
+        }
+        result
+    }
+
+    /// An error, with the field of the rule that holds.
+    fn about(&self, error: ConstraintError) -> ConstraintError {
+        let rule = match &self.phase {
+            Phase::Bound { rule, .. } => Some(*rule),
+            Phase::Opening { .. } => self.rules.start,
+            _ => None,
+        };
+        let field = rule.map(|rule| self.rules.rules[rule].field.clone()).unwrap_or_default();
+        ConstraintError { field, ..error }
+    }
+
+    pub fn is_complete(&self) -> bool {
+        matches!(self.phase, Phase::Complete)
+    }
+
+    fn make_mask(&mut self) -> Result<Option<Arc<[u32]>>, ConstraintError> {
+        let rules = self.rules.clone();
+        match &mut self.phase {
+            Phase::Complete => Err(ConstraintError::new("nothing may follow its end")),
+            Phase::Free { at } => Ok(rules.barred(&rules.free, *at)),
+            Phase::Reasoning { at } => {
+                let barred = rules.end.as_ref().and_then(|watch| rules.barred(watch, *at));
+                Ok(if rules.start.is_some() { Some(rules.without_end(barred.as_deref())) } else { barred })
+            }
+            Phase::Opening { .. } if rules.start.is_none() => Ok(None),
+            Phase::Opening { answer, written, .. } => {
+                let mut bits = match answer {
+                    Some(matcher) => rules.compute(matcher)?,
+                    None => vec![0; rules.vocabulary.mask_words()],
+                };
+                rules.allow_openers(*written, &mut bits);
+                Ok(Some(bits.into()))
+            }
+            Phase::Bound { rule, matcher } => {
+                // A text that may end leaves the output free: whatever does not continue it follows it.
+                if rules.resumes(*rule) && accepts(matcher)? {
+                    return Ok(None);
+                }
+                let bits = rules.compute(matcher).inspect_err(|_| rules.rules[*rule].template.spoil())?;
+                Ok(Some(bits.into()))
+            }
+        }
+    }
+
+    fn take(&mut self, token: u32) -> Result<(), ConstraintError> {
+        let rules = self.rules.clone();
+        if rules.vocabulary.ends_turn(token) {
+            return self.end();
+        }
+        let special = rules.vocabulary.is_special(token);
+        match &mut self.phase {
+            Phase::Bound { rule, matcher } => {
+                let rule = *rule;
+                if !rules.resumes(rule) || continues(matcher, token)? {
+                    if consume(matcher, token)? {
+                        self.phase = rules.after(rule);
+                    }
+                    return Ok(());
+                }
+                if (special || rules.free.target_of(token).is_some()) && accepts(matcher)? {
+                    self.phase = Phase::Free { at: ROOT };
+                }
+            }
+            // A grammar that begins with a special token knows it by its id alone.
+            Phase::Opening { answer, .. } if special => {
+                if let (Some(matcher), Some(rule)) = (answer, rules.start)
+                    && continues(matcher, token)?
+                {
+                    let matcher = matcher.clone();
+                    self.phase = Phase::Bound { rule, matcher };
+                    return self.take(token);
+                }
+            }
+            _ => {}
+        }
+        let watch = match &self.phase {
+            Phase::Free { .. } => Some(&rules.free),
+            Phase::Opening { .. } if rules.start.is_none() => Some(&rules.free),
+            Phase::Reasoning { .. } => rules.end.as_ref(),
+            _ => None,
+        };
+        match watch.and_then(|watch| watch.target_of(token)) {
+            Some(target) => self.phase = rules.enter(target),
+            None => self.feed(rules.vocabulary.bytes(token))?,
+        }
+        Ok(())
+    }
+
+    /// Takes in the end of a turn, which a grammar allows only where its text may end.
+    fn end(&mut self) -> Result<(), ConstraintError> {
+        let allowed = match &mut self.phase {
+            Phase::Bound { matcher, .. } | Phase::Opening { answer: Some(matcher), .. } => accepts(matcher)?,
+            Phase::Opening { answer: None, .. } => self.rules.start.is_none(),
+            _ => true,
+        };
+        if !allowed {
+            return Err(ConstraintError::new("its text is not complete"));
+        }
+        self.phase = Phase::Complete;
+        Ok(())
+    }
+
+    /// Takes in bytes of one token, through as many phases as they lead.
+    fn feed(&mut self, bytes: &[u8]) -> Result<(), ConstraintError> {
+        let rules = self.rules.clone();
+        let mut index = 0;
+        // Where the text of the grammar in force may have ended, within these bytes.
+        let mut ended = None;
+        while let Some(byte) = bytes.get(index) {
+            if let Phase::Bound { rule, matcher } = &mut self.phase {
+                let rule = *rule;
+                if rules.resumes(rule) && accepts(matcher)? {
+                    ended = Some(index);
+                }
+                if !advance(&rules.vocabulary, matcher, *byte)? {
+                    index = ended.take().ok_or_else(|| ConstraintError::new("its text goes on otherwise"))?;
+                    self.phase = Phase::Free { at: ROOT };
+                    continue;
+                }
+                if matcher.is_stopped() {
+                    self.phase = rules.after(rule);
+                    ended = None;
+                }
+            } else {
+                ended = None;
+                self.watch(&rules, *byte)?;
+            }
+            index += 1;
+        }
+        Ok(())
+    }
+
+    /// Takes in a byte outside any grammar.
+    fn watch(&mut self, rules: &Rules, byte: u8) -> Result<(), ConstraintError> {
+        let (watch, at) = match (&mut self.phase, &rules.end) {
+            (Phase::Free { at }, _) => (&rules.free, at),
+            (Phase::Reasoning { at }, Some(end)) => (end, at),
+            (Phase::Opening { .. }, _) => return self.open(rules, byte),
+            _ => return Err(ConstraintError::new("nothing may follow its end")),
+        };
+        *at = watch.patterns.step(*at, byte);
+        if let Some(found) = watch.patterns.found(*at) {
+            self.phase = rules.enter(watch.targets[found]);
+        }
+        Ok(())
+    }
+
+    /// Takes in a byte that may belong to the opener of the reasoning, to the answer, or to both.
+    fn open(&mut self, rules: &Rules, byte: u8) -> Result<(), ConstraintError> {
+        let Phase::Opening { written, answer, at } = &mut self.phase else { return Ok(()) };
+        let begin = rules.begin.as_deref().unwrap_or_default();
+        let opens = begin.get(*written) == Some(&byte);
+        let is_margin = *written == 0 && byte.is_ascii_whitespace();
+        if let Some(matcher) = answer
+            && !advance(&rules.vocabulary, matcher, byte)?
+        {
+            *answer = None;
+        }
+        if rules.start.is_some() && answer.is_none() && !opens {
+            return Err(ConstraintError::new("this is neither reasoning nor an answer"));
+        }
+        *at = rules.free.patterns.step(*at, byte);
+        *written += usize::from(opens);
+        if opens && *written == begin.len() {
+            self.phase = Phase::Reasoning { at: ROOT };
+        } else if !opens && !is_margin {
+            self.phase = match (rules.start, answer.take(), rules.free.patterns.found(*at)) {
+                (Some(rule), Some(matcher), _) if matcher.is_stopped() => rules.after(rule),
+                (Some(rule), Some(matcher), _) => Phase::Bound { rule, matcher },
+                (_, _, Some(found)) => rules.enter(rules.free.targets[found]),
+                _ => Phase::Free { at: *at },
+            };
+        }
+        Ok(())
+    }
+}
+
+impl Rules {
+    /// A mask less the tokens that end a turn: an answer that must come is not thought away.
+    fn without_end(&self, mask: Option<&[u32]>) -> Arc<[u32]> {
+        let mut bits = mask.map_or_else(|| vec![u32::MAX; self.vocabulary.mask_words()], <[u32]>::to_vec);
+        for token in self.vocabulary.end_of_turn() {
+            if let Some(word) = bits.get_mut((token / u32::BITS) as usize) {
+                *word &= !(1 << (token % u32::BITS));
+            }
+        }
+        bits.into()
+    }
+
+    /// Where the answer begins.
+    fn answer(&self) -> Phase {
+        self.enter(self.start)
+    }
+
+    fn enter(&self, target: Option<usize>) -> Phase {
+        match target {
+            Some(rule) => Phase::Bound { rule, matcher: Box::new(self.rules[rule].template.start()) },
+            None => Phase::Free { at: ROOT },
+        }
+    }
+
+    fn after(&self, rule: usize) -> Phase {
+        if self.resumes(rule) { Phase::Free { at: ROOT } } else { Phase::Complete }
+    }
+}
+
+/// True if the text may end here.
+fn accepts(matcher: &mut Matcher) -> Result<bool, ConstraintError> {
+    matcher.is_accepting().map_err(|error| ConstraintError::failed(&error))
+}
+
+/// True if a whole token continues the text.
+fn continues(matcher: &mut Matcher, token: u32) -> Result<bool, ConstraintError> {
+    matcher.validate_tokens(&[token]).map(|valid| valid == 1).map_err(|error| ConstraintError::failed(&error))
+}
+
+/// Accepts a token. True if nothing may follow it.
+fn consume(matcher: &mut Matcher, token: u32) -> Result<bool, ConstraintError> {
+    matcher.consume_token(token).map_err(|error| ConstraintError::failed(&error))?;
+    Ok(matcher.is_stopped())
+}
+
+/// Accepts a byte, if it continues the text.
+fn advance(vocabulary: &TokenTrie, matcher: &mut Matcher, byte: u8) -> Result<bool, ConstraintError> {
+    let Some(token) = vocabulary.byte_token(byte) else { return Ok(false) };
+    matcher.try_consume_tokens(&[token]).map(|taken| taken == 1).map_err(|error| ConstraintError::failed(&error))
+}

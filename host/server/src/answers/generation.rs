@@ -1,0 +1,170 @@
+//! Turns a job's events into the deltas of an answer.
+
+use std::{collections::VecDeque, sync::Arc};
+use tokio::time::{Instant, timeout_at};
+
+use super::{measures::Measures, parsing::ToolParser};
+use crate::{
+    chat::{Delta, TokenLogprob},
+    fleet::{EventStream, Update},
+    formats::{MarkerWeaver, Markers},
+};
+use pensieve_protocol::{
+    job::{Event, Failure, Finish, TokenLogprobs, Tokens},
+    vocabulary::Vocabulary,
+};
+
+/// An answer that is being generated. Dropping it cancels the job.
+#[derive(Debug)]
+pub struct Generation {
+    stream: EventStream,
+    reader: AnswerReader,
+    weave: MarkerWeaver,
+    measures: Measures,
+    /// Log-probabilities of tokens of which it is undecided whether they are text.
+    likelihoods: Vec<TokenLogprob>,
+    ready: VecDeque<Delta>,
+}
+
+#[derive(Debug)]
+pub(crate) struct AnswerReader {
+    pub parser: ToolParser,
+    pub markers: Markers,
+    pub vocabulary: Arc<Vocabulary>,
+    pub logprobs: bool,
+    pub clamped: bool,
+    pub end_of_turn: Vec<u32>,
+    /// The number of stop strings that are the client's. Those after them end the turns of a model without a template.
+    pub client_stops: usize,
+}
+
+impl Generation {
+    pub(crate) fn new(stream: EventStream, model: &str, reader: AnswerReader) -> Self {
+        Self {
+            stream,
+            reader,
+            weave: MarkerWeaver::default(),
+            measures: Measures::begin(model),
+            likelihoods: Vec::new(),
+            ready: VecDeque::new(),
+        }
+    }
+
+    /// Waits until then for the answer's first delta, which [`Self::next`] returns again; an error if it is a failure. Progress of
+    /// a model's load is skipped.
+    pub async fn listen(&mut self, until: Instant) -> Result<(), Failure> {
+        while let Ok(Some(delta)) = timeout_at(until, self.next()).await {
+            match delta {
+                Delta::Failed(failure) => return Err(failure),
+                Delta::Loading { .. } => {}
+                delta => {
+                    self.ready.push_front(delta);
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The next delta.
+    pub async fn next(&mut self) -> Option<Delta> {
+        while self.ready.is_empty() {
+            match self.stream.next().await? {
+                Update::Loading { done, total, what } => self.ready.push_back(Delta::Loading { done, total, what }),
+                Update::Event(event) => self.take(event),
+            }
+        }
+        self.ready.pop_front()
+    }
+
+    fn take(&mut self, event: Event) {
+        match event {
+            Event::Started { reused_tokens, .. } => {
+                self.measures.started();
+                self.ready.push_back(Delta::Started { reused_tokens });
+            }
+            Event::Prompt { computed, total } => self.ready.push_back(Delta::Prompt { computed, total }),
+            Event::Tokens(tokens) => {
+                self.measures.tokens(tokens.ids.len());
+                self.read(tokens);
+            }
+            Event::Finished { reason, usage } => {
+                let reason = self.reason(reason);
+                let cut = matches!(
+                    reason,
+                    Finish::Length | Finish::Repetition | Finish::ContextFull | Finish::Deadline | Finish::Cancelled
+                );
+                let rest = self.reader.parser.finish(cut);
+                self.show(rest, true);
+                self.measures.finished(reason, usage);
+                self.ready.push_back(Delta::Finished { reason, usage });
+            }
+            Event::Failed(failure) => {
+                self.measures.failed(&failure);
+                self.ready.push_back(Delta::Failed(failure));
+            }
+        }
+    }
+
+    fn read(&mut self, mut tokens: Tokens) {
+        if self.reader.logprobs {
+            let logprobs = std::mem::take(&mut tokens.logprobs);
+            for (id, logprobs) in tokens.ids.iter().zip(logprobs) {
+                // What has no text is no part of it.
+                if !self.reader.vocabulary.is_special(*id) {
+                    self.likelihoods.push(self.likelihood(*id, &logprobs));
+                }
+            }
+        }
+        let bytes = self.weave.push(&tokens, &self.reader.markers, &self.reader.vocabulary);
+        let was_text = self.reader.parser.is_text();
+        let deltas = self.reader.parser.push(&bytes);
+        let is_text = |delta: &Delta| matches!(delta, Delta::Text { .. });
+        if !deltas.iter().any(is_text) && (was_text == Some(false) || !deltas.is_empty()) {
+            // The token that ends thoughts or a call is a part of them.
+            self.likelihoods.clear();
+        }
+        self.show(deltas, false);
+    }
+
+    /// Hands pieces out, and with text what is known of its tokens.
+    fn show(&mut self, mut deltas: Vec<Delta>, last: bool) {
+        if !self.likelihoods.is_empty() {
+            let text = deltas.iter_mut().rev().find_map(|delta| match delta {
+                Delta::Text { logprobs, .. } => Some(logprobs),
+                _ => None,
+            });
+            match (text, self.reader.parser.is_text()) {
+                (Some(logprobs), _) => *logprobs = std::mem::take(&mut self.likelihoods),
+                (None, Some(true)) => {
+                    let logprobs = std::mem::take(&mut self.likelihoods);
+                    deltas.push(Delta::Text { text: String::new(), logprobs });
+                }
+                (None, None) if !last => {}
+                (None, _) => self.likelihoods.clear(),
+            }
+        }
+        self.ready.extend(deltas);
+    }
+
+    fn likelihood(&self, id: u32, logprobs: &TokenLogprobs) -> TokenLogprob {
+        let of = |id: u32, logprob: f32| TokenLogprob {
+            id,
+            bytes: self.reader.vocabulary.bytes(id).to_vec(),
+            logprob,
+            top: Vec::new(),
+        };
+        let top = logprobs.top.iter().map(|(id, logprob)| of(*id, *logprob)).collect();
+        TokenLogprob { top, ..of(id, logprobs.logprob) }
+    }
+
+    /// The reason in the client's terms: it knows its own stop strings, but neither tokens nor the remaining context.
+    fn reason(&self, reason: Finish) -> Finish {
+        match reason {
+            Finish::StopToken(token) if self.reader.end_of_turn.contains(&token) => Finish::EndOfTurn,
+            Finish::StopString(index) if index as usize >= self.reader.client_stops => Finish::EndOfTurn,
+            Finish::Length if self.reader.clamped => Finish::ContextFull,
+            other => other,
+        }
+    }
+}

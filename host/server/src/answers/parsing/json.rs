@@ -1,0 +1,277 @@
+//! Parses calls in JSON: an object with a name and arguments, or a list of them.
+//!
+//! Only as much of JSON is parsed as is needed to find names, and where arguments begin and end. A model may write arguments
+//! as a string with JSON in it, and fields in any order; both are normalised.
+
+use super::call::{Call, Fed};
+use crate::{chat::Delta, formats::Keys};
+
+const NAME_BYTES_MAX: usize = 1024;
+const DEPTH_MAX: usize = 512;
+
+#[derive(Debug)]
+pub(super) struct JsonReader {
+    keys: Keys,
+    bare: bool,
+    at: Expecting,
+    in_list: bool,
+    key: Vec<u8>,
+    name: Option<String>,
+    /// Arguments that came before the name.
+    early: Option<Vec<u8>>,
+    /// The string that is being read, without its quotes, and whether a backslash came last.
+    text: Vec<u8>,
+    escape: bool,
+    nest: Nest,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Expecting {
+    Begin,
+    Item,
+    ItemEnd,
+    Key,
+    KeyText,
+    Colon,
+    Value,
+    NameText,
+    Arguments,
+    ArgumentsText,
+    Other,
+    OtherText,
+    Scalar,
+    Field,
+}
+
+/// A JSON value with others in it.
+#[derive(Debug, Default)]
+pub(super) struct Nest {
+    closers: Vec<u8>,
+    in_text: bool,
+    escape: bool,
+}
+
+#[derive(PartialEq, Eq)]
+pub(super) enum Nested {
+    Inside,
+    End,
+    Broken,
+}
+
+enum Framed {
+    More,
+    Broken,
+    Object,
+    List,
+}
+
+impl JsonReader {
+    /// A parser of a call with these keys. `bare`: there was no opener, so text must be recognised as early as possible.
+    pub fn new(keys: Keys, bare: bool) -> Self {
+        Self {
+            keys,
+            bare,
+            at: Expecting::Begin,
+            in_list: false,
+            key: Vec::new(),
+            name: None,
+            early: None,
+            text: Vec::new(),
+            escape: false,
+            nest: Nest::default(),
+        }
+    }
+
+    pub fn feed(&mut self, byte: u8, call: &mut Call, out: &mut Vec<Delta>) -> Fed {
+        match self.at {
+            Expecting::Arguments if self.early.is_none() => {
+                let nested = self.nest.feed(byte);
+                if nested == Nested::Broken {
+                    return Fed::Broken;
+                }
+                if nested == Nested::End {
+                    self.at = Expecting::Field;
+                }
+                call.arguments.push(byte);
+                Fed::Counted
+            }
+            Expecting::Value if self.key == self.keys.arguments.as_bytes() && byte == b'{' && !call.is_open() => {
+                let Some(name) = self.name.clone() else { return self.feed_frame(byte, call, out) };
+                self.at = Expecting::Arguments;
+                self.nest = Nest::default();
+                self.nest.feed(byte);
+                if !call.begin(&name, out) {
+                    return Fed::Broken;
+                }
+                call.arguments.push(byte);
+                Fed::Counted
+            }
+            _ => self.feed_frame(byte, call, out),
+        }
+    }
+
+    /// Feeds a byte that is not part of arguments that are being streamed.
+    fn feed_frame(&mut self, byte: u8, call: &mut Call, out: &mut Vec<Delta>) -> Fed {
+        let was_text = matches!(self.at, Expecting::NameText | Expecting::KeyText);
+        match self.step(byte) {
+            Framed::More => {
+                // Text should be recognised as early as possible.
+                let unlike = self.bare && was_text && self.at == Expecting::Colon && !self.is_known_key();
+                let stranger = self.name.as_ref().is_some_and(|name| call.tool(name).is_none());
+                if unlike || stranger { Fed::Broken } else { Fed::Open }
+            }
+            Framed::Broken => Fed::Broken,
+            Framed::Object => {
+                let (name, early) = (self.name.take(), self.early.take());
+                if !call.is_open() {
+                    let begun = name.is_some_and(|name| call.begin(&name, out));
+                    if !begun {
+                        return Fed::Broken;
+                    }
+                    call.arguments = early.unwrap_or_else(|| b"{}".to_vec());
+                }
+                call.end(out);
+                if self.in_list { Fed::Counted } else { Fed::Done }
+            }
+            Framed::List if call.count() == 0 => Fed::Broken,
+            Framed::List => Fed::Done,
+        }
+    }
+
+    fn is_known_key(&self) -> bool {
+        let known = [self.keys.name.as_bytes(), self.keys.arguments.as_bytes(), b"type", b"id", b"tool_call_id"];
+        known.contains(&self.key.as_slice())
+    }
+
+    fn step(&mut self, byte: u8) -> Framed {
+        let is_space = byte.is_ascii_whitespace();
+        match (self.at, byte) {
+            (Expecting::KeyText | Expecting::NameText | Expecting::ArgumentsText | Expecting::OtherText, _) => {
+                return self.step_text(byte);
+            }
+            (Expecting::Arguments | Expecting::Other, _) => return self.step_nest(byte),
+            (Expecting::Scalar, b',' | b'}') => {
+                self.at = Expecting::Field;
+                return self.step(byte);
+            }
+            (Expecting::Scalar, b'-' | b'+' | b'.' | b'0'..=b'9' | b'a'..=b'z' | b'E') => {}
+            (Expecting::Scalar, _) if is_space => self.at = Expecting::Field,
+            (_, _) if is_space => {}
+            (Expecting::Begin, b'[') => (self.in_list, self.at) = (true, Expecting::Item),
+            (Expecting::Begin | Expecting::Item, b'{') => self.at = Expecting::Key,
+            (Expecting::Item | Expecting::ItemEnd, b']') => return Framed::List,
+            (Expecting::ItemEnd, b',') => self.at = Expecting::Item,
+            (Expecting::Key, b'"') => self.begin_text(Expecting::KeyText),
+            (Expecting::Colon, b':') => self.at = Expecting::Value,
+            (Expecting::Value, _) => return self.begin_value(byte),
+            (Expecting::Field, b',') => self.at = Expecting::Key,
+            (Expecting::Field | Expecting::Key, b'}') => {
+                self.at = Expecting::ItemEnd;
+                return Framed::Object;
+            }
+            _ => return Framed::Broken,
+        }
+        Framed::More
+    }
+
+    fn begin_text(&mut self, at: Expecting) {
+        self.at = at;
+        self.text.clear();
+        self.escape = false;
+    }
+
+    fn begin_value(&mut self, byte: u8) -> Framed {
+        let (is_name, is_arguments) =
+            (self.key == self.keys.name.as_bytes(), self.key == self.keys.arguments.as_bytes());
+        match byte {
+            b'"' if is_name => self.begin_text(Expecting::NameText),
+            b'"' if is_arguments => self.begin_text(Expecting::ArgumentsText),
+            b'"' => self.begin_text(Expecting::OtherText),
+            _ if is_name => return Framed::Broken,
+            b'{' | b'[' => {
+                if is_arguments && byte == b'[' {
+                    return Framed::Broken;
+                }
+                self.at = if is_arguments { Expecting::Arguments } else { Expecting::Other };
+                self.early = if is_arguments { Some(Vec::new()) } else { self.early.take() };
+                self.nest = Nest::default();
+                return self.step_nest(byte);
+            }
+            // Of scalars only null can stand for no arguments.
+            b'n' => self.at = Expecting::Scalar,
+            b'-' | b'0'..=b'9' | b't' | b'f' if !is_arguments => self.at = Expecting::Scalar,
+            _ => return Framed::Broken,
+        }
+        Framed::More
+    }
+
+    fn step_nest(&mut self, byte: u8) -> Framed {
+        let nested = self.nest.feed(byte);
+        if self.at == Expecting::Arguments
+            && let Some(early) = &mut self.early
+        {
+            early.push(byte);
+        }
+        match nested {
+            Nested::Inside => {}
+            Nested::End => self.at = Expecting::Field,
+            Nested::Broken => return Framed::Broken,
+        }
+        Framed::More
+    }
+
+    fn step_text(&mut self, byte: u8) -> Framed {
+        if byte != b'"' || self.escape {
+            self.escape = byte == b'\\' && !self.escape;
+            self.text.push(byte);
+            let endless =
+                self.text.len() > NAME_BYTES_MAX && matches!(self.at, Expecting::NameText | Expecting::KeyText);
+            return if endless { Framed::Broken } else { Framed::More };
+        }
+        let text = std::mem::take(&mut self.text);
+        let quoted = [b"\"", text.as_slice(), b"\""].concat();
+        let Ok(decoded) = serde_json::from_str::<String>(&String::from_utf8_lossy(&quoted)) else {
+            return Framed::Broken;
+        };
+        match self.at {
+            Expecting::KeyText => (self.key, self.at) = (decoded.into_bytes(), Expecting::Colon),
+            Expecting::NameText => (self.name, self.at) = (Some(decoded), Expecting::Field),
+            Expecting::ArgumentsText => {
+                let is_object = serde_json::from_str::<serde_json::Map<_, _>>(&decoded).is_ok();
+                if !is_object {
+                    return Framed::Broken;
+                }
+                (self.early, self.at) = (Some(decoded.trim().as_bytes().to_vec()), Expecting::Field);
+            }
+            _ => self.at = Expecting::Field,
+        }
+        Framed::More
+    }
+}
+
+impl Nest {
+    /// Takes in a byte, the first of which opens it.
+    pub fn feed(&mut self, byte: u8) -> Nested {
+        if self.in_text {
+            match byte {
+                _ if self.escape => self.escape = false,
+                b'\\' => self.escape = true,
+                b'"' => self.in_text = false,
+                _ => {}
+            }
+            return Nested::Inside;
+        }
+        match byte {
+            b'"' => self.in_text = true,
+            b'{' | b'[' if self.closers.len() >= DEPTH_MAX => return Nested::Broken,
+            b'{' => self.closers.push(b'}'),
+            b'[' => self.closers.push(b']'),
+            b'}' | b']' if self.closers.pop() != Some(byte) => return Nested::Broken,
+            b'}' | b']' if self.closers.is_empty() => return Nested::End,
+            b'}' | b']' | b',' | b':' | b'-' | b'+' | b'.' | b'E' | b'0'..=b'9' | b'a'..=b'z' => {}
+            _ if byte.is_ascii_whitespace() => {}
+            _ => return Nested::Broken,
+        }
+        Nested::Inside
+    }
+}

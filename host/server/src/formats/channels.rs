@@ -1,0 +1,71 @@
+//! Answers that consist of messages, as in OpenAI's harmony format: each message names its channel, and thus whether it is
+//! reasoning, a call or text, and a call names the tool as its recipient:
+//!
+//! `<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.f
+//! <|constrain|>json<|message|>{"a": 1}<|call|>`
+
+use serde::{Deserialize, Serialize};
+
+use super::Thoughts;
+
+/// How the messages of an answer are written. The defaults are harmony's.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Channels {
+    /// Begins a message; the prompt ends with it.
+    pub start: String,
+    /// Comes before the channel's name.
+    pub channel: String,
+    /// Comes between a message's header and its text.
+    pub message: String,
+    /// Ends of a message. The first comes between two messages of one answer, the others end the turn as well.
+    pub ends: Vec<String>,
+    /// Comes between a channel and the format that a message is constrained to.
+    pub constrain: String,
+    /// Comes before a tool's name.
+    pub recipient: String,
+    /// The channel of reasoning.
+    pub thoughts: String,
+    /// The channel of calls, and of what is said before them.
+    pub calls: String,
+    /// The channel of answers.
+    pub answer: String,
+}
+
+impl Default for Channels {
+    fn default() -> Self {
+        Self {
+            start: "<|start|>assistant".into(),
+            channel: "<|channel|>".into(),
+            message: "<|message|>".into(),
+            ends: ["<|end|>", "<|call|>", "<|return|>"].map(Into::into).to_vec(),
+            constrain: "<|constrain|>".into(),
+            recipient: " to=functions.".into(),
+            thoughts: "analysis".into(),
+            calls: "commentary".into(),
+            answer: "final".into(),
+        }
+    }
+}
+
+impl Channels {
+    /// The state of reasoning after this prompt.
+    pub(super) fn thoughts(&self, prompt: &str) -> Thoughts {
+        let open = prompt.rfind(&self.message).filter(|open| prompt.rfind(&self.start) < Some(*open));
+        let Some(open) = open else { return Thoughts::Possible };
+        if self.ends.iter().any(|end| prompt[open..].contains(end)) {
+            return Thoughts::Possible;
+        }
+        let header = &prompt[prompt.rfind(&self.start).unwrap_or(0)..open];
+        if header.contains(&self.thoughts) { Thoughts::Begun } else { Thoughts::Never }
+    }
+
+    pub(super) fn markers(&self) -> Vec<(&str, bool)> {
+        let words =
+            [&self.start, &self.channel, &self.message, &self.recipient, &self.thoughts, &self.calls, &self.answer];
+        let words = words.into_iter().chain(&self.ends).map(|word| (word.as_str(), false));
+        // At least one end is required.
+        let first = self.ends.first().map_or("", String::as_str);
+        words.chain([(first, false), (self.constrain.as_str(), true)]).collect()
+    }
+}

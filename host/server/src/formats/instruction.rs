@@ -1,0 +1,31 @@
+//! Tools for models whose template does not support them, or in an unknown format: the system prompt describes them and how
+//! to call them. Such models are taught Hermes' format; calls and results of earlier turns are written in the prompt in the
+//! same way.
+
+use super::{OutputFormat, Reasoning, known};
+use crate::chat::Tool;
+
+/// The format that is taught.
+pub fn format(reasoning: Option<Reasoning>) -> OutputFormat {
+    OutputFormat { calls: Some(known::hermes()), reasoning, channels: None }
+}
+
+/// The description of tools in the system prompt. It does not depend on the tool choice, so that the prompt stays the same
+/// from turn to turn.
+pub fn words(tools: &[Tool]) -> String {
+    let mut text =
+        String::from("You can call these tools. Each line has one, with the JSON schema of its arguments:\n");
+    for tool in tools {
+        let line = serde_json::json!({
+            "name": tool.name, "description": tool.description, "arguments": tool.schema,
+        });
+        text.push_str(&line.to_string());
+        text.push('\n');
+    }
+    text.push_str(
+        "To call a tool, write a JSON object with its name and its arguments between these tags:\n\
+         <tool_call>\n{\"name\": \"TOOL\", \"arguments\": {}}\n</tool_call>\n\
+         What comes of it is told between <tool_response> tags.",
+    );
+    text
+}

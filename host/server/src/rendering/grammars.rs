@@ -1,0 +1,295 @@
+//! Grammar processes: a client's programs (a grammar, the format of a custom tool) are interpreted there and nowhere else in
+//! the server.
+//!
+//! A process serves one request and ends with it, so that nothing of one client is left in it for the next. It knows no
+//! model: single bytes and the names of special tokens are all that a grammar is compiled with. That makes it cheap to
+//! start, and cheap to kill when its client goes away. There are few of them at a time, and fewer for one client; requests that
+//! wait for one are served in order.
+//!
+//! Results are cached by digest, separately for each client: how long an answer takes tells nobody what others have asked
+//! for.
+
+use std::{
+    collections::HashMap,
+    num::NonZeroUsize,
+    path::PathBuf,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use lru::LruCache;
+use sha2::{Digest, Sha256};
+use tokio::{
+    runtime::Handle,
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::timeout,
+};
+
+use super::{
+    lock,
+    process::{Death, Process},
+};
+use crate::{chat::Client, fleet::fence};
+use pensieve_protocol::{
+    fence::Policy,
+    grammar::Spec,
+    job::{Failure, FailureCode},
+    outside::Outside,
+    prompt::{Answer, EXPRESSION_BYTES_MAX, Question, Syntax},
+    vocabulary::Alphabet,
+    wire,
+};
+
+/// The most processes in all, and of one client.
+const PROCESSES_MAX: usize = 3;
+const CLIENT_PROCESSES_MAX: usize = 2;
+/// Memory of a process, its stacks included.
+const MEMORY_BYTES: u64 = 480 << 20;
+const WAIT_TIME_MAX: Duration = Duration::from_secs(30);
+/// For a grammar, and for all formats of a request together.
+const TIME_MAX: Duration = Duration::from_secs(5);
+/// The special tokens of a vocabulary that has any use for them.
+const ALPHABET_BYTES_MAX: usize = 4 << 20;
+/// The number of remembered grammars that have compiled.
+const COMPILED_MAX: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
+/// Bytes of remembered formats.
+const EXPRESSIONS_BYTES_MAX: usize = 4 << 20;
+/// Time after which a format that has ended its process is tried again.
+const REFUSED_TIME: Duration = Duration::from_secs(60);
+/// The most processes that the formats of one request may end.
+const DEATHS_MAX: usize = 2;
+/// The length to which an error about a format is cut.
+const COMPLAINT_CHARS_MAX: usize = 300;
+
+/// A format's expression, or why it has none.
+pub type Expressed = Result<String, String>;
+
+/// Runs grammar processes and caches their results, per client.
+#[derive(Debug)]
+pub struct GrammarPool {
+    program: PathBuf,
+    permits: Arc<Semaphore>,
+    /// The semaphores of clients that have a process or wait for one.
+    clients: Mutex<HashMap<u64, Arc<Semaphore>>>,
+    /// Digests of grammars that have compiled.
+    compiled: Mutex<LruCache<[u8; 32], ()>>,
+    expressions: Mutex<Expressions>,
+}
+
+/// The cached results of formats, by digest.
+#[derive(Debug)]
+struct Expressions {
+    known: LruCache<[u8; 32], Known>,
+    bytes: usize,
+}
+
+#[derive(Debug)]
+struct Known {
+    expressed: Expressed,
+    /// When to try again; none if the result would be the same.
+    until: Option<Instant>,
+}
+
+/// A request's permits for a process, and that process. If the request is cancelled, the process is killed, and its permits are
+/// released once it has ended.
+struct Asking<'a> {
+    pool: &'a GrammarPool,
+    process: Option<Process>,
+    permits: Vec<OwnedSemaphorePermit>,
+}
+
+impl GrammarPool {
+    /// A pool of processes that run this program.
+    pub fn new(program: PathBuf) -> Self {
+        Self {
+            program,
+            permits: Arc::new(Semaphore::new(PROCESSES_MAX)),
+            clients: Mutex::default(),
+            compiled: Mutex::new(LruCache::new(COMPILED_MAX)),
+            expressions: Mutex::new(Expressions { known: LruCache::unbounded(), bytes: 0 }),
+        }
+    }
+
+    /// Fails if a grammar cannot be compiled within a process's memory and time. `alphabet` is the model's.
+    pub async fn try_grammar(&self, client: &Client, alphabet: &Alphabet, spec: &Spec) -> Result<(), Failure> {
+        if alphabet.bytes() > ALPHABET_BYTES_MAX {
+            let message = "this model has too many special tokens to be held to a grammar";
+            return Err(Failure::new(FailureCode::Unsupported, message));
+        }
+        let encoded = wire::encode(&(spec, alphabet));
+        let encoded = encoded.map_err(|error| Failure::new(FailureCode::Invalid, error.to_string()))?;
+        let digest = digest(client, &[&encoded]);
+        drop(encoded);
+        if lock(&self.compiled).get(&digest).is_some() {
+            return Ok(());
+        }
+        let mut asking = self.begin(client).await?;
+        let question = Question::Grammar { spec: Box::new(spec.clone()), alphabet: alphabet.clone() };
+        match asking.ask(&question, TIME_MAX).await {
+            Ok(Answer::Compiles) => {
+                lock(&self.compiled).put(digest, ());
+                Ok(())
+            }
+            Ok(Answer::Failed(failure)) => Err(failure),
+            Ok(_) => Err(failed("was answered with something else", FailureCode::Internal)),
+            Err(death @ Death::Spawn(_)) => Err(failed(&death.to_string(), FailureCode::Internal)),
+            Err(death) => {
+                let field = spec.rules.iter().map(|rule| rule.field.as_str()).find(|field| !field.is_empty());
+                let failure = failed(&death.to_string(), FailureCode::Invalid);
+                Err(failure.at(field.unwrap_or_default()).with_help("simplify it"))
+            }
+        }
+    }
+
+    /// The formats of one request as regular expressions, in their order. One that ends its process, or takes too long, has
+    /// none.
+    pub async fn expressions(&self, client: &Client, formats: &[(Syntax, &str)]) -> Result<Vec<Expressed>, Failure> {
+        let mut asking = None;
+        let (mut deaths, mut began) = (0, None);
+        let mut all = Vec::with_capacity(formats.len());
+        for (syntax, definition) in formats {
+            let digest = digest(client, &[&[u8::from(*syntax == Syntax::Regex)], definition.as_bytes()]);
+            if let Some(expressed) = lock(&self.expressions).get(&digest) {
+                all.push(expressed);
+                continue;
+            }
+            let asking = match &mut asking {
+                Some(asking) => asking,
+                none => none.insert(self.begin(client).await?),
+            };
+            let left = TIME_MAX.saturating_sub(began.get_or_insert_with(Instant::now).elapsed());
+            if deaths == DEATHS_MAX || left.is_zero() {
+                all.push(Err("the formats before it have taken all the time that there is".to_owned()));
+                continue;
+            }
+            let question = Question::Expression { syntax: *syntax, definition: (*definition).to_owned() };
+            let expressed = match asking.ask(&question, left).await {
+                Ok(Answer::Expression(expressed)) => checked(expressed),
+                Ok(_) => Err("its process answered nonsense".to_owned()),
+                Err(death @ Death::Spawn(_)) => return Err(failed(&death.to_string(), FailureCode::Internal)),
+                Err(death) => {
+                    deaths += 1;
+                    let expressed = Err(format!("reading it {death}"));
+                    // One that had only the rest of the time may have been hurried by those before it.
+                    let was_hurried = matches!(death, Death::Overdue(limit) if limit < TIME_MAX * 9 / 10);
+                    if !was_hurried {
+                        let until = Some(Instant::now() + REFUSED_TIME);
+                        lock(&self.expressions).put(digest, Known { expressed: expressed.clone(), until });
+                    }
+                    all.push(expressed);
+                    continue;
+                }
+            };
+            lock(&self.expressions).put(digest, Known { expressed: expressed.clone(), until: None });
+            all.push(expressed);
+        }
+        Ok(all)
+    }
+
+    /// Waits for permits.
+    async fn begin(&self, client: &Client) -> Result<Asking<'_>, Failure> {
+        let share = self.share(client.share);
+        let permits = async {
+            // The client's own permit first: its requests that wait for that keep nobody else waiting.
+            let own = share.acquire_owned().await.ok()?;
+            Some(vec![own, self.permits.clone().acquire_owned().await.ok()?])
+        };
+        let permits = timeout(WAIT_TIME_MAX, permits).await.ok().flatten().ok_or_else(|| {
+            Failure::new(FailureCode::Busy, "other requests keep all processes for grammars busy")
+                .with_help("try again later")
+        })?;
+        Ok(Asking { pool: self, process: None, permits })
+    }
+
+    fn share(&self, client: u64) -> Arc<Semaphore> {
+        let mut clients = lock(&self.clients);
+        clients.retain(|_, share| Arc::strong_count(share) > 1);
+        clients.entry(client).or_insert_with(|| Arc::new(Semaphore::new(CLIENT_PROCESSES_MAX))).clone()
+    }
+}
+
+impl Asking<'_> {
+    /// Asks this request's process, or a new one if that has ended.
+    async fn ask(&mut self, question: &Question, deadline: Duration) -> Result<Answer, Death> {
+        let process = match &mut self.process {
+            Some(process) => process,
+            none => none.insert(Process::start(&self.pool.program, &policy())?),
+        };
+        let answer = process.ask(question, deadline).await;
+        if answer.is_err()
+            && let Some(process) = self.process.take()
+        {
+            process.end().await;
+        }
+        answer
+    }
+}
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        let permits = std::mem::take(&mut self.permits);
+        // The process has its memory until it has ended. Without a runtime nobody waits for a permit.
+        if let (Some(process), Ok(runtime)) = (self.process.take(), Handle::try_current()) {
+            runtime.spawn(async move {
+                process.end().await;
+                drop(permits);
+            });
+        }
+    }
+}
+
+impl Expressions {
+    fn get(&mut self, digest: &[u8; 32]) -> Option<Expressed> {
+        let known = self.known.get(digest)?;
+        let holds = known.until.is_none_or(|until| Instant::now() < until);
+        holds.then(|| known.expressed.clone())
+    }
+
+    fn put(&mut self, digest: [u8; 32], known: Known) {
+        self.bytes += known.bytes();
+        if let Some((_, old)) = self.known.push(digest, known) {
+            self.bytes -= old.bytes();
+        }
+        while self.bytes > EXPRESSIONS_BYTES_MAX
+            && let Some((_, oldest)) = self.known.pop_lru()
+        {
+            self.bytes -= oldest.bytes();
+        }
+    }
+}
+
+impl Known {
+    fn bytes(&self) -> usize {
+        let (Ok(text) | Err(text)) = &self.expressed;
+        // The table's own share as well.
+        2 * size_of::<Self>() + size_of::<[u8; 32]>() + text.len()
+    }
+}
+
+/// The fence of a process that may use nothing but its memory.
+fn policy() -> Policy {
+    Policy { data_bytes: Some(MEMORY_BYTES), ..fence::prompt(0) }
+}
+
+/// A digest of the question and of the client's salt.
+fn digest(client: &Client, parts: &[&[u8]]) -> [u8; 32] {
+    let mut hash = Sha256::new();
+    for part in [client.salt.as_slice()].iter().chain(parts) {
+        hash.update((part.len() as u64).to_le_bytes());
+        hash.update(part);
+    }
+    hash.finalize().into()
+}
+
+/// Bounds and escapes a process's answer, which a stranger may have written.
+fn checked(expressed: Expressed) -> Expressed {
+    match expressed {
+        Ok(expression) if expression.len() > EXPRESSION_BYTES_MAX => Err("its expression is too long".to_owned()),
+        Ok(expression) => Ok(expression),
+        Err(complaint) => Err(Outside::new(&complaint).at_most(COMPLAINT_CHARS_MAX).to_string()),
+    }
+}
+
+fn failed(what: &str, code: FailureCode) -> Failure {
+    Failure::new(code, format!("compiling the grammar {what}"))
+}

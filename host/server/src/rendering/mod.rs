@@ -1,0 +1,291 @@
+//! Pools of prompt processes, which render and tokenize: a checkpoint's programs (its chat template, its tokenizer) run there
+//! and nowhere else in the server. Grammars of clients have processes of their own ([`GrammarPool`]).
+//!
+//! A process serves one model and answers one question at a time, under a memory limit and a deadline. So a question that
+//! ends its process costs no other one anything: those that wait go to the next process. A model has few of them, and idle
+//! processes of models that are not in use give way to those of others.
+
+mod grammars;
+mod process;
+
+#[cfg(test)]
+mod tests;
+
+pub use grammars::{Expressed, GrammarPool};
+
+use std::{
+    path::PathBuf,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    time::{Duration, Instant},
+};
+
+use tokio::{
+    sync::{Notify, OnceCell, OwnedSemaphorePermit, Semaphore},
+    time::timeout,
+};
+
+use self::process::{Death, Process};
+use crate::fleet::fence;
+use pensieve_protocol::{
+    card::Card,
+    conversation::Conversation,
+    job::{Failure, FailureCode},
+    prompt::{Answer, Question, Tokenizer},
+    vocabulary::Vocabulary,
+};
+
+/// The most processes for all models together.
+const PROCESSES_MAX: usize = 8;
+/// The most processes of one model. More than one are only started while others are busy.
+const MODEL_PROCESSES_MAX: usize = 4;
+/// Memory of a process without its tokenizer.
+const MEMORY_BYTES: u64 = 1 << 30;
+/// Memory of a tokenizer per byte of its `tokenizer.json`, with much to spare.
+const MEMORY_PER_TOKENIZER_BYTE: u64 = 24;
+const WAIT_TIME_MAX: Duration = Duration::from_secs(30);
+/// Time to wait for a process that has the model already, before another one loads it.
+const REUSE_TIME: Duration = Duration::from_millis(100);
+const TOKENIZER_TIME_MAX: Duration = Duration::from_secs(60);
+/// Time for reading a template, which renders it some two dozen times.
+const TEMPLATE_TIME_MAX: Duration = Duration::from_secs(10);
+const PROMPT_TIME_MAX: Duration = Duration::from_secs(20);
+/// Time after which a checkpoint that could not be read is tried again.
+const REFUSED_TIME: Duration = Duration::from_secs(60);
+
+#[derive(Debug)]
+pub struct RendererPool {
+    program: PathBuf,
+    permits: Arc<Semaphore>,
+    /// The models that may have processes; the last one used comes last.
+    models: Mutex<Vec<Weak<Renderer>>>,
+}
+
+/// Renders and tokenizes prompts of one model.
+#[derive(Debug)]
+pub struct Renderer {
+    pool: Arc<RendererPool>,
+    name: String,
+    card: Arc<Card>,
+    /// Known once a process has read the model.
+    model: OnceCell<Model>,
+    turns: Arc<Semaphore>,
+    /// Counts its processes, each of which has a clone.
+    alive: Arc<()>,
+    state: Mutex<RendererState>,
+    freed: Notify,
+}
+
+/// A model's tokenizer and template, as far as the server knows them.
+#[derive(Clone, Debug)]
+pub struct Model {
+    pub vocabulary: Arc<Vocabulary>,
+    pub takes_tools: bool,
+}
+
+#[derive(Debug)]
+struct RendererState {
+    idle: Vec<LoadedProcess>,
+    refused: Option<(Instant, Failure)>,
+}
+
+/// A process that has loaded the model, or is about to.
+#[derive(Debug)]
+struct LoadedProcess {
+    process: Process,
+    _permit: OwnedSemaphorePermit,
+    _alive: Arc<()>,
+}
+
+impl RendererPool {
+    /// A pool of processes that run this program.
+    pub fn new(program: PathBuf) -> Arc<Self> {
+        Arc::new(Self { program, permits: Arc::new(Semaphore::new(PROCESSES_MAX)), models: Mutex::default() })
+    }
+
+    pub fn renderer(self: &Arc<Self>, name: &str, card: &Arc<Card>) -> Arc<Renderer> {
+        let renderer = Arc::new(Renderer {
+            pool: self.clone(),
+            name: name.to_owned(),
+            card: card.clone(),
+            model: OnceCell::new(),
+            turns: Arc::new(Semaphore::new(MODEL_PROCESSES_MAX)),
+            alive: Arc::new(()),
+            state: Mutex::new(RendererState { idle: Vec::new(), refused: None }),
+            freed: Notify::new(),
+        });
+        lock(&self.models).push(Arc::downgrade(&renderer));
+        renderer
+    }
+
+    /// A permit for one more process. An idle process of the least recently used model gives way for it.
+    async fn permit(&self) -> Option<OwnedSemaphorePermit> {
+        if let Ok(permit) = self.permits.clone().try_acquire_owned() {
+            return Some(permit);
+        }
+        let models: Vec<_> = {
+            let mut models = lock(&self.models);
+            models.retain(|model| model.strong_count() > 0);
+            models.iter().filter_map(Weak::upgrade).collect()
+        };
+        drop(models.iter().find_map(|model| lock(&model.state).idle.pop()));
+        self.permits.clone().acquire_owned().await.ok()
+    }
+
+    fn used(&self, renderer: &Arc<Renderer>) {
+        let mut models = lock(&self.models);
+        let is_it = |model: &Weak<Renderer>| std::ptr::eq(model.as_ptr(), Arc::as_ptr(renderer));
+        if let Some(index) = models.iter().position(is_it) {
+            let model = models.remove(index);
+            models.push(model);
+        }
+    }
+}
+
+impl Renderer {
+    /// Loads the model in a process if that was not done yet.
+    pub async fn model(self: &Arc<Self>) -> Result<&Model, Failure> {
+        if self.model.get().is_none() {
+            // The process stays for the question to come.
+            let turn = self.turn().await?;
+            let loaded = self.process().await?;
+            self.give_back(loaded);
+            drop(turn);
+        }
+        self.model
+            .get()
+            .ok_or_else(|| self.failure(FailureCode::Internal, "reading the model", "has told nothing of it"))
+    }
+
+    pub async fn conversation(
+        self: &Arc<Self>,
+        conversation: Conversation,
+        tools_in_words: Option<String>,
+        salt: Vec<u8>,
+    ) -> Result<Vec<u32>, Failure> {
+        self.tokens(Question::Conversation { conversation: Box::new(conversation), tools_in_words, salt }).await
+    }
+
+    pub async fn text(self: &Arc<Self>, text: String, salt: Vec<u8>) -> Result<Vec<u32>, Failure> {
+        self.tokens(Question::Text { text, salt }).await
+    }
+
+    async fn tokens(self: &Arc<Self>, question: Question) -> Result<Vec<u32>, Failure> {
+        const WORK: &str = "writing the prompt";
+        match self.ask(question, PROMPT_TIME_MAX).await? {
+            Ok(Answer::Tokens(tokens)) => Ok(tokens),
+            Ok(Answer::Failed(failure)) => Err(failure),
+            Ok(_) => Err(self.failure(FailureCode::Internal, WORK, "was answered with something else")),
+            Err(death) => Err(self.died(WORK, &death)),
+        }
+    }
+
+    /// Asks a process of this model. The exchange is finished even if the caller stops waiting, so that a client that goes
+    /// away does not cost the process.
+    async fn ask(self: &Arc<Self>, question: Question, deadline: Duration) -> Result<Result<Answer, Death>, Failure> {
+        let turn = self.turn().await?;
+        let mut loaded = self.process().await?;
+        let renderer = self.clone();
+        let asked = tokio::spawn(async move {
+            let answer = loaded.process.ask(&question, deadline).await;
+            if answer.is_ok() {
+                renderer.give_back(loaded);
+            }
+            drop(turn);
+            answer
+        });
+        asked.await.map_err(|_| self.failure(FailureCode::Internal, "asking a prompt process", "was broken off"))
+    }
+
+    /// Waits for the right to use one process of this model.
+    async fn turn(self: &Arc<Self>) -> Result<OwnedSemaphorePermit, Failure> {
+        self.pool.used(self);
+        let turn = timeout(WAIT_TIME_MAX, self.turns.clone().acquire_owned()).await;
+        turn.ok().and_then(Result::ok).ok_or_else(|| self.busy())
+    }
+
+    /// A process that has loaded the model. The caller has a turn.
+    async fn process(self: &Arc<Self>) -> Result<LoadedProcess, Failure> {
+        let reuse = Instant::now() + REUSE_TIME;
+        loop {
+            let idle = lock(&self.state).idle.pop();
+            if let Some(mut loaded) = idle {
+                if loaded.process.is_alive() {
+                    return Ok(loaded);
+                }
+                // It ended while it was idle, which no request has caused.
+                continue;
+            }
+            let others = Arc::strong_count(&self.alive) > 1;
+            let left = reuse.saturating_duration_since(Instant::now());
+            if !others || left.is_zero() || timeout(left, self.freed.notified()).await.is_err() {
+                break;
+            }
+        }
+        if let Some((since, failure)) = &lock(&self.state).refused
+            && since.elapsed() < REFUSED_TIME
+        {
+            return Err(failure.clone());
+        }
+        let permit = timeout(WAIT_TIME_MAX, self.pool.permit()).await.ok().flatten().ok_or_else(|| self.busy())?;
+        let (renderer, alive) = (self.clone(), self.alive.clone());
+        let read = tokio::spawn(async move { renderer.read(permit, alive).await });
+        let read = read.await;
+        read.map_err(|_| self.failure(FailureCode::Internal, "reading the model", "was broken off"))?
+    }
+
+    async fn read(&self, permit: OwnedSemaphorePermit, alive: Arc<()>) -> Result<LoadedProcess, Failure> {
+        let memory = MEMORY_BYTES + self.card.tokenizer.len() as u64 * MEMORY_PER_TOKENIZER_BYTE;
+        let started = Process::start(&self.pool.program, &fence::prompt(memory));
+        let process = started.map_err(|death| self.died("reading the model", &death))?;
+        let mut loaded = LoadedProcess { process, _permit: permit, _alive: alive };
+        let model = self.introduce(&mut loaded.process).await;
+        let refused = model.as_ref().err().filter(|failure| failure.code != FailureCode::Internal);
+        lock(&self.state).refused = refused.map(|failure| (Instant::now(), failure.clone()));
+        let model = model?;
+        let _known = self.model.set(model);
+        Ok(loaded)
+    }
+
+    async fn introduce(&self, process: &mut Process) -> Result<Model, Failure> {
+        let work = "reading the tokenizer";
+        let question = Question::Tokenizer(Tokenizer::of(&self.card));
+        let vocabulary = match process.ask(&question, TOKENIZER_TIME_MAX).await {
+            Ok(Answer::Vocabulary(vocabulary)) if vocabulary.size() == self.card.vocabulary => vocabulary,
+            Ok(Answer::Failed(failure)) => return Err(failure),
+            Ok(_) => return Err(self.failure(FailureCode::Internal, work, "was answered with something else")),
+            Err(death) => return Err(self.died(work, &death)),
+        };
+        let work = "reading the chat template";
+        match process.ask(&Question::Template(self.card.chat_template.clone()), TEMPLATE_TIME_MAX).await {
+            Ok(Answer::Template { takes_tools }) => Ok(Model { vocabulary: Arc::new(*vocabulary), takes_tools }),
+            Ok(Answer::Failed(failure)) => Err(failure),
+            Ok(_) => Err(self.failure(FailureCode::Internal, work, "was answered with something else")),
+            Err(death) => Err(self.died(work, &death)),
+        }
+    }
+
+    fn give_back(&self, loaded: LoadedProcess) {
+        lock(&self.state).idle.push(loaded);
+        self.freed.notify_one();
+    }
+
+    fn busy(&self) -> Failure {
+        let name = &self.name;
+        let message = format!("other requests keep all prompt processes of model '{name}' busy");
+        Failure::new(FailureCode::Busy, message).with_help("try again later")
+    }
+
+    fn died(&self, work: &str, death: &Death) -> Failure {
+        let code = if death.is_of_the_question() { FailureCode::Unsupported } else { FailureCode::Internal };
+        let failure = self.failure(code, work, &death.to_string());
+        failure.with_help("its chat template or its tokenizer may be damaged, or the request is too large for them")
+    }
+
+    fn failure(&self, code: FailureCode, work: &str, what: &str) -> Failure {
+        Failure::new(code, format!("{work} of model '{}' {what}", self.name))
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

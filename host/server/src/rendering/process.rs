@@ -1,0 +1,135 @@
+//! One prompt process: questions to its standard input, answers from its standard output.
+
+use std::{
+    fmt, io,
+    os::unix::process::ExitStatusExt,
+    path::Path,
+    process::{ExitStatus, Stdio},
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    process::{Child, ChildStdin, ChildStdout, Command},
+    time::timeout,
+};
+
+use crate::fleet::child::signal_name;
+use pensieve_protocol::{
+    fence::{Policy, VARIABLE},
+    prompt::{Answer, Numbered, PANICKED, Question},
+    wire,
+};
+
+/// Environment variables that the process inherits: the search path of libraries that the program needs, and the time zone.
+const VARIABLES: [&str; 4] = ["LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH", "TZ"];
+/// Time to wait for the status of a process that has ended.
+const REAP_TIME: Duration = Duration::from_secs(1);
+
+/// A process that answers. It is killed when this is dropped.
+#[derive(Debug)]
+pub(super) struct Process {
+    child: Child,
+    stdin: ChildStdin,
+    stdout: ChildStdout,
+    /// The number of questions asked.
+    asked: u64,
+}
+
+/// Why there is no answer. The process is not used again.
+#[derive(Debug)]
+pub(super) enum Death {
+    Spawn(io::Error),
+    /// The question cannot be put into a frame.
+    TooLong(wire::WireError),
+    Overdue(Duration),
+    /// It ended; without a status if that is not known.
+    Ended(Option<ExitStatus>),
+    /// It answered something that is not an answer.
+    Garbled,
+}
+
+impl Process {
+    pub fn start(program: &Path, policy: &Policy) -> Result<Self, Death> {
+        let mut command = Command::new(program);
+        command.arg("prompt");
+        command.env_clear().envs(VARIABLES.iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
+        command.env(VARIABLE, policy.to_variable());
+        // It writes at most the allocator's last message, and the status tells as much.
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut child = command.process_group(0).kill_on_drop(true).spawn().map_err(Death::Spawn)?;
+        match (child.stdin.take(), child.stdout.take()) {
+            (Some(stdin), Some(stdout)) => Ok(Self { child, stdin, stdout, asked: 0 }),
+            _ => Err(Death::Garbled),
+        }
+    }
+
+    /// False if it has ended while it was idle.
+    pub fn is_alive(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// Kills the process and waits for its end.
+    pub async fn end(mut self) {
+        // It has ended by itself, or cannot be reached; nothing more can be done.
+        let _ = timeout(REAP_TIME, self.child.kill()).await;
+    }
+
+    pub async fn ask(&mut self, question: &Question, deadline: Duration) -> Result<Answer, Death> {
+        self.asked += 1;
+        let frame = wire::encode(&Numbered { number: self.asked, message: question }).map_err(Death::TooLong)?;
+        match timeout(deadline, self.exchange(&frame)).await {
+            Err(_) => Err(Death::Overdue(deadline)),
+            Ok(Ok(body)) => match wire::decode::<Numbered<Answer>>(&body) {
+                Ok(Numbered { number, message }) if number == self.asked => Ok(message),
+                _ => Err(Death::Garbled),
+            },
+            Ok(Err(error)) if error.kind() == io::ErrorKind::InvalidData => Err(Death::Garbled),
+            Ok(Err(_)) => {
+                let status = timeout(REAP_TIME, self.child.wait()).await;
+                Err(Death::Ended(status.ok().and_then(Result::ok)))
+            }
+        }
+    }
+
+    async fn exchange(&mut self, frame: &[u8]) -> io::Result<Vec<u8>> {
+        self.stdin.write_all(frame).await?;
+        self.stdin.flush().await?;
+        let mut header = [0; wire::HEADER_BYTES];
+        self.stdout.read_exact(&mut header).await?;
+        let length = wire::frame_len(header).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+        let mut body = Vec::new();
+        (&mut self.stdout).take(length as u64).read_to_end(&mut body).await?;
+        if body.len() < length {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok(body)
+    }
+}
+
+impl Death {
+    /// True if the question caused it, so that it would end the next process as well.
+    pub fn is_of_the_question(&self) -> bool {
+        !matches!(self, Self::Spawn(_))
+    }
+}
+
+/// The predicate of a sentence about the work: `takes longer than …`.
+impl fmt::Display for Death {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Spawn(error) => write!(f, "failed: its process does not start: {error}"),
+            Self::TooLong(error) => write!(f, "failed: {error}"),
+            Self::Overdue(limit) => write!(f, "takes longer than {:.0} seconds", limit.as_secs_f32()),
+            Self::Garbled => f.write_str("failed: its process answered nonsense"),
+            Self::Ended(None) => f.write_str("failed: its process ended"),
+            Self::Ended(Some(status)) => match status.signal() {
+                Some(signal) => {
+                    write!(f, "ended its process by {}, most likely at its limit of memory", signal_name(signal))
+                }
+                None if status.code() == Some(PANICKED) => f.write_str("failed: it panicked"),
+                None => write!(f, "failed: its process ended with {status}"),
+            },
+        }
+    }
+}

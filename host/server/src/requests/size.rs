@@ -1,0 +1,49 @@
+//! Refuses a prompt that is too long before it is rendered.
+//!
+//! Rendering and tokenizing take memory and time by the byte, many times over. A text that has more bytes than the tokens of
+//! a model's context could ever stand for is refused by its length alone.
+
+use serde_json::Value;
+
+use crate::chat::{Conversation, Input, Part};
+use pensieve_protocol::{
+    job::{Failure, FailureCode},
+    vocabulary::Vocabulary,
+};
+
+/// Refuses an input whose bytes alone make it longer than `tokens_max`.
+pub(super) fn check(input: &Input, vocabulary: &Vocabulary, tokens_max: u32) -> Result<(), Failure> {
+    let bytes = match input {
+        Input::Chat(conversation) => conversation_bytes(conversation),
+        Input::Text(text) => text.len(),
+        Input::Tokens(_) => return Ok(()),
+    };
+    let tokens = vocabulary.tokens_min(bytes);
+    if tokens > tokens_max as usize {
+        let message = format!("prompt is too long: at least {tokens} tokens > {tokens_max} maximum");
+        return Err(Failure::new(FailureCode::TooLong, message));
+    }
+    Ok(())
+}
+
+/// The bytes that every template renders. Many leave out reasoning of earlier turns.
+fn conversation_bytes(conversation: &Conversation) -> usize {
+    let turns = conversation.turns.iter().flat_map(|turn| &turn.parts).map(|part| match part {
+        Part::Text(text) | Part::ToolResult { text, .. } => text.len(),
+        Part::ToolCall { name, arguments, .. } => name.len() + value_bytes(arguments),
+        Part::Thinking(_) => 0,
+    });
+    let tools =
+        conversation.tools.iter().map(|tool| tool.name.len() + tool.description.len() + value_bytes(&tool.schema));
+    conversation.system.len() + turns.sum::<usize>() + tools.sum::<usize>()
+}
+
+/// The bytes of all strings in a value.
+fn value_bytes(value: &Value) -> usize {
+    match value {
+        Value::String(text) => text.len(),
+        Value::Array(values) => values.iter().map(value_bytes).sum(),
+        Value::Object(fields) => fields.iter().map(|(key, value)| key.len() + value_bytes(value)).sum(),
+        _ => 0,
+    }
+}

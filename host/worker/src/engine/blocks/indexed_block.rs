@@ -1,0 +1,87 @@
+//! The entries of the index, and the account of copies on disk.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use pensieve_plugin_api::VACANT;
+
+use super::key::{Key, Link};
+
+#[derive(Debug)]
+pub(super) struct IndexedBlock {
+    pub(super) parent: Key,
+    pub(super) depth: u32,
+    pub(super) tokens: Box<[u32]>,
+    /// Time of last use on the index's clock; unique.
+    pub(super) used: u64,
+    /// The block or slot of each group in memory, or vacant.
+    pub(super) locations: Box<[u32]>,
+    /// A bit for each group with a copy on disk.
+    pub(super) on_disk: u32,
+    /// Children whose primary block is on disk.
+    pub(super) disk_children: u32,
+}
+
+/// The result of publishing a block or slot.
+pub(super) enum Published {
+    /// Others can find it now.
+    New,
+    /// Another sequence was first: the same text lies in this block.
+    Twin(u32),
+    /// Another text has its key, or the text before it is not known any more.
+    Collision,
+}
+
+impl IndexedBlock {
+    /// The block or slot of a group in memory.
+    pub(super) fn location(&self, group: usize) -> Option<u32> {
+        Some(self.locations[group]).filter(|location| *location != VACANT)
+    }
+
+    pub(super) fn is_on_disk(&self, group: usize) -> bool {
+        self.on_disk >> group & 1 == 1
+    }
+
+    pub(super) fn is(&self, link: &Link<'_>) -> bool {
+        self.parent == link.parent && self.depth == link.depth && *self.tokens == *link.tokens
+    }
+
+    pub(super) fn put(&mut self, group: usize, location: u32) -> Published {
+        match self.location(group) {
+            Some(twin) => Published::Twin(twin),
+            None => {
+                self.locations[group] = location;
+                Published::New
+            }
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Disk {
+    pub(super) budget: u64,
+    pub(super) bytes: u64,
+    /// How many copies there are.
+    pub(super) len: usize,
+    /// Bytes of a copy in each group.
+    pub(super) costs: Vec<u64>,
+    /// Copies that may be dropped, coldest first: primary ones without children on disk, and all secondary ones.
+    pub(super) droppable: BTreeMap<(u64, usize), Key>,
+    /// Copies that the engine has yet to delete.
+    pub(super) dropped: BTreeSet<(Key, usize)>,
+}
+
+impl Disk {
+    pub(super) fn new(budget: u64, costs: Vec<u64>) -> Self {
+        Self { budget, bytes: 0, len: 0, costs, droppable: BTreeMap::new(), dropped: BTreeSet::new() }
+    }
+
+    /// Keeps `droppable` in order when an entry's last use changes.
+    pub(super) fn moved(&mut self, key: Key, entry: &IndexedBlock, used: u64, primary: usize) {
+        for group in 0..self.costs.len() {
+            if entry.is_on_disk(group) && (group != primary || entry.disk_children == 0) {
+                self.droppable.remove(&(entry.used, group));
+                self.droppable.insert((used, group), key);
+            }
+        }
+    }
+}

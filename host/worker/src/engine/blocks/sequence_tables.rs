@@ -1,0 +1,147 @@
+//! The tables of one sequence: its chain of known blocks, and for each cache group the blocks or slots that it holds.
+
+use std::collections::VecDeque;
+
+use pensieve_plugin_api::{Checkpoint, VACANT};
+
+use super::{
+    disk::Import,
+    key::{Chain, Key, Link},
+    layout::{Group, Kind, Layout},
+};
+
+/// Where a group keeps a sequence in the next step, as the model is told.
+#[derive(Clone, Copy, Debug)]
+pub enum CacheLocation<'a> {
+    /// Block ids, vacant where a window has passed.
+    Blocks(&'a [u32]),
+    Slots {
+        /// The slot with the state so far, or vacant.
+        read: u32,
+        /// Where the next state goes.
+        write: u32,
+        /// Copies to leave.
+        checkpoints: &'a [Checkpoint],
+    },
+}
+
+#[derive(Debug)]
+pub(super) struct SequenceTables {
+    pub(super) root: Key,
+    /// Keys of its first primary blocks, which are known and may be shared.
+    pub(super) chain: Vec<Key>,
+    /// Blocks of its text that every group has, or that it computed itself.
+    pub(super) reach: usize,
+    /// Blocks of its text whose primary copies were known when that was last looked up: a good position for a checkpoint.
+    pub(super) branch: usize,
+    /// One table for each group.
+    pub(super) tables: Vec<Table>,
+    /// Copies that are being read from disk, in order.
+    pub(super) imports: VecDeque<Import>,
+    /// Checkpoints to continue from once these imports are done: groups and slots.
+    pub(super) pending: Vec<(usize, u32)>,
+    /// The reach once these imports are done.
+    pub(super) awaited: usize,
+}
+
+/// The blocks or slots of one sequence in one group.
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    /// Of tokens and windows, in order; vacant where the window has passed.
+    pub(super) blocks: Vec<u32>,
+    /// How many of the first blocks were freed.
+    pub(super) freed: usize,
+    pub(super) state: Option<RecurrentState>,
+}
+
+#[derive(Debug)]
+pub(super) struct RecurrentState {
+    /// The slot that only this sequence writes to; vacant before its first step.
+    pub(super) live: u32,
+    /// The checkpoint that it continues from or has left last, and whether that stays warm once the next one replaces it.
+    pub(super) kept: Option<(u32, bool)>,
+    /// Where the state after the computed tokens is.
+    pub(super) at: StateLocation,
+    /// Checkpoints that this step leaves, and whether they are warm.
+    pub(super) planned: Vec<(Checkpoint, bool)>,
+    pub(super) checkpoints: Vec<Checkpoint>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum StateLocation {
+    /// Nowhere: no token was computed yet.
+    Blank,
+    /// In its own slot.
+    Live,
+    /// In the checkpoint that it continues from.
+    Kept,
+}
+
+impl SequenceTables {
+    pub(super) fn new(root: Key, layout: &Layout) -> Self {
+        let tables = layout.groups.iter().map(|group| {
+            let none = RecurrentState {
+                live: VACANT,
+                kept: None,
+                at: StateLocation::Blank,
+                planned: Vec::new(),
+                checkpoints: Vec::new(),
+            };
+            Table { state: (group.kind == Kind::State).then_some(none), ..Table::default() }
+        });
+        let tables = tables.collect();
+        let (chain, imports, pending) = (Vec::new(), VecDeque::new(), Vec::new());
+        Self { root, chain, reach: 0, branch: 0, tables, imports, pending, awaited: 0 }
+    }
+
+    /// The block after its chain, if the text fills it.
+    pub(super) fn next<'a>(&self, chain: &Chain, text: &'a [u32]) -> Option<Link<'a>> {
+        chain.link(self.chain.last().copied().unwrap_or(self.root), self.chain.len(), text)
+    }
+}
+
+impl Table {
+    /// Blocks or slots to allocate for the tokens from `from` up to `end`.
+    pub(super) fn missing(&self, group: &Group, from: usize, end: usize, layout: &Layout) -> usize {
+        match (&self.state, group.kind) {
+            (Some(state), _) => usize::from(state.live == VACANT),
+            (None, Kind::Window(tokens)) => {
+                let behind = (from + 1).saturating_sub(tokens) / layout.block_tokens;
+                end.div_ceil(layout.block_tokens).saturating_sub(self.blocks.len().max(behind))
+            }
+            (None, _) => end.div_ceil(layout.block_tokens).saturating_sub(self.blocks.len()),
+        }
+    }
+
+    /// Appends a block, which is none of the first `behind`; or sets the slot to write to.
+    pub(super) fn push(&mut self, location: u32, behind: usize) {
+        match &mut self.state {
+            Some(state) => state.live = location,
+            None => {
+                if self.blocks.len() < behind {
+                    self.blocks.resize(behind, VACANT);
+                    self.freed = behind;
+                }
+                self.blocks.push(location);
+            }
+        }
+    }
+
+    /// The number of blocks or slots in use.
+    pub(super) fn held(&self) -> usize {
+        match &self.state {
+            Some(state) => usize::from(state.live != VACANT),
+            None => self.blocks.len() - self.freed,
+        }
+    }
+
+    pub(super) fn location(&self) -> CacheLocation<'_> {
+        let Some(state) = &self.state else { return CacheLocation::Blocks(&self.blocks) };
+        let read = match state.at {
+            StateLocation::Blank => VACANT,
+            StateLocation::Live => state.live,
+            StateLocation::Kept => state.kept.map_or(VACANT, |(slot, _)| slot),
+        };
+        CacheLocation::Slots { read, write: state.live, checkpoints: &state.checkpoints }
+    }
+}

@@ -1,0 +1,123 @@
+//! Configurations of DeepSeek-V2 and V3, with the defaults of their classes in transformers.
+
+use pensieve_sdk::{
+    Error, Result,
+    nn::{Groups, Scoring, Sizes},
+    weights::{Checkpoint, Config as Settings, Format, RopeConfig, RopeStyle},
+};
+
+pub struct Config {
+    pub sizes: Sizes,
+    pub q_lora_rank: Option<usize>,
+    pub kv_lora_rank: usize,
+    pub qk_nope_head_dim: usize,
+    pub qk_rope_head_dim: usize,
+    pub v_head_dim: usize,
+    /// Of scores, with YaRN's correction.
+    pub scale: f64,
+    /// Layers that are dense.
+    pub dense: Vec<bool>,
+    /// None where all layers are dense.
+    pub moe: Option<Moe>,
+    pub rope: RopeConfig,
+}
+
+/// Sizes of a mixture, and how its router chooses.
+pub struct Moe {
+    pub n_routed_experts: usize,
+    pub n_shared_experts: usize,
+    pub num_experts_per_tok: usize,
+    pub moe_intermediate_size: usize,
+    pub routed_scaling_factor: f64,
+    pub norm_topk_prob: bool,
+    pub scoring: Scoring,
+    pub groups: Option<Groups>,
+}
+
+impl Config {
+    pub fn read(checkpoint: &Checkpoint) -> Result<Self> {
+        let is_gguf = checkpoint.format() == Format::Gguf;
+        let is_softmax = is_gguf && checkpoint.config().str_or("scoring_func", "softmax")? == "softmax";
+        let is_v2 = is_softmax || checkpoint.architecture() == "DeepseekV2ForCausalLM";
+        let (eps, first_dense) = match checkpoint.architecture() {
+            "DeepseekV2ForCausalLM" => (1e-6, 0),
+            "DeepseekV3ForCausalLM" => (1e-6, 3),
+            _ => (1e-5, 1),
+        };
+        let config = checkpoint.config().with_defaults([
+            ("tie_word_embeddings", false.into()),
+            ("rms_norm_eps", eps.into()),
+            ("first_k_dense_replace", first_dense.into()),
+        ])?;
+        if rope_number(&config, "llama_4_scaling_beta").is_some_and(|beta| beta != 0.0) {
+            return Err(Error::declined("'llama_4_scaling_beta' other than 0 (Mistral Large 3) is not computed"));
+        }
+        let sizes = Sizes::read(&config)?;
+        let dense = dense(checkpoint, &config, sizes.num_hidden_layers)?;
+        let has_experts = dense.contains(&false);
+        let (nope, rotated) = (config.usize("qk_nope_head_dim")?, config.usize("qk_rope_head_dim")?);
+        let is_interleaved = config.bool_or("rope_interleave", true)?;
+        let style = if is_interleaved { RopeStyle::Interleaved } else { RopeStyle::NeoX };
+        Ok(Self {
+            q_lora_rank: config.find_usize("q_lora_rank")?,
+            kv_lora_rank: config.usize("kv_lora_rank")?,
+            qk_nope_head_dim: nope,
+            qk_rope_head_dim: rotated,
+            v_head_dim: config.usize("v_head_dim")?,
+            scale: stretch(&config) / ((nope + rotated) as f64).sqrt(),
+            dense,
+            moe: if has_experts { Some(moe(&config, is_gguf, is_v2)?) } else { None },
+            rope: RopeConfig { style, ..config.rope()? },
+            sizes,
+        })
+    }
+}
+
+/// YaRN's correction of the scale of scores (`mscale_all_dim`).
+fn stretch(config: &Settings) -> f64 {
+    match (rope_number(config, "mscale_all_dim"), rope_number(config, "factor")) {
+        (Some(mscale), Some(factor)) if factor > 1.0 => (0.1 * mscale * factor.ln() + 1.0).powi(2),
+        _ => 1.0,
+    }
+}
+
+/// A number among the parameters of RoPE.
+fn rope_number(config: &Settings, key: &str) -> Option<f64> {
+    let places = ["/rope_parameters/", "/rope_scaling/"];
+    places.iter().find_map(|place| config.value().pointer(&format!("{place}{key}"))?.as_f64())
+}
+
+/// Which layers are dense: by name, or the first ones; of files in GGUF those without a router.
+fn dense(checkpoint: &Checkpoint, config: &Settings, layers: usize) -> Result<Vec<bool>> {
+    if checkpoint.format() == Format::Gguf {
+        let has_router = |layer| checkpoint.weights().contains(&format!("model.layers.{layer}.mlp.gate.weight"));
+        return Ok((0..layers).map(|layer: usize| !has_router(layer)).collect());
+    }
+    if let Some(types) = config.value()["mlp_layer_types"].as_array().filter(|types| types.len() == layers) {
+        return Ok(types.iter().map(|of| of == "dense").collect());
+    }
+    let first = config.usize("first_k_dense_replace")?;
+    Ok((0..layers).map(|layer| layer < first).collect())
+}
+
+/// Reads the sizes of a mixture; V2 and GGUF files differ from V3 in their defaults.
+fn moe(config: &Settings, is_gguf: bool, is_v2: bool) -> Result<Moe> {
+    Ok(Moe {
+        n_routed_experts: config.experts()?.unwrap_or(64),
+        n_shared_experts: config.usize_or("n_shared_experts", 1)?,
+        num_experts_per_tok: config.usize("num_experts_per_tok")?,
+        moe_intermediate_size: config.usize("moe_intermediate_size")?,
+        routed_scaling_factor: config.f64_or("routed_scaling_factor", 1.0)?,
+        norm_topk_prob: (is_gguf || !is_v2) && config.bool_or("norm_topk_prob", true)?,
+        scoring: if is_v2 { Scoring::Softmax } else { Scoring::Sigmoid },
+        groups: groups(config, is_gguf, is_v2)?,
+    })
+}
+
+/// The groups that experts are chosen by.
+fn groups(config: &Settings, is_gguf: bool, is_v2: bool) -> Result<Option<Groups>> {
+    let (count, kept) = (config.usize_or("n_group", 1)?, config.usize_or("topk_group", 1)?);
+    // Files in GGUF have no name for the method, and number groups where they count.
+    let is_greedy = is_v2 && config.str_or("topk_method", if is_gguf { "" } else { "greedy" })? == "greedy";
+    Ok((!is_greedy && count > 1).then_some(Groups { count, kept, compared: if is_v2 { 1 } else { 2 } }))
+}

@@ -1,0 +1,63 @@
+//! Vectors that tokens of small Gemma 4 models have in each layer, beside the embedding that enters the first.
+
+use pensieve_sdk::{
+    Result,
+    nn::{Activation, Embedding, Linear, Loader, RmsNorm, Sizes, Step, Tensor},
+};
+
+use super::config::{Config, PerLayerSizes};
+
+/// The vectors that tokens have in each layer: one of the token's own, and one that is made of its embedding.
+pub struct PerLayerInputs {
+    embed_tokens_per_layer: Embedding,
+    per_layer_model_projection: Linear,
+    per_layer_projection_norm: RmsNorm,
+    pub width: usize,
+}
+
+impl PerLayerInputs {
+    pub fn load(loader: &Loader<'_>, config: &Config, sizes: PerLayerSizes) -> Result<Self> {
+        let Sizes { hidden_size, num_hidden_layers, rms_norm_eps, .. } = config.sizes;
+        let (PerLayerSizes { vocab_size, width }, all) = (sizes, num_hidden_layers * sizes.width);
+        Ok(Self {
+            embed_tokens_per_layer: loader.embedding("embed_tokens_per_layer", vocab_size, all)?,
+            per_layer_model_projection: loader.linear("per_layer_model_projection", hidden_size, all)?,
+            per_layer_projection_norm: RmsNorm::load(loader, "per_layer_projection_norm", width, rms_norm_eps)?,
+            width,
+        })
+    }
+
+    /// All of them, layer after layer, for embeddings `x`.
+    pub fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        let own = (self.embed_tokens_per_layer.forward(step)? * (self.width as f64).sqrt())?;
+        let made = (self.per_layer_model_projection.forward(x, step)? * (x.dim(1)? as f64).powf(-0.5))?;
+        let made = self.per_layer_projection_norm.forward_heads(&made, step)?;
+        Ok(((made + own)? * 0.5_f64.sqrt())?)
+    }
+}
+
+/// Adds what a layer makes of the token's own vector.
+pub struct PerLayerInput {
+    per_layer_input_gate: Linear,
+    per_layer_projection: Linear,
+    post_per_layer_input_norm: RmsNorm,
+    act: Activation,
+}
+
+impl PerLayerInput {
+    pub fn load(loader: &Loader<'_>, config: &Config, width: usize) -> Result<Self> {
+        let Sizes { hidden_size, hidden_act, rms_norm_eps, .. } = config.sizes;
+        Ok(Self {
+            per_layer_input_gate: loader.linear("per_layer_input_gate", hidden_size, width)?,
+            per_layer_projection: loader.linear("per_layer_projection", width, hidden_size)?,
+            post_per_layer_input_norm: RmsNorm::load(loader, "post_per_layer_input_norm", hidden_size, rms_norm_eps)?,
+            act: hidden_act,
+        })
+    }
+
+    /// `x` and what the layer makes of it and of the token's own vector.
+    pub fn add_to(&self, x: &Tensor, input: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        let gated = step.ops().gate(&self.per_layer_input_gate.forward(x, step)?, input, self.act)?;
+        self.post_per_layer_input_norm.add_to(x, &self.per_layer_projection.forward(&gated, step)?, step)
+    }
+}
