@@ -4,7 +4,7 @@
 //! A model file holds its layers, loads them through a [`Loader`], and applies them to a [`Step`]; [`Paged`] turns that
 //! [`Decoder`] into an architecture. The modules stand in ranks, and each imports from those below it alone:
 //!
-//! - `sizes`, `paged` and `layers` are what model files name,
+//! - `causal_lm`, `sizes`, `paged` and `layers` are what model files name,
 //! - `loading` brings a checkpoint's weights to their devices, `linear` is the layer that it makes of most of them,
 //! - `step` is one forward pass, with the `adapters` of its rows,
 //! - `ops` checks what a layer asks for, and `backend` answers it: CPU kernels, stock candle ops, or a device's own kernels,

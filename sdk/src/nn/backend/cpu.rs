@@ -1,4 +1,4 @@
-//! The backend of the processor: our own kernels from `nn/cpu`, with weights and KV memory read where they lie.
+//! The backend of the processor: our own kernels from `pensieve-kernels`, with weights and KV memory read where they lie.
 
 use candle_core::{Device, Tensor};
 use memmap2::MmapMut;
