@@ -3,14 +3,13 @@
 //! The base weights stay as they are, so they may be quantized, and one batch may hold many adapters. A layer without
 //! adapters costs one look-up.
 
+pub(super) mod registry;
+
 use candle_core::Tensor;
 use std::{collections::HashMap, ops::Range};
 
-use super::{
-    backend::LowRank,
-    ops::Ops,
-    registry::{LayerId, Part, Registered, Registry},
-};
+use self::registry::{LayerId, Part, Registered, Registry};
+use super::{backend::LowRank, ops::Ops};
 use crate::{AdapterData, Error, LowRankPair, Result};
 
 /// Ranks beyond this are taken for a mistake in the file.

@@ -7,9 +7,9 @@ use candle_core::Tensor;
 use std::sync::Arc;
 
 use super::{
+    adapters::registry::LayerId,
     backend::Matrix,
     ops::Ops,
-    registry::LayerId,
     step::{Rows, Step},
 };
 use crate::{Error, Result, weights::RawTensor};

@@ -2,64 +2,44 @@
 //! file's help, on every device that candle has.
 //!
 //! A model file holds its layers, loads them through a [`Loader`], and applies them to a [`Step`]; [`Paged`] turns that
-//! [`Decoder`] into an architecture. Each idea stands once: `backend` is the seam behind which CPU kernels, stock candle
-//! ops and a device's own kernels answer the same questions, `kv` the only one that knows where a token's keys lie, `adapters` and `merge` the
-//! only ones that know of LoRA.
+//! [`Decoder`] into an architecture. The modules stand in ranks, and each imports from those below it alone:
+//!
+//! - `causal_lm`, `sizes`, `paged` and `layers` are what model files name,
+//! - `loading` brings a checkpoint's weights to their devices, `linear` is the layer that it makes of most of them,
+//! - `step` is one forward pass, with the `adapters` of its rows,
+//! - `ops` checks what a layer asks for, and `backend` answers it: CPU kernels, stock candle ops, or a device's own kernels,
+//! - `memory` is the KV cache and the states, and the only place that knows where a token's keys lie,
+//! - `spec` is plain data: attention, convolution, recurrence, the shape of caches.
 
 mod adapters;
-mod attention;
 mod backend;
 mod causal_lm;
-mod conv;
 pub mod device;
-mod experts;
-mod kv;
-mod kv_shape;
-mod layout;
+mod layers;
 mod linear;
-mod loader;
-mod mamba2;
-mod merge;
-mod mlp;
-mod norm;
+mod loading;
+mod memory;
 mod ops;
 mod paged;
-mod pass;
-mod qkv;
-mod recurrence;
-mod registry;
-mod resident;
-mod rope;
 mod sizes;
-mod sparse_mlp;
-mod states;
+mod spec;
 mod step;
-mod store;
-mod view;
 
-pub use attention::Attention;
 pub use candle_core::{self as candle, Tensor};
 pub use causal_lm::{CausalLm, Norm};
-pub use conv::ShortConv;
-pub use experts::{Expert, ExpertNames, Experts, Groups, Router, Routes, Scoring, weighed};
-pub use kv_shape::{AttentionCache, BLOCK_TOKENS, KvShape, KvType, LayerCache};
+pub use layers::{
+    Angles, Expert, ExpertNames, Experts, FeedForward, GatedMlp, GatedNorm, Groups, LayerNorm, Mamba2, Mamba2Sizes,
+    Mlp, Qkv, RmsNorm, Rope, Router, Routes, Scoring, SparseMlp, weighed,
+};
 pub use linear::{Embedding, Linear};
-pub use loader::Loader;
-pub use mamba2::{GatedNorm, Mamba2, Mamba2Sizes};
-pub use mlp::{GatedMlp, Mlp};
-pub use norm::{LayerNorm, RmsNorm};
+pub use loading::loader::Loader;
+pub use memory::states::StateWrite;
 pub use ops::{Ops, activation};
 pub use paged::{Decoder, Paged, Shape};
 pub use pensieve_kernels::{Activation, Glu};
-pub use qkv::Qkv;
-pub use recurrence::Recurrence;
-pub use rope::{Angles, Rope};
 pub use sizes::Sizes;
-pub use sparse_mlp::{FeedForward, SparseMlp};
-pub use states::StateWrite;
+pub use spec::{Attention, AttentionCache, BLOCK_TOKENS, KvShape, KvType, LayerCache, Recurrence, ShortConv};
 pub use step::{Rows, Step};
 
-use kv::KvCache;
-use pensieve_kernels as cpu;
 #[cfg(feature = "bridge")]
-pub(crate) use {loader::unused, paged::facts, pensieve_kernels::dequantize, view::copy_to};
+pub(crate) use {loading::loader::unused, memory::view::copy_to, paged::facts, pensieve_kernels::dequantize};

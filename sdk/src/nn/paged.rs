@@ -6,15 +6,17 @@ use serde::Deserialize;
 use std::marker::PhantomData;
 
 use super::{
-    BLOCK_TOKENS, KvCache, KvShape, KvType, Loader, Ops, Step,
-    adapters::Adapters,
+    BLOCK_TOKENS, KvShape, KvType, Loader, Ops, Step,
+    adapters::{Adapters, registry::Registry},
     backend::{Computed, Taken},
     device::{self, Chosen},
-    kv_shape,
-    layout::{self, Layout, Share},
-    loader::{HostExperts, Shared},
+    loading::{
+        layout::{self, Layout, Share},
+        loader::{HostExperts, Shared},
+    },
+    memory::{kv::KvCache, view::copy_to},
     ops::Kernels,
-    registry::Registry,
+    spec::kv_shape,
 };
 use crate::{
     AdapterData, Architecture, Batch, Cache, Card, Error, KvTransfer, Level, LoadRequest, Merged, Model, Output,
@@ -277,7 +279,7 @@ impl<D: Decoder> Architecture for Paged<D> {
         let called = D::GGUF.iter().find(|name| **name == opened.checkpoint.architecture());
         let family = D::gguf_family(called.or(D::GGUF.first()).copied().unwrap_or_default());
         let counts = kv_shape::divide(request.state_bytes, &opened.groups, context)?;
-        let parts = if chosen.beside.is_empty() { vec![ops.clone()] } else { ops.parts() };
+        let parts = ops.by_place();
         let layout = opened.layout(&chosen, &counts)?;
         let target = (&parts[..], &layout, host.as_ref());
         let shared = Shared::new(&opened.checkpoint, services, target, context, family, merged);
@@ -398,7 +400,7 @@ impl<D: Decoder> PagedModel<D> {
         let hidden = self.decoder.hidden(&mut step)?;
         if !features.is_empty() {
             let rows = self.decoder.features(&self.ops.select_rows(&hidden, &features)?, &step)?;
-            super::view::copy_to(&rows.to_dtype(DType::F32)?.flatten_all()?, outputs.hidden)?;
+            copy_to(&rows.to_dtype(DType::F32)?.flatten_all()?, outputs.hidden)?;
         }
         if wanted.is_empty() {
             return Ok(());
@@ -406,7 +408,7 @@ impl<D: Decoder> PagedModel<D> {
         let hidden = step.wanted(&hidden, &wanted)?;
         let rows = self.decoder.logits(&hidden, &step)?.to_dtype(DType::F32)?.flatten_all()?;
         let mut logits = vec![0.0; wanted.len() * outputs.vocabulary()];
-        super::view::copy_to(&rows, &mut logits)?;
+        copy_to(&rows, &mut logits)?;
         outputs.take_logits(batch, &logits)
     }
 }

@@ -6,12 +6,9 @@ use candle_core::Tensor;
 use std::ops::Range;
 
 use super::{
-    adapters::{AdaptedRows, Adapters},
-    kv::KvCache,
+    adapters::{AdaptedRows, Adapters, registry::LayerId},
+    memory::{kv::KvCache, pass::Pass, states::StateWrite},
     ops::Ops,
-    pass::Pass,
-    registry::LayerId,
-    states::StateWrite,
 };
 use crate::{Batch, Error, Result};
 

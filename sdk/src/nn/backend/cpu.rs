@@ -2,19 +2,19 @@
 
 use candle_core::{Device, Tensor};
 use memmap2::MmapMut;
+use pensieve_kernels::{self as kernels, Activation, Pool};
 
-use super::{Backend, Changed, ExpertRows, Form, Formulas, LowRankForm, Matrix, Rotation, StoreShape, foreign};
+use super::{Backend, Changed, ExpertRows, Form, Formulas, LowRankForm, Matrix, StoreShape, foreign};
 use crate::{
     Error, Result,
     nn::{
-        attention::Attention,
-        conv::ShortConv,
-        cpu::{self, Activation, Pool},
-        pass::Pass,
-        recurrence::{Inputs, Recurrence},
-        states::StateWrite,
-        store::Store,
-        view::{change, tensor, view},
+        memory::{
+            pass::Pass,
+            states::StateWrite,
+            store::Store,
+            view::{change, tensor, view},
+        },
+        spec::{Attention, Inputs, Recurrence, Rotation, ShortConv},
     },
     weights::{Dtype, RawTensor},
 };
@@ -39,7 +39,7 @@ impl CpuKernels {
         let Form::InPlace(raw) = &weight.form else { return Err(foreign("a weight")) };
         let rows = x.dim(0)?;
         let mut out = vec![0.0; rows * weight.outputs];
-        cpu::matmul(&self.pool, &cpu_matrix(raw, weight), &view(x)?, rows, &mut out);
+        kernels::matmul(&self.pool, &cpu_matrix(raw, weight), &view(x)?, rows, &mut out);
         if let Some(bias) = bias {
             let bias = view(bias)?;
             if bias.len() != weight.outputs {
@@ -56,17 +56,17 @@ impl CpuKernels {
         &self,
         out: &Tensor,
         groups: &'a [Changed<'_>],
-        input: impl Fn(usize) -> cpu::Input<'a>,
+        input: impl Fn(usize) -> kernels::Input<'a>,
     ) -> Result<Tensor> {
         let (rows, outputs) = out.dims2()?;
         let mut changes = Vec::new();
         for (range, change, scale) in groups {
             let LowRankForm::Rows { dtype, down, up } = &change.form else { return Err(foreign("a change")) };
-            let factors = cpu::Factors { dtype: *dtype, rank: change.rank, down, up };
-            changes.extend(range.clone().map(|row| cpu::Change { row, factors, scale: *scale, input: input(row) }));
+            let factors = kernels::Factors { dtype: *dtype, rank: change.rank, down, up };
+            changes.extend(range.clone().map(|row| kernels::Change { row, factors, scale: *scale, input: input(row) }));
         }
         let mut values = view(out)?.to_vec();
-        cpu::low_rank(&self.pool, &changes, outputs, &mut values);
+        kernels::low_rank(&self.pool, &changes, outputs, &mut values);
         tensor(values, (rows, outputs))
     }
 }
@@ -88,13 +88,13 @@ impl Backend for CpuKernels {
         tensor(self.product(x, weight, bias)?, (x.dim(0)?, weight.outputs))
     }
 
-    fn add_linear(&self, sum: &Tensor, x: &Tensor, weight: &Matrix, bias: Option<&Tensor>) -> Result<Tensor> {
+    fn add_linear(&self, residual: &Tensor, x: &Tensor, weight: &Matrix, bias: Option<&Tensor>) -> Result<Tensor> {
         let mut out = self.product(x, weight, bias)?;
-        out.iter_mut().zip(&*view(sum)?).for_each(|(out, sum)| *out += sum);
+        out.iter_mut().zip(&*view(residual)?).for_each(|(out, residual)| *out += residual);
         tensor(out, (x.dim(0)?, weight.outputs))
     }
 
-    fn experts(&self, x: &Tensor, experts: &[ExpertRows<'_>], glu: cpu::Glu) -> Result<Option<Tensor>> {
+    fn experts(&self, x: &Tensor, experts: &[ExpertRows<'_>], glu: kernels::Glu) -> Result<Option<Tensor>> {
         let Some(first) = experts.first() else { return Ok(None) };
         let (rows, outputs) = (x.dim(0)?, first.layers[2].0.outputs);
         let views = experts.iter().flat_map(|expert| &expert.layers).map(|(_, bias)| bias.map(view).transpose());
@@ -104,22 +104,22 @@ impl Backend for CpuKernels {
             let mut layers = Vec::with_capacity(3);
             for ((weight, _), bias) in expert.layers.iter().zip(views) {
                 let Form::InPlace(raw) = &weight.form else { return Err(foreign("an expert")) };
-                layers.push(cpu::Layer { weight: cpu_matrix(raw, weight), bias: bias.as_deref() });
+                layers.push(kernels::Layer { weight: cpu_matrix(raw, weight), bias: bias.as_deref() });
             }
             let rows = expert.rows.clone();
             if let [gate, up, down] = layers[..] {
-                found.push(cpu::Expert { gate, up, down, rows });
+                found.push(kernels::Expert { gate, up, down, rows });
             }
         }
         let mut out = vec![0.0; rows * outputs];
-        cpu::experts(&self.pool, &found, glu, &view(x)?, &mut out);
+        kernels::experts(&self.pool, &found, glu, &view(x)?, &mut out);
         tensor(out, (rows, outputs)).map(Some)
     }
 
     fn combine(&self, outs: &Tensor, places: &[u32], weights: &[f32], top_k: usize) -> Result<Tensor> {
         let (rows, width) = (places.len() / top_k, outs.dim(1)?);
         let mut out = vec![0.0; rows * width];
-        cpu::combine(&self.pool, &view(outs)?, places, weights, rows, &mut out);
+        kernels::combine(&self.pool, &view(outs)?, places, weights, rows, &mut out);
         tensor(out, (rows, width))
     }
 
@@ -130,7 +130,7 @@ impl Backend for CpuKernels {
         let row_bytes = raw.data.len() / weight.outputs;
         for (id, row) in ids.iter().zip(out.chunks_exact_mut(weight.inputs)) {
             let start = *id as usize * row_bytes;
-            cpu::dequantize_row(raw.dtype, &raw.data[start..start + row_bytes], row);
+            kernels::dequantize_row(raw.dtype, &raw.data[start..start + row_bytes], row);
         }
         tensor(out, (ids.len(), weight.inputs))
     }
@@ -151,24 +151,24 @@ impl Backend for CpuKernels {
 
     fn add_low_rank(&self, x: &Tensor, out: Tensor, groups: &[Changed<'_>]) -> Result<Tensor> {
         let (values, inputs) = (view(x)?, x.dim(1)?);
-        self.add_changes(&out, groups, |row| cpu::Input::Values(&values[row * inputs..(row + 1) * inputs]))
+        self.add_changes(&out, groups, |row| kernels::Input::Values(&values[row * inputs..(row + 1) * inputs]))
     }
 
     fn add_low_rank_vectors(&self, tokens: &[u32], out: Tensor, groups: &[Changed<'_>]) -> Result<Tensor> {
-        self.add_changes(&out, groups, |row| cpu::Input::Token(tokens[row] as usize))
+        self.add_changes(&out, groups, |row| kernels::Input::Token(tokens[row] as usize))
     }
 
     fn rms_norm(&self, x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor> {
         let (rows, width) = x.dims2()?;
         let mut out = vec![0.0; rows * width];
-        cpu::rms_norm(&self.pool, &view(x)?, rows, width, &view(weight)?, eps, &mut out);
+        kernels::rms_norm(&self.pool, &view(x)?, rows, width, &view(weight)?, eps, &mut out);
         tensor(out, (rows, width))
     }
 
     fn layer_norm(&self, x: &Tensor, weight: &Tensor, bias: &Tensor, eps: f32) -> Result<Tensor> {
         let (rows, width) = x.dims2()?;
         let mut out = vec![0.0; rows * width];
-        cpu::layer_norm(&self.pool, &view(x)?, rows, width, &view(weight)?, Some(&view(bias)?), eps, &mut out);
+        kernels::layer_norm(&self.pool, &view(x)?, rows, width, &view(weight)?, Some(&view(bias)?), eps, &mut out);
         tensor(out, (rows, width))
     }
 
@@ -177,19 +177,19 @@ impl Backend for CpuKernels {
         let (tokens, width) = x.dims2()?;
         let (heads, rotary_dim) = (width / head_dim, 2 * cos.dim(1)?);
         let mut out = view(x)?.to_vec();
-        cpu::rope(&self.pool, &mut out, tokens, heads, head_dim, rotary_dim, *style, &view(cos)?, &view(sin)?);
+        kernels::rope(&self.pool, &mut out, tokens, heads, head_dim, rotary_dim, *style, &view(cos)?, &view(sin)?);
         tensor(out, (tokens, width))
     }
 
     fn activate(&self, x: &Tensor, kind: Activation) -> Result<Tensor> {
         let mut out = view(x)?.to_vec();
-        cpu::activate(&self.pool, kind, &mut out);
+        kernels::activate(&self.pool, kind, &mut out);
         tensor(out, x.dims2()?)
     }
 
     fn gate(&self, gate: &Tensor, up: &Tensor, kind: Activation) -> Result<Tensor> {
         let mut out = vec![0.0; gate.elem_count()];
-        cpu::activate_mul(&self.pool, kind, &view(gate)?, &view(up)?, &mut out);
+        kernels::activate_mul(&self.pool, kind, &view(gate)?, &view(up)?, &mut out);
         tensor(out, gate.dims2()?)
     }
 
@@ -212,36 +212,40 @@ impl Backend for CpuKernels {
     ) -> Result<Tensor> {
         let group = pass.kv.group(spec.layer)?;
         let spans = (pass.batch().spans.iter())
-            .map(|span| cpu::Span { start: span.start, len: span.len, past: span.past, blocks: span.blocks(group) })
+            .map(|span| kernels::Span { start: span.start, len: span.len, past: span.past, blocks: span.blocks(group) })
             .collect::<Vec<_>>();
         let ([key_layout, value_layout], kind) = (pass.kv.layouts(spec.layer)?, pass.kv.kind);
         let [keys, values] = pass.kv.layer(spec.layer)?;
         if let Some((k, v)) = new {
-            cpu::store_kv(key_layout, keys.mapped_mut(kind)?, &view(k)?, &spans);
+            kernels::store_kv(key_layout, keys.mapped_mut(kind)?, &view(k)?, &spans);
             if let Some(v) = v {
-                cpu::store_kv(value_layout, values.mapped_mut(kind)?, &view(v)?, &spans);
+                kernels::store_kv(value_layout, values.mapped_mut(kind)?, &view(v)?, &spans);
             }
         }
         let sinks = spec.sinks.as_ref().map(view).transpose()?;
         let (scale, window, softcap) = (spec.scale, spec.window, spec.softcap);
-        let scores = cpu::Scores { scale, window, softcap, sinks: sinks.as_deref() };
+        let scores = kernels::Scores { scale, window, softcap, sinks: sinks.as_deref() };
         let keys = (key_layout, keys.mapped(kind)?);
         let values = if value_layout.head_dim == 0 { keys } else { (value_layout, values.mapped(kind)?) };
         let (tokens, width) = (q.dim(0)?, spec.heads * spec.value_dim);
         let mut out = vec![0.0; tokens * width];
-        let past = cpu::Past { keys, values, value_dim: spec.value_dim };
-        cpu::attention(&self.pool, past, &spans, scores, spec.heads, &view(q)?, &mut out);
+        let past = kernels::Past { keys, values, value_dim: spec.value_dim };
+        kernels::attention(&self.pool, past, &spans, scores, spec.heads, &view(q)?, &mut out);
         tensor(out, (tokens, width))
     }
 
     fn short_conv(&self, conv: &ShortConv, x: &Tensor, pass: &Pass<'_>) -> Result<Tensor> {
         let (taps, bias) = (view(&conv.taps)?, conv.bias.as_ref().map(view).transpose()?);
-        let shape =
-            cpu::Taps { channels: conv.taps.dim(1)?, taps: &taps, bias: bias.as_deref(), activation: conv.activation };
+        let shape = kernels::Taps {
+            channels: conv.taps.dim(1)?,
+            taps: &taps,
+            bias: bias.as_deref(),
+            activation: conv.activation,
+        };
         let x_values = view(x)?;
         let mut out = vec![0.0; x_values.len()];
         change_states(conv.layer, 0, pass, |sequences| {
-            cpu::short_conv(&self.pool, shape, &x_values, sequences, &mut out);
+            kernels::short_conv(&self.pool, shape, &x_values, sequences, &mut out);
         })?;
         tensor(out, x.dims2()?)
     }
@@ -249,14 +253,14 @@ impl Backend for CpuKernels {
     /// Matrices are changed where they lie.
     fn recurrence(&self, spec: &Recurrence, x: Inputs<'_>, pass: &Pass<'_>) -> Result<Tensor> {
         let Recurrence { heads, key_heads, interleaved_heads, key_dim, value_dim, .. } = *spec;
-        let shape = cpu::Heads { heads, key_heads, interleaved_heads, key_dim, value_dim };
+        let shape = kernels::Heads { heads, key_heads, interleaved_heads, key_dim, value_dim };
         let (q, k, v, decay) = (view(x.q)?, view(x.k)?, view(x.v)?, view(x.decay)?);
         let (beta, skip) = (view(x.beta)?, x.skip.map(view).transpose()?);
         let (beta, skip) = (&*beta, skip.as_deref());
-        let rows = cpu::Recurred { q: &q, k: &k, v: &v, decay: &decay, beta, corrects: x.corrects, skip };
+        let rows = kernels::Recurred { q: &q, k: &k, v: &v, decay: &decay, beta, corrects: x.corrects, skip };
         let mut out = vec![0.0; v.len()];
         change_states(spec.layer, spec.part, pass, |sequences| {
-            cpu::recurrence(&self.pool, shape, rows, sequences, &mut out);
+            kernels::recurrence(&self.pool, shape, rows, sequences, &mut out);
         })?;
         tensor(out, x.v.dims2()?)
     }
@@ -267,7 +271,7 @@ fn change_states(
     layer: usize,
     part: usize,
     pass: &Pass<'_>,
-    mut kernel: impl FnMut(Vec<cpu::Stretch<'_>>),
+    mut kernel: impl FnMut(Vec<kernels::Stretch<'_>>),
 ) -> Result<()> {
     let (read, kept, spans) = (pass.read_slots(layer)?, pass.state_writes(layer)?, &pass.batch().spans);
     let states = pass.kv.states(layer, part)?;
@@ -281,7 +285,7 @@ fn change_states(
                 places.push((one.end, slots.take(one.slot)?));
             }
             let Some((_, state)) = places.pop() else { return Err(no_slot()) };
-            sequences.push(cpu::Stretch { rows: span.start..span.start + span.len, state, copies: places });
+            sequences.push(kernels::Stretch { rows: span.start..span.start + span.len, state, copies: places });
         }
         kernel(sequences);
         Ok(())
@@ -326,6 +330,6 @@ fn no_slot() -> Error {
     Error::invalid("a sequence has no slot of its own for its state")
 }
 
-fn cpu_matrix<'a>(raw: &'a RawTensor, weight: &Matrix) -> cpu::Matrix<'a> {
-    cpu::Matrix { dtype: raw.dtype, data: &raw.data, rows: weight.outputs, cols: weight.inputs }
+fn cpu_matrix<'a>(raw: &'a RawTensor, weight: &Matrix) -> kernels::Matrix<'a> {
+    kernels::Matrix { dtype: raw.dtype, data: &raw.data, rows: weight.outputs, cols: weight.inputs }
 }

@@ -13,15 +13,15 @@
 
 use candle_core::quantized::{GgmlDType, QMatMul, QStorage, QTensor};
 use candle_core::{D, DType, Device, Module, Tensor};
+use pensieve_kernels::Activation;
 use std::{borrow::Cow, ops::Range, sync::Arc};
 
-use super::{Backend, Changed, Form, LowRank, LowRankForm, Matrix, Rotation, StoreShape, foreign};
+use super::{Backend, Changed, Form, LowRank, LowRankForm, Matrix, StoreShape, foreign};
 use crate::{
     Error, Result,
     nn::{
-        cpu::{self, Activation},
-        kv_shape::KvType,
-        store::Store,
+        memory::store::Store,
+        spec::{KvType, Rotation},
     },
     weights::{Dtype, RawTensor, RopeStyle},
 };
@@ -95,7 +95,7 @@ impl Formulas {
     /// A dense matrix: in its own type on a GPU, in `f32` on the CPU, whose half-precision products are slow. Quantized ones
     /// that candle does not know become dense, on a GPU in half precision.
     fn dense(&self, raw: &RawTensor) -> Result<Tensor> {
-        let values = Tensor::from_vec(cpu::dequantize(raw)?, raw.shape.as_slice(), &Device::Cpu)?;
+        let values = Tensor::from_vec(pensieve_kernels::dequantize(raw)?, raw.shape.as_slice(), &Device::Cpu)?;
         let dtype = match raw.dtype {
             _ if self.unpacks || self.device.is_cpu() => DType::F32,
             Dtype::F32 => DType::F32,

@@ -10,10 +10,12 @@ use super::Formulas;
 use crate::{
     Result, Span,
     nn::{
-        attention::Attention,
-        kv::KvCache,
-        pass::{Group, Pass},
-        store::Store,
+        memory::{
+            kv::KvCache,
+            pass::{Group, Pass},
+            store::Store,
+        },
+        spec::Attention,
     },
 };
 

@@ -10,10 +10,8 @@ use super::Formulas;
 use crate::{
     Error, Result, Span,
     nn::{
-        conv::ShortConv,
-        pass::Pass,
-        recurrence::{Inputs, Recurrence},
-        states::StateWrite,
+        memory::{pass::Pass, states::StateWrite},
+        spec::{Inputs, Recurrence, ShortConv},
     },
 };
 

@@ -14,17 +14,18 @@ mod cuda;
 mod formulas;
 mod formulas_attention;
 mod formulas_recurrence;
+mod interconnect;
 #[cfg(any(test, feature = "metal", target_os = "macos"))]
 mod metal;
 #[cfg(any(test, feature = "cuda"))]
 mod repack;
-mod spread;
 mod stand_ins;
 
 use candle_core::{
     Device, Tensor,
     quantized::{QMatMul, QTensor},
 };
+use pensieve_kernels::{Activation, Glu};
 use std::{ops::Range, sync::Arc};
 
 pub(super) use cpu::CpuKernels;
@@ -34,18 +35,17 @@ pub(super) use cuda::{
     loaded_bytes as cuda_loaded_bytes, open as cuda_device,
 };
 pub(super) use formulas::Formulas;
+pub(super) use interconnect::Interconnect;
 #[cfg(any(feature = "metal", target_os = "macos"))]
 pub(super) use metal::MetalKernels;
-pub(super) use spread::{Interconnect, Spread};
 pub(super) use stand_ins::StandIns;
 
 use super::{
-    attention::Attention,
-    conv::ShortConv,
-    cpu::{Activation, Glu},
-    pass::Pass,
-    recurrence::{Inputs, Recurrence},
-    store::{Store, StoreShape, foreign},
+    memory::{
+        pass::Pass,
+        store::{Store, StoreShape, foreign},
+    },
+    spec::{Attention, Inputs, Recurrence, Rotation, ShortConv},
 };
 use crate::{
     Batch, Result,
@@ -172,14 +172,6 @@ pub(in crate::nn) type Compute<'a> = &'a mut dyn FnMut(&Batch<'_>) -> Result<Com
 /// Rows of an activation, what changes them, and how much.
 pub(in crate::nn) type Changed<'a> = (Range<usize>, &'a LowRank, f32);
 
-/// The sines and cosines by which a step's heads are rotated: `[tokens, rotated values / 2]` each.
-#[derive(Clone, Debug)]
-pub(in crate::nn) struct Rotation {
-    pub(in crate::nn) cos: Tensor,
-    pub(in crate::nn) sin: Tensor,
-    pub(in crate::nn) style: RopeStyle,
-}
-
 /// What is taken of the rows of logits that a step computes.
 pub(in crate::nn) enum Taken<'a> {
     /// All of them.
@@ -219,26 +211,6 @@ pub(in crate::nn) trait Backend: Send + Sync {
     /// Where tensors live.
     fn device(&self) -> &Device {
         &self.formulas().device
-    }
-
-    /// The backends of the devices that a model is spread over; none where it lies on one.
-    fn parts(&self) -> &[Arc<dyn Backend>] {
-        &[]
-    }
-
-    /// On which of them an activation lies.
-    fn place_of(&self, _x: &Tensor) -> Result<usize> {
-        Ok(0)
-    }
-
-    /// An activation as one of them reads it, to which it moves if it lies elsewhere.
-    fn bring(&self, x: &Tensor, _place: usize) -> Result<Tensor> {
-        Ok(x.clone())
-    }
-
-    /// Takes note that one of them keeps this.
-    fn keeps(&self, tensor: Tensor, _place: usize) -> Result<Tensor> {
-        Ok(tensor)
     }
 
     /// Brings what a batch says to the device, ahead of its step.

@@ -5,10 +5,7 @@
 
 use half::f16;
 
-use crate::{
-    nn::cpu,
-    weights::{Dtype, RawTensor},
-};
+use crate::weights::{Dtype, RawTensor};
 
 /// What kernels read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,7 +51,7 @@ fn packing_of(dtype: Dtype) -> Option<Packing> {
         Dtype::Q3K => Some(Packing::SixBits),
         Dtype::Q4_1 | Dtype::Int4 => Some(Packing::LoweredNibbles),
         Dtype::Q8_0 | Dtype::Q5_0 | Dtype::IQ3XXS | Dtype::IQ3S | Dtype::IQ2XXS | Dtype::Int8 => Some(Packing::Bytes),
-        dtype => cpu::levels(dtype).map(|_| Packing::Nibbles),
+        dtype => pensieve_kernels::levels(dtype).map(|_| Packing::Nibbles),
     }
 }
 
@@ -76,7 +73,7 @@ pub(super) fn repack(raw: &RawTensor, inputs: usize) -> Option<Repacked> {
     let row_bytes = raw.dtype.row_bytes(inputs).filter(|bytes| *bytes > 0)?;
     let packing = packing_of(raw.dtype)?;
     let levels = match packing {
-        Packing::Nibbles | Packing::LoweredNibbles => Some(cpu::levels(raw.dtype)?),
+        Packing::Nibbles | Packing::LoweredNibbles => Some(pensieve_kernels::levels(raw.dtype)?),
         Packing::Bytes | Packing::SixBits => None,
     };
     let rows = raw.data.len() / row_bytes;
@@ -127,7 +124,7 @@ fn groups(dtype: Dtype, bytes: &[u8], inputs: usize, levels: Option<&[i8; 16]>) 
     let mut data = vec![0; rows * padded * GROUP / PART * part_bytes];
     let mut scales = vec![f16::ZERO; rows * padded * numbers];
     let (mut index, mut fits) = (0, true);
-    cpu::each_group(dtype, bytes, |integers, scale, minimum| {
+    pensieve_kernels::each_group(dtype, bytes, |integers, scale, minimum| {
         let at = index / of_row * padded + index % of_row;
         index += 1;
         let (part, group) = (&mut data[at / 4 * part_bytes..][..part_bytes], at % 4);
@@ -161,7 +158,7 @@ fn six_bits(bytes: &[u8]) -> Option<(Vec<u8>, Vec<f16>)> {
     for block in bytes.as_chunks::<BYTES>().0 {
         let of_block = f16::from_le_bytes([block[BYTES - 2], block[BYTES - 1]]);
         let (mut to, mut group) = ([0; SIX_BITS], 0);
-        cpu::each_group(Dtype::Q3K, block, |integers, scale, _| {
+        pensieve_kernels::each_group(Dtype::Q3K, block, |integers, scale, _| {
             for (at, integer) in (group * SIXTEEN..).zip(integers) {
                 let (half, quarter, lane) = (at / 128, at % 128 / 32, at % 32);
                 let six = (integer + 32).cast_unsigned();
@@ -256,7 +253,7 @@ mod tests {
                 let head = if matches!(repacked.packing, Packing::Nibbles | Packing::LoweredNibbles) { 16 } else { 0 };
                 let bytes = repacked.data.len() + 2 * repacked.scales.len() - head;
                 assert_eq!(bytes, ROWS * row_bytes(dtype, inputs), "{dtype}");
-                for (ours, exact) in values(&repacked, inputs).iter().zip(cpu::dequantize(&raw).unwrap()) {
+                for (ours, exact) in values(&repacked, inputs).iter().zip(pensieve_kernels::dequantize(&raw).unwrap()) {
                     assert!((ours - exact).abs() <= exact.abs() / 300.0 + 1e-4, "{dtype}: {ours} for {exact}");
                 }
             }

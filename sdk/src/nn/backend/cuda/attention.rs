@@ -8,7 +8,10 @@ use super::{
 };
 use crate::{
     Result,
-    nn::{attention::Attention, backend::Rotation, pass::Pass},
+    nn::{
+        memory::pass::Pass,
+        spec::{Attention, Rotation},
+    },
     weights::RopeStyle,
 };
 

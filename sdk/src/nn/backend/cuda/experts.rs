@@ -1,6 +1,7 @@
 //! Mixtures of experts whose choices stay on the device (`experts.cu`).
 
 use candle_core::{Tensor, cuda_backend::cudarc::driver::CudaSlice};
+use pensieve_kernels::Glu;
 
 use super::{
     CudaKernels, THREADS, activation_number,
@@ -11,10 +12,7 @@ use super::{
 };
 use crate::{
     Error, Result,
-    nn::{
-        backend::{Form, Layer, Routed, Routing},
-        cpu::Glu,
-    },
+    nn::backend::{Form, Layer, Routed, Routing},
 };
 
 /// Experts that the kernels can choose among.

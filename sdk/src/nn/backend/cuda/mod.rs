@@ -21,6 +21,7 @@ use candle_core::{
     CudaDevice, DType, Device, Tensor,
     cuda_backend::cudarc::driver::{CudaContext, CudaSlice},
 };
+use pensieve_kernels::{Activation, Glu};
 use std::{
     collections::{HashMap, hash_map::Entry},
     sync::{
@@ -42,18 +43,14 @@ use self::{
     products::PreparedCache,
 };
 use super::{
-    Backend, Columns, Compute, Form, Formulas, Layer, Matrix, Rotation, Routed, Routing, StoreShape, Taken,
-    formulas_attention, formulas_recurrence,
+    Backend, Columns, Compute, Form, Formulas, Layer, Matrix, Routed, Routing, StoreShape, Taken, formulas_attention,
+    formulas_recurrence,
 };
 use crate::{
     Batch, Result,
     nn::{
-        attention::Attention,
-        conv::ShortConv,
-        cpu::{Activation, Glu},
-        pass::Pass,
-        recurrence::{Inputs as Recurred, Recurrence},
-        store::Store,
+        memory::{pass::Pass, store::Store},
+        spec::{Attention, Inputs as Recurred, Recurrence, Rotation, ShortConv},
     },
     weights::{Dtype, RawTensor, RopeStyle},
 };

@@ -2,6 +2,7 @@
 
 use candle_core::{Tensor, TensorId, cuda_backend::cudarc::driver::CudaSlice};
 use half::f16;
+use pensieve_kernels::Activation;
 use std::sync::Arc;
 
 use super::{
@@ -13,10 +14,7 @@ use super::{
 pub(super) use crate::nn::backend::repack::PART;
 use crate::{
     Result,
-    nn::{
-        backend::{Form, Layer, Matrix, foreign},
-        cpu::Activation,
-    },
+    nn::backend::{Form, Layer, Matrix, foreign},
 };
 
 /// Rows up to which a product reads quantized weights as they are; more are multiplied as unpacked matrices.

@@ -2,18 +2,16 @@
 
 use candle_core::Tensor;
 use half::{bf16, f16};
+use pensieve_kernels::{Activation, Glu};
 
 use super::{CudaKernels, locked, memory::failed};
 use crate::{
     Batch, Output, Result, Span, StateCopy, Table, Want,
     nn::{
         KvShape, KvType, Recurrence, ShortConv,
-        backend::{Backend, Matrix, Rotation, Routing, formulas_recurrence},
-        cpu::{self, Activation, Glu},
-        kv::KvCache,
-        pass::Pass,
-        recurrence::Inputs,
-        store::StoreShape,
+        backend::{Backend, Matrix, Routing, formulas_recurrence},
+        memory::{kv::KvCache, pass::Pass, store::StoreShape},
+        spec::{Inputs, Rotation},
     },
     weights::{Bytes, Dtype, RawTensor, RopeStyle},
 };
@@ -63,7 +61,8 @@ impl CudaKernels {
             let data: Vec<u8> = (0..outputs * inputs / 32).flat_map(block).collect();
             let (shape, data) = (vec![outputs, inputs], Bytes::copy_of(&data)?);
             let raw = RawTensor { name: String::new(), dtype, shape, data };
-            let dense = Tensor::from_vec(cpu::dequantize(&raw)?, (outputs, inputs), &self.formulas.device)?.t()?;
+            let dense =
+                Tensor::from_vec(pensieve_kernels::dequantize(&raw)?, (outputs, inputs), &self.formulas.device)?.t()?;
             let weight = Matrix { outputs, inputs, place: 0, form: self.matrix(&raw)? };
             // More than 32 rows are multiplied by cuBLAS.
             for rows in [1, 2, 5, 40] {

@@ -7,9 +7,8 @@ use super::{CudaKernels, THREADS, activation_number, graph::not_capturable, lock
 use crate::{
     Result,
     nn::{
-        conv::ShortConv,
-        pass::Pass,
-        recurrence::{Inputs, Recurrence},
+        memory::pass::Pass,
+        spec::{Inputs, Recurrence, ShortConv},
     },
 };
 

@@ -7,10 +7,7 @@ use half::f16;
 use super::{memory::failed, module::Module};
 use crate::{
     Result,
-    nn::{
-        backend::repack::{PART, Packing, Repacked, repack, row_bytes},
-        cpu,
-    },
+    nn::backend::repack::{PART, Packing, Repacked, repack, row_bytes},
     weights::{Dtype, RawTensor},
 };
 
@@ -134,7 +131,7 @@ impl Weight {
         if let Some(Repacked { packing, data, scales }) = repack(raw, inputs) {
             return send(packing.into(), &data, &scales);
         }
-        let values = cpu::dequantize(raw)?;
+        let values = pensieve_kernels::dequantize(raw)?;
         let data: Vec<u8> = values.iter().flat_map(|&value| half::bf16::from_f32(value).to_le_bytes()).collect();
         send(Format::Bf16, &data, &[])
     }

@@ -16,11 +16,9 @@ use super::inputs::{AttendShape, Inputs, NormShape, StoreShape};
 use crate::{
     Batch, Error, Output, Result, Span, Table, Want,
     nn::{
-        attention::Attention,
-        backend::{Backend, Formulas, Rotation, formulas_attention},
-        kv::KvCache,
-        kv_shape::{KvShape, KvType},
-        pass::Pass,
+        backend::{Backend, Formulas, formulas_attention},
+        memory::{kv::KvCache, pass::Pass},
+        spec::{Attention, KvShape, KvType, Rotation},
     },
     weights::RopeStyle,
 };

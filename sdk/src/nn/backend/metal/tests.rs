@@ -15,9 +15,11 @@ use super::inputs::{AttendShape, Inputs, NormShape, StoreShape};
 use crate::{
     Batch, Output, Span, Table, Want,
     nn::{
-        Attention, BLOCK_TOKENS, KvCache, KvShape, KvType,
-        backend::{Backend, Formulas, Rotation},
-        pass::Pass,
+        Attention, BLOCK_TOKENS, KvShape, KvType,
+        backend::{Backend, Formulas},
+        memory::kv::KvCache,
+        memory::pass::Pass,
+        spec::Rotation,
     },
     weights::RopeStyle,
 };

@@ -1,0 +1,197 @@
+//! Mamba-2's mixer (arXiv 2405.21060), which hybrids have in place of attention in most layers: a short convolution over inputs and
+//! what reads and writes them, a recurrence whose steps of time follow from the tokens, and a gated norm.
+
+use candle_core::Tensor;
+
+use crate::{
+    Error, Result,
+    nn::{Activation, LayerCache, Linear, Loader, Recurrence, RmsNorm, ShortConv, Step},
+    weights::{Config, Format},
+};
+
+/// How what a mixer has read meets its gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GatedNorm {
+    /// The norm is over what was gated.
+    AfterGate,
+    /// The gate is for what was normed.
+    BeforeGate,
+    /// There is no norm.
+    Absent,
+}
+
+/// The sizes of a mixer.
+#[derive(Clone, Copy, Debug)]
+pub struct Mamba2Sizes {
+    /// The width of the stream.
+    pub hidden_size: usize,
+    /// Heads.
+    pub heads: usize,
+    /// Values in a head.
+    pub head_dim: usize,
+    /// Groups of heads that share what reads and writes their states.
+    pub groups: usize,
+    /// Values of a state for each value of a head.
+    pub state: usize,
+    /// Inputs that the convolution sees.
+    pub taps: usize,
+    /// What the norm adds to a variance.
+    pub eps: f64,
+    /// The shortest and the longest step of time.
+    pub time_step_limit: (f64, f64),
+    /// The norm behind the recurrence.
+    pub norm: GatedNorm,
+}
+
+impl Mamba2Sizes {
+    /// Reads them under the names `mamba_…` that Granite, Falcon-H1 and Bamba have for them.
+    pub fn read(config: &Config, eps: f64) -> Result<Self> {
+        let (hidden_size, heads) = (config.usize("hidden_size")?, config.usize_or("mamba_n_heads", 128)?);
+        let expanded = hidden_size.saturating_mul(config.usize_or("mamba_expand", 2)?);
+        let inner = config.usize_or("mamba_d_ssm", expanded)?;
+        let is_given = config.value()["mamba_d_head"].is_number();
+        Ok(Self {
+            hidden_size,
+            heads,
+            head_dim: if is_given { config.usize("mamba_d_head")? } else { inner / heads },
+            groups: config.usize_or("mamba_n_groups", 1)?,
+            state: config.usize_or("mamba_d_state", 256)?,
+            taps: config.usize_or("mamba_d_conv", 4)?,
+            eps,
+            time_step_limit: Self::time_step_limit(config)?,
+            norm: GatedNorm::AfterGate,
+        })
+    }
+
+    /// The configuration's shortest and longest step of time; no limits where it has none.
+    pub fn time_step_limit(config: &Config) -> Result<(f64, f64)> {
+        let Some(value) = config.value().get("time_step_limit").filter(|value| !value.is_null()) else {
+            return Ok((0.0, f64::INFINITY));
+        };
+        let limits = match value.as_array().map(Vec::as_slice) {
+            Some([shortest, longest]) => shortest.as_f64().zip(longest.as_f64()),
+            _ => None,
+        };
+        limits.ok_or_else(|| Error::corrupt("the configuration's 'time_step_limit' is not a list of two numbers"))
+    }
+
+    /// All values of all heads.
+    fn inner(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// What is convolved: inputs, and what writes and reads.
+    fn channels(&self) -> usize {
+        self.inner() + 2 * self.groups * self.state
+    }
+
+    /// The outputs of the first layer: the gate, what is convolved, and the steps of time.
+    pub fn widest(&self) -> usize {
+        self.inner() + self.channels() + self.heads
+    }
+
+    /// What a mixer remembers of a sequence.
+    pub fn cache(&self) -> LayerCache {
+        Recurrence::cache((self.channels(), self.taps), self.heads, self.state, self.head_dim)
+    }
+}
+
+/// A mixer, whose layers carry the names that they have in checkpoints of Hugging Face.
+#[derive(Clone, Debug)]
+pub struct Mamba2 {
+    in_proj: Linear,
+    conv1d: ShortConv,
+    dt_bias: Tensor,
+    /// `−exp(A_log)`.
+    a: Tensor,
+    /// What of an input goes past the recurrence, head by head.
+    d: Tensor,
+    recurrence: Recurrence,
+    /// The norm over each group, and its weight over all.
+    norm: Option<(RmsNorm, Tensor)>,
+    out_proj: Linear,
+    /// What the outputs of `in_proj` are multiplied by.
+    multipliers: Option<Tensor>,
+    sizes: Mamba2Sizes,
+}
+
+impl Mamba2 {
+    /// Loads the mixer of this place. `layer` is the layer of the caches that is its.
+    pub fn load(loader: &Loader<'_>, layer: usize, sizes: Mamba2Sizes) -> Result<Self> {
+        let Mamba2Sizes { hidden_size, heads, head_dim, groups, state, .. } = sizes;
+        let (inner, group) = (sizes.inner(), sizes.inner().checked_div(groups).unwrap_or_default());
+        // GGUF files give such vectors another dimension.
+        let vector = |name: &str, len: usize| -> Result<Tensor> {
+            let values = loader.values(name)?.filter(|values| values.len() == len);
+            let missing = || Error::corrupt(format!("no tensor '{}.{name}' of {len} values", loader.path()));
+            Ok(Tensor::from_vec(values.ok_or_else(missing)?, len, loader.device())?)
+        };
+        let is_gguf = loader.format() == Format::Gguf;
+        let recurrence = Recurrence::new(layer, heads, groups, state, head_dim)?;
+        Ok(Self {
+            in_proj: loader.linear("in_proj", hidden_size, sizes.widest())?,
+            conv1d: ShortConv::load(loader, "conv1d", layer, sizes.channels(), sizes.taps)?.activated(Activation::Silu),
+            dt_bias: vector(if is_gguf { "dt_proj.bias" } else { "dt_bias" }, heads)?,
+            a: if is_gguf { vector("A", heads)? } else { vector("A_log", heads)?.exp()?.neg()? },
+            d: vector("D", heads)?,
+            recurrence,
+            norm: match sizes.norm {
+                GatedNorm::Absent => None,
+                _ => Some((RmsNorm::without_weight(loader, group, sizes.eps)?, vector("norm.weight", inner)?)),
+            },
+            out_proj: loader.linear("out_proj", inner, hidden_size)?,
+            multipliers: None,
+            sizes,
+        })
+    }
+
+    /// The mixer whose first layer's outputs are multiplied: the gate, inputs, what writes, what reads, and the steps of time.
+    pub fn multiplied_by(self, loader: &Loader<'_>, [gate, input, write, read, time]: [f64; 5]) -> Result<Self> {
+        let (inner, shared) = (self.sizes.inner(), self.sizes.groups * self.sizes.state);
+        let parts = [(gate, inner), (input, inner), (write, shared), (read, shared), (time, self.sizes.heads)];
+        if parts.iter().all(|(multiplier, _)| *multiplier == 1.0) {
+            return Ok(self);
+        }
+        let values: Vec<f32> =
+            parts.into_iter().flat_map(|(multiplier, len)| std::iter::repeat_n(multiplier as f32, len)).collect();
+        let len = values.len();
+        Ok(Self { multipliers: Some(Tensor::from_vec(values, len, loader.device())?), ..self })
+    }
+
+    /// Mixes the rows of `x`, `[tokens, hidden_size]`, each with those of its sequence before it.
+    pub fn forward(&self, x: &Tensor, step: &mut Step<'_>) -> Result<Tensor> {
+        self.out_proj.forward(&self.inner(x, step)?, step)
+    }
+
+    /// `residual + mixer(x)`.
+    pub fn add_to(&self, residual: &Tensor, x: &Tensor, step: &mut Step<'_>) -> Result<Tensor> {
+        self.out_proj.add_to(residual, &self.inner(x, step)?, step)
+    }
+
+    fn inner(&self, x: &Tensor, step: &mut Step<'_>) -> Result<Tensor> {
+        let Mamba2Sizes { heads, groups, state, time_step_limit: (shortest, longest), .. } = self.sizes;
+        let (inner, channels) = (self.sizes.inner(), self.sizes.channels());
+        let mut all = self.in_proj.forward(x, step)?;
+        if let Some(multipliers) = &self.multipliers {
+            all = all.broadcast_mul(multipliers)?;
+        }
+        let [gate, convolved, dt] = step.split(&all, [inner, channels, heads])?;
+        let convolved = self.conv1d.forward(&convolved, step)?;
+        let [x, b, c] = step.split(&convolved, [inner, groups * state, groups * state])?;
+        let mut dt = step.ops().bias_act_scale(&dt, Some(&self.dt_bias), Some(Activation::Softplus), None)?;
+        if shortest > 0.0 || longest < f64::from(f32::MAX) {
+            dt = dt.clamp(shortest as f32, longest.min(f64::from(f32::MAX)) as f32)?;
+        }
+        let decay = step.ops().bias_act_scale(&dt, None, None, Some(&self.a))?;
+        let read = self.recurrence.sum([&c, &b, &x], &decay, &dt, &self.d, step)?;
+        let gated = |read: &Tensor| step.ops().gate(&gate, read, Activation::Silu);
+        let normed = |read: &Tensor| -> Result<Tensor> {
+            let Some((norm, weight)) = &self.norm else { return Ok(read.clone()) };
+            Ok(norm.forward_heads(read, step)?.broadcast_mul(weight)?)
+        };
+        match self.sizes.norm {
+            GatedNorm::BeforeGate => gated(&normed(&read)?),
+            GatedNorm::AfterGate | GatedNorm::Absent => normed(&gated(&read)?),
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! Norms over the width of an activation.
+
+use candle_core::Tensor;
+
+use crate::{
+    Result,
+    nn::{Loader, Step},
+};
+
+/// Root-mean-square norm (arXiv 1910.07467).
+#[derive(Clone, Debug)]
+pub struct RmsNorm {
+    weight: Tensor,
+    eps: f32,
+}
+
+impl RmsNorm {
+    /// Loads `name.weight`, of `width` values.
+    pub fn load(loader: &Loader<'_>, name: &str, width: usize, eps: f64) -> Result<Self> {
+        Ok(Self { weight: loader.at(name).vector("weight", width)?, eps: eps as f32 })
+    }
+
+    /// A norm whose weights are no tensor of a checkpoint's own.
+    pub fn of(weight: Tensor, eps: f64) -> Self {
+        Self { weight, eps: eps as f32 }
+    }
+
+    /// A norm without weights.
+    pub fn without_weight(loader: &Loader<'_>, width: usize, eps: f64) -> Result<Self> {
+        Ok(Self::of(Tensor::from_vec(vec![1.0_f32; width], width, loader.device())?, eps))
+    }
+
+    /// A norm without weights, which brings vectors of `width` values to a length: `length · x / √(Σ x² + eps)`.
+    pub fn to_length(loader: &Loader<'_>, width: usize, length: f64, eps: f64) -> Result<Self> {
+        let weight = (length / (width as f64).sqrt()) as f32;
+        let weight = Tensor::from_vec(vec![weight; width], width, loader.device())?;
+        Ok(Self { weight, eps: (eps / width as f64) as f32 })
+    }
+
+    /// The norm with more than its weights, as of models whose weights begin at zero.
+    pub fn plus(self, offset: f64) -> Result<Self> {
+        Ok(Self { weight: (self.weight + offset)?, ..self })
+    }
+
+    /// Normalises each row of `x`.
+    pub fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        step.ops().rms_norm(x, &self.weight, self.eps)
+    }
+
+    /// `residual + norm(x)`, as in blocks that norm what they made.
+    pub fn add_to(&self, residual: &Tensor, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        step.ops().add(residual, &self.forward(x, step)?)
+    }
+
+    /// Normalises each head of `x`, of shape `[tokens, heads · width]`, as models with norms on queries and keys do.
+    pub fn forward_heads(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        let (tokens, all) = x.dims2()?;
+        let width = self.weight.dim(0)?;
+        let heads = x.reshape((tokens * (all / width), width))?;
+        Ok(step.ops().rms_norm(&heads, &self.weight, self.eps)?.reshape((tokens, all))?)
+    }
+}
+
+/// Layer norm (arXiv 1607.06450).
+#[derive(Clone, Debug)]
+pub struct LayerNorm {
+    weight: Tensor,
+    bias: Tensor,
+    eps: f32,
+}
+
+impl LayerNorm {
+    /// Loads `name.weight` and, where the checkpoint has it, `name.bias`, of `width` values each.
+    pub fn load(loader: &Loader<'_>, name: &str, width: usize, eps: f64) -> Result<Self> {
+        let loader = loader.at(name);
+        let weight = loader.vector("weight", width)?;
+        let bias = if loader.has("bias") { loader.vector("bias", width)? } else { weight.zeros_like()? };
+        Ok(Self { weight, bias, eps: eps as f32 })
+    }
+
+    /// Normalises each row of `x`.
+    pub fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        step.ops().layer_norm(x, &self.weight, &self.bias, self.eps)
+    }
+}

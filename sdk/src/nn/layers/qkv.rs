@@ -1,0 +1,67 @@
+//! The projections of attention: queries, keys and values of one input, as attention takes them.
+//!
+//! The three are asked for at once, so that a backend can read their input once; on a GPU they are one launch. Families differ
+//! in what follows (norms, clipping) and in how a checkpoint stores the weights; both are settled at load time.
+
+use candle_core::Tensor;
+
+use crate::{
+    Result,
+    nn::{Attention, Linear, Loader, RmsNorm, Step},
+};
+
+/// `q_proj`, `k_proj` and `v_proj` with biases, norms and clipping where a family has them.
+#[derive(Clone, Debug)]
+pub struct Qkv {
+    layers: [Linear; 3],
+    /// Of queries and of keys.
+    norms: Option<[RmsNorm; 2]>,
+    clip: Option<f64>,
+}
+
+impl Qkv {
+    /// Loads `q_proj`, `k_proj` and `v_proj` for the heads of `attention`, with biases where the checkpoint has them.
+    pub fn load(loader: &Loader<'_>, hidden_size: usize, attention: &Attention) -> Result<Self> {
+        let [q, k, v] = parts(attention).map(|(name, outputs)| loader.linear(name, hidden_size, outputs));
+        Ok(Self::of([q?, k?, v?]))
+    }
+
+    /// Loads the same from a checkpoint that may store them stacked, as the rows of `name`: queries, keys, values.
+    pub fn load_stacked(loader: &Loader<'_>, name: &str, hidden_size: usize, attention: &Attention) -> Result<Self> {
+        Ok(Self::of(loader.stacked(name, hidden_size, parts(attention))?))
+    }
+
+    /// Queries, keys and values by layers that were loaded in another way, or have other widths, such as a query with its gate.
+    pub fn of(layers: [Linear; 3]) -> Self {
+        Self { layers, norms: None, clip: None }
+    }
+
+    /// Adds norms of queries and keys. Their width is that of a head (Qwen 3) or of all heads together (OLMo 2).
+    #[must_use]
+    pub fn with_norms(self, q_norm: RmsNorm, k_norm: RmsNorm) -> Self {
+        Self { norms: Some([q_norm, k_norm]), ..self }
+    }
+
+    /// Bounds queries, keys and values to `± limit`, behind the norms (OLMoE's `clip_qkv`).
+    #[must_use]
+    pub fn clipped(self, limit: Option<f64>) -> Self {
+        Self { clip: limit, ..self }
+    }
+
+    /// Queries, keys and values of the rows of `x`, not yet rotated.
+    pub fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<[Tensor; 3]> {
+        let [mut q, mut k, mut v] = Linear::forward_all(self.layers.each_ref(), x, step)?;
+        if let Some([q_norm, k_norm]) = &self.norms {
+            (q, k) = (q_norm.forward_heads(&q, step)?, k_norm.forward_heads(&k, step)?);
+        }
+        if let Some(limit) = self.clip {
+            (q, k, v) = (q.clamp(-limit, limit)?, k.clamp(-limit, limit)?, v.clamp(-limit, limit)?);
+        }
+        Ok([q, k, v])
+    }
+}
+
+fn parts(attention: &Attention) -> [(&'static str, usize); 3] {
+    let Attention { heads, kv_heads, head_dim, value_dim, .. } = *attention;
+    [("q_proj", heads * head_dim), ("k_proj", kv_heads * head_dim), ("v_proj", kv_heads * value_dim)]
+}

@@ -1,0 +1,134 @@
+//! Rotary position encoding (arXiv 2104.09864) and the ways of stretching it over longer contexts.
+//!
+//! Angles are computed for the positions of each step instead of being looked up: a table for a context of 128k costs 64 MB,
+//! the sines of a batch cost microseconds. They are computed in `f32`, as the models were trained with.
+
+use candle_core::Tensor;
+use std::f64::consts::PI;
+
+use crate::{
+    Result,
+    nn::{Step, spec::Rotation},
+    weights::{RopeConfig, RopeScaling, RopeStyle},
+};
+
+/// The frequencies of a model's heads.
+#[derive(Clone, Debug)]
+pub struct Rope {
+    frequencies: Vec<f32>,
+    /// What scaling multiplies sines and cosines by.
+    amplitude: f32,
+    style: RopeStyle,
+    head_dim: usize,
+}
+
+/// The sines and cosines of a step's positions.
+#[derive(Clone, Debug)]
+pub struct Angles {
+    rotation: Rotation,
+    /// What queries are rotated by, where that is not what keys are.
+    queries: Option<Rotation>,
+    head_dim: usize,
+}
+
+impl Rope {
+    /// The frequencies that a config asks for. `context` is the longest sequence that the model is loaded for: LongRoPE
+    /// takes its long factors when that exceeds the original context, for all lengths alike, so that what is in the KV
+    /// cache never changes its meaning.
+    pub fn new(config: &RopeConfig, head_dim: usize, context: usize) -> Result<Self> {
+        let rotary_dim = config.rotary_dim(head_dim)?;
+        let half = rotary_dim / 2;
+        let plain: Vec<f64> = (0..half).map(|i| config.theta.powf(-((2 * i) as f64) / rotary_dim as f64)).collect();
+        let divided = |divisors: &[f32]| plain.iter().zip(divisors).map(|(f, &d)| f / f64::from(d)).collect();
+        let (frequencies, amplitude): (Vec<f64>, f64) = match &config.scaling {
+            RopeScaling::None => (plain, 1.0),
+            RopeScaling::Linear { factor } => (plain.iter().map(|f| f / factor).collect(), 1.0),
+            RopeScaling::Divisors(divisors) => (divided(divisors), 1.0),
+            RopeScaling::Proportional { factor } => {
+                let rotated = (config.partial_rotary_factor * half as f64 + 1e-9) as usize;
+                let of = |(i, f): (usize, &f64)| if i < rotated { f / factor } else { 0.0 };
+                (plain.iter().enumerate().map(of).collect(), 1.0)
+            }
+            RopeScaling::LongRope { short, long, original_context, short_attention_factor, long_attention_factor } => {
+                if context > *original_context {
+                    (divided(long), *long_attention_factor)
+                } else {
+                    (divided(short), *short_attention_factor)
+                }
+            }
+            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
+                let scale =
+                    |&f: &f64| llama3(f, *factor, *low_freq_factor, *high_freq_factor, *original_context as f64);
+                (plain.iter().map(scale).collect(), 1.0)
+            }
+            RopeScaling::Yarn { factor, original_context, beta_fast, beta_slow, attention_factor, truncate } => {
+                let turns = |beta| turning_dimension(beta, rotary_dim, config.theta, *original_context as f64);
+                let (mut low, mut high) = (turns(*beta_fast), turns(*beta_slow));
+                if *truncate {
+                    (low, high) = (low.floor(), high.ceil());
+                }
+                (low, high) = (low.max(0.0), high.min((rotary_dim - 1) as f64));
+                // Two equal bounds would make the ramp a division by zero.
+                let width = if low == high { 0.001 } else { high - low };
+                let scale = |(i, f): (usize, &f64)| {
+                    let stretched = ((i as f64 - low) / width).clamp(0.0, 1.0);
+                    f / factor * stretched + f * (1.0 - stretched)
+                };
+                (plain.iter().enumerate().map(scale).collect(), *attention_factor)
+            }
+        };
+        let frequencies = frequencies.into_iter().map(|f| f as f32).collect();
+        Ok(Self { frequencies, amplitude: amplitude as f32, style: config.style, head_dim })
+    }
+
+    /// The angles of a step's positions; all layers share them.
+    pub fn angles(&self, step: &Step<'_>) -> Result<Angles> {
+        Ok(Angles { rotation: self.rotation(step, None)?, queries: None, head_dim: self.head_dim })
+    }
+
+    /// Angles that also multiply queries by a factor of their position, as models do whose scores would fade over long
+    /// contexts. The whole of a head must be rotated.
+    pub fn angles_scaling_queries(&self, step: &Step<'_>, factor: impl Fn(u32) -> f32) -> Result<Angles> {
+        let factors: Vec<f32> = step.positions().iter().map(|&position| factor(position)).collect();
+        Ok(Angles { queries: Some(self.rotation(step, Some(&factors))?), ..self.angles(step)? })
+    }
+
+    fn rotation(&self, step: &Step<'_>, factors: Option<&[f32]>) -> Result<Rotation> {
+        step.ops().rotation(&self.frequencies, self.amplitude, factors, self.style, &step.pass)
+    }
+}
+
+impl Angles {
+    /// The one rotation of queries and keys; none where they have different ones.
+    pub(in crate::nn) fn common(&self) -> Option<&Rotation> {
+        self.queries.is_none().then_some(&self.rotation)
+    }
+
+    /// Rotates the heads of `x`, of shape `[tokens, heads · head_dim]`, for attention that rotates only a part of what it
+    /// compares (MLA). Others hand the angles to [`Attention::forward`](super::Attention::forward), which is faster.
+    pub fn rotate(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        step.ops().rotate(x, self.head_dim, &self.rotation)
+    }
+
+    pub(super) fn rotate_queries(&self, q: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        step.ops().rotate(q, self.head_dim, self.queries.as_ref().unwrap_or(&self.rotation))
+    }
+}
+
+/// Llama 3's scaling: long waves are stretched, short ones kept, those between blended.
+fn llama3(frequency: f64, factor: f64, low: f64, high: f64, original: f64) -> f64 {
+    let wavelength = 2.0 * PI / frequency;
+    if wavelength > original / low {
+        frequency / factor
+    } else if wavelength < original / high {
+        frequency
+    } else {
+        let smooth = (original / wavelength - low) / (high - low);
+        (1.0 - smooth) * frequency / factor + smooth * frequency
+    }
+}
+
+/// YaRN (arXiv 2309.00071): the dimension whose wave turns `beta` times within the original context.
+fn turning_dimension(beta: f64, rotary_dim: usize, theta: f64, original: f64) -> f64 {
+    rotary_dim as f64 * (original / (beta * 2.0 * PI)).ln() / (2.0 * theta.ln())
+}

@@ -1,0 +1,86 @@
+//! Feed-forward blocks with experts, and families in which some layers have them and others do not.
+
+use candle_core::Tensor;
+
+use crate::{
+    Result,
+    nn::{Experts, GatedMlp, Linear, Router, Step, weighed},
+};
+
+/// The experts that a router chooses for each row, beside a block that all rows share where a family has one.
+#[derive(Clone, Debug)]
+pub struct SparseMlp {
+    gate: Router,
+    experts: Experts,
+    shared: Option<Shared>,
+}
+
+#[derive(Clone, Debug)]
+struct Shared {
+    mlp: GatedMlp,
+    /// Its sigmoid weighs the block.
+    gate: Option<Linear>,
+}
+
+impl SparseMlp {
+    /// The sum of what each row's experts make of it, weighed by `gate`.
+    pub fn new(gate: Router, experts: Experts) -> Self {
+        Self { gate, experts, shared: None }
+    }
+
+    /// Adds a block that every row goes through (DeepSeek's shared experts are one wide block).
+    #[must_use]
+    pub fn with_shared(self, mlp: GatedMlp) -> Self {
+        Self { shared: Some(Shared { mlp, gate: None }), ..self }
+    }
+
+    /// Adds the same, weighed by the sigmoid of `gate`, a layer with one output (Qwen2-MoE).
+    #[must_use]
+    pub fn with_gated_shared(self, mlp: GatedMlp, gate: Linear) -> Self {
+        Self { shared: Some(Shared { mlp, gate: Some(gate) }), ..self }
+    }
+
+    /// Applies the block to each row of `x`.
+    pub fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        let routed = self.experts.forward(x, &self.gate.forward(x, step)?, step)?;
+        match &self.shared {
+            None => Ok(routed),
+            Some(Shared { mlp, gate: None }) => mlp.add_to(&routed, x, step),
+            Some(Shared { mlp, gate: Some(gate) }) => {
+                step.ops().add(&routed, &weighed(&mlp.forward(x, step)?, &gate.forward(x, step)?)?)
+            }
+        }
+    }
+
+    /// `residual + block(x)`.
+    pub fn add_to(&self, residual: &Tensor, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        step.ops().add(residual, &self.forward(x, step)?)
+    }
+}
+
+/// The feed-forward block of a layer where some layers are dense and others have experts.
+#[derive(Clone, Debug)]
+pub enum FeedForward {
+    /// Every row goes through the same weights.
+    Dense(GatedMlp),
+    /// A router chooses.
+    Sparse(SparseMlp),
+}
+
+impl FeedForward {
+    /// Applies the block to each row of `x`.
+    pub fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        match self {
+            Self::Dense(mlp) => mlp.forward(x, step),
+            Self::Sparse(mlp) => mlp.forward(x, step),
+        }
+    }
+
+    /// `residual + block(x)`.
+    pub fn add_to(&self, residual: &Tensor, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        match self {
+            Self::Dense(mlp) => mlp.add_to(residual, x, step),
+            Self::Sparse(mlp) => mlp.add_to(residual, x, step),
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! What a loaded model takes where, for the log: a person who wonders what fills a card, or why memory is held twice, reads
+//! it there.
+
+use std::{collections::BTreeMap, fmt};
+
+use crate::nn::{
+    adapters::registry::Part,
+    backend::{Form, Matrix},
+    memory::kv::KvCache,
+    spec::KvType,
+};
+
+/// What memory is taken for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(in crate::nn) enum Class {
+    Linear,
+    Embedding,
+    /// Norms, biases and other small tensors.
+    Small,
+    Cache,
+}
+
+/// Where it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Place {
+    /// One of the model's devices.
+    Device(usize),
+    /// In the host's memory, while the model is on a device.
+    Host,
+    /// In the checkpoint's files, which are mapped.
+    Mapped,
+}
+
+/// Bytes by place and class.
+#[derive(Debug, Default)]
+pub(in crate::nn) struct Resident {
+    bytes: BTreeMap<(Place, Class), u64>,
+}
+
+impl Resident {
+    /// Adds a weight; `on_host` if it stays in the host's memory while the model is on a device.
+    pub(in crate::nn) fn add_matrix(&mut self, matrix: &Matrix, part: Part, on_host: bool) {
+        let class = if part == Part::Table { Class::Embedding } else { Class::Linear };
+        let device = Place::Device(matrix.place);
+        let (place, bytes) = match &matrix.form {
+            // What an adapter was merged into, and what was put together from parts, are in no file.
+            Form::InPlace(raw) if raw.data.is_in_file() => (Place::Mapped, raw.data.len()),
+            Form::InPlace(raw) => (device, raw.data.len()),
+            Form::Dense(tensor) => (device, tensor.elem_count() * tensor.dtype().size_in_bytes()),
+            Form::Quantized(tensor, _) => (device, tensor.storage_size_in_bytes()),
+            #[cfg(feature = "cuda")]
+            Form::Cuda(weight) => (device, weight.bytes()),
+        };
+        let place = if on_host && place == device { Place::Host } else { place };
+        self.add(place, class, bytes as u64);
+    }
+
+    /// Adds a small tensor of single precision on one of the model's devices.
+    pub(in crate::nn) fn add_small(&mut self, values: usize, place: usize) {
+        self.add(Place::Device(place), Class::Small, 4 * values as u64);
+    }
+
+    /// Adds all of a cache.
+    pub(in crate::nn) fn add_cache(&mut self, kv: &KvCache) {
+        for (place, bytes) in kv.bytes_by_place() {
+            self.add(Place::Device(place), Class::Cache, bytes);
+        }
+    }
+
+    fn add(&mut self, place: Place, class: Class, bytes: u64) {
+        let sum = self.bytes.entry((place, class)).or_default();
+        *sum = sum.saturating_add(bytes);
+    }
+
+    /// In words, for a model on `devices` whose cache is of `kind`.
+    pub(in crate::nn) fn on(&self, devices: &[&str], kind: KvType) -> String {
+        let list = |place: Place| -> Option<String> {
+            let parts = self.bytes.iter().filter(|((at, _), bytes)| *at == place && **bytes > 0);
+            let parts: Vec<_> =
+                parts.map(|((_, class), bytes)| format!("{} {}", class.name(kind), Size(*bytes))).collect();
+            (!parts.is_empty()).then(|| parts.join(", "))
+        };
+        let devices = devices.iter().enumerate().map(|(place, name)| (Place::Device(place), format!("on {name}")));
+        let others =
+            [(Place::Host, "in the host's memory".into()), (Place::Mapped, "mapped from the checkpoint".into())];
+        let places = devices.chain(others).filter_map(|(place, name)| Some(format!("{name}: {}", list(place)?)));
+        places.collect::<Vec<_>>().join("; ")
+    }
+}
+
+impl Class {
+    fn name(self, kind: KvType) -> String {
+        match self {
+            Self::Linear => "linear layers".into(),
+            Self::Embedding => "embeddings".into(),
+            Self::Small => "norms and biases".into(),
+            Self::Cache => format!("cache in {}", if kind == KvType::F16 { "f16" } else { "f32" }),
+        }
+    }
+}
+
+/// Bytes for a person.
+struct Size(u64);
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (mut value, mut unit) = (self.0 as f64, "B");
+        for larger in ["KiB", "MiB", "GiB", "TiB"] {
+            if value < 1024.0 {
+                break;
+            }
+            (value, unit) = (value / 1024.0, larger);
+        }
+        let digits = usize::from(value < 100.0 && unit != "B");
+        write!(f, "{value:.digits$} {unit}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::Size;
+    use crate::{
+        Architecture, LoadRequest, Result, Source,
+        nn::{Decoder, Embedding, KvShape, Linear, Loader, Paged, RmsNorm, Shape, Step, Tensor},
+        services::heard,
+        testing::random_checkpoint,
+        weights::Checkpoint,
+    };
+
+    const WIDTH: usize = 32;
+    const VOCABULARY: usize = 96;
+
+    struct Table {
+        embed_tokens: Embedding,
+        norm: RmsNorm,
+        lm_head: Linear,
+    }
+
+    impl Decoder for Table {
+        const NAME: &'static str = "table";
+        const GGUF: &'static [&'static str] = &[];
+        const CLASSES: &'static [&'static str] = &["Table"];
+        type Config = ();
+
+        fn config(_: &Checkpoint) -> Result<()> {
+            Ok(())
+        }
+
+        fn shape((): &()) -> Shape {
+            Shape { vocabulary: VOCABULARY, context: 64, widest: WIDTH, kv: KvShape::uniform(1, 1, 16) }
+        }
+
+        fn load(loader: &Loader<'_>, (): &()) -> Result<Self> {
+            Ok(Self {
+                embed_tokens: loader.embedding("embed_tokens", VOCABULARY, WIDTH)?,
+                norm: RmsNorm::load(loader, "norm", WIDTH, 1e-5)?,
+                lm_head: loader.linear("lm_head", WIDTH, VOCABULARY)?,
+            })
+        }
+
+        fn hidden(&self, step: &mut Step<'_>) -> Result<Tensor> {
+            self.embed_tokens.forward(step)
+        }
+
+        fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+            self.lm_head.forward(&self.norm.forward(hidden, step)?, step)
+        }
+    }
+
+    fn said(options: &str) -> String {
+        let folder = tempfile::tempdir().unwrap();
+        let tensors = [
+            ("embed_tokens.weight".to_owned(), vec![VOCABULARY, WIDTH]),
+            ("norm.weight".to_owned(), vec![WIDTH]),
+            ("lm_head.weight".to_owned(), vec![VOCABULARY, WIDTH]),
+        ];
+        random_checkpoint(folder.path(), r#"{"architectures": ["Table"]}"#, &tensors).unwrap();
+        let source = Source { path: folder.path().to_owned(), options: options.into() };
+        let request = LoadRequest { source, device: "cpu".into(), context: 0, state_bytes: 1 << 16, threads: 1 };
+        let lines = Arc::new(Mutex::new(Vec::new()));
+        let heard = Arc::clone(&lines);
+        let services = heard::by(move |line| heard.lock().unwrap().push(line.to_owned()));
+        Paged::<Table>::architecture().load(&request, &services).unwrap();
+        let line = lines.lock().unwrap().iter().find(|line| line.starts_with("memory")).cloned();
+        line.unwrap()
+    }
+
+    #[test]
+    fn a_model_that_has_loaded_says_what_it_takes_where() {
+        // Our kernels read weights where the file is mapped; the formulas have candle's copies.
+        let mapped = "memory on cpu: norms and biases 128 B, cache in f32 64.0 KiB; mapped from the checkpoint: linear layers \
+                      12.0 KiB, embeddings 12.0 KiB";
+        let copied =
+            "memory on cpu: linear layers 12.0 KiB, embeddings 12.0 KiB, norms and biases 128 B, cache in f32 64.0 KiB";
+        let is_forced = std::env::var("PENSIEVE_KERNELS").is_ok_and(|kernels| kernels == "generic");
+        assert_eq!(said(r#"{"kernels": "auto"}"#), if is_forced { copied } else { mapped });
+        assert_eq!(said(r#"{"kernels": "generic"}"#), copied);
+    }
+
+    #[test]
+    fn sizes_are_rounded_to_what_a_person_reads() {
+        let sizes = [0, 1023, 1024, 1536, 200 << 20, (5 << 30) + (1 << 29)].map(|bytes| Size(bytes).to_string());
+        assert_eq!(sizes, ["0 B", "1023 B", "1.0 KiB", "1.5 KiB", "200 MiB", "5.5 GiB"]);
+    }
+}

@@ -1,0 +1,64 @@
+//! The memory of a layer's keys, values or states, in the form that its device computes with.
+
+use candle_core::Tensor;
+use memmap2::MmapMut;
+use pensieve_kernels::{Kv, KvMut};
+
+use crate::{Error, Result, nn::spec::KvType};
+
+/// How keys and values lie in memory: `[kv_heads, slots, head_dim]`, and in what type.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::nn) struct StoreShape {
+    pub(in crate::nn) kv_heads: usize,
+    pub(in crate::nn) slots: usize,
+    pub(in crate::nn) head_dim: usize,
+    pub(in crate::nn) kind: KvType,
+}
+
+impl StoreShape {
+    /// Bytes of the whole; none where that is more than there can be.
+    pub(in crate::nn) fn bytes(&self) -> Option<usize> {
+        self.kv_heads.checked_mul(self.slots)?.checked_mul(self.head_dim)?.checked_mul(self.kind.bytes())
+    }
+}
+
+/// The keys or the values, or the states, of one layer.
+pub(in crate::nn) enum Store {
+    Mapped(MmapMut),
+    Tensor(Tensor),
+    /// Values that are a view of the keys.
+    Nothing,
+}
+
+impl Store {
+    /// The memory that the CPU kernels read.
+    pub(in crate::nn) fn mapped(&self, kind: KvType) -> Result<Kv<'_>> {
+        match (self, kind) {
+            (Self::Mapped(memory), KvType::F32) => Ok(Kv::F32(bytemuck::cast_slice(memory))),
+            (Self::Mapped(memory), KvType::F16) => Ok(Kv::F16(bytemuck::cast_slice(memory))),
+            (Self::Tensor(_) | Self::Nothing, _) => Err(foreign("the KV cache")),
+        }
+    }
+
+    /// The memory that the CPU kernels write.
+    pub(in crate::nn) fn mapped_mut(&mut self, kind: KvType) -> Result<KvMut<'_>> {
+        match (self, kind) {
+            (Self::Mapped(memory), KvType::F32) => Ok(KvMut::F32(bytemuck::cast_slice_mut(memory))),
+            (Self::Mapped(memory), KvType::F16) => Ok(KvMut::F16(bytemuck::cast_slice_mut(memory))),
+            (Self::Tensor(_) | Self::Nothing, _) => Err(foreign("the KV cache")),
+        }
+    }
+
+    /// The memory of the generic path.
+    pub(in crate::nn) fn tensor(&self) -> Result<&Tensor> {
+        match self {
+            Self::Tensor(tensor) => Ok(tensor),
+            Self::Mapped(_) | Self::Nothing => Err(foreign("the KV cache")),
+        }
+    }
+}
+
+/// What is said where a weight, a change or a cache came from another backend than is asked to compute with it.
+pub(in crate::nn) fn foreign(what: &str) -> Error {
+    Error::invalid(format!("{what} was made for other kernels"))
+}

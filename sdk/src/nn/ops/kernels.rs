@@ -1,0 +1,106 @@
+//! Who computes on a device: our kernels where it has some that prove right on it, or else formulas.
+
+use candle_core::Device;
+use std::{env, sync::Arc};
+
+use super::parts::Parts;
+use crate::{
+    Error, Result,
+    nn::{
+        backend::{Backend, CpuKernels, Formulas, StandIns},
+        device::Chosen,
+    },
+};
+
+/// Which implementation computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::nn) enum Kernels {
+    /// The fastest that gives right results.
+    Auto,
+    /// Plain formulas of stock candle ops.
+    Generic,
+    /// The same over weights that are unpacked to single precision, so that nothing is rounded on the way.
+    Exact,
+}
+
+impl Kernels {
+    /// What the environment's `PENSIEVE_KERNELS` forces, or else what was asked for.
+    pub(in crate::nn) fn choose(asked: Option<&str>) -> Result<Self> {
+        let forced = env::var("PENSIEVE_KERNELS").ok().filter(|name| !name.is_empty());
+        let (name, place) = match (&forced, asked) {
+            (Some(name), _) => (name.as_str(), "PENSIEVE_KERNELS"),
+            (None, asked) => (asked.unwrap_or("auto"), "option kernels"),
+        };
+        match name {
+            "auto" => Ok(Self::Auto),
+            "generic" => Ok(Self::Generic),
+            "exact" => Ok(Self::Exact),
+            _ => Err(Error::invalid(format!("{place} is '{name}'")).help("it is 'auto', 'generic' or 'exact'")),
+        }
+    }
+}
+
+/// What computes on the devices that were chosen for a model.
+pub(super) fn parts(chosen: &Chosen, threads: usize, kernels: Kernels) -> Result<Parts> {
+    match chosen.beside.is_empty() {
+        true => Ok(Parts::one(backend(chosen.device.clone(), threads, kernels))),
+        false => spread(chosen, threads, kernels),
+    }
+}
+
+/// What computes on a device.
+fn backend(device: Device, threads: usize, kernels: Kernels) -> Arc<dyn Backend> {
+    match kernels {
+        Kernels::Generic => Arc::new(Formulas::plain(device)),
+        Kernels::Exact => Arc::new(Formulas::exact(device)),
+        Kernels::Auto if device.is_cpu() => Arc::new(CpuKernels::new(threads)),
+        Kernels::Auto => best(device),
+    }
+}
+
+/// What computes on several devices.
+fn spread(chosen: &Chosen, threads: usize, kernels: Kernels) -> Result<Parts> {
+    let devices: Vec<Device> = std::iter::once(&chosen.device).chain(&chosen.beside).cloned().collect();
+    #[cfg(feature = "cuda")]
+    if devices.iter().all(Device::is_cuda) {
+        let ours = match kernels {
+            Kernels::Auto => {
+                devices.iter().map(crate::nn::backend::CudaKernels::proved).collect::<Result<Vec<_>>>().ok()
+            }
+            Kernels::Generic | Kernels::Exact => None,
+        };
+        let ours = ours.map(|ours| ours.into_iter().map(Arc::new).collect::<Vec<_>>());
+        let interconnect = Arc::new(crate::nn::backend::CudaInterconnect::new(&devices, ours.clone())?);
+        let parts = match ours {
+            Some(ours) => ours.into_iter().map(|part| part as Arc<dyn Backend>).collect(),
+            None => devices.into_iter().map(|device| backend(device, threads, kernels)).collect(),
+        };
+        return Ok(Parts::several(parts, interconnect));
+    }
+    if !devices.iter().all(Device::is_cpu) {
+        return Err(Error::unsupported(format!("layers cannot be spread over {}", chosen.name)));
+    }
+    let parts: Vec<_> = devices.into_iter().map(|device| backend(device, threads, kernels)).collect();
+    Ok(Parts::several(parts, Arc::new(StandIns::default())))
+}
+
+/// Our kernels for a device that has some which prove right on it, or else the formulas.
+fn best(device: Device) -> Arc<dyn Backend> {
+    #[allow(unused_mut, reason = "without such a device nothing declines")]
+    let mut declined = None;
+    #[cfg(feature = "cuda")]
+    if device.is_cuda() {
+        match crate::nn::backend::CudaKernels::proved(&device) {
+            Ok(kernels) => return Arc::new(kernels),
+            Err(error) => declined = Some(error.message),
+        }
+    }
+    #[cfg(any(feature = "metal", target_os = "macos"))]
+    if device.is_metal() {
+        match crate::nn::backend::MetalKernels::proved(&device) {
+            Ok(kernels) => return Arc::new(kernels),
+            Err(error) => declined = Some(error.message),
+        }
+    }
+    Arc::new(Formulas::probed(device, declined))
+}

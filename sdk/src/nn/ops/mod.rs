@@ -1,0 +1,386 @@
+//! What layers compute with: every call is checked here, goes to the device that it is about, and is answered there by a
+//! [`Backend`](super::backend::Backend). A new op is a method here, one with its formula as default there, and an override for each
+//! backend that has a kernel for it.
+//!
+//! candle's backends do not agree on what they accept, and several Metal kernels silently compute nonsense on views. So
+//! the rules that every activation keeps are checked here, on every device, so that a breach shows on the machine where it
+//! is written. `PENSIEVE_KERNELS=generic` uses formulas only, on every device, so that every machine tests them.
+
+mod kernels;
+mod memory;
+mod parts;
+#[cfg(test)]
+mod tests;
+
+use candle_core::{DType, Device, Tensor};
+use pensieve_kernels::{Activation, Glu};
+use std::fmt;
+
+pub(super) use self::kernels::Kernels;
+use self::parts::Parts;
+use super::{
+    backend::{Changed, Columns, Compute, ExpertRows, ExpertTable, Layer, LowRank, Matrix, Routed, Routing, Taken},
+    device::Chosen,
+    memory::{pass::Pass, view::copy_to},
+    spec::Rotation,
+};
+use crate::{
+    Batch, Error, Result,
+    weights::{RawTensor, RopeStyle},
+};
+
+/// The activation that a config calls `name` in its `hidden_act`.
+pub fn activation(name: &str) -> Result<Activation> {
+    match name {
+        "silu" | "swish" => Ok(Activation::Silu),
+        "gelu" => Ok(Activation::GeluErf),
+        "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Ok(Activation::GeluTanh),
+        _ => Err(Error::unsupported(format!("activation '{name}' is unknown"))
+            .help("known are silu, gelu, gelu_new and gelu_pytorch_tanh")),
+    }
+}
+
+/// The computations of one model on its device.
+#[derive(Clone)]
+pub struct Ops {
+    parts: Parts,
+    /// The device that weights are brought to.
+    place: usize,
+}
+
+impl fmt::Debug for Ops {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Ops").field(&self.note()).finish()
+    }
+}
+
+impl Ops {
+    /// The computations for a device, on `threads` CPU threads (0: all cores).
+    pub(super) fn new(chosen: &Chosen, threads: usize, kernels: Kernels) -> Result<Self> {
+        Ok(Self { parts: kernels::parts(chosen, threads, kernels)?, place: 0 })
+    }
+
+    /// The same computations for each of the model's devices, to which that one's weights are brought.
+    pub(super) fn by_place(&self) -> Vec<Self> {
+        (0..self.parts.count()).map(|place| Self { parts: self.parts.clone(), place }).collect()
+    }
+
+    /// Where tensors live.
+    pub fn device(&self) -> &Device {
+        self.parts.device(self.place)
+    }
+
+    /// Which kernels run, for a person.
+    pub fn note(&self) -> String {
+        self.parts.note()
+    }
+
+    /// The rules that every activation keeps.
+    pub fn check(&self, x: &Tensor, rank: usize) -> Result<()> {
+        let layout = x.layout();
+        if x.dtype() == DType::F32 && x.rank() == rank && layout.is_contiguous() && layout.start_offset() == 0 {
+            return Ok(());
+        }
+        Err(Error::invalid(format!(
+            "an activation of shape {:?} and type {:?} (strides {:?}, offset {}) is not a dense f32 tensor of rank {rank}",
+            x.dims(),
+            x.dtype(),
+            layout.stride(),
+            layout.start_offset()
+        ))
+        .help("take parts of activations by Step::columns, or of other tensors by .force_contiguous(): .contiguous() keeps a one-row view as it is"))
+    }
+
+    /// Brings what a batch says to the device, ahead of its step.
+    pub(super) fn begin(&self, batch: &Batch<'_>) -> Result<()> {
+        self.parts.begin(batch)
+    }
+
+    /// Prepares for the steps of a model that has just been loaded.
+    pub(super) fn warm_up(&self, groups: usize, run: Compute<'_>) -> Result<()> {
+        self.parts.warm_up(groups, run)
+    }
+
+    /// Computes a step that only decodes as one launch, where the backend can. `false` where it cannot.
+    pub(super) fn decode(&self, batch: &Batch<'_>, run: Compute<'_>, taken: &mut Taken<'_>) -> Result<bool> {
+        self.parts.decode(batch, run, taken)
+    }
+
+    /// Takes what is wanted of rows of logits.
+    pub(super) fn take(&self, logits: &Tensor, taken: &mut Taken<'_>) -> Result<()> {
+        let logits = logits.to_dtype(DType::F32)?;
+        match taken {
+            Taken::Logits(out) => copy_to(&logits.flatten_all()?, out),
+            Taken::Best(out) => {
+                let best = self.parts.near([&logits], |part, [logits]| part.best(logits))?;
+                copy_to(&best.flatten_all()?, out.as_flattened_mut())
+            }
+        }
+    }
+
+    /// Takes in a weight matrix.
+    pub(super) fn matrix(&self, raw: &RawTensor) -> Result<Matrix> {
+        let &[outputs, inputs] = raw.shape.as_slice() else {
+            return Err(Error::corrupt(format!("tensor '{}' has shape {:?}, not two dimensions", raw.name, raw.shape)));
+        };
+        Ok(Matrix { outputs, inputs, place: self.place, form: self.parts.backend(self.place)?.matrix(raw)? })
+    }
+
+    /// Takes in a small dense tensor, such as a norm's weight or a bias, as `f32`.
+    pub(super) fn vector(&self, raw: &RawTensor) -> Result<Tensor> {
+        self.dense(raw.to_f32()?, &raw.shape)
+    }
+
+    /// Takes in the values of a tensor of single precision.
+    pub(super) fn dense(&self, values: Vec<f32>, shape: &[usize]) -> Result<Tensor> {
+        self.parts.keeps(Tensor::from_vec(values, shape, self.device())?, self.place)
+    }
+
+    /// `x · Wᵀ + b`, for `x` of shape `[rows, inputs]`.
+    pub(super) fn linear(&self, x: &Tensor, (weight, bias): Layer<'_>) -> Result<Tensor> {
+        self.check_input(x, weight)?;
+        self.parts.at(weight.place, [x], |part, [x]| part.linear(x, weight, bias))
+    }
+
+    /// What several layers make of one input.
+    pub(super) fn linears(&self, x: &Tensor, layers: &[Layer<'_>]) -> Result<Vec<Tensor>> {
+        layers.iter().try_for_each(|(weight, _)| self.check_input(x, weight))?;
+        let place = layers.first().map_or(0, |(weight, _)| weight.place);
+        if layers.iter().any(|(weight, _)| weight.place != place) {
+            return layers.iter().map(|layer| self.linear(x, *layer)).collect();
+        }
+        self.parts.at(place, [x], |part, [x]| part.linears(x, layers))
+    }
+
+    /// `sum + x · Wᵀ + b`.
+    pub(super) fn add_linear(&self, sum: &Tensor, x: &Tensor, (weight, bias): Layer<'_>) -> Result<Tensor> {
+        self.check_input(x, weight)?;
+        self.check(sum, 2)?;
+        if sum.dims2()? != (x.dim(0)?, weight.outputs) {
+            let message = format!("a linear layer of {} outputs cannot be added to {:?}", weight.outputs, sum.dims());
+            return Err(Error::invalid(message));
+        }
+        self.parts.at(weight.place, [sum, x], |part, [sum, x]| part.add_linear(sum, x, weight, bias))
+    }
+
+    /// `kind(gate(x)) · up(x)`, the first half of a gated MLP.
+    pub(super) fn gated(&self, x: &Tensor, layers: [Layer<'_>; 2], kind: Activation) -> Result<Tensor> {
+        layers.iter().try_for_each(|(weight, _)| self.check_input(x, weight))?;
+        let [gate, up] = layers;
+        if gate.0.place != up.0.place {
+            return self.gate(&self.linear(x, gate)?, &self.linear(x, up)?, kind);
+        }
+        self.parts.at(gate.0.place, [x], |part, [x]| part.gated(x, layers, kind))
+    }
+
+    fn check_input(&self, x: &Tensor, weight: &Matrix) -> Result<()> {
+        self.check(x, 2)?;
+        let inputs = x.dim(1)?;
+        if inputs == weight.inputs {
+            return Ok(());
+        }
+        Err(Error::invalid(format!("a linear layer of {} inputs was given {inputs}", weight.inputs)))
+    }
+
+    /// `x + y`, of one shape.
+    pub fn add(&self, x: &Tensor, y: &Tensor) -> Result<Tensor> {
+        self.check(x, 2)?;
+        self.check(y, 2)?;
+        if x.dims() != y.dims() {
+            return Err(Error::invalid(format!("{:?} and {:?} cannot be added", x.dims(), y.dims())));
+        }
+        self.parts.near([x, y], |part, [x, y]| part.add(x, y))
+    }
+
+    /// What experts make of their rows, which tile `x`, where there is a kernel for it.
+    pub(super) fn experts(&self, x: &Tensor, experts: &[ExpertRows<'_>], glu: Glu) -> Result<Option<Tensor>> {
+        self.check(x, 2)?;
+        let place = experts.first().map_or(0, |expert| expert.layers[2].0.place);
+        self.parts.at(place, [x], |part, [x]| part.experts(x, experts, glu))
+    }
+
+    /// Weighted sums of `top_k` rows of `outs`: those that `places` names, which are below its first dimension, each times its
+    /// weight.
+    pub(super) fn combine(&self, outs: &Tensor, places: &[u32], weights: &[f32], top_k: usize) -> Result<Tensor> {
+        self.check(outs, 2)?;
+        let rows = outs.dim(0)?;
+        let is_wrong = top_k == 0 || !places.len().is_multiple_of(top_k) || weights.len() != places.len();
+        if is_wrong || places.iter().any(|&place| place as usize >= rows) {
+            let (places, weights) = (places.len(), weights.len());
+            let message = format!("{places} places and {weights} weights of {rows} rows make no sums of {top_k}");
+            return Err(Error::invalid(message));
+        }
+        self.parts.near([outs], |part, [outs]| part.combine(outs, places, weights, top_k))
+    }
+
+    /// What a router chooses by these logits, where a kernel leaves it on the device.
+    pub(super) fn route(&self, logits: &Tensor, routing: &Routing<'_>) -> Result<Option<Routed>> {
+        self.check(logits, 2)?;
+        self.parts.near([logits], |part, [logits]| part.route(logits, routing))
+    }
+
+    /// What [`Ops::mixture`] has to know of a layer's experts.
+    pub(super) fn expert_table(&self, experts: &[[Layer<'_>; 3]]) -> Result<ExpertTable> {
+        self.parts.backend(experts.first().map_or(0, |[gate, ..]| gate.0.place))?.expert_table(experts)
+    }
+
+    /// What experts that were chosen on the device make of each row, where there is a kernel for it.
+    pub(super) fn mixture(&self, x: &Tensor, routed: &Routed, table: &ExpertTable, glu: Glu) -> Result<Option<Tensor>> {
+        self.check(x, 2)?;
+        // Who chose experts has them.
+        let place = self.parts.latest(&[&routed.experts])?;
+        self.parts.at(place, [x], |part, [x]| part.mixture(x, routed, table, glu))
+    }
+
+    /// The rows of a weight that the step's tokens name. They are below its outputs, as the batch was checked against the
+    /// vocabulary.
+    pub(super) fn embed(&self, weight: &Matrix, pass: &Pass<'_>) -> Result<Tensor> {
+        if let Some(id) = pass.input().tokens.iter().find(|&&id| id as usize >= weight.outputs) {
+            return Err(Error::invalid(format!("row {id} of an embedding of {}", weight.outputs)));
+        }
+        self.parts.at(weight.place, [], |part, []| part.embed(weight, pass))
+    }
+
+    /// Takes in the factors of a change: `down` of `rank` rows, or of an embedding with `rank` columns, and `up` of `rank`
+    /// rows. `single` where the weight it changes has single precision; `place` is the device that the layer is computed on.
+    pub(super) fn low_rank(
+        &self,
+        (rank, place): (usize, usize),
+        down: Vec<f32>,
+        up: Vec<f32>,
+        single: bool,
+    ) -> Result<LowRank> {
+        Ok(LowRank { rank, place, form: self.parts.backend(place)?.low_rank(rank, down, up, single)? })
+    }
+
+    /// Adds low-rank changes to rows of a linear layer's output; the groups of rows do not overlap.
+    pub(super) fn add_low_rank(&self, x: &Tensor, out: Tensor, groups: &[Changed<'_>]) -> Result<Tensor> {
+        self.check(x, 2)?;
+        let Some((_, change, _)) = groups.first() else { return Ok(out) };
+        self.parts.at(change.place, [x, &out], |part, [x, out]| part.add_low_rank(x, out.clone(), groups))
+    }
+
+    /// Adds low-rank changes to the vectors of tokens.
+    pub(super) fn add_low_rank_vectors(&self, tokens: &[u32], out: Tensor, groups: &[Changed<'_>]) -> Result<Tensor> {
+        let Some((_, change, _)) = groups.first() else { return Ok(out) };
+        self.parts.at(change.place, [&out], |part, [out]| part.add_low_rank_vectors(tokens, out.clone(), groups))
+    }
+
+    /// On which of the model's devices an activation lies.
+    pub(super) fn place_of(&self, x: &Tensor) -> Result<usize> {
+        self.parts.latest(&[x])
+    }
+
+    /// An activation on one of the model's devices, to which it moves if it lies on another.
+    pub(super) fn bring(&self, x: &Tensor, place: usize) -> Result<Tensor> {
+        self.parts.bring(x, place)
+    }
+
+    /// An activation on the device that another lies on.
+    pub(super) fn beside(&self, x: &Tensor, other: &Tensor) -> Result<Tensor> {
+        self.bring(x, self.place_of(other)?)
+    }
+
+    /// Indices as a tensor on the device that `beside` lies on.
+    pub(super) fn ids(&self, ids: &[u32], beside: &Tensor) -> Result<Tensor> {
+        self.parts.backend(self.place_of(beside)?)?.formulas().ids(ids)
+    }
+
+    /// The rows `rows` of an activation; they are below its first dimension.
+    pub(super) fn select_rows(&self, x: &Tensor, rows: &[u32]) -> Result<Tensor> {
+        self.check(x, 2)?;
+        Ok(x.index_select(&self.ids(rows, x)?, 0)?)
+    }
+
+    /// The rows `start..start + len` of an activation as a tensor of their own.
+    pub(super) fn rows(&self, x: &Tensor, start: usize, len: usize) -> Result<Tensor> {
+        self.parts.backend(0)?.formulas().rows(&self.beside(x, x)?, start, len)
+    }
+
+    /// Root-mean-square norm over the last dimension.
+    pub fn rms_norm(&self, x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor> {
+        self.check(x, 2)?;
+        let place = self.parts.of_weight(weight, &[x])?;
+        self.parts.at(place, [x], |part, [x]| part.rms_norm(x, weight, eps))
+    }
+
+    /// `x + delta`, and its root-mean-square norm.
+    pub fn add_rms_norm(&self, x: &Tensor, delta: &Tensor, weight: &Tensor, eps: f32) -> Result<(Tensor, Tensor)> {
+        self.check(x, 2)?;
+        self.check(delta, 2)?;
+        let place = self.parts.of_weight(weight, &[x, delta])?;
+        self.parts.at(place, [x, delta], |part, [x, delta]| part.add_rms_norm(x, delta, weight, eps))
+    }
+
+    /// Layer norm over the last dimension.
+    pub fn layer_norm(&self, x: &Tensor, weight: &Tensor, bias: &Tensor, eps: f32) -> Result<Tensor> {
+        self.check(x, 2)?;
+        let place = self.parts.of_weight(weight, &[x])?;
+        self.parts.at(place, [x], |part, [x]| part.layer_norm(x, weight, bias, eps))
+    }
+
+    /// The sines and cosines of a step's positions, times `amplitude` and, where there are any, a factor for each token.
+    pub(super) fn rotation(
+        &self,
+        frequencies: &[f32],
+        amplitude: f32,
+        factors: Option<&[f32]>,
+        style: RopeStyle,
+        pass: &Pass<'_>,
+    ) -> Result<Rotation> {
+        // All layers rotate by the same: it moves along with the stream.
+        self.parts.at(0, [], |part, []| part.rotation(frequencies, amplitude, factors, style, pass))
+    }
+
+    /// Rotates the first values of each head of `x`, of shape `[tokens, heads · head_dim]`.
+    pub(super) fn rotate(&self, x: &Tensor, head_dim: usize, rotation: &Rotation) -> Result<Tensor> {
+        self.check(x, 2)?;
+        let Rotation { cos, sin, style } = rotation;
+        let place = self.parts.latest(&[x])?;
+        self.parts.at(place, [x, cos, sin], |part, [x, cos, sin]| {
+            part.rotate(x, head_dim, &Rotation { cos: cos.clone(), sin: sin.clone(), style: *style })
+        })
+    }
+
+    /// An activation function.
+    pub fn activate(&self, x: &Tensor, kind: Activation) -> Result<Tensor> {
+        self.check(x, 2)?;
+        self.parts.near([x], |part, [x]| part.activate(x, kind))
+    }
+
+    /// `factor · kind(x + bias)`, with a bias and a factor for each column where there are any.
+    pub fn bias_act_scale(
+        &self,
+        x: &Tensor,
+        bias: Option<&Tensor>,
+        kind: Option<Activation>,
+        factor: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        self.check(x, 2)?;
+        let width = x.dim(1)?;
+        if let Some(values) = [bias, factor].into_iter().flatten().find(|values| values.dims() != [width]) {
+            return Err(Error::invalid(format!("{width} columns cannot have {:?} values", values.dims())));
+        }
+        let place = self.parts.latest(&[x])?;
+        let (bias, factor) = (self.parts.bring_some(bias, place)?, self.parts.bring_some(factor, place)?);
+        self.parts.at(place, [x], |part, [x]| part.bias_act_scale(x, bias.as_ref(), kind, factor.as_ref()))
+    }
+
+    /// Columns of an activation as tensors of their own, each from where it starts and as many as it has.
+    pub(super) fn columns(&self, x: &Tensor, parts: &[Columns]) -> Result<Vec<Tensor>> {
+        self.check(x, 2)?;
+        let width = x.dim(1)?;
+        let is_beyond = |&&(start, len): &&Columns| start.checked_add(len).is_none_or(|end| end > width);
+        if let Some((start, len)) = parts.iter().find(is_beyond) {
+            return Err(Error::invalid(format!("{width} columns have no {len} from {start} on")));
+        }
+        self.parts.near([x], |part, [x]| part.columns(x, parts))
+    }
+
+    /// `kind(gate) · up`, the middle of a gated MLP.
+    pub fn gate(&self, gate: &Tensor, up: &Tensor, kind: Activation) -> Result<Tensor> {
+        self.check(gate, 2)?;
+        self.check(up, 2)?;
+        self.parts.near([gate, up], |part, [gate, up]| part.gate(gate, up, kind))
+    }
+}

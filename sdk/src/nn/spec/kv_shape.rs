@@ -1,0 +1,276 @@
+//! What the layers of a decoder remember, as data: which of them form a group of caches, what a block or a slot of each
+//! group takes, and how a budget is divided among the groups.
+
+use crate::{Cache, Error, Result};
+
+/// Tokens in a block.
+pub const BLOCK_TOKENS: usize = 16;
+
+/// How keys and values are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvType {
+    /// Four bytes a value.
+    F32,
+    /// Two bytes a value.
+    F16,
+}
+
+impl KvType {
+    /// Bytes of one value.
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 => 2,
+        }
+    }
+}
+
+/// What a decoder remembers, layer by layer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KvShape {
+    pub(in crate::nn) layers: Vec<LayerCache>,
+}
+
+/// What one layer remembers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LayerCache {
+    /// Keys and values of all tokens, or of a window.
+    Attention(AttentionCache),
+    /// Nothing of its own: it reads what an earlier layer remembers.
+    SharedWith(usize),
+    /// A state of this many values in single precision, which is the whole past up to a token.
+    State(usize),
+    /// The same in two parts that lie apart, such as a convolution's last inputs and what a recurrence keeps.
+    States([usize; 2]),
+}
+
+/// The keys and values of one layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttentionCache {
+    /// Heads of keys and values.
+    pub kv_heads: usize,
+    /// Values in a head of keys.
+    pub key_dim: usize,
+    /// Values in a head of values; 0 where the values are a view of the keys, as of a latent that serves as both.
+    pub value_dim: usize,
+    /// How many tokens a token reads, itself included; none for all. The blocks before them are free for other sequences.
+    pub window: Option<usize>,
+}
+
+impl AttentionCache {
+    /// Heads of one size that read all tokens.
+    pub fn new(kv_heads: usize, head_dim: usize) -> Self {
+        Self { kv_heads, key_dim: head_dim, value_dim: head_dim, window: None }
+    }
+
+    /// Bytes of one block; none if that is more than there can be.
+    fn block_bytes(&self, kv: KvType) -> Option<usize> {
+        let dims = self.key_dim.checked_add(self.value_dim)?;
+        self.kv_heads.checked_mul(dims)?.checked_mul(BLOCK_TOKENS)?.checked_mul(kv.bytes())
+    }
+}
+
+impl KvShape {
+    /// Layers that may each remember something else.
+    pub fn new(layers: Vec<LayerCache>) -> Self {
+        Self { layers }
+    }
+
+    /// Layers that all have keys and values of one shape.
+    pub fn uniform(layers: usize, kv_heads: usize, head_dim: usize) -> Self {
+        Self { layers: vec![LayerCache::Attention(AttentionCache::new(kv_heads, head_dim)); layers] }
+    }
+
+    /// The same with windows: how many tokens a token of a layer reads, itself included; none for all.
+    #[must_use]
+    pub fn windowed(mut self, window: impl Fn(usize) -> Option<usize>) -> Self {
+        for (place, layer) in self.layers.iter_mut().enumerate() {
+            if let LayerCache::Attention(cache) = layer {
+                cache.window = window(place);
+            }
+        }
+        self
+    }
+
+    /// The groups that the layers form, those that keep all tokens first and states last, and which group each layer is in.
+    pub(in crate::nn) fn groups(&self, kv: KvType) -> Result<(Vec<Cache>, Vec<usize>)> {
+        let wrong = |what: &str| Error::corrupt(format!("the model's caches: {what}"));
+        let mut kinds: Vec<(usize, Option<usize>)> = Vec::new();
+        let mut kind_of = Vec::with_capacity(self.layers.len());
+        for (place, layer) in self.layers.iter().enumerate() {
+            let kind = match *layer {
+                LayerCache::Attention(cache) => (usize::from(cache.window.is_some()), cache.window),
+                LayerCache::State(_) | LayerCache::States(_) => (2, None),
+                LayerCache::SharedWith(other) if other < place => kind_of[other],
+                LayerCache::SharedWith(_) => return Err(wrong("a layer shares what no earlier one has")),
+            };
+            kind_of.push(kind);
+            if !kinds.contains(&kind) {
+                kinds.push(kind);
+            }
+        }
+        kinds.sort_by_key(|(rank, _)| *rank);
+        let group_of: Vec<usize> =
+            kind_of.iter().map(|kind| kinds.iter().position(|other| other == kind).unwrap_or(0)).collect();
+        let mut bytes = vec![0_usize; kinds.len()];
+        for (layer, &group) in self.layers.iter().zip(&group_of) {
+            let each = match layer {
+                LayerCache::Attention(cache) => cache.block_bytes(kv),
+                LayerCache::State(values) => values.checked_mul(size_of::<f32>()),
+                LayerCache::States([first, second]) if *first > 0 && *second > 0 => {
+                    first.checked_add(*second).and_then(|values| values.checked_mul(size_of::<f32>()))
+                }
+                LayerCache::States(_) => None,
+                LayerCache::SharedWith(_) => continue,
+            };
+            let each = each.filter(|&each| each > 0).ok_or_else(|| wrong("a layer without size"))?;
+            bytes[group] = bytes[group].checked_add(each).ok_or_else(|| wrong("too large"))?;
+        }
+        let groups = kinds.iter().zip(bytes).map(|(&(rank, window), bytes)| match (rank, window) {
+            (1, Some(window)) => {
+                let tokens = u32::try_from(window).ok().filter(|&tokens| tokens > 0);
+                let tokens = tokens.ok_or_else(|| wrong("a window of no tokens, or of too many"))?;
+                Ok(Cache::Window { tokens, bytes: bytes as u64 })
+            }
+            (2, _) => Ok(Cache::State { bytes: bytes as u64 }),
+            _ => Ok(Cache::Tokens { bytes: bytes as u64 }),
+        });
+        let groups: Vec<Cache> = groups.collect::<Result<_>>()?;
+        if groups.is_empty() {
+            return Err(wrong("no layer remembers anything"));
+        }
+        Ok((groups, group_of))
+    }
+}
+
+impl KvShape {
+    /// Bytes of each layer, if each group has so many blocks or slots.
+    pub(in crate::nn) fn layer_bytes(&self, kv: KvType, counts: &[usize]) -> Result<Vec<u64>> {
+        let (_, group_of) = self.groups(kv)?;
+        let bytes = |(layer, group): (&LayerCache, usize)| {
+            let each = match *layer {
+                LayerCache::Attention(cache) => cache.block_bytes(kv).unwrap_or(usize::MAX),
+                LayerCache::State(values) => values.saturating_mul(size_of::<f32>()),
+                LayerCache::States([first, second]) => first.saturating_add(second).saturating_mul(size_of::<f32>()),
+                LayerCache::SharedWith(_) => 0,
+            };
+            (each as u64).saturating_mul(counts.get(group).copied().unwrap_or_default() as u64)
+        };
+        Ok(self.layers.iter().zip(group_of).map(bytes).collect())
+    }
+}
+
+/// The longest sequence that memory is divided for: longer ones take from others.
+const SEQUENCE_TOKENS: usize = 16_384;
+/// Tokens that a step may add to a window.
+const CHUNK_TOKENS: usize = 512;
+/// Slots for one sequence: its own, and copies of its state at the ends of its last turns.
+const SLOTS: usize = 4;
+
+/// How many blocks or slots of each group a budget holds: as many as equally long sequences take of each, so that no group
+/// is used up while another has room. One group gets all.
+pub(in crate::nn) fn divide(budget: u64, groups: &[Cache], context: usize) -> Result<Vec<usize>> {
+    let tokens = context.clamp(1, SEQUENCE_TOKENS);
+    let blocks = |tokens: usize| tokens.div_ceil(BLOCK_TOKENS);
+    // What a sequence takes of each group, the least that a group works with, and the bytes of each.
+    let wants: Vec<(usize, usize, u64)> = groups
+        .iter()
+        .map(|group| match *group {
+            Cache::Tokens { bytes } => (blocks(tokens), 1, bytes),
+            Cache::Window { tokens: window, bytes } => {
+                let window = window as usize;
+                let all = blocks(tokens.min(2 * window + CHUNK_TOKENS));
+                (all, blocks(context.min(window + BLOCK_TOKENS)) + 1, bytes)
+            }
+            Cache::State { bytes } => (SLOTS, 2, bytes),
+            Cache::Opaque { bytes } => (1, 1, bytes),
+        })
+        .collect();
+    let least: u64 = wants.iter().map(|(_, least, bytes)| (*least as u64).saturating_mul(*bytes)).sum();
+    if let [(_, _, bytes)] = wants[..] {
+        let count = budget / bytes.max(1);
+        return if count == 0 { Err(too_small(budget, bytes)) } else { Ok(vec![within_u32(count)]) };
+    }
+    let rest = budget.checked_sub(least).ok_or_else(|| too_small(budget, least))?;
+    let each: f64 = wants.iter().map(|(wants, _, bytes)| *wants as f64 * *bytes as f64).sum();
+    let share = |(wants, least, _): (usize, usize, u64)| within_u32((rest as f64 / each * wants as f64) as u64) + least;
+    Ok(wants.into_iter().map(share).collect())
+}
+
+fn too_small(budget: u64, least: u64) -> Error {
+    let message = format!("a KV budget of {budget} bytes has no room for one block or state: that takes {least}");
+    Error::out_of_memory(message).help("raise kv_budget")
+}
+
+/// Slots are numbered in 32 bits.
+fn within_u32(count: u64) -> usize {
+    count.min(u64::from(u32::MAX) / BLOCK_TOKENS as u64 - 1) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Gemma 3 4B's shape, with and without windows.
+    fn gemma(window: impl Fn(usize) -> Option<usize>) -> Vec<Cache> {
+        KvShape::uniform(34, 4, 256).windowed(window).groups(KvType::F16).unwrap().0
+    }
+
+    #[test]
+    fn five_windows_to_one_full_layer_hold_three_times_the_tokens() {
+        let budget = 2 << 30;
+        let whole = gemma(|_| None);
+        let mixed = gemma(|layer| (layer % 6 != 5).then_some(1024));
+        assert!(matches!(mixed[..], [Cache::Tokens { .. }, Cache::Window { tokens: 1024, .. }]));
+        let (whole, mixed) = (divide(budget, &whole, 131_072).unwrap(), divide(budget, &mixed, 131_072).unwrap());
+        assert!(mixed[0] >= 3 * whole[0], "{mixed:?} blocks against {whole:?}");
+        // Each sequence of the length that memory is divided for has its windows.
+        let sequences = mixed[0] * BLOCK_TOKENS / SEQUENCE_TOKENS;
+        assert!(mixed[1] * BLOCK_TOKENS >= sequences * (1024 + CHUNK_TOKENS), "{mixed:?}");
+    }
+
+    #[test]
+    fn a_budget_is_divided_to_the_last_block() {
+        for groups in [
+            vec![Cache::Tokens { bytes: 100 }],
+            vec![Cache::Tokens { bytes: 100 }, Cache::State { bytes: 7_000 }],
+            vec![Cache::Tokens { bytes: 64 }, Cache::Window { tokens: 24, bytes: 320 }, Cache::State { bytes: 9 }],
+        ] {
+            for budget in [100_000, 1 << 20, 1 << 34] {
+                let counts = divide(budget, &groups, 256).unwrap();
+                let bytes_of = |group: &Cache| match *group {
+                    Cache::Tokens { bytes } | Cache::Window { bytes, .. } => bytes,
+                    Cache::State { bytes } | Cache::Opaque { bytes } => bytes,
+                };
+                let each: Vec<u64> = groups.iter().map(bytes_of).collect();
+                let taken: u64 = counts.iter().zip(&each).map(|(&count, bytes)| count as u64 * bytes).sum();
+                assert!(taken <= budget && taken + each.iter().sum::<u64>() > budget, "{counts:?} of {budget}");
+            }
+            assert!(divide(8, &groups, 256).is_err());
+        }
+    }
+
+    #[test]
+    fn layers_that_remember_alike_form_a_group() {
+        let attention = |window| LayerCache::Attention(AttentionCache { window, ..AttentionCache::new(2, 8) });
+        let layers = vec![
+            LayerCache::State(10),
+            attention(Some(32)),
+            attention(None),
+            LayerCache::SharedWith(1),
+            attention(Some(32)),
+            LayerCache::States([4, 2]),
+        ];
+        let (groups, group_of) = KvShape::new(layers).groups(KvType::F16).unwrap();
+        let block = 2 * 16 * BLOCK_TOKENS as u64 * 2;
+        let expected = [
+            Cache::Tokens { bytes: block },
+            Cache::Window { tokens: 32, bytes: 2 * block },
+            Cache::State { bytes: 16 * 4 },
+        ];
+        assert_eq!((&groups[..], &group_of[..]), (&expected[..], &[2, 1, 0, 1, 1, 2][..]));
+        assert!(KvShape::new(vec![LayerCache::SharedWith(0)]).groups(KvType::F16).is_err());
+        assert!(KvShape::new(vec![]).groups(KvType::F16).is_err());
+        assert!(KvShape::new(vec![LayerCache::States([4, 0])]).groups(KvType::F16).is_err());
+    }
+}

@@ -1,0 +1,13 @@
+//! What heads are rotated by.
+
+use candle_core::Tensor;
+
+use crate::weights::RopeStyle;
+
+/// The sines and cosines by which a step's heads are rotated: `[tokens, rotated values / 2]` each.
+#[derive(Clone, Debug)]
+pub(in crate::nn) struct Rotation {
+    pub(in crate::nn) cos: Tensor,
+    pub(in crate::nn) sin: Tensor,
+    pub(in crate::nn) style: RopeStyle,
+}
