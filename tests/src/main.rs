@@ -48,6 +48,7 @@ mod loading;
 mod lora;
 mod memory;
 mod mistral;
+mod newcomer;
 mod openai;
 mod opencode;
 mod overhead;

@@ -153,7 +153,7 @@ impl Hub {
 
     /// All complete checkpoints in the cache, with the names under which they can be pulled.
     pub fn all_cached(&self) -> Vec<HubName> {
-        let mut found = Vec::new();
+        let mut checkpoints = Vec::new();
         for entry in std::fs::read_dir(&self.cache).into_iter().flatten().flatten() {
             let name = entry.file_name();
             let Some(name) = name.to_str().and_then(|name| name.strip_prefix("models--")) else { continue };
@@ -166,10 +166,10 @@ impl Hub {
             if named.is_empty() && self.cached(&bare).is_some() {
                 named.push(bare);
             }
-            found.extend(named);
+            checkpoints.extend(named);
         }
-        found.sort_by_key(ToString::to_string);
-        found
+        checkpoints.sort_by_key(ToString::to_string);
+        checkpoints
     }
 
     /// Downloads an adapter unless it is cached: the two files of a PEFT folder, or a named GGUF file, of at most `bytes_max` bytes
@@ -259,10 +259,10 @@ impl Hub {
         files: &[String],
         progress: &mut dyn Progress,
     ) -> Result<(), HubError> {
-        let wanted: Vec<&Remote> =
+        let remotes: Vec<&Remote> =
             files.iter().filter_map(|file| listing.files.iter().find(|remote| remote.name == *file)).collect();
-        storage.check_space(&wanted)?;
-        for remote in wanted {
+        storage.check_space(&remotes)?;
+        for remote in remotes {
             let url =
                 format!("{}/{}/resolve/{}/{}", self.endpoint, name.repository(), listing.commit, quoted(&remote.name));
             storage.receive(client, &url, remote, progress)?;

@@ -260,7 +260,7 @@ impl Bench {
 
     async fn round(&self, fleet: &Fleet, model: &str, card: &Card, concurrency: u32) -> Result<Round, CliError> {
         let before = times(fleet).await;
-        let begun = Instant::now();
+        let started = Instant::now();
         let (mut running, mut streams) = (JoinSet::new(), Vec::new());
         for index in 0..concurrency {
             let stream = Arc::<Mutex<Stream>>::default();
@@ -274,7 +274,7 @@ impl Bench {
         let streams = streams.iter().map(|stream| std::mem::take(&mut *lock(stream))).collect();
         let after = times(fleet).await;
         let (forward_us, overhead_us) = (after.0.saturating_sub(before.0), after.1.saturating_sub(before.1));
-        Ok(Round { begun, streams, forward_us, overhead_us })
+        Ok(Round { started, streams, forward_us, overhead_us })
     }
 
     /// Measures the gaps of running streams until a long prompt has its first token.
@@ -299,18 +299,18 @@ impl Bench {
                 ended.map_err(|error| CliError::new(Exit::Failed, error.to_string()))??;
             }
         }
-        let begun = Instant::now();
+        let started = Instant::now();
         let long = Arc::<Mutex<Stream>>::default();
         follow(self.submit(fleet, model, card, (prompt, 1), 0)?, long.clone()).await?;
         let ended = Instant::now();
         // Dropping an event stream cancels its job.
         running.shutdown().await;
-        let mut gaps: Vec<f64> = streams.iter().flat_map(|stream| lock(stream).gaps_between(begun, ended)).collect();
+        let mut gaps: Vec<f64> = streams.iter().flat_map(|stream| lock(stream).gaps_between(started, ended)).collect();
         gaps.sort_by(f64::total_cmp);
         let gap_p99_ms = quantile(&gaps, 0.99);
         Ok(Beside {
             prompt_tokens: prompt,
-            first_token_ms: rounded(lock(&long).first(begun)),
+            first_token_ms: rounded(lock(&long).first(started)),
             gap_p50_ms: quantile(&gaps, 0.5),
             gap_p99_ms,
             gap_p99_by_p50_alone: if alone > 0.0 { rounded(gap_p99_ms / alone) } else { 0.0 },
@@ -325,7 +325,7 @@ impl Bench {
     fn row(&self, concurrency: u32, rounds: &[Round]) -> Row {
         let mut gaps: Vec<f64> = rounds.iter().flat_map(|round| round.streams.iter().flat_map(Stream::gaps)).collect();
         gaps.sort_by(f64::total_cmp);
-        let firsts = rounds.iter().flat_map(|round| round.streams.iter().map(|stream| stream.first(round.begun)));
+        let firsts = rounds.iter().flat_map(|round| round.streams.iter().map(|stream| stream.first(round.started)));
         let prompts = u64::from(concurrency) * u64::from(self.prompt);
         Row {
             concurrency,

@@ -130,8 +130,8 @@ fn home(findings: &mut Findings, home: &Path) {
 fn port(findings: &mut Findings, config: &Config, listen: &str) {
     match TcpListener::bind(listen) {
         Ok(listener) => {
-            let open = listener.local_addr().is_ok_and(|address| !address.ip().is_loopback());
-            if open && config.server.keys.is_empty() {
+            let is_exposed = listener.local_addr().is_ok_and(|address| !address.ip().is_loopback());
+            if is_exposed && config.server.keys.is_empty() {
                 let line = format!("{listen} can be reached from other machines, and there is no key; set server.key");
                 findings.broken("address", &line);
             } else {

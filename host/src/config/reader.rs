@@ -122,15 +122,15 @@ impl<'d, 't> Section<'d, 't> {
     }
 
     pub(super) fn word(&self, key: &'static str, words: &[&'static str], target: &mut &'static str) {
-        let wanted = format!("one of '{}'", words.join("', '"));
-        self.read(key, &wanted, target, |value| words.iter().copied().find(|&word| value.as_str() == Some(word)));
+        let expected = format!("one of '{}'", words.join("', '"));
+        self.read(key, &expected, target, |value| words.iter().copied().find(|&word| value.as_str() == Some(word)));
     }
 
     /// One of two words, each standing for a flag's value.
     pub(super) fn choice(&self, key: &'static str, words: [(&str, bool); 2], target: &mut bool) {
-        let wanted = format!("one of '{}'", words.map(|(word, _)| word).join("', '"));
+        let expected = format!("one of '{}'", words.map(|(word, _)| word).join("', '"));
         let parse = |text: &str| words.into_iter().find(|(word, _)| *word == text).map(|(_, meaning)| meaning);
-        self.read(key, &wanted, target, |value| parse(value.as_str()?));
+        self.read(key, &expected, target, |value| parse(value.as_str()?));
     }
 
     pub(super) fn texts(&self, key: &'static str, target: &mut Vec<String>) {
@@ -155,8 +155,8 @@ impl<'d, 't> Section<'d, 't> {
         range: RangeInclusive<i64>,
         target: &mut T,
     ) {
-        let wanted = format!("an integer from {} to {}", range.start(), range.end());
-        self.read(key, &wanted, target, |value| {
+        let expected = format!("an integer from {} to {}", range.start(), range.end());
+        self.read(key, &expected, target, |value| {
             integer(value).filter(|number| range.contains(number)).and_then(|number| T::try_from(number).ok())
         });
     }
@@ -166,35 +166,35 @@ impl<'d, 't> Section<'d, 't> {
     }
 
     pub(super) fn number(&self, key: &'static str, range: RangeInclusive<f64>, target: &mut f64) {
-        let wanted = format!("a number from {} to {}", range.start(), range.end());
-        self.read(key, &wanted, target, |value| number(value).filter(|number| range.contains(number)));
+        let expected = format!("a number from {} to {}", range.start(), range.end());
+        self.read(key, &expected, target, |value| number(value).filter(|number| range.contains(number)));
     }
 
     /// Bytes, as `"4GiB"` or an integer.
     pub(super) fn bytes<T: TryFrom<u64>>(&self, key: &'static str, range: RangeInclusive<u64>, target: &mut T) {
-        let wanted = units::wanted_bytes(&range);
-        self.read(key, &wanted, target, |value| {
+        let expected = units::expected_bytes(&range);
+        self.read(key, &expected, target, |value| {
             bytes(value).filter(|amount| range.contains(amount)).and_then(|amount| T::try_from(amount).ok())
         });
     }
 
     pub(super) fn some_bytes(&self, key: &'static str, range: RangeInclusive<u64>, target: &mut Option<u64>) {
-        let wanted = units::wanted_bytes(&range);
-        self.read(key, &wanted, target, |value| bytes(value).filter(|amount| range.contains(amount)).map(Some));
+        let expected = units::expected_bytes(&range);
+        self.read(key, &expected, target, |value| bytes(value).filter(|amount| range.contains(amount)).map(Some));
     }
 
     /// A duration, as `"10s"`.
     pub(super) fn duration(&self, key: &'static str, range: RangeInclusive<Duration>, target: &mut Duration) {
-        let wanted = units::wanted_duration(&range);
-        self.read(key, &wanted, target, |value| {
+        let expected = units::expected_duration(&range);
+        self.read(key, &expected, target, |value| {
             Duration::parse(value.as_str()?).filter(|duration| range.contains(duration))
         });
     }
 
     /// A duration, or `"never"`.
     pub(super) fn limit(&self, key: &'static str, range: RangeInclusive<Duration>, target: &mut Option<Duration>) {
-        let wanted = format!("{}, or \"never\"", units::wanted_duration(&range));
-        self.read(key, &wanted, target, |value| match value.as_str()? {
+        let expected = format!("{}, or \"never\"", units::expected_duration(&range));
+        self.read(key, &expected, target, |value| match value.as_str()? {
             "never" => Some(None),
             text => Duration::parse(text).filter(|duration| range.contains(duration)).map(Some),
         });
@@ -292,11 +292,11 @@ impl<'d, 't> Section<'d, 't> {
         self.table?.get(key)
     }
 
-    fn read<T>(&self, key: &'static str, wanted: &str, target: &mut T, read: impl FnOnce(&DeValue<'t>) -> Option<T>) {
+    fn read<T>(&self, key: &'static str, expected: &str, target: &mut T, read: impl FnOnce(&DeValue<'t>) -> Option<T>) {
         let Some(value) = self.take(key) else { return };
         match read(value.get_ref()) {
             Some(parsed) => *target = parsed,
-            None => self.reject(key, value, &format!("it takes {wanted}")),
+            None => self.reject(key, value, &format!("it takes {expected}")),
         }
     }
 

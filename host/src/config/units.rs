@@ -72,11 +72,11 @@ pub(crate) fn bytes(bytes: u64) -> String {
     }
 }
 
-pub(super) fn wanted_bytes(range: &RangeInclusive<u64>) -> String {
+pub(super) fn expected_bytes(range: &RangeInclusive<u64>) -> String {
     format!("bytes such as \"4GiB\", from {} to {}", bytes(*range.start()), bytes(*range.end()))
 }
 
-pub(super) fn wanted_duration(range: &RangeInclusive<Duration>) -> String {
+pub(super) fn expected_duration(range: &RangeInclusive<Duration>) -> String {
     let shown = |duration: &Duration| match duration.as_millis() {
         ms if ms % 3_600_000 == 0 && ms > 0 => format!("{}h", ms / 3_600_000),
         ms if ms % 1000 == 0 => format!("{}s", ms / 1000),

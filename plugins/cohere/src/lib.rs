@@ -9,7 +9,7 @@ use pensieve_sdk::{
         Angles, Attention, CausalLm, Decoder, GatedMlp, LayerNorm, Linear, Loader, Paged, Qkv, Rope, Shape, Sizes,
         Step, Tensor,
     },
-    weights::{Checkpoint, Format, RopeConfig, RopeStyle},
+    weights::{Checkpoint, Format, GgufFamily, GgufRope, RopeConfig, RopeStyle},
 };
 
 export!(Plugin::new("cohere", "Command R7B and Command A").architecture(Paged::<Cohere2>::architecture()));
@@ -86,6 +86,10 @@ impl Decoder for Cohere2 {
     const CLASSES: &'static [&'static str] = &["Cohere2ForCausalLM"];
 
     type Config = Config;
+
+    fn gguf_family(_: &str) -> GgufFamily {
+        GgufFamily { rope: GgufRope::Interleaved, complete: |config| config.windows(4), ..GgufFamily::default() }
+    }
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {
         let config = checkpoint.config();

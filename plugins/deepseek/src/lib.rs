@@ -6,6 +6,7 @@
 //! absorbed into queries and outputs (2405.04434, section 2.1.2), so adapters on `kv_b_proj` are refused.
 
 mod config;
+mod gguf;
 
 use pensieve_sdk::{
     Plugin, Result, export,
@@ -13,7 +14,7 @@ use pensieve_sdk::{
         Angles, Attention, AttentionCache, CausalLm, Decoder, ExpertNames, Experts, FeedForward, GatedMlp, Glu,
         KvShape, LayerCache, Linear, Loader, Paged, RmsNorm, Rope, Router, Shape, Sizes, SparseMlp, Step, Tensor,
     },
-    weights::{Checkpoint, Names},
+    weights::{Checkpoint, GgufFamily},
 };
 
 use config::Config;
@@ -169,22 +170,11 @@ impl Decoder for DeepSeek {
     const CLASSES: &'static [&'static str] =
         &["DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM"];
 
-    const GGUF_NAMES: Names = &[
-        ("attn_q_a", "self_attn.q_a_proj"),
-        ("attn_q_a_norm", "self_attn.q_a_layernorm"),
-        ("attn_q_b", "self_attn.q_b_proj"),
-        ("attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa"),
-        ("attn_kv_a_norm", "self_attn.kv_a_layernorm"),
-        ("attn_kv_b", "self_attn.kv_b_proj"),
-        ("attn_k_b", "self_attn.k_b_proj"),
-        ("attn_v_b", "self_attn.v_b_proj"),
-        ("ffn_gate_shexp", "mlp.shared_experts.gate_proj"),
-        ("ffn_up_shexp", "mlp.shared_experts.up_proj"),
-        ("ffn_down_shexp", "mlp.shared_experts.down_proj"),
-        ("exp_probs_b", "mlp.gate.e_score_correction"),
-    ];
-
     type Config = Config;
+
+    fn gguf_family(_: &str) -> GgufFamily {
+        gguf::family()
+    }
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {
         Config::read(checkpoint)

@@ -9,7 +9,7 @@ use pensieve_sdk::{
         Angles, Attention, CausalLm, Decoder, GatedMlp, Linear, Loader, Paged, Qkv, RmsNorm, Rope, Shape, Sizes, Step,
         Tensor,
     },
-    weights::{Checkpoint, Names, RopeConfig},
+    weights::{Checkpoint, GgufConfig, GgufFamily, Names, RopeConfig},
 };
 
 export!(Plugin::new("exaone", "EXAONE 4").architecture(Paged::<Exaone4>::architecture()));
@@ -84,15 +84,25 @@ struct Exaone4 {
     rope: Rope,
 }
 
+/// Tensors of GGUF files.
+const GGUF_NAMES: Names =
+    &[("post_attention_norm", "post_attention_layernorm"), ("post_ffw_norm", "post_feedforward_layernorm")];
+
+/// Models that have a window have it in three layers of four.
+fn complete(config: &mut GgufConfig<'_>) -> Result<()> {
+    if config.get("sliding_window").is_some() { config.windows(4) } else { Ok(()) }
+}
+
 impl Decoder for Exaone4 {
     const NAME: &'static str = "exaone4";
     const GGUF: &'static [&'static str] = &["exaone4"];
     const CLASSES: &'static [&'static str] = &["Exaone4ForCausalLM"];
 
-    const GGUF_NAMES: Names =
-        &[("post_attention_norm", "post_attention_layernorm"), ("post_ffw_norm", "post_feedforward_layernorm")];
-
     type Config = Config;
+
+    fn gguf_family(_: &str) -> GgufFamily {
+        GgufFamily { names: GGUF_NAMES, complete, ..GgufFamily::default() }
+    }
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {
         let config = checkpoint.config().with_defaults([("rms_norm_eps", 1e-5.into())])?;

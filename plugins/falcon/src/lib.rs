@@ -10,7 +10,7 @@ use pensieve_sdk::{
         Activation, Angles, Attention, AttentionCache, CausalLm, Decoder, GatedNorm, KvShape, LayerCache, Linear,
         Loader, Mamba2, Mamba2Sizes, Paged, Qkv, RmsNorm, Rope, Shape, Sizes, Step, Tensor,
     },
-    weights::{Checkpoint, Config as Settings, Format, Names, RopeConfig},
+    weights::{Checkpoint, Config as Settings, Format, GgufFamily, Names, RopeConfig},
 };
 
 export!(Plugin::new("falcon", "Falcon-H1").architecture(Paged::<FalconH1>::architecture()));
@@ -141,27 +141,32 @@ struct FalconH1 {
     multipliers: Multipliers,
 }
 
+/// Tensors of GGUF files.
+const GGUF_NAMES: Names = &[
+    ("output_norm", "model.final_layernorm"),
+    ("ffn_norm", "pre_ff_layernorm"),
+    ("ffn_gate", "feed_forward.gate_proj"),
+    ("ffn_up", "feed_forward.up_proj"),
+    ("ffn_down", "feed_forward.down_proj"),
+    ("ssm_in", "mamba.in_proj"),
+    ("ssm_conv1d", "mamba.conv1d"),
+    ("ssm_dt", "mamba.dt_proj"),
+    ("ssm_a", "mamba.A"),
+    ("ssm_d", "mamba.D"),
+    ("ssm_norm", "mamba.norm"),
+    ("ssm_out", "mamba.out_proj"),
+];
+
 impl Decoder for FalconH1 {
     const NAME: &'static str = "falcon-h1";
     const GGUF: &'static [&'static str] = &["falcon-h1"];
     const CLASSES: &'static [&'static str] = &["FalconH1ForCausalLM"];
 
-    const GGUF_NAMES: Names = &[
-        ("output_norm", "model.final_layernorm"),
-        ("ffn_norm", "pre_ff_layernorm"),
-        ("ffn_gate", "feed_forward.gate_proj"),
-        ("ffn_up", "feed_forward.up_proj"),
-        ("ffn_down", "feed_forward.down_proj"),
-        ("ssm_in", "mamba.in_proj"),
-        ("ssm_conv1d", "mamba.conv1d"),
-        ("ssm_dt", "mamba.dt_proj"),
-        ("ssm_a", "mamba.A"),
-        ("ssm_d", "mamba.D"),
-        ("ssm_norm", "mamba.norm"),
-        ("ssm_out", "mamba.out_proj"),
-    ];
-
     type Config = Config;
+
+    fn gguf_family(_: &str) -> GgufFamily {
+        GgufFamily { names: GGUF_NAMES, complete: |config| config.mamba2(), ..GgufFamily::default() }
+    }
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {
         let config = checkpoint.config().with_defaults([

@@ -11,8 +11,10 @@ use pensieve_sdk::{
         Angles, Attention, CausalLm, Decoder, GatedMlp, Linear, Loader, Qkv, RmsNorm, Rope, Shape, Sizes, Step, Tensor,
         activation,
     },
-    weights::{Checkpoint, Config as Settings, Format, RopeConfig},
+    weights::{Checkpoint, Config as Settings, Format, GgufFamily, RopeConfig},
 };
+
+use crate::gguf;
 
 pub struct Config {
     sizes: Sizes,
@@ -109,6 +111,10 @@ impl Decoder for Gemma {
         &["Gemma2ForCausalLM", "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"];
 
     type Config = Config;
+
+    fn gguf_family(_: &str) -> GgufFamily {
+        gguf::gemma()
+    }
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {
         let config = if checkpoint.format() == Format::Gguf {

@@ -15,9 +15,10 @@ use pensieve_sdk::{
         Angles, Attention, AttentionCache, CausalLm, Decoder, GatedMlp, KvShape, LayerCache, Linear, Loader, RmsNorm,
         Rope, Shape, Sizes, Step, Tensor,
     },
-    weights::{Checkpoint, Names},
+    weights::{Checkpoint, GgufFamily},
 };
 
+use crate::gguf;
 pub use config::Config;
 use config::Layer;
 use experts::MixtureOfExperts;
@@ -156,25 +157,11 @@ impl Decoder for Gemma4 {
         "Gemma4UnifiedForConditionalGeneration",
     ];
 
-    const GGUF_NAMES: Names = &[
-        ("per_layer_token_embd", "model.embed_tokens_per_layer"),
-        ("per_layer_model_proj", "model.per_layer_model_projection"),
-        ("per_layer_proj_norm", "model.per_layer_projection_norm"),
-        ("inp_gate", "per_layer_input_gate"),
-        ("proj", "per_layer_projection"),
-        ("post_norm", "post_per_layer_input_norm"),
-        ("layer_output_scale", "layer_scalar"),
-        ("ffn_gate_inp", "router.proj"),
-        ("ffn_gate_up_exps", "experts.gate_up_proj"),
-        ("ffn_gate_exps", "experts.gate_proj"),
-        ("ffn_up_exps", "experts.up_proj"),
-        ("ffn_down_exps", "experts.down_proj"),
-        ("pre_ffw_norm_2", "pre_feedforward_layernorm_2"),
-        ("post_ffw_norm_1", "post_feedforward_layernorm_1"),
-        ("post_ffw_norm_2", "post_feedforward_layernorm_2"),
-    ];
-
     type Config = Config;
+
+    fn gguf_family(_: &str) -> GgufFamily {
+        gguf::gemma4()
+    }
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {
         Config::read(checkpoint)

@@ -2,6 +2,7 @@
 
 mod gemma;
 mod gemma4;
+mod gguf;
 
 use pensieve_sdk::{Plugin, export, nn::Paged};
 

@@ -8,7 +8,7 @@ use pensieve_sdk::{
     nn::{
         Angles, Attention, CausalLm, Decoder, GatedMlp, Linear, Loader, Qkv, RmsNorm, Rope, Shape, Sizes, Step, Tensor,
     },
-    weights::{Checkpoint, Format, RopeConfig, RopeStyle},
+    weights::{Checkpoint, Format, GgufFamily, Names, RopeConfig, RopeStyle},
 };
 
 pub struct Config {
@@ -77,12 +77,23 @@ pub struct Glm4 {
     rope: Rope,
 }
 
+/// Tensors of GGUF files.
+const GGUF_NAMES: Names = &[
+    ("ffn_up", "mlp.gate_up_proj"),
+    ("post_attention_norm", "post_self_attn_layernorm"),
+    ("post_ffw_norm", "post_mlp_layernorm"),
+];
+
 impl Decoder for Glm4 {
     const NAME: &'static str = "glm4";
     const GGUF: &'static [&'static str] = &["glm4"];
     const CLASSES: &'static [&'static str] = &["Glm4ForCausalLM", "Glm4vForConditionalGeneration"];
 
     type Config = Config;
+
+    fn gguf_family(_: &str) -> GgufFamily {
+        GgufFamily { names: GGUF_NAMES, ..GgufFamily::default() }
+    }
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {
         let mut config = checkpoint.config().with_defaults([("num_key_value_heads", 2.into())])?;

@@ -10,7 +10,7 @@ use pensieve_sdk::{
         Angles, Attention, CausalLm, Decoder, ExpertNames, Experts, FeedForward, GatedMlp, Glu, Groups, Linear, Loader,
         Qkv, RmsNorm, Rope, Router, Scoring, Shape, Sizes, SparseMlp, Step, Tensor,
     },
-    weights::{Checkpoint, Names, RopeConfig},
+    weights::{Checkpoint, GgufFamily, Names, RopeConfig},
 };
 
 pub struct Config {
@@ -108,19 +108,24 @@ pub struct Glm4Moe {
     rope: Rope,
 }
 
+/// Tensors of GGUF files.
+const GGUF_NAMES: Names = &[
+    ("post_attention_norm", "post_attention_layernorm"),
+    ("ffn_gate_shexp", "mlp.shared_experts.gate_proj"),
+    ("ffn_up_shexp", "mlp.shared_experts.up_proj"),
+    ("ffn_down_shexp", "mlp.shared_experts.down_proj"),
+    ("exp_probs_b", "mlp.gate.e_score_correction"),
+];
+
 impl Decoder for Glm4Moe {
     const NAME: &'static str = "glm4_moe";
     const GGUF: &'static [&'static str] = &["glm4moe"];
     const CLASSES: &'static [&'static str] = &["Glm4MoeForCausalLM", "Glm4vMoeForConditionalGeneration"];
-    const GGUF_NAMES: Names = &[
-        ("post_attention_norm", "post_attention_layernorm"),
-        ("ffn_gate_shexp", "mlp.shared_experts.gate_proj"),
-        ("ffn_up_shexp", "mlp.shared_experts.up_proj"),
-        ("ffn_down_shexp", "mlp.shared_experts.down_proj"),
-        ("exp_probs_b", "mlp.gate.e_score_correction"),
-    ];
-
     type Config = Config;
+
+    fn gguf_family(_: &str) -> GgufFamily {
+        GgufFamily { names: GGUF_NAMES, norm_topk_prob: true, ..GgufFamily::default() }
+    }
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {
         let defaults = [("max_position_embeddings", 131_072.into()), ("rms_norm_eps", 1e-5.into())];

@@ -10,7 +10,7 @@ use pensieve_sdk::{
         Angles, Attention, CausalLm, Decoder, Expert, ExpertNames, Experts, Glu, Linear, Loader, Paged, Qkv, RmsNorm,
         Rope, Router, Shape, Sizes, SparseMlp, Step, Tensor,
     },
-    weights::{Checkpoint, RawTensor, RopeConfig},
+    weights::{Checkpoint, GgufConfig, GgufFamily, Names, RawTensor, RopeConfig},
 };
 
 export!(Plugin::new("gpt-oss", "gpt-oss").architecture(Paged::<GptOss>::architecture()));
@@ -125,12 +125,33 @@ struct GptOss {
     rope: Rope,
 }
 
+/// Tensors of GGUF files.
+const GGUF_NAMES: Names = &[
+    ("post_attention_norm", "post_attention_layernorm"),
+    ("ffn_norm", "pre_feedforward_layernorm"),
+    ("attn_sinks", "self_attn.sinks"),
+    ("ffn_gate_inp", "mlp.router"),
+];
+
+/// Every second layer has a window, and YaRN's ramp is not rounded to whole dimensions, which GGUF files do not say.
+fn complete(config: &mut GgufConfig<'_>) -> Result<()> {
+    config.windows(2)?;
+    if let Some(rope) = config.rope() {
+        rope.insert("truncate".to_owned(), false.into());
+    }
+    Ok(())
+}
+
 impl Decoder for GptOss {
     const NAME: &'static str = "gpt-oss";
     const GGUF: &'static [&'static str] = &["gpt-oss"];
     const CLASSES: &'static [&'static str] = &["GptOssForCausalLM"];
 
     type Config = Config;
+
+    fn gguf_family(_: &str) -> GgufFamily {
+        GgufFamily { names: GGUF_NAMES, norm_topk_prob: true, complete, ..GgufFamily::default() }
+    }
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {
         let config = checkpoint.config();

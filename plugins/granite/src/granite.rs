@@ -10,7 +10,7 @@ use pensieve_sdk::{
         Angles, Attention, CausalLm, Decoder, ExpertNames, Experts, FeedForward, GatedMlp, Glu, Linear, Loader, Qkv,
         RmsNorm, Rope, Router, Shape, Sizes, SparseMlp, Step, Tensor,
     },
-    weights::{Checkpoint, Config as Settings, Format, RopeConfig},
+    weights::{Checkpoint, Config as Settings, Format, GgufConfig, GgufFamily, RopeConfig},
 };
 
 pub struct Config {
@@ -123,12 +123,24 @@ pub struct Granite {
     logits_scaling: f64,
 }
 
+/// Files of hybrids without state space layers (`granite`) give the width of MLPs that these do not have.
+fn complete(config: &mut GgufConfig<'_>) -> Result<()> {
+    if let Some(width) = config.mlp_width("up_proj").filter(|_| config.architecture() == "granite") {
+        config.set("intermediate_size", width);
+    }
+    Ok(())
+}
+
 impl Decoder for Granite {
     const NAME: &'static str = "granite";
     const GGUF: &'static [&'static str] = &["granite", "granitemoe"];
     const CLASSES: &'static [&'static str] = &["GraniteForCausalLM", "GraniteMoeForCausalLM"];
 
     type Config = Config;
+
+    fn gguf_family(_: &str) -> GgufFamily {
+        GgufFamily { norm_topk_prob: true, complete, ..GgufFamily::PERMUTED }
+    }
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {
         if checkpoint.weights().names().any(|name| name.contains(".mlp.shared_expert.")) {

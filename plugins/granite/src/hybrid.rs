@@ -11,7 +11,7 @@ use pensieve_sdk::{
         Angles, AttentionCache, CausalLm, Decoder, ExpertNames, FeedForward, GatedMlp, KvShape, LayerCache, Loader,
         Mamba2, Mamba2Sizes, RmsNorm, Rope, Shape, Sizes, Step, Tensor,
     },
-    weights::{Checkpoint, Config as Settings, Format, Names},
+    weights::{Checkpoint, Config as Settings, Format, GgufFamily, Names},
 };
 
 use crate::granite::{self, SelfAttention};
@@ -93,22 +93,32 @@ pub struct Hybrid {
     logits_scaling: f64,
 }
 
+/// Tensors of GGUF files.
+const GGUF_NAMES: Names = &[
+    ("ssm_in", "mamba.in_proj"),
+    ("ssm_conv1d", "mamba.conv1d"),
+    ("ssm_dt", "mamba.dt_proj"),
+    ("ssm_a", "mamba.A"),
+    ("ssm_d", "mamba.D"),
+    ("ssm_norm", "mamba.norm"),
+    ("ssm_out", "mamba.out_proj"),
+];
+
 impl Decoder for Hybrid {
     const NAME: &'static str = "granite-hybrid";
     const GGUF: &'static [&'static str] = &["granitehybrid"];
     const CLASSES: &'static [&'static str] = &["GraniteMoeHybridForCausalLM"];
 
-    const GGUF_NAMES: Names = &[
-        ("ssm_in", "mamba.in_proj"),
-        ("ssm_conv1d", "mamba.conv1d"),
-        ("ssm_dt", "mamba.dt_proj"),
-        ("ssm_a", "mamba.A"),
-        ("ssm_d", "mamba.D"),
-        ("ssm_norm", "mamba.norm"),
-        ("ssm_out", "mamba.out_proj"),
-    ];
-
     type Config = Config;
+
+    fn gguf_family(_: &str) -> GgufFamily {
+        GgufFamily {
+            names: GGUF_NAMES,
+            norm_topk_prob: true,
+            complete: |config| config.mamba2(),
+            ..GgufFamily::PERMUTED
+        }
+    }
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {
         let config = checkpoint.config().with_defaults([("num_experts_per_tok", 2.into())])?;

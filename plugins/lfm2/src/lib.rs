@@ -13,7 +13,7 @@ use pensieve_sdk::{
         Glu, KvShape, LayerCache, Linear, Loader, Paged, Qkv, RmsNorm, Rope, Router, Scoring, Shape, ShortConv,
         SparseMlp, Step, Tensor,
     },
-    weights::{Checkpoint, Names},
+    weights::{Checkpoint, GgufConfig, GgufFamily, Names},
 };
 
 use config::Config;
@@ -140,34 +140,50 @@ struct Lfm2 {
     rope: Rope,
 }
 
+/// Tensors of GGUF files.
+const GGUF_NAMES: Names = &[
+    ("token_embd_norm", "model.embedding_norm"),
+    ("output_norm", "model.embedding_norm"),
+    ("attn_norm", "operator_norm"),
+    ("attn_q_norm", "self_attn.q_layernorm"),
+    ("attn_k_norm", "self_attn.k_layernorm"),
+    ("attn_output", "self_attn.out_proj"),
+    ("shortconv.in_proj", "conv.in_proj"),
+    ("shortconv.conv", "conv.conv"),
+    ("shortconv.out_proj", "conv.out_proj"),
+    ("ffn_norm", "ffn_norm"),
+    ("ffn_gate", "feed_forward.w1"),
+    ("ffn_down", "feed_forward.w2"),
+    ("ffn_up", "feed_forward.w3"),
+    ("ffn_gate_inp", "feed_forward.gate"),
+    ("ffn_gate_exps", "feed_forward.experts.w1"),
+    ("ffn_down_exps", "feed_forward.experts.w2"),
+    ("ffn_up_exps", "feed_forward.experts.w3"),
+    ("exp_probs_b", "feed_forward.expert_bias"),
+];
+
+/// Metadata of GGUF files.
+const GGUF_KEYS: Names = &[("attention.layer_norm_rms_epsilon", "norm_eps")];
+
+/// Layers without key-value heads convolve, and the width of the MLPs is the one that they have.
+fn complete(config: &mut GgufConfig<'_>) -> Result<()> {
+    config.attends_where_heads_are("conv");
+    config.set("block_auto_adjust_ff_dim", false);
+    Ok(())
+}
+
 impl Decoder for Lfm2 {
     const NAME: &'static str = "lfm2";
     const GGUF: &'static [&'static str] = &["lfm2", "lfm2moe"];
     const CLASSES: &'static [&'static str] =
         &["Lfm2ForCausalLM", "Lfm2MoeForCausalLM", "Lfm2VlForConditionalGeneration"];
 
-    const GGUF_NAMES: Names = &[
-        ("token_embd_norm", "model.embedding_norm"),
-        ("output_norm", "model.embedding_norm"),
-        ("attn_norm", "operator_norm"),
-        ("attn_q_norm", "self_attn.q_layernorm"),
-        ("attn_k_norm", "self_attn.k_layernorm"),
-        ("attn_output", "self_attn.out_proj"),
-        ("shortconv.in_proj", "conv.in_proj"),
-        ("shortconv.conv", "conv.conv"),
-        ("shortconv.out_proj", "conv.out_proj"),
-        ("ffn_norm", "ffn_norm"),
-        ("ffn_gate", "feed_forward.w1"),
-        ("ffn_down", "feed_forward.w2"),
-        ("ffn_up", "feed_forward.w3"),
-        ("ffn_gate_inp", "feed_forward.gate"),
-        ("ffn_gate_exps", "feed_forward.experts.w1"),
-        ("ffn_down_exps", "feed_forward.experts.w2"),
-        ("ffn_up_exps", "feed_forward.experts.w3"),
-        ("exp_probs_b", "feed_forward.expert_bias"),
-    ];
-
     type Config = Config;
+
+    fn gguf_family(architecture: &str) -> GgufFamily {
+        let norm_topk_prob = architecture == "lfm2moe";
+        GgufFamily { names: GGUF_NAMES, keys: GGUF_KEYS, norm_topk_prob, complete, ..GgufFamily::default() }
+    }
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {
         Config::read(checkpoint)

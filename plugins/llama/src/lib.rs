@@ -9,7 +9,7 @@ use pensieve_sdk::{
         Angles, Attention, CausalLm, Decoder, GatedMlp, Linear, Loader, Paged, Qkv, RmsNorm, Rope, Shape, Sizes, Step,
         Tensor,
     },
-    weights::{Checkpoint, Config as Settings, Format, Names, RopeConfig},
+    weights::{Checkpoint, Config as Settings, Format, GgufFamily, GgufRope, Names, RopeConfig, gguf::Metadata},
 };
 
 export!(Plugin::new("llama", "Llama 1 to 3.x and their kin").architecture(Paged::<Llama>::architecture()));
@@ -82,14 +82,26 @@ struct Llama {
     rope: Rope,
 }
 
+/// Tensors of GGUF files.
+const GGUF_NAMES: Names = &[("post_attention_norm", "post_attention_layernorm")];
+
+/// Phi-3 is also converted to files that say `llama`, whose special tokens swallow white space there, too.
+fn is_phi3(metadata: &Metadata) -> Result<bool> {
+    let name = metadata.string("general.name")?.unwrap_or_default().to_lowercase();
+    Ok(name.contains("phi-3") || name.contains("phi3"))
+}
+
 impl Decoder for Llama {
     const NAME: &'static str = "llama";
     const GGUF: &'static [&'static str] = &["llama", "smollm3", "seed_oss"];
     const CLASSES: &'static [&'static str] =
         &["LlamaForCausalLM", "LLaMAForCausalLM", "SeedOssForCausalLM", "SmolLM3ForCausalLM"];
-    const GGUF_NAMES: Names = &[("post_attention_norm", "post_attention_layernorm")];
-
     type Config = Config;
+
+    fn gguf_family(architecture: &str) -> GgufFamily {
+        let rope = if architecture == "seed_oss" { GgufRope::Halves } else { GgufRope::Permuted };
+        GgufFamily { names: GGUF_NAMES, rope, strips_behind_special: is_phi3, ..GgufFamily::default() }
+    }
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {
         let mut config = checkpoint.config().clone();

@@ -5,7 +5,7 @@
 use pensieve_sdk::{
     Plugin, Result, export,
     nn::{CausalLm, Decoder, GatedNorm, KvShape, Loader, Mamba2, Mamba2Sizes, Paged, RmsNorm, Shape, Step, Tensor},
-    weights::{Checkpoint, Config as Settings, Format, Names},
+    weights::{Checkpoint, Config as Settings, Format, GgufConfig, GgufFamily, Names},
 };
 
 export!(Plugin::new("mamba", "Mamba-2").architecture(Paged::<Model>::architecture()));
@@ -41,25 +41,36 @@ impl Block {
 
 struct Model(CausalLm<Block>);
 
+/// Tensors of GGUF files.
+const GGUF_NAMES: Names = &[
+    ("token_embd", "backbone.embeddings"),
+    ("output_norm", "backbone.norm_f"),
+    ("attn_norm", "norm"),
+    ("ssm_in", "mixer.in_proj"),
+    ("ssm_conv1d", "mixer.conv1d"),
+    ("ssm_dt", "mixer.dt_proj"),
+    ("ssm_a", "mixer.A"),
+    ("ssm_d", "mixer.D"),
+    ("ssm_norm", "mixer.norm"),
+    ("ssm_out", "mixer.out_proj"),
+];
+
+/// Files say zero of the parts that such models do not have.
+fn complete(config: &mut GgufConfig<'_>) -> Result<()> {
+    config.retain(|_, value| *value != 0);
+    config.mamba2()
+}
+
 impl Decoder for Model {
     const NAME: &'static str = "mamba2";
     const GGUF: &'static [&'static str] = &["mamba2"];
     const CLASSES: &'static [&'static str] = &["Mamba2ForCausalLM"];
 
-    const GGUF_NAMES: Names = &[
-        ("token_embd", "backbone.embeddings"),
-        ("output_norm", "backbone.norm_f"),
-        ("attn_norm", "norm"),
-        ("ssm_in", "mixer.in_proj"),
-        ("ssm_conv1d", "mixer.conv1d"),
-        ("ssm_dt", "mixer.dt_proj"),
-        ("ssm_a", "mixer.A"),
-        ("ssm_d", "mixer.D"),
-        ("ssm_norm", "mixer.norm"),
-        ("ssm_out", "mixer.out_proj"),
-    ];
-
     type Config = Config;
+
+    fn gguf_family(_: &str) -> GgufFamily {
+        GgufFamily { names: GGUF_NAMES, complete, ..GgufFamily::default() }
+    }
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {
         let config = checkpoint.config();

@@ -10,7 +10,7 @@ use pensieve_sdk::{
         Angles, Attention, CausalLm, Decoder, ExpertNames, Experts, Glu, Linear, Loader, Paged, Qkv, RmsNorm, Rope,
         Router, Scoring, Shape, Sizes, SparseMlp, Step, Tensor,
     },
-    weights::{Checkpoint, Names, RopeConfig},
+    weights::{Checkpoint, GgufFamily, Names, RopeConfig},
 };
 
 export!(Plugin::new("minimax", "MiniMax M2").architecture(Paged::<MiniMaxM2>::architecture()));
@@ -91,20 +91,25 @@ struct MiniMaxM2 {
     rope: Rope,
 }
 
+/// Tensors of GGUF files.
+const GGUF_NAMES: Names = &[
+    ("ffn_gate_inp", "block_sparse_moe.gate"),
+    ("ffn_gate_exps", "block_sparse_moe.experts.w1"),
+    ("ffn_up_exps", "block_sparse_moe.experts.w3"),
+    ("ffn_down_exps", "block_sparse_moe.experts.w2"),
+    ("exp_probs_b", "block_sparse_moe.e_score_correction"),
+];
+
 impl Decoder for MiniMaxM2 {
     const NAME: &'static str = "minimax-m2";
     const GGUF: &'static [&'static str] = &["minimax-m2"];
     const CLASSES: &'static [&'static str] = &["MiniMaxM2ForCausalLM"];
 
-    const GGUF_NAMES: Names = &[
-        ("ffn_gate_inp", "block_sparse_moe.gate"),
-        ("ffn_gate_exps", "block_sparse_moe.experts.w1"),
-        ("ffn_up_exps", "block_sparse_moe.experts.w3"),
-        ("ffn_down_exps", "block_sparse_moe.experts.w2"),
-        ("exp_probs_b", "block_sparse_moe.e_score_correction"),
-    ];
-
     type Config = Config;
+
+    fn gguf_family(_: &str) -> GgufFamily {
+        GgufFamily { names: GGUF_NAMES, ..GgufFamily::default() }
+    }
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {
         let defaults = [("head_dim", 128.into()), ("max_position_embeddings", 196_608.into())];

@@ -9,7 +9,7 @@ use pensieve_sdk::{
     nn::{
         Angles, Attention, CausalLm, Decoder, GatedMlp, Linear, Loader, Qkv, RmsNorm, Rope, Shape, Sizes, Step, Tensor,
     },
-    weights::{Checkpoint, Config as Settings, Format, RopeConfig, RopeScaling},
+    weights::{Checkpoint, Config as Settings, Format, GgufFamily, RopeConfig, RopeScaling},
 };
 
 /// The window of a `MistralForCausalLM` whose configuration does not speak of one; 'null' is no window.
@@ -100,6 +100,10 @@ impl Decoder for Mistral {
         &["MistralForCausalLM", "MinistralForCausalLM", "Ministral3ForCausalLM", "Mistral3ForConditionalGeneration"];
 
     type Config = Config;
+
+    fn gguf_family(_: &str) -> GgufFamily {
+        GgufFamily::PERMUTED
+    }
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {
         let config = checkpoint.config();

@@ -9,7 +9,7 @@ use pensieve_sdk::{
         Angles, Attention, CausalLm, Decoder, ExpertNames, Experts, Glu, Linear, Loader, Qkv, RmsNorm, Rope, Router,
         Shape, Sizes, SparseMlp, Step, Tensor,
     },
-    weights::{Checkpoint, Format, RopeConfig},
+    weights::{Checkpoint, Format, GgufFamily, RopeConfig},
 };
 
 pub struct Config {
@@ -100,6 +100,10 @@ impl Decoder for Mixtral {
     const CLASSES: &'static [&'static str] = &["MixtralForCausalLM"];
 
     type Config = Config;
+
+    fn gguf_family(_: &str) -> GgufFamily {
+        GgufFamily { norm_topk_prob: true, ..GgufFamily::PERMUTED }
+    }
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {
         let config = checkpoint.config();

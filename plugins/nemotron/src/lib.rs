@@ -12,7 +12,7 @@ use pensieve_sdk::{
         Attention, AttentionCache, CausalLm, Decoder, ExpertNames, Experts, Glu, KvShape, LayerCache, Linear, Loader,
         Mamba2, Paged, Qkv, RmsNorm, Router, Scoring, Shape, Sizes, SparseMlp, Step, Tensor,
     },
-    weights::{Checkpoint, Names},
+    weights::{Checkpoint, GgufFamily, Names},
 };
 
 use config::{Config, Kind, MoeSizes};
@@ -143,37 +143,43 @@ impl Block {
 
 struct NemotronH(CausalLm<Block>);
 
+/// Tensors of GGUF files.
+const GGUF_NAMES: Names = &[
+    ("token_embd", "model.embeddings"),
+    ("output_norm", "model.norm_f"),
+    ("attn_norm", "norm"),
+    ("attn_q", "mixer.q_proj"),
+    ("attn_k", "mixer.k_proj"),
+    ("attn_v", "mixer.v_proj"),
+    ("attn_output", "mixer.o_proj"),
+    ("ssm_in", "mixer.in_proj"),
+    ("ssm_conv1d", "mixer.conv1d"),
+    ("ssm_dt", "mixer.dt_proj"),
+    ("ssm_a", "mixer.A"),
+    ("ssm_d", "mixer.D"),
+    ("ssm_norm", "mixer.norm"),
+    ("ssm_out", "mixer.out_proj"),
+    ("ffn_up", "mixer.up_proj"),
+    ("ffn_down", "mixer.down_proj"),
+    ("ffn_gate_inp", "mixer.gate"),
+    ("ffn_up_exps", "mixer.experts.up_proj"),
+    ("ffn_down_exps", "mixer.experts.down_proj"),
+    ("ffn_up_shexp", "mixer.shared_experts.up_proj"),
+    ("ffn_down_shexp", "mixer.shared_experts.down_proj"),
+    ("exp_probs_b", "mixer.gate.e_score_correction"),
+];
+
 impl Decoder for NemotronH {
     const NAME: &'static str = "nemotron-h";
     const GGUF: &'static [&'static str] = &["nemotron_h", "nemotron_h_moe"];
     const CLASSES: &'static [&'static str] = &["NemotronHForCausalLM"];
 
-    const GGUF_NAMES: Names = &[
-        ("token_embd", "model.embeddings"),
-        ("output_norm", "model.norm_f"),
-        ("attn_norm", "norm"),
-        ("attn_q", "mixer.q_proj"),
-        ("attn_k", "mixer.k_proj"),
-        ("attn_v", "mixer.v_proj"),
-        ("attn_output", "mixer.o_proj"),
-        ("ssm_in", "mixer.in_proj"),
-        ("ssm_conv1d", "mixer.conv1d"),
-        ("ssm_dt", "mixer.dt_proj"),
-        ("ssm_a", "mixer.A"),
-        ("ssm_d", "mixer.D"),
-        ("ssm_norm", "mixer.norm"),
-        ("ssm_out", "mixer.out_proj"),
-        ("ffn_up", "mixer.up_proj"),
-        ("ffn_down", "mixer.down_proj"),
-        ("ffn_gate_inp", "mixer.gate"),
-        ("ffn_up_exps", "mixer.experts.up_proj"),
-        ("ffn_down_exps", "mixer.experts.down_proj"),
-        ("ffn_up_shexp", "mixer.shared_experts.up_proj"),
-        ("ffn_down_shexp", "mixer.shared_experts.down_proj"),
-        ("exp_probs_b", "mixer.gate.e_score_correction"),
-    ];
-
     type Config = Config;
+
+    fn gguf_family(architecture: &str) -> GgufFamily {
+        let norm_topk_prob = architecture == "nemotron_h_moe";
+        GgufFamily { names: GGUF_NAMES, norm_topk_prob, complete: |config| config.mamba2(), ..GgufFamily::default() }
+    }
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {
         Config::read(checkpoint)

@@ -9,7 +9,7 @@ use pensieve_sdk::{
     nn::{
         Angles, Attention, CausalLm, Decoder, GatedMlp, Linear, Loader, Qkv, RmsNorm, Rope, Shape, Sizes, Step, Tensor,
     },
-    weights::{Checkpoint, RopeConfig},
+    weights::{Checkpoint, GgufFamily, Names, RopeConfig},
 };
 
 pub struct Config {
@@ -78,12 +78,23 @@ pub struct Olmo2 {
     rope_local: Rope,
 }
 
+/// Tensors of GGUF files.
+const GGUF_NAMES: Names = &[
+    ("post_attention_norm", "post_attention_layernorm"),
+    ("ffn_norm", "pre_feedforward_layernorm"),
+    ("post_ffw_norm", "post_feedforward_layernorm"),
+];
+
 impl Decoder for Olmo2 {
     const NAME: &'static str = "olmo2";
     const GGUF: &'static [&'static str] = &["olmo2"];
     const CLASSES: &'static [&'static str] = &["Olmo2ForCausalLM", "Olmo3ForCausalLM"];
 
     type Config = Config;
+
+    fn gguf_family(_: &str) -> GgufFamily {
+        GgufFamily { names: GGUF_NAMES, ..GgufFamily::default() }
+    }
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {
         let mut config = checkpoint.config().with_defaults([("rms_norm_eps", 1e-5.into())])?;

@@ -10,7 +10,7 @@ use pensieve_sdk::{
         Angles, Attention, CausalLm, Decoder, LayerNorm, Linear, Loader, Mlp, Qkv, Rope, Shape, Sizes, Step, Tensor,
         activation,
     },
-    weights::{Checkpoint, RopeConfig},
+    weights::{Checkpoint, GgufFamily, Names, RopeConfig},
 };
 
 pub struct Config {
@@ -74,12 +74,24 @@ pub struct Phi {
     rope: Rope,
 }
 
+/// Tensors of GGUF files.
+const GGUF_NAMES: Names = &[
+    ("output_norm", "model.final_layernorm"),
+    ("attn_output", "self_attn.dense"),
+    ("ffn_up", "mlp.fc1"),
+    ("ffn_down", "mlp.fc2"),
+];
+
 impl Decoder for Phi {
     const NAME: &'static str = "phi";
     const GGUF: &'static [&'static str] = &["phi2"];
     const CLASSES: &'static [&'static str] = &["PhiForCausalLM"];
 
     type Config = Config;
+
+    fn gguf_family(_: &str) -> GgufFamily {
+        GgufFamily { names: GGUF_NAMES, activation: "gelu_new", pre_tokenizer: Some("phi-2"), ..GgufFamily::default() }
+    }
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {
         let config = checkpoint.config();

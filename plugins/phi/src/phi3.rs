@@ -9,7 +9,7 @@ use pensieve_sdk::{
     nn::{
         Angles, Attention, CausalLm, Decoder, GatedMlp, Linear, Loader, Qkv, RmsNorm, Rope, Shape, Sizes, Step, Tensor,
     },
-    weights::{Checkpoint, RopeConfig},
+    weights::{Checkpoint, GgufFamily, Names, RopeConfig},
 };
 
 pub struct Config {
@@ -74,12 +74,20 @@ pub struct Phi3 {
     rope: Rope,
 }
 
+/// Tensors of GGUF files.
+const GGUF_NAMES: Names = &[("ffn_up", "mlp.gate_up_proj")];
+
 impl Decoder for Phi3 {
     const NAME: &'static str = "phi3";
     const GGUF: &'static [&'static str] = &["phi3"];
     const CLASSES: &'static [&'static str] = &["Phi3ForCausalLM"];
 
     type Config = Config;
+
+    fn gguf_family(_: &str) -> GgufFamily {
+        // Special tokens swallow the white space behind them.
+        GgufFamily { names: GGUF_NAMES, strips_behind_special: |_| Ok(true), ..GgufFamily::default() }
+    }
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {
         let config = checkpoint.config();

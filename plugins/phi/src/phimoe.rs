@@ -10,7 +10,7 @@ use pensieve_sdk::{
         Angles, Attention, CausalLm, Decoder, ExpertNames, Experts, Glu, LayerNorm, Linear, Loader, Qkv, Rope, Router,
         Scoring, Shape, Sizes, SparseMlp, Step, Tensor,
     },
-    weights::{Checkpoint, Format, RopeConfig},
+    weights::{Checkpoint, Format, GgufFamily, RopeConfig, gguf::Metadata},
 };
 
 pub struct Config {
@@ -96,12 +96,22 @@ pub struct PhiMoe {
     rope: Rope,
 }
 
+/// Special tokens of Phi-3.5's mixture swallow the white space behind them; files of others have the same architecture.
+fn is_phi3(metadata: &Metadata) -> Result<bool> {
+    let name = metadata.string("general.name")?.unwrap_or_default().to_lowercase();
+    Ok(name.contains("phi-3") || name.contains("phi3"))
+}
+
 impl Decoder for PhiMoe {
     const NAME: &'static str = "phimoe";
     const GGUF: &'static [&'static str] = &["phimoe"];
     const CLASSES: &'static [&'static str] = &["PhimoeForCausalLM", "PhiMoEForCausalLM"];
 
     type Config = Config;
+
+    fn gguf_family(_: &str) -> GgufFamily {
+        GgufFamily { strips_behind_special: is_phi3, ..GgufFamily::default() }
+    }
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {
         let config = checkpoint.config();

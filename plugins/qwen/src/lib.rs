@@ -1,6 +1,7 @@
 //! Alibaba's Qwen, which is two architectures: `qwen`, Qwen2 to Qwen3, and `qwen-next`, Qwen3-Next to Qwen3.6, most of whose
 //! layers are recurrent.
 
+mod gguf;
 mod next;
 mod qwen;
 

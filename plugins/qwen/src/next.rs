@@ -14,10 +14,10 @@ use pensieve_sdk::{
         Activation, Angles, Attention, AttentionCache, CausalLm, Decoder, FeedForward, KvShape, LayerCache, Linear,
         Loader, Qkv, RmsNorm, Rope, Shape, Sizes, Step, Tensor,
     },
-    weights::{Checkpoint, Format, Names},
+    weights::{Checkpoint, Format, GgufFamily},
 };
 
-use crate::qwen::mlp;
+use crate::{gguf, qwen::mlp};
 pub use config::Config;
 use delta_net::GatedDeltaNet;
 
@@ -130,9 +130,11 @@ impl Decoder for QwenNext {
         "Qwen3_5MoeForConditionalGeneration",
     ];
 
-    const GGUF_NAMES: Names = &[("post_attention_norm", "post_attention_layernorm")];
-
     type Config = Config;
+
+    fn gguf_family(architecture: &str) -> GgufFamily {
+        gguf::family(architecture)
+    }
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {
         Config::read(checkpoint)

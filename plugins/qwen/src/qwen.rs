@@ -11,7 +11,7 @@ use pensieve_sdk::{
         Angles, Attention, CausalLm, Decoder, ExpertNames, Experts, FeedForward, GatedMlp, Glu, Linear, Loader, Qkv,
         RmsNorm, Rope, Router, Shape, Sizes, SparseMlp, Step, Tensor,
     },
-    weights::{Checkpoint, Config as Settings, RopeConfig},
+    weights::{Checkpoint, Config as Settings, GgufFamily, RopeConfig},
 };
 
 pub struct Config {
@@ -125,6 +125,12 @@ impl Decoder for Qwen {
     ];
 
     type Config = Config;
+
+    fn gguf_family(architecture: &str) -> GgufFamily {
+        let norm_topk_prob = matches!(architecture, "qwen3moe" | "qwen3vlmoe");
+        let pre_tokenizer = if architecture.contains("vl") { None } else { Some("qwen2") };
+        GgufFamily { norm_topk_prob, pre_tokenizer, ..GgufFamily::default() }
+    }
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {
         let mut config = checkpoint.config().with_defaults([("max_position_embeddings", 32_768.into())])?;

@@ -23,12 +23,8 @@ use super::{
 };
 use crate::{
     Error, Merged, Result, Services,
-    weights::{Checkpoint, Format, Names, RawTensor, Weights, quote},
+    weights::{Checkpoint, Format, GgufFamily, GgufRope, RawTensor, Weights, quote},
 };
-
-/// The architectures in whose GGUF files the rows of queries and keys are reordered against Hugging Face's, so that values
-/// which rotate together are neighbours. Others that rotate neighbours do so in Hugging Face too.
-const REORDERED: [&str; 7] = ["llama", "mistral3", "smollm3", "granite", "granitemoe", "granitehybrid", "minicpm"];
 
 /// Tensors that hold nothing which a configuration does not say: RoPE's frequencies, which [`Config::rope`] has read from
 /// GGUF files and older folders repeat in every layer.
@@ -71,7 +67,8 @@ pub(super) struct Shared<'a> {
     layout: &'a Layout,
     host: Option<&'a HostExperts>,
     context: usize,
-    family: &'static str,
+    /// Whether GGUF files have the rows of queries and keys in another order than transformers.
+    is_permuted: bool,
     merges: Merges<'a>,
     registry: RefCell<Registry>,
     used: RefCell<HashSet<String>>,
@@ -80,19 +77,17 @@ pub(super) struct Shared<'a> {
 }
 
 impl<'a> Shared<'a> {
-    /// `gguf` are the names by which GGUF files call the architecture, `names` what they have of their own.
+    /// `family` is what the plugin knows of the architecture's GGUF files, which adapters may name tensors after.
     pub(super) fn new(
         checkpoint: &'a Checkpoint,
         services: &'a Services,
         (parts, layout, host): (&'a [Ops], &'a Layout, Option<&'a HostExperts>),
         context: usize,
-        (gguf, names): (&[&'static str], Names),
+        family: GgufFamily,
         merged: &'a [Merged],
     ) -> Self {
-        let called = gguf.iter().find(|name| **name == checkpoint.architecture());
-        let family = called.or(gguf.first()).copied().unwrap_or_default();
-        let registry = RefCell::new(Registry::new(family, names));
-        let merges = Merges::new(merged, family, names);
+        let registry = RefCell::new(Registry::new(family.names));
+        let merges = Merges::new(merged, family.names);
         let (used, resident, loaded_bytes) = (RefCell::default(), RefCell::default(), Cell::new(0));
         Self {
             checkpoint,
@@ -101,7 +96,7 @@ impl<'a> Shared<'a> {
             layout,
             host,
             context,
-            family,
+            is_permuted: family.rope == GgufRope::Permuted,
             merges,
             registry,
             used,
@@ -373,7 +368,7 @@ impl Loader<'_> {
         let is_rotated = ["q_proj", "k_proj"].iter().any(|projection| name.ends_with(projection));
         let per_head = || config.usize("hidden_size").ok()?.checked_div(config.usize("num_attention_heads").ok()?);
         let head_dim = config.find_usize("head_dim").ok().flatten().or_else(per_head)?;
-        let is_reordered = is_rotated && REORDERED.contains(&self.shared.family);
+        let is_reordered = is_rotated && self.shared.is_permuted;
         (is_reordered && head_dim > 1 && outputs.is_multiple_of(head_dim)).then_some(head_dim)
     }
 

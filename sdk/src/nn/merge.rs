@@ -45,10 +45,10 @@ pub(super) struct Storey<'a> {
 }
 
 impl<'a> Merges<'a> {
-    /// `family` and `own` tell what GGUF's names mean for this model.
-    pub(super) fn new(merged: &'a [Merged], family: &str, own: Names) -> Self {
+    /// `own` are the names of GGUF files that the architecture has of its own.
+    pub(super) fn new(merged: &'a [Merged], own: Names) -> Self {
         let of = |pair: &'a LowRankPair, strength: f32| {
-            let name = names::hugging_face(family, &format!("{}.weight", pair.target), own);
+            let name = names::hugging_face(&format!("{}.weight", pair.target), own);
             let name = name.strip_suffix(".weight").unwrap_or(&name).to_owned();
             let order = if name == pair.target { RowOrder::HuggingFace } else { RowOrder::Gguf };
             Change { pair, factor: pair.scale * strength, name, order, used: Cell::new(false) }
@@ -180,7 +180,7 @@ mod tests {
     fn a_sum_is_computed_in_single_precision_and_rounded_once() {
         let merged = merged("x", 3.0);
         for dtype in [Dtype::F32, Dtype::F16, Dtype::BF16] {
-            let (merges, raw) = (Merges::new(&merged, "llama", &[]), raw(dtype));
+            let (merges, raw) = (Merges::new(&merged, &[]), raw(dtype));
             let change = [0.5, -0.25].into_iter().flat_map(|b| [1.0, 2.0, 3.0].map(|a| 3.0 * 0.1_f32 * b * a));
             let sum: Vec<f32> =
                 raw.to_f32().unwrap().iter().zip(change).map(|(value, change)| value + change).collect();
@@ -201,7 +201,7 @@ mod tests {
         let mut merged = merged("qkv", 10.0);
         let pair = &mut merged[0].adapter.pairs[0];
         (pair.outputs, pair.b) = (4, vec![9.0, 9.0, 0.5, -0.25]);
-        let merges = Merges::new(&merged, "llama", &[]);
+        let merges = Merges::new(&merged, &[]);
         let storey = Storey { stack: "qkv", outputs: 4, start: 2 };
         let found = merges.add(&layer("k"), &raw(Dtype::F32), Some(storey)).unwrap().unwrap().to_f32().unwrap();
         assert!((found[0] - 0.6).abs() < 1e-6 && (found[5] + 1.05).abs() < 1e-6, "{found:?}");
@@ -210,7 +210,7 @@ mod tests {
     #[test]
     fn what_finds_no_weight_or_no_room_in_it_is_named() {
         let merged = merged("x", 1e6);
-        let merges = Merges::new(&merged, "llama", &[]);
+        let merges = Merges::new(&merged, &[]);
         assert!(merges.add(&layer("y"), &raw(Dtype::F32), None).unwrap().is_none());
         assert!(merges.finish().unwrap_err().message.starts_with("'x': the model has no such"));
         let error = merges.add(&layer("x"), &raw(Dtype::F16), None).unwrap_err();

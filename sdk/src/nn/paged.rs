@@ -19,7 +19,7 @@ use super::{
 use crate::{
     AdapterData, Architecture, Batch, Cache, Card, Error, KvTransfer, Level, LoadRequest, Merged, Model, Output,
     Outputs, Resident, Result, Services, Source, Span,
-    weights::{Checkpoint, Dtype, Names, RawTensor},
+    weights::{Checkpoint, Dtype, GgufFamily, RawTensor},
 };
 
 /// A decoder-only language model: what an author writes.
@@ -30,11 +30,16 @@ pub trait Decoder: Sized + Send + 'static {
     const GGUF: &'static [&'static str];
     /// Values of `architectures` in the `config.json` files that it claims.
     const CLASSES: &'static [&'static str];
-    /// Names of tensors in those GGUF files that the SDK does not know: `("attn_sub_norm", "self_attn.inner_norm")`.
-    const GGUF_NAMES: Names = &[];
+    /// How the model writes tool calls and reasoning, as the JSON of a card's `formats`; empty where its chat template tells.
+    const FORMATS: &'static str = "";
 
     /// What the model reads from a configuration.
     type Config;
+
+    /// How files of a GGUF architecture that it claims are read.
+    fn gguf_family(_architecture: &str) -> GgufFamily {
+        GgufFamily::default()
+    }
 
     /// Reads the configuration. [`Error::declined`] leaves the checkpoint to another architecture.
     fn config(checkpoint: &Checkpoint) -> Result<Self::Config>;
@@ -144,7 +149,7 @@ struct Opened<D: Decoder> {
 impl<D: Decoder> Opened<D> {
     fn open(source: &Source) -> Result<Self> {
         let options = Options::read(source)?;
-        let checkpoint = Checkpoint::open_with(&source.path, D::GGUF_NAMES)?;
+        let checkpoint = Checkpoint::open_with(&source.path, D::gguf_family)?;
         let architecture = checkpoint.architecture();
         if !D::GGUF.contains(&architecture) && !D::CLASSES.contains(&architecture) {
             return Err(Error::declined(format!("'{architecture}' is not an architecture that {} knows", D::NAME)));
@@ -236,7 +241,7 @@ impl<D: Decoder> Architecture for Paged<D> {
             bos: tokenizer.bos,
             add_bos: tokenizer.add_bos,
             eos: tokenizer.eos,
-            formats: String::new(),
+            formats: D::FORMATS.into(),
             facts: facts(checkpoint).to_string(),
             fingerprint,
         })
@@ -269,12 +274,13 @@ impl<D: Decoder> Architecture for Paged<D> {
                 format!("the model was made for {context} tokens, not for {asked}: taking {context}"),
             );
         }
-        let names = (D::GGUF, D::GGUF_NAMES);
+        let called = D::GGUF.iter().find(|name| **name == opened.checkpoint.architecture());
+        let family = D::gguf_family(called.or(D::GGUF.first()).copied().unwrap_or_default());
         let counts = kv_shape::divide(request.state_bytes, &opened.groups, context)?;
         let parts = if chosen.beside.is_empty() { vec![ops.clone()] } else { ops.parts() };
         let layout = opened.layout(&chosen, &counts)?;
         let target = (&parts[..], &layout, host.as_ref());
-        let shared = Shared::new(&opened.checkpoint, services, target, context, names, merged);
+        let shared = Shared::new(&opened.checkpoint, services, target, context, family, merged);
         let decoder = D::load(&shared.root(), &opened.config)?;
         if let Some(names) = shared.unused() {
             services.log(Level::Warn, format!("{} does not use {names}", D::NAME));

@@ -12,7 +12,6 @@ pub struct LayerId(usize);
 #[derive(Debug)]
 pub(super) struct Registry {
     /// What the model's GGUF files have under names of their own.
-    family: &'static str,
     names: Names,
     layers: Vec<Registered>,
     by_name: HashMap<String, LayerId>,
@@ -56,9 +55,9 @@ pub(super) enum RowOrder {
 }
 
 impl Registry {
-    /// `family` is how GGUF files call the architecture, `names` what they have of their own.
-    pub(super) fn new(family: &'static str, names: Names) -> Self {
-        Self { family, names, layers: Vec::new(), by_name: HashMap::new(), stacks: Vec::new() }
+    /// `names` are the names of GGUF files that the architecture has of its own.
+    pub(super) fn new(names: Names) -> Self {
+        Self { names, layers: Vec::new(), by_name: HashMap::new(), stacks: Vec::new() }
     }
 
     /// Takes in a layer. Of two with one name, the first is found by it.
@@ -86,7 +85,7 @@ impl Registry {
         if !found.is_empty() {
             return (RowOrder::HuggingFace, found);
         }
-        let name = names::hugging_face(self.family, &format!("{name}.weight"), self.names);
+        let name = names::hugging_face(&format!("{name}.weight"), self.names);
         (RowOrder::Gguf, self.find_named(name.strip_suffix(".weight").unwrap_or(&name)))
     }
 

@@ -37,12 +37,12 @@ impl Bytes {
         Ok(Self { map: Arc::new(map), range, is_in_file: true })
     }
 
-    /// Copies bytes that do not lie in a file.
+    /// A copy of bytes that are in no file.
     pub fn copy_of(bytes: &[u8]) -> Result<Self> {
         Self::write(bytes.len(), |target| target.copy_from_slice(bytes))
     }
 
-    /// Bytes in memory that `fill` has written.
+    /// New memory, written by `fill`.
     pub(super) fn write(len: usize, fill: impl FnOnce(&mut [u8])) -> Result<Self> {
         let mut map = MmapMut::map_anon(len.max(1))?;
         if let Some(target) = map.get_mut(..len) {
@@ -51,12 +51,12 @@ impl Bytes {
         Ok(Self { map: Arc::new(map.make_read_only()?), range: 0..len, is_in_file: false })
     }
 
-    /// Whether they lie in a file, which the system reads when they are and may forget: other memory is taken for good.
+    /// Whether they are mapped from a file: the system reads such pages on demand and may drop them, other memory stays resident.
     pub fn is_in_file(&self) -> bool {
         self.is_in_file
     }
 
-    /// A part of these bytes; `None` where it would reach outside of them.
+    /// A subrange; `None` if it is out of bounds.
     pub fn slice(&self, range: Range<usize>) -> Option<Self> {
         let start = self.range.start.checked_add(range.start)?;
         let end = self.range.start.checked_add(range.end)?;

@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
-use super::{Bytes, Config, Names, RawTensor, Tokenizer, Weights, gguf, names, packed, quote, safetensors, tensors};
+use super::{
+    Bytes, Config, GgufFamily, RawTensor, Tokenizer, Weights, gguf, names, packed, quote, safetensors, tensors,
+};
 use crate::{Error, Result};
 
 const ARCHITECTURE_BYTES_MAX: usize = 128;
@@ -28,6 +30,7 @@ pub struct Checkpoint {
     config: Config,
     weights: Weights,
     metadata: Option<gguf::Metadata>,
+    family: GgufFamily,
     /// The header and the size of each file.
     files: Vec<(Bytes, usize)>,
     /// The files of a GGUF model, the one with the metadata first.
@@ -38,11 +41,11 @@ impl Checkpoint {
     /// Opens a GGUF file, or a folder with `config.json` and safetensors. Nothing in it may be changed in place as long
     /// as the checkpoint or one of its tensors is in use.
     pub fn open(path: &Path) -> Result<Self> {
-        Self::open_with(path, &[])
+        Self::open_with(path, |_| GgufFamily::USUAL)
     }
 
-    /// The same, with names for what the architecture's GGUF files have and others have not.
-    pub fn open_with(path: &Path, names: Names) -> Result<Self> {
+    /// The same, with what a plugin knows of the GGUF files of an architecture.
+    pub fn open_with(path: &Path, family: impl FnOnce(&str) -> GgufFamily) -> Result<Self> {
         let kind = std::fs::metadata(path).map_err(|error| Error::from(error).context(path.display()))?;
         if kind.is_dir() {
             return Self::open_folder(path);
@@ -53,7 +56,7 @@ impl Checkpoint {
                 .help("give the folder, which also has config.json and the tokenizer"));
         }
         let parts = gguf::open(path)?;
-        Self::from_gguf(path, parts, names).map_err(|error| error.context(path.display()))
+        Self::from_gguf(path, parts, family).map_err(|error| error.context(path.display()))
     }
 
     /// Where it was opened: a file for GGUF, a folder for safetensors.
@@ -91,14 +94,13 @@ impl Checkpoint {
     /// The tokenizer: of a folder its own, of a GGUF file the one that its metadata describes.
     pub fn tokenizer(&self) -> Result<Tokenizer> {
         match &self.metadata {
-            Some(metadata) => {
-                Tokenizer::from_gguf(&self.path, metadata).map_err(|error| error.context(self.path.display()))
-            }
+            Some(metadata) => Tokenizer::from_gguf(&self.path, metadata, &self.family)
+                .map_err(|error| error.context(self.path.display())),
             None => Tokenizer::from_folder(&self.path),
         }
     }
 
-    /// What caches know the checkpoint by, in hexadecimal: its headers, sizes and configuration, its tokenizer, small tensors
+    /// The key of caches for this checkpoint, in hexadecimal, made of its headers, sizes, configuration and tokenizer, of small tensors
     /// whole and samples of large ones, as fine-tunes of one model differ in nothing else. Reads a few megabytes whatever
     /// the size of the model; an edit of single values of a large tensor in place goes unseen, and the caches have to be cleared by hand.
     pub fn fingerprint(&self, tokenizer: &Tokenizer) -> Result<String> {
@@ -138,12 +140,17 @@ impl Checkpoint {
             config,
             weights,
             metadata: None,
+            family: GgufFamily::USUAL,
             files,
             gguf: Vec::new(),
         })
     }
 
-    pub(super) fn from_gguf(path: &Path, mut parts: Vec<gguf::Gguf>, own: Names) -> Result<Self> {
+    pub(super) fn from_gguf(
+        path: &Path,
+        mut parts: Vec<gguf::Gguf>,
+        family: impl FnOnce(&str) -> GgufFamily,
+    ) -> Result<Self> {
         let files = parts.iter().map(|part| (part.header.clone(), part.file.len())).collect();
         let gguf = parts.iter().map(|part| part.file.clone()).collect();
         let entries = tensors::of_parts(&mut parts);
@@ -151,12 +158,14 @@ impl Checkpoint {
         let key = "general.architecture";
         let architecture = metadata.string(key)?.ok_or_else(|| metadata.missing(key))?;
         let architecture = check_architecture(architecture)?;
-        let weights = Weights::new(
-            entries.into_iter().map(|entry| entry.rename(|name| names::hugging_face(&architecture, name, own))),
-        )?;
-        let config = Config::from_gguf(&architecture, &metadata, &weights)?;
+        let family = family(&architecture);
+        let renamed = entries.into_iter().map(|entry| entry.rename(|name| names::hugging_face(name, family.names)));
+        let weights = Weights::new(renamed)?;
+        let config = Config::from_gguf(&architecture, &family, &metadata, &weights)?;
         let path = path.to_path_buf();
-        Ok(Self { path, format: Format::Gguf, architecture, config, weights, metadata: Some(metadata), files, gguf })
+        let format = Format::Gguf;
+        let metadata = Some(metadata);
+        Ok(Self { path, format, architecture, config, weights, metadata, family, files, gguf })
     }
 }
 

@@ -1,4 +1,4 @@
-//! What a checkpoint says about its model, in Hugging Face's terms whatever the format.
+//! A checkpoint's configuration, in Hugging Face's terms whatever the format.
 //!
 //! Plugins read one JSON object: `config.json` as it is, or the same names out of GGUF metadata. The spellings of
 //! several generations of tools are brought together (nested text configurations, old and new RoPE parameters), and the
@@ -6,6 +6,7 @@
 //! reads through a struct of its own.
 
 mod from_gguf;
+mod gguf_config;
 mod rope;
 #[cfg(test)]
 mod tests;
@@ -14,8 +15,11 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-pub use self::rope::{RopeConfig, RopeScaling, RopeStyle};
-use super::{Weights, gguf, json, quote};
+pub use self::{
+    gguf_config::GgufConfig,
+    rope::{RopeConfig, RopeScaling, RopeStyle},
+};
+use super::{GgufFamily, Weights, gguf, json, quote};
 use crate::{Error, Result};
 
 const FILE_BYTES_MAX: u64 = 16 << 20;
@@ -58,7 +62,7 @@ impl Config {
         }
     }
 
-    /// How many experts a mixture has, for which configurations have three names; `None` where there are none.
+    /// The number of experts, for which configurations have three names; `None` for a dense model.
     pub fn experts(&self) -> Result<Option<usize>> {
         for key in ["num_experts", "num_local_experts", "n_routed_experts"] {
             if let Some(count) = self.find_usize(key)?.filter(|count| *count > 0) {
@@ -68,7 +72,7 @@ impl Config {
         Ok(None)
     }
 
-    /// The integers of this key; none where it is absent or null.
+    /// The integers of this key; empty where it is absent or null.
     pub fn usizes(&self, key: &str) -> Result<Vec<usize>> {
         let Some(value) = self.find(key) else { return Ok(vec![]) };
         let integer = |value: &Value| value.as_u64().and_then(|number| usize::try_from(number).ok());
@@ -111,7 +115,7 @@ impl Config {
         value.as_str().map(Some).ok_or_else(|| is_not(key, value, "a string"))
     }
 
-    /// Declines a checkpoint that says something else under this key; one that says nothing is taken.
+    /// Declines a checkpoint with another value under this key; an absent one is fine.
     pub fn only(&self, key: &str, expected: impl Into<Value>) -> Result<()> {
         let expected = expected.into();
         match self.find(key) {
@@ -122,8 +126,8 @@ impl Config {
         }
     }
 
-    /// The configuration with values for keys that it leaves out, as a family's class in transformers has them. Files of models
-    /// that also see often say little more of their text model than what differs from those.
+    /// The configuration with defaults for absent keys, as the family's configuration class in transformers has them. Vision-language
+    /// checkpoints often store of their text model only what differs from those.
     pub fn with_defaults<'a>(&self, defaults: impl IntoIterator<Item = (&'a str, Value)>) -> Result<Self> {
         let mut object = self.value.as_object().cloned().unwrap_or_default();
         for (key, value) in defaults {
@@ -134,8 +138,8 @@ impl Config {
         Ok(Self { eos: self.eos.clone(), ..Self::new(object)? })
     }
 
-    /// The object in the style of transformers 4, for readers that know no other: what `rope_parameters` says stands
-    /// beside the rest, and what is null is left out.
+    /// The object in the style of transformers 4, for readers that know no other: the fields of `rope_parameters` at the top level,
+    /// and no nulls.
     pub fn classic(&self) -> Map<String, Value> {
         let mut object = self.value.as_object().cloned().unwrap_or_default();
         rope::spread(&mut object);
@@ -143,18 +147,18 @@ impl Config {
         object
     }
 
-    /// How positions are rotated, where all layers do it alike.
+    /// RoPE's parameters, where all layers share them.
     pub fn rope(&self) -> Result<RopeConfig> {
         RopeConfig::read(&self.value, None)
     }
 
-    /// How positions are rotated in the layers of a type that `layer_types` names.
+    /// RoPE's parameters of a type of layers that `layer_types` names.
     pub fn rope_for(&self, layer_type: &str) -> Result<RopeConfig> {
         RopeConfig::read(&self.value, Some(layer_type))
     }
 
-    /// The rotations of layers that see everything and of those with a window, which are never stretched where a configuration
-    /// has one set of parameters for both.
+    /// RoPE's parameters of layers with full attention and of those with a window; the latter are not scaled where a configuration
+    /// has one set for both.
     pub fn ropes(&self) -> Result<(RopeConfig, RopeConfig)> {
         let is_nested = |layer_type: &str| self.value["rope_parameters"].get(layer_type).is_some();
         let full = if is_nested("full_attention") { self.rope_for("full_attention")? } else { self.rope()? };
@@ -165,14 +169,13 @@ impl Config {
         Ok((full.clone(), RopeConfig { theta, scaling: RopeScaling::None, ..full }))
     }
 
-    /// How far back a token attends; `None` where that is not bounded, or the bound is switched off.
+    /// The window in tokens; `None` for full attention, or where the window is switched off.
     pub fn sliding_window(&self) -> Result<Option<usize>> {
         let is_on = self.bool_or("use_sliding_window", true)?;
         Ok(self.find_usize("sliding_window")?.filter(|window| is_on && *window > 0))
     }
 
-    /// The same for each of so many layers, whose types may differ: by name in `layer_types`, or from the layer
-    /// `max_window_layers` on.
+    /// The window of each layer: by `layer_types`, or from the layer `max_window_layers` on.
     pub fn sliding_windows(&self, layers: usize) -> Result<Vec<Option<usize>>> {
         let window = self.sliding_window()?;
         let Some(types) = self.find("layer_types") else {
@@ -220,8 +223,13 @@ impl Config {
     }
 
     /// Translates the metadata of a GGUF file.
-    pub(super) fn from_gguf(architecture: &str, metadata: &gguf::Metadata, weights: &Weights) -> Result<Self> {
-        Self::new(from_gguf::translate(architecture, metadata, weights)?)
+    pub(super) fn from_gguf(
+        architecture: &str,
+        family: &GgufFamily,
+        metadata: &gguf::Metadata,
+        weights: &Weights,
+    ) -> Result<Self> {
+        Self::new(from_gguf::translate(architecture, family, metadata, weights)?)
     }
 
     fn new(mut object: Map<String, Value>) -> Result<Self> {
@@ -246,7 +254,7 @@ impl Config {
     }
 }
 
-/// What a number may be; the limits are far above any model that exists and far below where sums overflow.
+/// The range of a number. Limits are far above any model that exists and far below where sums overflow.
 struct Limit {
     key: &'static str,
     min: f64,
@@ -360,7 +368,7 @@ fn missing(key: &str) -> Error {
         .help("the checkpoint is incomplete or of another architecture: download its configuration again")
 }
 
-/// Models that also see or hear keep the text model's configuration in an object of its own.
+/// Multimodal models keep the text model's configuration in `text_config`.
 fn lift_text_config(object: &mut Map<String, Value>) {
     if object.contains_key("hidden_size") {
         return;

@@ -2,7 +2,7 @@
 //!
 //! Quantized formats store rows in blocks: a fixed number of values shares its scales, so a row's length must be a whole
 //! number of blocks. Every size that a reader checks or a kernel walks comes from the table in this file, and every sum
-//! here is checked, as shapes are read from files that no one has checked before.
+//! here is checked for overflow, as shapes come from untrusted files.
 
 use std::fmt;
 
@@ -79,7 +79,7 @@ impl Dtype {
         !matches!(self, Self::Int4 | Self::Int8 | Self::Fp8)
     }
 
-    /// The name that model files and their authors use.
+    /// The name that model files use.
     pub fn name(self) -> &'static str {
         self.layout().0
     }

@@ -1,7 +1,7 @@
-//! Writes small model files for tests, wrong ones included.
+//! Writes small model files for tests, invalid ones included.
 //!
-//! Real writers refuse to write what a reader must refuse to read, so tests need one that does as it is told. It knows
-//! the formats by itself, and so disagrees with the readers where these misread.
+//! Real writers refuse to write what a reader must reject, so tests need one that does as it is told. It shares no code with the
+//! readers, so a mistake of theirs shows.
 
 use super::{Bytes, Dtype};
 
@@ -24,7 +24,7 @@ pub(crate) struct Tensor {
     pub type_id: u32,
     pub dimensions: Vec<u64>,
     pub data: Vec<u8>,
-    /// Where the header puts it, if not behind the tensor before it.
+    /// The offset in the header, where it is not the end of the tensor before.
     pub offset: Option<u64>,
 }
 
@@ -88,7 +88,7 @@ impl Gguf {
         self
     }
 
-    /// Adds a dense tensor of the shape that everyone but the file uses.
+    /// Adds a dense tensor; `shape` has the row length last.
     pub(crate) fn f32_tensor(self, name: &str, shape: &[usize], values: &[f32]) -> Self {
         let data = values.iter().flat_map(|value| value.to_le_bytes()).collect();
         let dimensions = shape.iter().rev().map(|dimension| *dimension as u64).collect();

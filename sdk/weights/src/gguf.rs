@@ -29,14 +29,14 @@ const ALIGNMENT_DEFAULT: usize = 32;
 pub(super) struct Gguf {
     pub metadata: Metadata,
     pub tensors: Vec<RawTensor>,
-    /// Names of tensors that are stored in a way that nothing here reads, and what to say to the reader who wants one.
+    /// Tensors of types that are not supported, each with the error for whoever asks for it.
     pub refused: Vec<(String, Error)>,
-    /// What the file says before its tensor data.
+    /// The header's bytes.
     pub header: Bytes,
     pub file: Bytes,
 }
 
-/// A tensor as the header lists it; the data may turn out not to be there.
+/// A tensor as the header lists it; its data has not been checked yet.
 struct Entry {
     name: String,
     dtype: Dtype,
@@ -121,7 +121,7 @@ impl Entry {
     }
 }
 
-/// Finds the bytes of every tensor, or says why they cannot be where the header puts them.
+/// Finds the bytes of every tensor, or says why the header's offsets cannot be right.
 fn locate(file: &Bytes, data_start: usize, alignment: usize, entries: Vec<Entry>) -> Result<Vec<RawTensor>> {
     let mut ranges = Vec::with_capacity(entries.len());
     for entry in &entries {

@@ -1,7 +1,7 @@
 //! Reads the small text files beside the weights.
 //!
-//! Unlike weights they are copied, as a parser needs them whole. A limit stands in for trust: a link to an
-//! endless file must cost an error, not the memory of the process.
+//! Unlike weights they are copied, as a parser needs them whole. Their size is limited, so that a link to an endless file costs an
+//! error and not the memory of the process.
 
 use std::{io::Read, path::Path};
 
@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 use super::bytes::open;
 use crate::{Error, Result};
 
-/// The bytes of a file that may be at most so long.
+/// The bytes of a file, up to a limit.
 pub(super) fn read(path: &Path, bytes_max: u64) -> Result<Vec<u8>> {
     let within = |error: std::io::Error| Error::from(error).context(path.display());
     let mut bytes = Vec::new();

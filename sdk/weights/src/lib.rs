@@ -9,6 +9,7 @@ mod bytes;
 mod checkpoint;
 mod config;
 mod dtype;
+mod family;
 #[cfg(test)]
 mod fixture;
 pub mod gguf;
@@ -25,12 +26,13 @@ mod tokenizer;
 pub use self::{
     bytes::Bytes,
     checkpoint::{Checkpoint, Format},
-    config::{Config, RopeConfig, RopeScaling, RopeStyle},
+    config::{Config, GgufConfig, RopeConfig, RopeScaling, RopeStyle},
     dtype::Dtype,
+    family::{GgufFamily, GgufRope},
     names::Names,
     tensor::RawTensor,
     tensors::Weights,
-    tokenizer::Tokenizer,
+    tokenizer::{PreTokenizer, Split, Tokenizer},
 };
 
 use pensieve_error::{Code, Error, Result};

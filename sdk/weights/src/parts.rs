@@ -1,12 +1,12 @@
-//! Tensors taken apart and turned: one expert out of a stack, every second row, the transposed of what GPT-2 and gpt-oss store.
+//! Views and copies of parts of a tensor: one expert of a stack, every second row, the transpose of what GPT-2 and gpt-oss store.
 //!
-//! Parts that lie together are read where they lie. The others are copied, once, while a model loads.
+//! Contiguous parts are read in place. Others are copied once, while a model loads.
 
 use super::{Bytes, RawTensor, quote};
 use crate::{Error, Result};
 
 impl RawTensor {
-    /// The part `index` along the first dimension, which it loses: one expert's weight out of a stack.
+    /// Slice `index` of the first dimension, without that dimension: one expert's weight out of a stack.
     pub fn part(&self, index: usize) -> Result<Self> {
         let mut part = self.rows(index..index + 1)?;
         part.shape.remove(0);
@@ -27,8 +27,7 @@ impl RawTensor {
         Ok(Self { shape, data: Bytes::copy_of(&bytes)?, ..self.clone() })
     }
 
-    /// A dense matrix with rows for columns, as a copy: the weight of a layer that multiplies from the other side, such as
-    /// GPT-2's `Conv1D`.
+    /// The transpose of a dense matrix, as a copy, for layers that multiply from the other side, such as GPT-2's `Conv1D`.
     pub fn transposed(&self) -> Result<Self> {
         let (&[rows, columns], false) = (self.shape.as_slice(), self.dtype.is_quantized()) else {
             return Err(self.cannot("be transposed"));

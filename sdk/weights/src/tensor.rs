@@ -1,4 +1,4 @@
-//! Tensors as they lie in their files.
+//! Tensors as they are stored in their files.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use half::{bf16, f16};
 use super::{Bytes, Dtype, quote};
 use crate::{Error, Result};
 
-/// A tensor as it lies in its file.
+/// A tensor in its file's storage format.
 #[derive(Clone, Debug)]
 pub struct RawTensor {
     pub name: String,
@@ -19,7 +19,7 @@ pub struct RawTensor {
 }
 
 impl RawTensor {
-    /// The tensor itself, if it has this shape.
+    /// The tensor itself; an error if it has another shape.
     pub fn expect_shape(self, expected: &[usize]) -> Result<Self> {
         if self.shape == expected {
             return Ok(self);
@@ -29,7 +29,7 @@ impl RawTensor {
             .help("configuration and weights are of different models: download both again"))
     }
 
-    /// Some rows: the tensor of these indices of the first dimension, read where it lies.
+    /// A range of the first dimension, without a copy.
     pub fn rows(&self, rows: Range<usize>) -> Result<Self> {
         let count = self.shape.first().copied().unwrap_or_default();
         let row_bytes = self.data.len().checked_div(count).filter(|bytes| bytes * count == self.data.len());

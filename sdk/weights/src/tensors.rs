@@ -87,7 +87,7 @@ impl Weights {
         }
     }
 
-    /// The tensor of this name, if there is one that can be used as it lies.
+    /// The tensor of this name, if there is one that needs no assembling.
     pub fn find(&self, name: &str) -> Option<RawTensor> {
         match self.tensors.get(name)? {
             Entry::Plain(tensor) => Some(tensor.clone()),

@@ -63,7 +63,7 @@ fn a_source_needs_no_id_and_a_server_may_have_two_addresses() {
     child.stderr.take().unwrap().read_to_string(&mut log).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(0), "{log}");
     assert!(log.contains("serving model 'talker': scripted"), "{log}");
-    assert!(log.contains("a second signal (Ctrl-C) ends at once"), "{log}");
+    assert!(log.contains("a second signal (Ctrl-C) ends them at once"), "{log}");
 
     let twice = desk.run(&["serve", "./talker", "--model", "talker=starter"]);
     assert_eq!(twice.code, Some(2), "{twice:?}");

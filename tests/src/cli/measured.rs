@@ -114,7 +114,7 @@ fn says_why_it_cannot_tell_how_far_a_model_is_from_its_weights() {
     assert!(said.code == Some(2) && said.stderr.contains("is not UTF-8"), "{said:?}");
     fs::write(&text, "").unwrap();
     let said = bench(&llama);
-    assert!(said.code == Some(2) && said.stderr.contains("less than two tokens"), "{said:?}");
+    assert!(said.code == Some(2) && said.stderr.contains("fewer than two tokens"), "{said:?}");
     fs::write(&text, "hello world").unwrap();
     // One that wraps another library's model refuses options, of which the user gave none.
     desk.install(&["pensieve-zoo"]);

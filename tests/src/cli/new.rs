@@ -62,11 +62,11 @@ fn refuses_what_it_would_overwrite_and_names_that_are_none() {
         (&["new", "adapter", "mine", "--path", "deep/er"][..], 2, "'deep/er' is not empty"),
         (&["new", "adapter", "mine", "--path", "deep/er/Cargo.toml"], 2, "is a file"),
         (&["new", "adapter", "../mine"], 2, "the name '../mine' cannot be a plugin's"),
-        (&["new", "adapter", "Mine"], 2, "take small letters"),
+        (&["new", "adapter", "Mine"], 2, "use lowercase letters"),
         (&["new", "adapter", "match"], 2, "is reserved by Rust"),
-        (&["new", "architecture", "lora"], 2, "comes with this program"),
-        (&["new", "sampler", "top_k"], 2, "comes with this program"),
-        (&["new", "adapter", "serde_json"], 2, "these projects depend on; take another, such as my-serde-json"),
+        (&["new", "architecture", "lora"], 2, "is shipped with this program"),
+        (&["new", "sampler", "top_k"], 2, "is shipped with this program"),
+        (&["new", "adapter", "serde_json"], 2, "the project would depend on; take another, such as my-serde-json"),
         (&["new", "adapter", "mine", "--sdk", "deep"], 3, "--sdk deep: there is no SDK"),
     ] {
         let said = desk.run(arguments);

@@ -129,11 +129,11 @@ fn a_text_has_at_least_as_many_tokens_as_its_bytes_over_the_longest_one() {
 #[test]
 fn refuses_documents_that_do_not_define_bytes() {
     let cases = [
-        ("{", "is no tokenizer.json"),
-        ("[]", "is no tokenizer.json"),
-        (r#"{"model":{"vocab":{"a":-1}}}"#, "is no tokenizer.json"),
-        (r#"{"model":{"vocab":{"a":1.5}}}"#, "is no tokenizer.json"),
-        (r#"{"model":{"vocab":7}}"#, "is no tokenizer.json"),
+        ("{", "is not a valid tokenizer.json"),
+        ("[]", "is not a valid tokenizer.json"),
+        (r#"{"model":{"vocab":{"a":-1}}}"#, "is not a valid tokenizer.json"),
+        (r#"{"model":{"vocab":{"a":1.5}}}"#, "is not a valid tokenizer.json"),
+        (r#"{"model":{"vocab":7}}"#, "is not a valid tokenizer.json"),
         (r#"{"model":{"vocab":{}},"decoder":{"type":"WordPiece"}}"#, "decoder of type 'WordPiece'"),
         (r#"{"model":{"vocab":{}},"decoder":7}"#, "decoder of type ''"),
         (

@@ -69,15 +69,15 @@ async fn serve_requests(
     });
     let socket = TokioIo::new(StallTimeout::new(stream, limits.write_stall));
     let mut connection = builder(&limits).serve_connection(socket, service);
-    let mut told = *stopping.borrow_and_update();
-    if told {
+    let mut is_stopping = *stopping.borrow_and_update();
+    if is_stopping {
         Pin::new(&mut connection).graceful_shutdown();
     }
     let ended = loop {
         tokio::select! {
             ended = poll_fn(|context| connection.poll_without_shutdown(context)) => break ended,
-            changed = stopping.changed(), if !told => {
-                told = true;
+            changed = stopping.changed(), if !is_stopping => {
+                is_stopping = true;
                 if changed.is_ok() {
                     Pin::new(&mut connection).graceful_shutdown();
                 }
@@ -88,7 +88,7 @@ async fn serve_requests(
         tracing::debug!("a connection ended early: {error}");
     }
     let stream = connection.into_parts().io.into_inner().stream;
-    if ended.is_ok() && !told {
+    if ended.is_ok() && !is_stopping {
         linger(stream).await;
     }
 }

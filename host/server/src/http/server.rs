@@ -57,8 +57,8 @@ impl Server {
                 ),
             };
             let addresses: Vec<SocketAddr> = tokio::net::lookup_host(listen).await.map_err(refusal)?.collect();
-            if let Some(open) = addresses.iter().find(|address| !address.ip().to_canonical().is_loopback()) {
-                check_keys(&settings, open.ip())?;
+            if let Some(reachable) = addresses.iter().find(|address| !address.ip().to_canonical().is_loopback()) {
+                check_keys(&settings, reachable.ip())?;
             }
             let listener = TcpListener::bind(addresses.as_slice()).await.map_err(refusal)?;
             let address = listener.local_addr().map_err(refusal)?;
@@ -135,10 +135,10 @@ impl Server {
         tracing::info!("shutting down: no more requests are accepted");
         let _ = stopping.send(true);
         // Accepted requests are answered, even if their model is still loading; after the drain time the rest gets an error.
-        let began = Instant::now();
+        let started = Instant::now();
         let _ = timeout(limits.drain, connections.all_ended()).await;
         // Idle workers still write their caches to disk.
-        chats.fleet().shutdown(limits.drain.saturating_sub(began.elapsed())).await;
+        chats.fleet().shutdown(limits.drain.saturating_sub(started.elapsed())).await;
         // Do not wait for clients that do not read the last event.
         let _ = timeout(LAST_WORDS, connections.all_ended()).await;
         upkeep.abort();

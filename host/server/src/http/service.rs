@@ -78,13 +78,13 @@ impl Service {
         let path = self.router.normalized(request.uri().path());
         let has = |name: &str| request.headers().contains_key(name);
         let dialect = Dialect::of(&path, has("anthropic-version") || has("x-api-key"));
-        let found = self.router.find(request.method(), &path);
-        let pattern = if let RouteMatch::Found(route, _) = &found { route.pattern } else { NO_ROUTE };
+        let matched = self.router.find(request.method(), &path);
+        let pattern = if let RouteMatch::Found(route, _) = &matched { route.pattern } else { NO_ROUTE };
         let log = RequestLog::begin(&request, pattern, dialect.name(), connection.answering());
         let query = request.uri().query().unwrap_or_default().to_owned();
         let request_id = log.id.clone();
         let context = |client, params| RequestContext { client, request_id, dialect, params, query, connection };
-        let serving = self.serve(request, ends, found, context);
+        let serving = self.serve(request, ends, matched, context);
         let (mut response, origin) = serving.instrument(log.span.clone()).await;
         let mut retry_after = RETRY_AFTER;
         if let Some(Rejected(error)) = response.extensions_mut().remove() {
@@ -123,7 +123,7 @@ impl Service {
         &self,
         mut request: Request<Incoming>,
         ends: Ends,
-        found: RouteMatch<'_>,
+        matched: RouteMatch<'_>,
         context: impl FnOnce(Option<Client>, PathParams) -> RequestContext,
     ) -> (Response, Option<String>) {
         let checked = self.auth.check_host(request.uri(), request.headers(), ends.local);
@@ -138,13 +138,13 @@ impl Service {
         {
             return (preflight(headers), origin);
         }
-        let is_public = matches!(&found, RouteMatch::Found(route, _) if PUBLIC_PATHS.contains(&route.pattern));
+        let is_public = matches!(&matched, RouteMatch::Found(route, _) if PUBLIC_PATHS.contains(&route.pattern));
         let client = match self.auth.check_key(headers, connections::network(ends.peer)) {
             Ok(client) => Some(client),
             Err(_) if is_public => None,
             Err(error) => return (routes::rejected(error), origin),
         };
-        let (route, params) = match found {
+        let (route, params) = match matched {
             RouteMatch::Found(route, params) => (route, params),
             RouteMatch::NotFound => {
                 return (routes::rejected(self.router.not_found(request.uri().path())), origin);
@@ -168,13 +168,13 @@ impl fmt::Debug for Service {
 }
 
 /// Answers a CORS preflight.
-fn preflight(asked: &HeaderMap) -> Response {
+fn preflight(request: &HeaderMap) -> Response {
     let mut response = filters::empty();
     *response.status_mut() = StatusCode::NO_CONTENT;
     let headers = response.headers_mut();
     headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, HEAD, POST, DELETE"));
-    if let Some(wanted) = asked.get(header::ACCESS_CONTROL_REQUEST_HEADERS) {
-        headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, wanted.clone());
+    if let Some(names) = request.get(header::ACCESS_CONTROL_REQUEST_HEADERS) {
+        headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, names.clone());
     }
     headers.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("600"));
     headers.insert(HeaderName::from_static("access-control-allow-private-network"), HeaderValue::from_static("true"));

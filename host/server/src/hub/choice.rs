@@ -155,11 +155,12 @@ pub(super) fn read_index(path: &Path) -> Result<Vec<u8>, HubError> {
 
 /// Complete GGUF checkpoints of a repository, each with all of its parts, in order of preference.
 pub(super) fn checkpoints(names: &[String]) -> Vec<Vec<String>> {
-    let mut found: Vec<Vec<String>> = names.iter().filter(|name| is_checkpoint(name)).map(|name| parts(name)).collect();
-    found.retain(|parts| parts.iter().all(|part| names.contains(part)));
-    found.sort_by_key(|parts| (rank(&parts[0]), parts[0].clone()));
-    found.dedup();
-    found
+    let mut candidates: Vec<Vec<String>> =
+        names.iter().filter(|name| is_checkpoint(name)).map(|name| parts(name)).collect();
+    candidates.retain(|parts| parts.iter().all(|part| names.contains(part)));
+    candidates.sort_by_key(|parts| (rank(&parts[0]), parts[0].clone()));
+    candidates.dedup();
+    candidates
 }
 
 pub(super) fn is_weights(name: &str) -> bool {
@@ -180,8 +181,9 @@ fn named(name: &HubName, file: &str, names: &[String]) -> Result<Choice, HubErro
 }
 
 fn unnamed(name: &HubName, names: &[String], fits: &dyn Fn(&[String]) -> bool) -> Result<Choice, HubError> {
-    let found = checkpoints(names);
-    let ranked: Vec<_> = found.iter().filter(|parts| found.len() == 1 || rank(&parts[0]) < QUANTS.len()).collect();
+    let candidates = checkpoints(names);
+    let ranked: Vec<_> =
+        candidates.iter().filter(|parts| candidates.len() == 1 || rank(&parts[0]) < QUANTS.len()).collect();
     if let Some(&best) = ranked.first() {
         let Some(&files) = ranked.iter().find(|files| fits(files)) else {
             let message = format!("no GGUF file of '{}' fits the memory for models", name.repository());
@@ -192,9 +194,11 @@ fn unnamed(name: &HubName, names: &[String], fits: &dyn Fn(&[String]) -> bool) -
             );
             return Err(HubError::new(HubErrorKind::TooLarge, message).help(help));
         };
-        let others: Vec<&str> = found.iter().filter(|other| *other != files).map(|parts| parts[0].as_str()).collect();
+        let others: Vec<&str> =
+            candidates.iter().filter(|other| *other != files).map(|parts| parts[0].as_str()).collect();
         let reason = if files == best { "" } else { ", as preferred ones do not fit the memory for models" };
-        let why = format!("choosing {} of {} GGUF files{reason}; others: {}", files[0], found.len(), listed(&others));
+        let why =
+            format!("choosing {} of {} GGUF files{reason}; others: {}", files[0], candidates.len(), listed(&others));
         let why = (!others.is_empty()).then_some(why);
         return Ok(Choice { head: files[0].clone(), files: files.clone(), index: None, why });
     }
@@ -210,12 +214,12 @@ fn unnamed(name: &HubName, names: &[String], fits: &dyn Fn(&[String]) -> bool) -
         files.push(weights.into());
         return Ok(Choice { head: String::new(), files, index: None, why: None });
     }
-    let (message, help) = if found.is_empty() {
+    let (message, help) = if candidates.is_empty() {
         let message =
             format!("'{}' contains no checkpoint: neither GGUF nor config.json with safetensors", name.repository());
         (message, "look for a repository with GGUF or safetensors".to_owned())
     } else {
-        let names: Vec<&str> = found.iter().map(|parts| parts[0].as_str()).collect();
+        let names: Vec<&str> = candidates.iter().map(|parts| parts[0].as_str()).collect();
         let message =
             format!("'{}' contains no quantization that is chosen by default: {}", name.repository(), listed(&names));
         (message, format!("name one: hf:{}/{}", name.repository(), names[0]))

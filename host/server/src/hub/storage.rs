@@ -169,6 +169,6 @@ fn is_whole(blob: &Path, remote: &Remote) -> bool {
 
 fn is_same(file: &File, path: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
-    let (Ok(open), Ok(there)) = (file.metadata(), path.metadata()) else { return false };
-    (open.dev(), open.ino()) == (there.dev(), there.ino())
+    let (Ok(locked), Ok(current)) = (file.metadata(), path.metadata()) else { return false };
+    (locked.dev(), locked.ino()) == (current.dev(), current.ino())
 }

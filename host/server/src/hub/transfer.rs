@@ -216,8 +216,8 @@ impl HubClient {
     }
 
     fn refusal(&self, response: &Response<Body>, what: &str) -> Broken {
-        let said = response.headers().get("x-error-message").and_then(|value| value.to_str().ok());
-        let reason = said.map(|said| format!(" ({})", cleaned(said))).unwrap_or_default();
+        let reason = response.headers().get("x-error-message").and_then(|value| value.to_str().ok());
+        let reason = reason.map(|reason| format!(" ({})", cleaned(reason))).unwrap_or_default();
         let status = response.status();
         let error = match status.as_u16() {
             401 | 403 => {

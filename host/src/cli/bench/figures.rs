@@ -11,7 +11,7 @@ pub(super) struct Stream {
 
 /// One round: arrivals of every stream, and the worker's own timers.
 pub(super) struct Round {
-    pub(super) begun: Instant,
+    pub(super) started: Instant,
     pub(super) streams: Vec<Stream>,
     /// Microseconds in the model's `forward`.
     pub(super) forward_us: u64,
@@ -20,9 +20,9 @@ pub(super) struct Round {
 }
 
 impl Stream {
-    /// Milliseconds from `begun` to the first token.
-    pub(super) fn first(&self, begun: Instant) -> f64 {
-        self.arrivals.first().map_or(0.0, |(at, _)| ms(*at - begun))
+    /// Milliseconds from `started` to the first token.
+    pub(super) fn first(&self, started: Instant) -> f64 {
+        self.arrivals.first().map_or(0.0, |(at, _)| ms(*at - started))
     }
 
     /// Milliseconds between tokens. Tokens of one event share the time since the previous event evenly.
@@ -51,13 +51,13 @@ impl Round {
 
     pub(super) fn prompt_rate(&self, tokens: u64) -> f64 {
         #[allow(clippy::cast_precision_loss, reason = "a rate needs no more digits")]
-        self.together().map_or(0.0, |(all_begun, _)| tokens as f64 / (all_begun - self.begun).as_secs_f64())
+        self.together().map_or(0.0, |(all_begun, _)| tokens as f64 / (all_begun - self.started).as_secs_f64())
     }
 
     pub(super) fn decode_rate(&self) -> f64 {
         let Some((from, to)) = self.together() else { return 0.0 };
         // If some stream ends before another begins, the interval is empty; take the whole round.
-        let (from, to) = if to > from { (from, to) } else { (self.begun, self.end()) };
+        let (from, to) = if to > from { (from, to) } else { (self.started, self.end()) };
         let within = |&&(at, _): &&(Instant, usize)| at > from && at <= to;
         let tokens: usize =
             self.streams.iter().flat_map(|stream| stream.arrivals.iter().filter(within)).map(|(_, count)| count).sum();
@@ -65,7 +65,7 @@ impl Round {
     }
 
     fn end(&self) -> Instant {
-        self.streams.iter().filter_map(|stream| Some(stream.arrivals.last()?.0)).max().unwrap_or(self.begun)
+        self.streams.iter().filter_map(|stream| Some(stream.arrivals.last()?.0)).max().unwrap_or(self.started)
     }
 
     pub(super) fn engine_share(&self) -> f64 {
@@ -73,7 +73,7 @@ impl Round {
     }
 
     pub(super) fn outside_share(&self) -> f64 {
-        let whole = u64::try_from((self.end() - self.begun).as_micros()).unwrap_or(u64::MAX);
+        let whole = u64::try_from((self.end() - self.started).as_micros()).unwrap_or(u64::MAX);
         share(whole.saturating_sub(self.forward_us), whole)
     }
 }
@@ -117,10 +117,10 @@ mod tests {
 
     /// Two streams: the first token of each after 100 and 200 ms, then four more, 50 ms apart.
     fn round() -> Round {
-        let begun = Instant::now();
-        let at = |ms: u64| begun + Duration::from_millis(ms);
+        let started = Instant::now();
+        let at = |ms: u64| started + Duration::from_millis(ms);
         let stream = |first: u64| Stream { arrivals: (0..5).map(|step| (at(first + 50 * step), 1)).collect() };
-        Round { begun, streams: vec![stream(100), stream(200)], forward_us: 300_000, overhead_us: 3_000 }
+        Round { started, streams: vec![stream(100), stream(200)], forward_us: 300_000, overhead_us: 3_000 }
     }
 
     #[test]

@@ -114,7 +114,7 @@ impl Monitor {
                 tell(format_args!("warning: {}", clean(&message)));
                 return ControlFlow::Continue(());
             }
-            QualityEvent::Found(found) => Some(Ok(found.cleaned())),
+            QualityEvent::Found(quality) => Some(Ok(quality.cleaned())),
             QualityEvent::Stopped { exit, reason } => Some(Err(CliError::new(exit, clean(&reason)))),
         };
         ControlFlow::Break(())

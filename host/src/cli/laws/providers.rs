@@ -28,16 +28,16 @@ pub(super) fn parameters(text: &str) -> Result<Map<String, Value>, CliError> {
 
 /// Tests every sampler of the plugin.
 pub(super) fn try_samplers(plugin: &LoadedPlugin, given: &str, say: &mut dyn FnMut(LawEvent)) -> Result<(), CliError> {
-    let given = parameters(given)?;
+    let parameters_of = parameters(given)?;
     let names = &plugin.manifest().samplers;
-    if let Some(unknown) = given.keys().find(|name| !names.contains(name)) {
+    if let Some(unknown) = parameters_of.keys().find(|name| !names.contains(name)) {
         let line = format!("--samplers: the plugin has no sampler '{unknown}' (it has: {})", names.join(", "));
         return Err(CliError::new(Exit::Usage, line));
     }
     for name in names {
         let sampler = plugin.sampler(name);
         let sampler = sampler.map_err(|error| CliError::new(Exit::Failed, format!("sampler '{name}': {error}")))?;
-        let parameters = given.get(name).map_or(String::new(), Value::to_string);
+        let parameters = parameters_of.get(name).map_or(String::new(), Value::to_string);
         let subject = format!("sampler '{name}'");
         say(LawEvent::Subject { subject: subject.clone() });
         let options = SamplerOptions { parameters, ..SamplerOptions::default() };

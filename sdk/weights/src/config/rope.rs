@@ -1,6 +1,6 @@
-//! How a checkpoint wants positions rotated.
+//! Rotary position embeddings (RoPE) as a checkpoint configures them.
 //!
-//! Three generations of spelling say the same thing: `rope_theta` with `rope_scaling` (whose type is `type` or
+//! There are three generations of spelling: `rope_theta` with `rope_scaling` (whose type is `type` or
 //! `rope_type`), and `rope_parameters` with everything in it, possibly once per layer type. They are brought into the
 //! last form first and read from there. Defaults follow transformers' `modeling_rope_utils.py`, and whatever can be
 //! computed from the configuration alone, such as attention factors, is computed here, once.
@@ -18,7 +18,7 @@ const PAIRS_MAX: usize = 512;
 pub struct RopeConfig {
     /// The base of the wavelengths.
     pub theta: f64,
-    /// The share of each head that is rotated, from its start.
+    /// The fraction of each head that is rotated, from its start.
     pub partial_rotary_factor: f64,
     pub style: RopeStyle,
     pub scaling: RopeScaling,
@@ -33,7 +33,7 @@ pub enum RopeStyle {
     Interleaved,
 }
 
-/// How wavelengths are stretched for contexts longer than those of the training.
+/// How frequencies are scaled for contexts longer than those of the training.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RopeScaling {
     None,
@@ -64,7 +64,7 @@ pub enum RopeScaling {
         short_attention_factor: f64,
         long_attention_factor: f64,
     },
-    /// The part that is rotated is one of each half of a head, and frequencies fall over the whole of it (Gemma 4).
+    /// A part of each half of a head is rotated, and frequencies are spread over the whole head (Gemma 4).
     Proportional {
         factor: f64,
     },
@@ -73,7 +73,7 @@ pub enum RopeScaling {
 }
 
 impl RopeConfig {
-    /// How many values of a head are rotated: an even number, for which every list of the scaling has an entry per pair.
+    /// The number of values of a head that are rotated: even, and with one entry per pair in every list of the scaling.
     pub fn rotary_dim(&self, head_dim: usize) -> Result<usize> {
         // The product of a rounded quotient may fall just below the integer that it means.
         let is_whole = matches!(self.scaling, RopeScaling::Proportional { .. });
@@ -139,8 +139,8 @@ pub(super) fn normalise(config: &mut Map<String, Value>) -> Result<()> {
     Ok(())
 }
 
-/// Puts the parameters beside the rest of the configuration, under the names that they had before `rope_parameters`. Where
-/// layer types have their own, those of full attention are the plain ones, and Gemma 3's sliding ones have a name.
+/// Moves the parameters to the top level, under the names that they had before `rope_parameters`. Where layer types have their
+/// own, those of full attention get the plain names, and those with a window get Gemma 3's.
 pub(super) fn spread(config: &mut Map<String, Value>) {
     let Some(Value::Object(parameters)) = config.remove("rope_parameters") else { return };
     let labels = nested_labels(config, &parameters);
@@ -166,7 +166,7 @@ fn nested_labels(config: &Map<String, Value>, parameters: &Map<String, Value>) -
     parameters.iter().filter(is_nested).map(|(key, _)| key.clone()).collect()
 }
 
-/// Adds what stands beside the parameters, and defaults.
+/// Adds parameters from the top level, and defaults.
 fn complete(config: &Map<String, Value>, parameters: &mut Map<String, Value>) {
     for key in ["rope_theta", "partial_rotary_factor"] {
         if let Some(value) = config.get(key).filter(|value| !value.is_null()) {
@@ -296,7 +296,7 @@ impl<'a> Parameters<'a> {
         Ok(self.required("original_max_position_embeddings", 1.0, CONTEXT_MAX)? as usize)
     }
 
-    /// The factor, or how much longer the context is than the original one.
+    /// The factor, by default the ratio of the context to the original one.
     fn stretch(&self, original_context: usize) -> Result<f64> {
         match self.number("factor", 1e-6, 1e6)? {
             Some(factor) => Ok(factor),
@@ -331,7 +331,7 @@ impl<'a> Parameters<'a> {
     }
 }
 
-/// How much YaRN strengthens attention for a stretched context.
+/// YaRN's attention factor (`mscale`) for a scaling factor.
 pub(super) fn magnitude(factor: f64, scale: f64) -> f64 {
     if factor <= 1.0 { 1.0 } else { 0.1 * scale * factor.ln() + 1.0 }
 }

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::{Config, RopeConfig, RopeScaling, RopeStyle};
 use crate::{
-    Checkpoint, Code, Dtype, Result,
+    Checkpoint, Code, Dtype, GgufFamily, GgufRope, Result,
     fixture::{Gguf, folder},
     gguf,
 };
@@ -46,8 +46,12 @@ fn model(architecture: &str) -> Gguf {
 }
 
 fn open(file: &Gguf) -> Result<Config> {
+    open_with(file, GgufFamily::USUAL)
+}
+
+fn open_with(file: &Gguf, family: GgufFamily) -> Result<Config> {
     let gguf = gguf::Gguf::read(&file.map())?;
-    Ok(Checkpoint::from_gguf(Path::new("test.gguf"), vec![gguf], &[])?.config().clone())
+    Ok(Checkpoint::from_gguf(Path::new("test.gguf"), vec![gguf], |_| family)?.config().clone())
 }
 
 #[test]
@@ -318,7 +322,8 @@ fn rope_may_differ_by_layer_type() {
 
 #[test]
 fn gguf_metadata_reads_like_config_json() {
-    let config = open(&llama().u32("tokenizer.ggml.eos_token_id", 2).f32("llama.rope.freq_base", 5e5)).unwrap();
+    let file = llama().u32("tokenizer.ggml.eos_token_id", 2).f32("llama.rope.freq_base", 5e5);
+    let config = open_with(&file, GgufFamily::PERMUTED).unwrap();
     let eps = config.f64("rms_norm_eps").unwrap();
     assert_eq!(eps as f32, 1e-5);
     assert_eq!(
@@ -333,6 +338,68 @@ fn gguf_metadata_reads_like_config_json() {
     );
     assert_eq!(config.eos_token_ids(), [2]);
     assert_eq!(config.rope().unwrap().style, RopeStyle::Interleaved);
+    assert_eq!(open(&file).unwrap().rope().unwrap().style, RopeStyle::NeoX, "nobody knows an architecture by its name");
+}
+
+#[test]
+fn what_gguf_leaves_unsaid_comes_from_the_family() {
+    let file = model("marmot")
+        .zeros("blk.0.burrow.weight", Dtype::F32, &[3, 32])
+        .u32("marmot.expert_count", 4)
+        .u32("marmot.burrow.depth", 7)
+        .f32("marmot.burrow.slope", 0.5)
+        .bool("marmot.burrow.is_lit", true)
+        .text("marmot.burrow.soil", "loam")
+        .texts("marmot.burrow.rooms", &["den", "hall"])
+        .f32s("marmot.burrow.widths", &[1.0, 0.5]);
+    let family = GgufFamily {
+        names: &[("burrow", "self_attn.burrow")],
+        keys: &[
+            ("burrow.depth", "burrow_depth"),
+            ("burrow.slope", "slope"),
+            ("burrow.is_lit", "is_lit"),
+            ("burrow.soil", "soil"),
+            ("burrow.rooms", "rooms"),
+            ("burrow.widths", "widths"),
+            ("burrow.absent", "absent"),
+            // Another name than the SDK's for one that it knows, too.
+            ("feed_forward_length", "inner"),
+        ],
+        activation: "relu2",
+        rope: GgufRope::Interleaved,
+        norm_topk_prob: true,
+        complete: |config| {
+            assert_eq!(config.architecture(), "marmot");
+            config.windows(2)?;
+            let depth = config.size("burrow_depth").unwrap();
+            config.set("burrows", 2 * depth);
+            config.default("hidden_size", 1);
+            let first = "model.layers.0.self_attn.burrow.weight";
+            config.set("exits", config.weights().find(first).unwrap().shape[0]);
+            config.rope().unwrap().insert("rope_theta".to_owned(), 5e4.into());
+            Ok(())
+        },
+        ..GgufFamily::default()
+    };
+    let config = open_with(&file, family).unwrap();
+    let expected = json!({
+        "burrow_depth": 7, "slope": 0.5, "is_lit": true, "soil": "loam", "rooms": ["den", "hall"], "widths": [1.0, 0.5],
+        "inner": 64, "hidden_act": "relu2", "norm_topk_prob": true, "burrows": 14, "hidden_size": 32, "exits": 3,
+        "layer_types": ["sliding_attention", "full_attention"],
+    });
+    for (name, value) in expected.as_object().unwrap() {
+        assert_eq!(config.value()[name], *value, "{name}");
+    }
+    assert_eq!(config.find_str("absent").unwrap(), None);
+    let rope = config.rope().unwrap();
+    assert_eq!((rope.style, rope.theta), (RopeStyle::Interleaved, 5e4));
+    let said = open_with(&file.clone().bool("marmot.expert_weights_norm", false), family).unwrap();
+    assert!(!said.bool_or("norm_topk_prob", true).unwrap(), "the file goes before the family");
+    let unknown = open(&file).unwrap();
+    assert!(unknown.value().get("burrow_depth").is_none());
+    let many = vec![0; 4097];
+    let error = open_with(&model("marmot").i32s("marmot.burrow.depth", &many), family).unwrap_err();
+    assert_eq!(error.message, "metadata 'marmot.burrow.depth' has 4097 items, more than 4096");
 }
 
 #[test]
@@ -346,7 +413,6 @@ fn what_gguf_leaves_unsaid_is_told_from_its_tensors() {
         .u32("phi2.rope.dimension_count", 8)
         .texts("tokenizer.ggml.tokens", &["a", "b", "c"]);
     let config = open(&file).unwrap();
-    assert_eq!(config.str("hidden_act").unwrap(), "gelu_new");
     assert!(config.bool_or("attention_bias", false).unwrap());
     assert!(config.bool_or("mlp_bias", false).unwrap());
     assert!(!config.bool_or("tie_word_embeddings", true).unwrap());
@@ -424,7 +490,8 @@ fn gguf_multi_token_prediction_layers_are_left_out() {
         .i32s("exaone4.attention.head_count_kv", &[2, 0])
         .u32("exaone4.attention.sliding_window", 8)
         .array("exaone4.attention.sliding_window_pattern", 7, &[[1_u8], [0]]);
-    let config = open(&file).unwrap();
+    let family = GgufFamily { complete: |config| config.windows(4), ..GgufFamily::default() };
+    let config = open_with(&file, family).unwrap();
     assert_eq!(config.usize("num_hidden_layers").unwrap(), 1);
     assert_eq!(config.usize("num_key_value_heads").unwrap(), 2);
     assert_eq!(config.value()["layer_types"], json!(["sliding_attention"]));

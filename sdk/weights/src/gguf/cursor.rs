@@ -5,7 +5,7 @@
 
 use crate::{Bytes, Error, Result, quote};
 
-/// The longest string that is believed.
+/// Limit for the length of a string.
 const STRING_BYTES_MAX: u64 = 16 << 20;
 
 pub(super) struct Cursor<'a> {
@@ -26,7 +26,7 @@ impl<'a> Cursor<'a> {
         self.file.len().saturating_sub(self.at)
     }
 
-    /// A second cursor at the same place, to look ahead.
+    /// A second cursor at the same position, to look ahead.
     pub(super) fn fork(&self) -> Self {
         Self { file: self.file, at: self.at }
     }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::{Gguf, open};
 use crate::{
-    Bytes, Checkpoint, Code, Dtype, Error,
+    Bytes, Checkpoint, Code, Dtype, Error, GgufFamily,
     fixture::{self, Tensor},
 };
 
@@ -223,7 +223,7 @@ fn a_tensor_of_a_type_that_is_not_read_is_refused_when_it_is_used() {
         let name = "blk.0.ffn_down.weight".to_owned();
         let file = good().tensor(Tensor { name, type_id, offset: Some(1 << 40), ..extra() });
         let gguf = Gguf::read(&file.map()).unwrap();
-        let checkpoint = Checkpoint::from_gguf(Path::new("x.gguf"), vec![gguf], &[]).unwrap();
+        let checkpoint = Checkpoint::from_gguf(Path::new("x.gguf"), vec![gguf], |_| GgufFamily::USUAL).unwrap();
         let (weights, name) = (checkpoint.weights(), "model.layers.0.mlp.down_proj.weight");
         assert!(weights.contains(name) && weights.find(name).is_none());
         assert!(weights.get("model.layers.0.mlp.up_proj.weight").is_ok(), "the others can be used");
@@ -298,7 +298,8 @@ fn no_damage_to_a_file_is_a_crash() {
             bytes.truncate(random.below(bytes.len() + 1));
         }
         let read = Gguf::read(&Bytes::copy_of(&bytes).unwrap());
-        let opened = read.and_then(|gguf| Checkpoint::from_gguf(Path::new("fuzzed.gguf"), vec![gguf], &[]));
+        let opened =
+            read.and_then(|gguf| Checkpoint::from_gguf(Path::new("fuzzed.gguf"), vec![gguf], |_| GgufFamily::USUAL));
         outcomes[usize::from(opened.is_ok())] += 1;
         if let Ok(checkpoint) = opened {
             walk(&checkpoint);

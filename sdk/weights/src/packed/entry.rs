@@ -1,16 +1,16 @@
-//! What a checkpoint has under a name.
+//! A named tensor, as a checkpoint stores it.
 
 use super::{Packed, RawTensor, Stored};
 use crate::Error;
 
-/// A tensor under a name.
+/// A tensor with its name.
 #[derive(Clone, Debug)]
 pub(crate) enum Entry {
-    /// Can be used as it lies.
+    /// Usable as it is in the file.
     Plain(RawTensor),
-    /// Has to be put together first.
+    /// Has to be assembled from several tensors.
     Packed(Box<Packed>),
-    /// Is there, and cannot be used: its name, and what to say to the reader who asks for it.
+    /// Present but unusable: its name, and the error for whoever asks for it.
     Refused(String, Error),
 }
 

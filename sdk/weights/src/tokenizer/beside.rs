@@ -14,12 +14,12 @@ use crate::{Result, gguf::Metadata, quote};
 
 const EMBEDDED: &str = "tokenizer.huggingface.json";
 
-/// What was found.
+/// The result of the search.
 #[derive(Default)]
 pub(super) struct Beside {
     /// A `tokenizer.json` for this vocabulary.
     pub json: Option<String>,
-    /// Why one that is there was not taken.
+    /// Why one that is there was rejected.
     pub refused: Option<String>,
 }
 
@@ -41,7 +41,7 @@ pub(super) fn find(path: &Path, metadata: &Metadata, vocabulary: &Vocabulary) ->
     Ok(Beside { json: None, refused })
 }
 
-/// Says what keeps the two vocabularies from being the same. Special tokens may be spelled differently, since
+/// The first difference between the two vocabularies, as an error. Special tokens may be spelled differently, since
 /// converters rewrite some.
 fn check(outline: &Outline, vocabulary: &Vocabulary) -> std::result::Result<(), String> {
     if outline.len() > vocabulary.len() {

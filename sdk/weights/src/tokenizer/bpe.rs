@@ -13,7 +13,7 @@ use super::{
     pretokenizer::PreTokenizer,
     vocabulary::Vocabulary,
 };
-use crate::{Error, Result, gguf::Metadata, quote};
+use crate::{Error, GgufFamily, Result, gguf::Metadata, quote};
 
 const MERGES: &str = "tokenizer.ggml.merges";
 const MERGES_MAX: usize = 8 << 20;
@@ -22,10 +22,11 @@ const MERGES_MAX: usize = 8 << 20;
 pub(super) fn build(
     metadata: &Metadata,
     architecture: &str,
+    family: &GgufFamily,
     vocabulary: &Vocabulary,
     tokenizer: &mut Tokenizer,
 ) -> Result<String> {
-    let pre_tokenizer = pre_tokenizer(metadata, architecture, vocabulary)?;
+    let pre_tokenizer = pre_tokenizer(metadata, architecture, family, vocabulary)?;
     if metadata.bool("tokenizer.ggml.add_bos_token")?.is_none() {
         tokenizer.add_bos = pre_tokenizer.add_bos && tokenizer.bos.is_some();
     }
@@ -64,9 +65,14 @@ pub(super) fn merges_of<'a>(metadata: &'a Metadata, vocabulary: &Vocabulary) -> 
     merges(&lines, vocabulary).map_err(|error| error.context(format!("metadata '{MERGES}'")))
 }
 
-fn pre_tokenizer(metadata: &Metadata, architecture: &str, vocabulary: &Vocabulary) -> Result<PreTokenizer> {
-    match metadata.string("tokenizer.ggml.pre")? {
-        Some(name) => PreTokenizer::named(name),
+fn pre_tokenizer(
+    metadata: &Metadata,
+    architecture: &str,
+    family: &GgufFamily,
+    vocabulary: &Vocabulary,
+) -> Result<PreTokenizer> {
+    match metadata.string("tokenizer.ggml.pre")?.or(family.pre_tokenizer) {
+        Some(name) => PreTokenizer::find(name, family.pre_tokenizers),
         None => PreTokenizer::unnamed(architecture, |text| vocabulary.find(text).is_some()),
     }
 }

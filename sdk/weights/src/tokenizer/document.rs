@@ -1,4 +1,4 @@
-//! The `tokenizer.json` that is written: one document, whatever the vocabulary came from.
+//! Writes a `tokenizer.json`, whatever the vocabulary came from.
 //!
 //! The parts that differ between models (normalizer, pre-tokenizer, decoder) are small and held as JSON values; the
 //! vocabulary and the merges are borrowed, since a copy of a quarter of a million strings would cost more than writing
@@ -31,7 +31,7 @@ pub(super) struct AddedToken<'a> {
     pub content: &'a str,
     pub single_word: bool,
     pub lstrip: bool,
-    /// Whether whitespace behind the token belongs to it.
+    /// Whether white space behind the token belongs to it.
     pub rstrip: bool,
     pub normalized: bool,
     /// Whether decoding may leave it out.

@@ -43,7 +43,7 @@ pub(super) fn read(folder: &Path) -> Result<Tokenizer> {
         .help(HOW_TO_CONVERT))
 }
 
-/// What stands around the tokenizer proper; null for a file that is not there.
+/// The files beside `tokenizer.json`; null for those that are absent.
 struct Settings {
     tokenizer: Value,
     special: Value,
@@ -159,7 +159,7 @@ impl Settings {
         self.tokenizer.get(key).and_then(Value::as_bool)
     }
 
-    /// Puts the tokens that were added later behind the pieces of a `tokenizer.model`.
+    /// Appends `added_tokens.json` to the pieces of a `tokenizer.model`.
     fn add_tokens(&self, model: &mut ModelFile) -> Result<()> {
         let described = self.tokenizer.get("added_tokens_decoder").and_then(Value::as_object);
         let described = described.into_iter().flatten().filter_map(|(id, token)| {

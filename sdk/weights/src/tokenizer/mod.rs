@@ -1,9 +1,9 @@
 //! The tokenizer of a checkpoint, as the text of a `tokenizer.json`.
 //!
 //! The host encodes and decodes with the `tokenizers` crate, which reads exactly one format. Safetensors folders mostly
-//! bring that file along; GGUF files carry a vocabulary and a few names instead, and what those names mean is written
-//! down here. The aim is the ids that the model's own tokenizer gives, for every text: a tokenizer that is almost right
-//! makes a model slightly stupid without a visible cause, so what is not known for certain is refused.
+//! bring that file along; GGUF files carry a vocabulary and a few names instead, and what those names stand for is
+//! written down here. The aim is the ids that the model's own tokenizer gives, for every text: a tokenizer that is almost right
+//! makes a model slightly worse without a visible cause, so a tokenizer that is not known for certain is refused.
 //!
 //! `json`'s post-processor and `add_bos`, `add_eos` always agree: encoding with special tokens puts BOS in front exactly
 //! if `add_bos` is set, and encoding without them never does, which is the way to encode a rendered chat template.
@@ -24,18 +24,20 @@ mod vocabulary;
 
 use std::path::Path;
 
+pub use self::pretokenizer::{PreTokenizer, Split};
 use self::vocabulary::Vocabulary;
 use super::{
+    GgufFamily,
     gguf::{self, Metadata},
     quote,
 };
 use crate::{Error, Result};
 
-/// The help of every folder that cannot be read as it is.
+/// Help for folders without a tokenizer that can be read.
 const HOW_TO_CONVERT: &str = "write a tokenizer.json into the folder with transformers: \
      AutoTokenizer.from_pretrained(folder).save_pretrained(folder)";
 
-/// A tokenizer: how text becomes ids, and which ids mean something to the engine.
+/// A tokenizer: how text becomes ids, and which ids are special to the engine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tokenizer {
     /// The text of a `tokenizer.json`, for the `tokenizers` crate.
@@ -46,7 +48,7 @@ pub struct Tokenizer {
     pub bos: Option<u32>,
     /// Every token that ends a turn, the model's own end of text first.
     pub eos: Vec<u32>,
-    /// The token that fills up batches.
+    /// The padding token.
     pub pad: Option<u32>,
     /// The token that stands for what the vocabulary cannot express.
     pub unknown: Option<u32>,
@@ -59,12 +61,17 @@ pub struct Tokenizer {
 impl Tokenizer {
     /// Reads the tokenizer of a `.gguf` file, or of a folder as Hugging Face lays it out.
     pub fn open(path: &Path) -> Result<Self> {
+        Self::open_with(path, &GgufFamily::USUAL)
+    }
+
+    /// The same, with what a plugin knows of the file's architecture.
+    pub fn open_with(path: &Path, family: &GgufFamily) -> Result<Self> {
         if path.is_dir() {
             return Self::from_folder(path);
         }
         let parts = gguf::open(path)?;
         let first = parts.first().ok_or_else(|| Error::corrupt("the model has no parts").context(path.display()))?;
-        Self::from_gguf(path, &first.metadata).map_err(|error| error.context(path.display()))
+        Self::from_gguf(path, &first.metadata, family).map_err(|error| error.context(path.display()))
     }
 
     /// Reads `tokenizer.json` and what stands around it, or `tokenizer.model` where there is no such file.
@@ -74,7 +81,7 @@ impl Tokenizer {
 
     /// Makes a tokenizer of a GGUF file's metadata. A `tokenizer.json` in the metadata or beside the file is taken
     /// instead, if it is for the same vocabulary: it is the model's own.
-    pub fn from_gguf(path: &Path, metadata: &Metadata) -> Result<Self> {
+    pub fn from_gguf(path: &Path, metadata: &Metadata, family: &GgufFamily) -> Result<Self> {
         let architecture = metadata.string("general.architecture")?.unwrap_or_default();
         let kind = metadata.string("tokenizer.ggml.model")?.ok_or_else(|| metadata.missing("tokenizer.ggml.model"))?;
         if matches!(kind, "none" | "no_vocab") {
@@ -89,8 +96,8 @@ impl Tokenizer {
         }
         let mut build = |tokenizer: &mut Self| {
             match kind {
-            "gpt2" => bpe::build(metadata, architecture, &vocabulary, tokenizer),
-            "llama" => sentencepiece::build_from_gguf(metadata, architecture, &mut vocabulary, tokenizer),
+            "gpt2" => bpe::build(metadata, architecture, family, &vocabulary, tokenizer),
+            "llama" => sentencepiece::build_from_gguf(metadata, family, &mut vocabulary, tokenizer),
             "gemma4" => lines::build(metadata, &mut vocabulary, tokenizer),
             _ => Err(Error::unsupported(format!(
                 "metadata 'tokenizer.ggml.model': tokenizers of the kind {} cannot be read (known: gpt2, llama, gemma4)",
@@ -106,7 +113,7 @@ impl Tokenizer {
         Ok(Self { json, ..tokenizer })
     }
 
-    /// Takes a ready `tokenizer.json`, and says of BOS and EOS what it says.
+    /// Takes a ready `tokenizer.json`, whose post-processor decides about BOS and EOS.
     fn with_json(mut self, json: String) -> Result<Self> {
         let outline = outline::Outline::read(&json)?;
         self.add_bos = outline.adds(self.bos, outline::Place::Front);

@@ -1,4 +1,4 @@
-//! What has to be known of a `tokenizer.json` that is passed on as it is.
+//! The parts of a `tokenizer.json` that matter here, where the file itself is passed on as it is.
 //!
 //! The file is the model's own and stays the authority. Only its tokens are read, to translate texts to ids and to see
 //! whether it is for this vocabulary at all, and its post-processor, which decides what is put around a text. Two things
@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 
 use crate::{Error, Result};
 
-/// The parts of a `tokenizer.json` that are looked at.
+/// The fields that are read.
 #[derive(Deserialize)]
 pub(super) struct Outline {
     #[serde(default)]
@@ -65,7 +65,7 @@ impl Outline {
         &self.added_tokens
     }
 
-    /// The tokens that text is merged to, in no particular order.
+    /// The model's tokens, in no particular order.
     pub(super) fn tokens(&self) -> Box<dyn Iterator<Item = (&str, u32)> + '_> {
         match &self.model.vocab {
             Tokens::Ids(ids) => Box::new(ids.iter().map(|(text, id)| (text.as_str(), *id))),

@@ -3,28 +3,33 @@
 //! A GGUF file names its pre-tokenizer (`tokenizer.ggml.pre`) and does not describe it. The names are those that
 //! llama.cpp's converter gives out; each stands for what the model's own `tokenizer.json` says, which is what is written
 //! here, and not for the approximations that a reader without a full regex engine has to make. A wrong guess would give
-//! ids that look right and are not the ones that the model was trained on, so a name that is not in this table is refused.
+//! ids that look right and are not the ones that the model was trained on, so a name that neither this table nor the plugin has
+//! is refused.
 
 use serde_json::{Value, json};
 
 use crate::{Error, Result, quote};
 
-/// What a name stands for.
+/// What names in `tokenizer.ggml.pre` stand for.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct PreTokenizer {
-    steps: &'static [Step],
-    /// Whether text is brought into Unicode's composed form first.
-    nfc: bool,
+pub struct PreTokenizer {
+    pub names: &'static [&'static str],
+    /// How text is cut, one step after the other, each within the pieces of the one before.
+    pub splits: &'static [Split],
+    /// Whether text is brought into Unicode's composed form (NFC) first.
+    pub nfc: bool,
     /// Whether a word that is in the vocabulary is taken whole, as tiktoken does.
     pub ignore_merges: bool,
     /// Whether BOS is put first, where the file does not say.
     pub add_bos: bool,
 }
 
+/// A step of a [`PreTokenizer`]. The last one turns bytes into letters, as byte-level BPE needs it: [`Split::Bytes`], or
+/// [`Split::Gpt2`], which cuts as well.
 #[derive(Clone, Copy, Debug)]
-enum Step {
-    /// Each match of the pattern becomes a word, and so does each stretch between two matches.
-    Split(&'static str),
+pub enum Split {
+    /// Each match of a regular expression becomes a word, and so does each stretch between two matches.
+    Regex(&'static str),
     /// Each digit becomes a word.
     Digits,
     /// Runs of digits become words.
@@ -37,116 +42,96 @@ enum Step {
     Bytes,
 }
 
-/// The names that can be read, each with what it stands for.
-const KNOWN: &[(&[&str], PreTokenizer)] = &[
-    (
-        &["llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "lfm2", "midm-2.0", "pixtral"],
-        TIKTOKEN.pattern(LLAMA3).with_bos(),
-    ),
-    (&["tekken"], TIKTOKEN.pattern(TEKKEN).with_bos()),
-    (&["dbrx", "smaug-bpe", "chatglm-bpe", "glm4"], PLAIN.pattern(LLAMA3)),
-    (&["gpt-4o", "llama4", "kanana2", "minimax-m2"], PLAIN.pattern(GPT4O)),
-    (&["tiny_aya", "cohere2moe"], PLAIN.pattern(TINY_AYA)),
-    (&["qwen2", "deepseek-r1-qwen", "megrez", "stablelm2", "kormo"], PLAIN.pattern(QWEN2).composed()),
-    (&["qwen35"], PLAIN.pattern(QWEN35).composed()),
-    (
-        &["gpt-2", "phi-2", "jais", "trillion", "mellum", "granite-docling", "exaone4", "a.x-4.0"],
-        PLAIN.pattern(&[Step::Gpt2]),
-    ),
-    (&["olmo", "mpt"], PLAIN.pattern(&[Step::Gpt2]).composed()),
-    (&["smollm", "starcoder", "refact", "codeshell", "exaone", "minerva-7b"], PLAIN.pattern(DIGITS)),
-    (&["command-r"], PLAIN.pattern(DIGITS).composed()),
-    (&["falcon"], PLAIN.pattern(FALCON)),
-    (&["deepseek-llm"], PLAIN.pattern(DEEPSEEK_LLM)),
-    (&["deepseek-coder"], PLAIN.pattern(DEEPSEEK_CODER)),
-    (&["deepseek-v3"], PLAIN.pattern(DEEPSEEK_V3)),
-    (&["bloom", "poro-chat", "gpt3-finnish"], PLAIN.pattern(&[BLOOM, Step::Bytes])),
-    (&["viking"], PLAIN.pattern(&[BLOOM, Step::Digits, Step::Bytes])),
-    (&["seed-coder"], PLAIN.pattern(SEED_CODER)),
-    (&["bailingmoe", "bailingmoe2", "llada-moe"], PLAIN.pattern(BAILING)),
-    (&["default"], PLAIN.pattern(DEFAULT)),
+/// Pre-tokenizers that the checkpoints of several architectures share.
+const KNOWN: &[PreTokenizer] = &[
+    TIKTOKEN
+        .named(&["llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "lfm2", "midm-2.0", "pixtral"])
+        .cut(LLAMA3)
+        .with_bos(),
+    TIKTOKEN.named(&["tekken"]).cut(TEKKEN).with_bos(),
+    PLAIN.named(&["dbrx", "smaug-bpe", "chatglm-bpe", "glm4"]).cut(LLAMA3),
+    PLAIN.named(&["gpt-4o", "llama4", "kanana2", "minimax-m2"]).cut(GPT4O),
+    PLAIN.named(&["tiny_aya", "cohere2moe"]).cut(TINY_AYA),
+    PLAIN.named(&["qwen2", "deepseek-r1-qwen", "megrez", "stablelm2", "kormo"]).cut(QWEN2).composed(),
+    PLAIN.named(&["qwen35"]).cut(QWEN35).composed(),
+    PLAIN
+        .named(&["gpt-2", "phi-2", "jais", "trillion", "mellum", "granite-docling", "exaone4", "a.x-4.0"])
+        .cut(&[Split::Gpt2]),
+    PLAIN.named(&["olmo", "mpt"]).cut(&[Split::Gpt2]).composed(),
+    PLAIN.named(&["smollm", "starcoder", "refact", "codeshell", "exaone", "minerva-7b"]).cut(DIGITS),
+    PLAIN.named(&["command-r"]).cut(DIGITS).composed(),
+    PLAIN.named(&["falcon"]).cut(FALCON),
+    PLAIN.named(&["deepseek-llm"]).cut(DEEPSEEK_LLM),
+    PLAIN.named(&["deepseek-coder"]).cut(DEEPSEEK_CODER),
+    PLAIN.named(&["deepseek-v3"]).cut(DEEPSEEK_V3),
+    PLAIN.named(&["bloom", "poro-chat", "gpt3-finnish"]).cut(&[BLOOM, Split::Bytes]),
+    PLAIN.named(&["viking"]).cut(&[BLOOM, Split::Digits, Split::Bytes]),
+    PLAIN.named(&["seed-coder"]).cut(SEED_CODER),
+    PLAIN.named(&["bailingmoe", "bailingmoe2", "llada-moe"]).cut(BAILING),
+    PLAIN.named(&["default"]).cut(DEFAULT),
 ];
 
-/// What files that name no pre-tokenizer use, by architecture: only where all models of the architecture share one.
-const BY_ARCHITECTURE: &[(&str, &str)] = &[
-    ("bloom", "bloom"),
-    ("command-r", "command-r"),
-    ("falcon", "falcon"),
-    ("gpt2", "gpt-2"),
-    ("gptneox", "olmo"),
-    ("mpt", "mpt"),
-    ("phi2", "phi-2"),
-    ("qwen", "qwen2"),
-    ("qwen2", "qwen2"),
-    ("qwen2moe", "qwen2"),
-    ("qwen3", "qwen2"),
-    ("qwen3moe", "qwen2"),
-    ("refact", "refact"),
-    ("starcoder", "starcoder"),
-    ("starcoder2", "starcoder"),
-];
-
-const PLAIN: PreTokenizer = PreTokenizer { steps: &[], nfc: false, ignore_merges: false, add_bos: false };
+const PLAIN: PreTokenizer = PreTokenizer::new(&[], &[]);
 const TIKTOKEN: PreTokenizer = PreTokenizer { ignore_merges: true, ..PLAIN };
 
-const LLAMA3: &[Step] = &[
-    Step::Split(concat!(
+const LLAMA3: &[Split] = &[
+    Split::Regex(concat!(
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}",
         r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     )),
-    Step::Bytes,
+    Split::Bytes,
 ];
-const QWEN2: &[Step] = &[
-    Step::Split(concat!(
+const QWEN2: &[Split] = &[
+    Split::Regex(concat!(
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}",
         r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     )),
-    Step::Bytes,
+    Split::Bytes,
 ];
-const QWEN35: &[Step] = &[
-    Step::Split(concat!(
+const QWEN35: &[Split] = &[
+    Split::Regex(concat!(
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}",
         r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     )),
-    Step::Bytes,
+    Split::Bytes,
 ];
-const TEKKEN: &[Step] = &[
-    Step::Split(concat!(
+const TEKKEN: &[Split] = &[
+    Split::Regex(concat!(
         r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
         r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*",
         r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     )),
-    Step::Bytes,
+    Split::Bytes,
 ];
-const GPT4O: &[Step] = &[GPT4O_WORDS, Step::Bytes];
+const GPT4O: &[Split] = &[GPT4O_WORDS, Split::Bytes];
 /// Digits in threes from the right, then as GPT-4o.
-const TINY_AYA: &[Step] = &[Step::Split(r"\d{1,3}(?=(?:\d{3})*\b)"), GPT4O_WORDS, Step::Bytes];
-const GPT4O_WORDS: Step = Step::Split(concat!(
+const TINY_AYA: &[Split] = &[Split::Regex(r"\d{1,3}(?=(?:\d{3})*\b)"), GPT4O_WORDS, Split::Bytes];
+const GPT4O_WORDS: Split = Split::Regex(concat!(
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 ));
-const SEED_CODER: &[Step] = &[
-    Step::Split(concat!(
+const SEED_CODER: &[Split] = &[
+    Split::Regex(concat!(
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}",
         r"| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
     )),
-    Step::Bytes,
+    Split::Bytes,
 ];
-const BAILING: &[Step] = &[
-    Step::Split(concat!(
+const BAILING: &[Split] = &[
+    Split::Regex(concat!(
         r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}",
         r"| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
     )),
-    Step::Bytes,
+    Split::Bytes,
 ];
-const DIGITS: &[Step] = &[Step::Digits, Step::Gpt2];
+const DIGITS: &[Split] = &[Split::Digits, Split::Gpt2];
 /// Falcon looks for numbers behind the byte encoding, where the letters that stand for some bytes count as digits too.
-const FALCON: &[Step] = &[Step::Punctuation, Step::Gpt2, Step::Numbers, Step::Split("[0-9][0-9][0-9]")];
-const BLOOM: Step = Step::Split(concat!(r" ?[^(\s|.,!?", "\u{2026}\u{3002}\u{ff0c}\u{3001}\u{964}\u{6d4}\u{60c})]+"));
-const DEEPSEEK_LLM: &[Step] = &[
-    Step::Split(r"[\r\n]"),
-    Step::Split(concat!(
+const FALCON: &[Split] = &[Split::Punctuation, Split::Gpt2, Split::Numbers, Split::Regex("[0-9][0-9][0-9]")];
+const BLOOM: Split = Split::Regex(concat!(r" ?[^(\s|.,!?", "\u{2026}\u{3002}\u{ff0c}\u{3001}\u{964}\u{6d4}\u{60c})]+"));
+const DEEPSEEK_LLM: &[Split] = &[
+    Split::Regex(r"[\r\n]"),
+    Split::Regex(concat!(
         r"\s?[A-Za-z",
         "\u{b5}\u{c0}-\u{d6}\u{d8}-\u{f6}\u{f8}-\u{1ba}\u{1bc}-\u{1bf}\u{1c4}-\u{293}\u{295}-\u{2af}",
         "\u{370}-\u{373}\u{376}\u{377}\u{37b}-\u{37d}\u{37f}\u{386}\u{388}-\u{38a}\u{38c}\u{38e}-\u{3a1}",
@@ -164,60 +149,64 @@ const DEEPSEEK_LLM: &[Step] = &[
         "\u{10cc0}-\u{10cf2}\u{118a0}-\u{118df}\u{1e900}-\u{1e943}",
         "]+"
     )),
-    Step::Split(concat!(r"\s?[!-/:-~", "\u{ff01}-\u{ff0f}\u{ff1a}-\u{ff5e}\u{2018}-\u{201f}\u{3000}-\u{3002}]+")),
-    Step::Split(r"\s+$"),
-    Step::Split("[\u{4e00}-\u{9fa5}\u{800}-\u{4e00}\u{ac00}-\u{d7ff}]+"),
-    Step::Numbers,
-    Step::Bytes,
+    Split::Regex(concat!(r"\s?[!-/:-~", "\u{ff01}-\u{ff0f}\u{ff1a}-\u{ff5e}\u{2018}-\u{201f}\u{3000}-\u{3002}]+")),
+    Split::Regex(r"\s+$"),
+    Split::Regex("[\u{4e00}-\u{9fa5}\u{800}-\u{4e00}\u{ac00}-\u{d7ff}]+"),
+    Split::Numbers,
+    Split::Bytes,
 ];
-const DEEPSEEK_CODER: &[Step] = &[
-    Step::Split(r"[\r\n]"),
-    Step::Split(r"\s?\p{L}+"),
-    Step::Split(r"\s?\p{P}+"),
-    Step::Split("[\u{4e00}-\u{9fa5}\u{800}-\u{4e00}\u{ac00}-\u{d7ff}]+"),
-    Step::Digits,
-    Step::Bytes,
+const DEEPSEEK_CODER: &[Split] = &[
+    Split::Regex(r"[\r\n]"),
+    Split::Regex(r"\s?\p{L}+"),
+    Split::Regex(r"\s?\p{P}+"),
+    Split::Regex("[\u{4e00}-\u{9fa5}\u{800}-\u{4e00}\u{ac00}-\u{d7ff}]+"),
+    Split::Digits,
+    Split::Bytes,
 ];
-const DEEPSEEK_V3: &[Step] = &[
-    Step::Split(r"\p{N}{1,3}"),
-    Step::Split("[\u{4e00}-\u{9fa5}\u{3040}-\u{309f}\u{30a0}-\u{30ff}]+"),
-    Step::Split(concat!(
+const DEEPSEEK_V3: &[Split] = &[
+    Split::Regex(r"\p{N}{1,3}"),
+    Split::Regex("[\u{4e00}-\u{9fa5}\u{3040}-\u{309f}\u{30a0}-\u{30ff}]+"),
+    Split::Regex(concat!(
         r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"##,
         r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     )),
-    Step::Bytes,
+    Split::Bytes,
 ];
-/// What llama.cpp does for a file that says "default", which such a file was therefore made for.
-const DEFAULT: &[Step] = &[
-    Step::Split(r"[\p{P}\$\+<=>\^~\|]+"),
-    Step::Split(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"),
-    Step::Split(r"\p{N}+"),
-    Step::Split("[0-9][0-9][0-9]"),
-    Step::Bytes,
+/// llama.cpp's fallback, which files that say "default" were made for.
+const DEFAULT: &[Split] = &[
+    Split::Regex(r"[\p{P}\$\+<=>\^~\|]+"),
+    Split::Regex(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"),
+    Split::Regex(r"\p{N}+"),
+    Split::Regex("[0-9][0-9][0-9]"),
+    Split::Bytes,
 ];
 
 impl PreTokenizer {
-    /// What the file's name for its pre-tokenizer stands for.
-    pub(super) fn named(name: &str) -> Result<Self> {
-        let found = KNOWN.iter().find(|(names, _)| names.contains(&name));
-        found.map(|(_, pre_tokenizer)| *pre_tokenizer).ok_or_else(|| {
-            let known: Vec<_> = KNOWN.iter().flat_map(|(names, _)| *names).copied().collect();
+    /// Without normalization, and without BOS where the file does not ask for it.
+    pub const fn new(names: &'static [&'static str], splits: &'static [Split]) -> Self {
+        Self { names, splits, nfc: false, ignore_merges: false, add_bos: false }
+    }
+
+    /// Looks a name up, in `own` before the SDK's table.
+    pub(super) fn find(name: &str, own: &[Self]) -> Result<Self> {
+        let mut known = own.iter().chain(KNOWN);
+        known.clone().find(|known| known.names.contains(&name)).copied().ok_or_else(|| {
+            let known: Vec<_> = known.by_ref().flat_map(|known| known.names).copied().collect();
             Error::unsupported(format!(
                 "metadata 'tokenizer.ggml.pre': the pre-tokenizer {} is not known (known: {})",
                 quote(name),
                 known.join(", ")
             ))
-            .help("put the model's own tokenizer.json beside the .gguf file")
+            .help(
+                "put the model's own tokenizer.json beside the .gguf file, or bring the pre-tokenizer with the plugin",
+            )
         })
     }
 
-    /// What a file uses that was written before files named their pre-tokenizer.
+    /// The pre-tokenizer of a file without `tokenizer.ggml.pre`.
     pub(super) fn unnamed(architecture: &str, has_token: impl Fn(&str) -> bool) -> Result<Self> {
-        if let Some((_, name)) = BY_ARCHITECTURE.iter().find(|(known, _)| *known == architecture) {
-            return Self::named(name);
-        }
         if has_token("<|begin_of_text|>") && has_token("<|start_header_id|>") {
-            return Self::named("llama-bpe");
+            return Self::find("llama-bpe", &[]);
         }
         Err(Error::unsupported(format!(
             "the metadata has no 'tokenizer.ggml.pre', and models of the architecture {} cut words in different ways",
@@ -231,15 +220,19 @@ impl PreTokenizer {
     }
 
     pub(super) fn json(&self) -> Value {
-        let steps: Vec<_> = self.steps.iter().map(Step::json).collect();
+        let steps: Vec<_> = self.splits.iter().map(Split::json).collect();
         match <[Value; 1]>::try_from(steps) {
             Ok([only]) => only,
             Err(steps) => json!({ "type": "Sequence", "pretokenizers": steps }),
         }
     }
 
-    const fn pattern(self, steps: &'static [Step]) -> Self {
-        Self { steps, ..self }
+    const fn named(self, names: &'static [&'static str]) -> Self {
+        Self { names, ..self }
+    }
+
+    const fn cut(self, splits: &'static [Split]) -> Self {
+        Self { splits, ..self }
     }
 
     const fn composed(self) -> Self {
@@ -251,11 +244,11 @@ impl PreTokenizer {
     }
 }
 
-impl Step {
+impl Split {
     fn json(&self) -> Value {
         let bytes = |use_regex: bool| json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": use_regex });
         match self {
-            Self::Split(pattern) => {
+            Self::Regex(pattern) => {
                 json!({ "type": "Split", "pattern": { "Regex": pattern }, "behavior": "Isolated", "invert": false })
             }
             Self::Digits => json!({ "type": "Digits", "individual_digits": true }),

@@ -14,7 +14,7 @@ use super::{
     document::{Bpe, Document, Ids, added_tokens, post_processor},
     vocabulary::{Kind, Vocabulary},
 };
-use crate::{Error, Result, gguf::Metadata, quote};
+use crate::{Error, GgufFamily, Result, gguf::Metadata, quote};
 
 const SCORES: &str = "tokenizer.ggml.scores";
 pub(super) const SPACE: char = '▁';
@@ -32,7 +32,7 @@ struct Cut {
 /// Writes the `tokenizer.json` of a SentencePiece vocabulary in GGUF metadata.
 pub(super) fn build_from_gguf(
     metadata: &Metadata,
-    architecture: &str,
+    family: &GgufFamily,
     vocabulary: &mut Vocabulary,
     tokenizer: &Tokenizer,
 ) -> Result<String> {
@@ -54,8 +54,8 @@ pub(super) fn build_from_gguf(
         .help("put the model's own tokenizer.json beside the .gguf file"));
     }
     let prefix = metadata.bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
-    if is_phi3(metadata, architecture)? {
-        strip_behind_turns(vocabulary);
+    if (family.strips_behind_special)(metadata)? {
+        strip_behind_special(vocabulary);
     }
     build(vocabulary, &scores, prefix, tokenizer).map_err(|error| error.context("metadata 'tokenizer.ggml.tokens'"))
 }
@@ -148,13 +148,7 @@ impl Cut {
     }
 }
 
-/// Phi-3 is the one family whose special tokens swallow whitespace, and GGUF has no place to say so.
-fn is_phi3(metadata: &Metadata, architecture: &str) -> Result<bool> {
-    let name = metadata.string("general.name")?.unwrap_or_default().to_lowercase();
-    Ok(architecture == "phi3" || name.contains("phi-3") || name.contains("phi3"))
-}
-
-fn strip_behind_turns(vocabulary: &mut Vocabulary) {
+fn strip_behind_special(vocabulary: &mut Vocabulary) {
     const KEEPS: [&str; 3] = ["<unk>", "<s>", "<|endoftext|>"];
     let strips = vocabulary.matched().filter(|(_, text, _)| !KEEPS.contains(text)).map(|(id, _, _)| id);
     let strips: Vec<_> = strips.collect();

@@ -1,4 +1,4 @@
-//! The ids that mean something: where text starts, and every way in which a turn ends.
+//! Special token ids: BOS, and every token that ends a turn.
 //!
 //! Files name one EOS and, if they are recent, the ends of a turn and of a message. Many chat models end a turn with
 //! another token than the one named, and a model whose turn does not end talks to itself until the limit. So known
@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{Error, Result, gguf::Metadata, quote};
 
-/// The longest chat template that is believed.
+/// Limit for the length of a chat template.
 pub(super) const TEMPLATE_BYTES_MAX: usize = 1 << 20;
 
 /// Texts of tokens that end a turn, or a completion within a file.
@@ -41,7 +41,7 @@ const TURN_ENDS: &[&str] = &[
     "<|file_sep|>",
 ];
 
-/// Where these are all there, `<|end|>` closes a message in the middle of a turn (gpt-oss, Solar).
+/// In a vocabulary with both of a pair, `<|end|>` closes a message within a turn (gpt-oss, Solar).
 const MESSAGE_ENDS: [[&str; 2]; 2] = [["<|return|>", "<|call|>"], ["<|calls|>", "<|flush|>"]];
 
 const BOS: &str = "tokenizer.ggml.bos_token_id";
@@ -57,7 +57,7 @@ const TURN_END_KEYS: [&str; 5] = [
 ];
 const TEMPLATE: &str = "tokenizer.chat_template";
 
-/// Reads everything of a tokenizer but its `json`, and marks special tokens that the file forgot to mark.
+/// Reads all fields of a tokenizer but `json`, and marks special tokens that the file lists as normal.
 pub(super) fn read(metadata: &Metadata, kind: &str, vocabulary: &mut Vocabulary) -> Result<Tokenizer> {
     let is_sentencepiece = kind == "llama";
     // Early SentencePiece files leave out what was the same for all of them.

@@ -5,8 +5,8 @@ use std::path::Path;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::Tokenizer;
-use crate::{Code, Error, fixture::Gguf, gguf};
+use super::{PreTokenizer, Split, Tokenizer};
+use crate::{Code, Error, GgufFamily, fixture::Gguf, gguf};
 
 const TOKENS: [&str; 6] = ["a", "b", "ab", "abb", "<|im_end|>", "<|im_start|>"];
 const TYPES: [i32; 6] = [1, 1, 1, 1, 3, 3];
@@ -38,7 +38,11 @@ fn read(file: &Gguf) -> Result<Tokenizer, Error> {
 }
 
 fn read_in(file: &Gguf, path: &Path) -> Result<Tokenizer, Error> {
-    Tokenizer::from_gguf(path, &gguf::Gguf::read(&file.map())?.metadata)
+    Tokenizer::from_gguf(path, &gguf::Gguf::read(&file.map())?.metadata, &GgufFamily::USUAL)
+}
+
+fn read_as(file: &Gguf, family: &GgufFamily) -> Result<Tokenizer, Error> {
+    Tokenizer::from_gguf(Path::new("nowhere/x.gguf"), &gguf::Gguf::read(&file.map())?.metadata, family)
 }
 
 #[track_caller]
@@ -85,7 +89,8 @@ fn rejects_kinds_and_pre_tokenizers_that_it_does_not_know() {
         .texts("tokenizer.ggml.merges", &["a b"]);
     let error = read(&strange).unwrap_err();
     assert!(error.message.contains("the pre-tokenizer 'tomorrow' is not known (known: llama-bpe, "), "{error}");
-    assert_eq!(error.help, "put the model's own tokenizer.json beside the .gguf file");
+    let help = "put the model's own tokenizer.json beside the .gguf file, or bring the pre-tokenizer with the plugin";
+    assert_eq!(error.help, help);
 }
 
 #[test]
@@ -139,16 +144,48 @@ fn digits_are_in_threes_from_the_right_in_tiny_aya() {
 }
 
 #[test]
-fn a_file_that_names_no_pre_tokenizer_is_read_where_its_architecture_has_one() {
-    let unnamed = |architecture: &str| {
-        Gguf::new(architecture)
+fn a_file_that_names_no_pre_tokenizer_is_read_where_its_family_has_one() {
+    let unnamed = Gguf::new("qwen2")
+        .text("tokenizer.ggml.model", "gpt2")
+        .texts("tokenizer.ggml.tokens", &TOKENS)
+        .texts("tokenizer.ggml.merges", &["a b"]);
+    let family = GgufFamily { pre_tokenizer: Some("qwen2"), ..GgufFamily::default() };
+    assert_eq!(parsed(&read_as(&unnamed, &family).unwrap())["normalizer"], json!({ "type": "NFC" }));
+    let error = read(&unnamed).unwrap_err();
+    assert!(error.message.contains("has no 'tokenizer.ggml.pre'"), "{error}");
+}
+
+#[test]
+fn a_family_brings_pre_tokenizers_of_its_own() {
+    const OWN: &[PreTokenizer] = &[
+        PreTokenizer {
+            nfc: true,
+            add_bos: true,
+            ..PreTokenizer::new(&["tomorrow"], &[Split::Regex("b+"), Split::Bytes])
+        },
+        PreTokenizer::new(&["qwen2"], &[Split::Digits, Split::Gpt2]),
+    ];
+    let file = |pre: &str| {
+        Gguf::new("marmot")
             .text("tokenizer.ggml.model", "gpt2")
+            .text("tokenizer.ggml.pre", pre)
             .texts("tokenizer.ggml.tokens", &TOKENS)
             .texts("tokenizer.ggml.merges", &["a b"])
+            .u32("tokenizer.ggml.bos_token_id", 5)
     };
-    assert_eq!(parsed(&read(&unnamed("qwen2")).unwrap())["normalizer"], json!({ "type": "NFC" }));
-    let error = read(&unnamed("llama")).unwrap_err();
-    assert!(error.message.contains("has no 'tokenizer.ggml.pre'"), "{error}");
+    let family = GgufFamily { pre_tokenizers: OWN, ..GgufFamily::default() };
+    let tokenizer = read_as(&file("tomorrow"), &family).unwrap();
+    let written = parsed(&tokenizer);
+    assert_eq!(written["normalizer"], json!({ "type": "NFC" }));
+    let step = json!({ "type": "Split", "pattern": { "Regex": "b+" }, "behavior": "Isolated", "invert": false });
+    assert_eq!(written["pre_tokenizer"]["pretokenizers"][0], step);
+    assert!(tokenizer.add_bos);
+    assert_eq!(encode(&tokenizer, "aab", false), [0, 0, 1], "the pattern cuts before 'b' and no merge goes across");
+    let steps = parsed(&read_as(&file("qwen2"), &family).unwrap())["pre_tokenizer"]["pretokenizers"].clone();
+    assert_eq!(steps[0], json!({ "type": "Digits", "individual_digits": true }), "it goes before the SDK's");
+    assert!(read_as(&file("llama-bpe"), &family).is_ok());
+    let error = read_as(&file("yesterday"), &family).unwrap_err();
+    assert!(error.message.contains("is not known (known: tomorrow, qwen2, llama-bpe, "), "{error}");
 }
 
 #[test]
@@ -252,6 +289,7 @@ fn finds_ends_of_turns_that_the_file_does_not_name() {
     let file = |types: &[i32]| {
         Gguf::new("phi2")
             .text("tokenizer.ggml.model", "gpt2")
+            .text("tokenizer.ggml.pre", "phi-2")
             .texts("tokenizer.ggml.tokens", &tokens)
             .i32s("tokenizer.ggml.token_type", types)
             .texts("tokenizer.ggml.merges", &[])

@@ -1,6 +1,6 @@
 //! The tokens of a vocabulary and what kind each is, read once and checked.
 //!
-//! Everything later on trusts three things: an id is the position of its token, no two ids share a text, and counts fit.
+//! Later code relies on three things: an id is the position of its token, no two ids share a text, and counts fit.
 //! What a converter calls a token's type decides whether its text is matched before the text is cut (control and
 //! user-defined tokens), can come out of merging (normal ones), or stands for a byte.
 
@@ -9,7 +9,7 @@ use std::collections::{HashMap, HashSet};
 use super::super::{gguf::Metadata, quote};
 use crate::{Error, Result};
 
-/// More tokens than any model has.
+/// Far more tokens than any model has.
 const TOKENS_MAX: usize = 1 << 20;
 
 const TOKENS: &str = "tokenizer.ggml.tokens";
@@ -31,7 +31,7 @@ pub(super) enum Kind {
 pub(super) struct Vocabulary {
     texts: Vec<String>,
     kinds: Vec<Kind>,
-    /// Tokens that swallow the whitespace behind them.
+    /// Tokens that strip the white space behind them (`rstrip`).
     strips_behind: HashSet<u32>,
 }
 

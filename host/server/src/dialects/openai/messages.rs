@@ -144,9 +144,9 @@ fn result(message: &Field<'_>, turns: &[Turn]) -> Result<Part, ApiError> {
     if answered.is_some_and(|turn| turn.parts.iter().any(is_this)) {
         return Err(field.invalid(format_args!("call '{}' has an answer already", Quote(&id))));
     }
-    let said = before.next().filter(|turn| turn.role == Role::Assistant);
+    let caller = before.next().filter(|turn| turn.role == Role::Assistant);
     let is_call = |part: &Part| matches!(part, Part::ToolCall { id: called, .. } if *called == id);
-    if !said.is_some_and(|turn| turn.parts.iter().any(is_call)) {
+    if !caller.is_some_and(|turn| turn.parts.iter().any(is_call)) {
         let why = format_args!("the assistant's message before has no call '{}' among its 'tool_calls'", Quote(&id));
         return Err(field.invalid(why));
     }
@@ -177,7 +177,7 @@ mod tests {
         Turn { role, parts }
     }
 
-    fn said(role: Role, text: &str) -> Turn {
+    fn turn_of(role: Role, text: &str) -> Turn {
         turn(role, vec![Part::Text(text.into())])
     }
 
@@ -192,7 +192,10 @@ mod tests {
         ]))
         .unwrap();
         assert_eq!(system, "one\n\ntwo");
-        assert_eq!(turns, [said(Role::User, "hi"), said(Role::System, "three"), said(Role::Assistant, "hello")]);
+        assert_eq!(
+            turns,
+            [turn_of(Role::User, "hi"), turn_of(Role::System, "three"), turn_of(Role::Assistant, "hello")]
+        );
     }
 
     #[test]
@@ -222,8 +225,8 @@ mod tests {
                 ],
             ),
             turn(Role::User, vec![result("1", "one"), result("2", "t\nwo")]),
-            said(Role::User, "and?"),
-            said(Role::Assistant, "no"),
+            turn_of(Role::User, "and?"),
+            turn_of(Role::Assistant, "no"),
         ];
         assert_eq!(turns, expect);
     }

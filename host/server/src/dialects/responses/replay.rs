@@ -65,7 +65,7 @@ impl Replay {
     }
 
     /// The response object as of its start.
-    fn begun(&self) -> Frame {
+    fn initial(&self) -> Frame {
         let mut frame = Frame::default();
         let mut before = "{";
         for (name, _) in self.members.iter() {
@@ -86,8 +86,8 @@ impl Replay {
         match self.stage {
             Stage::Begin => {
                 for kind in ["response.created", "response.in_progress"] {
-                    let begun = self.begun();
-                    self.push(|sequence| response_event(kind, sequence, begun));
+                    let initial = self.initial();
+                    self.push(|sequence| response_event(kind, sequence, initial));
                 }
                 self.stage = Stage::Items;
             }
@@ -111,8 +111,8 @@ impl Replay {
 
     fn item(&mut self, item: &Value) {
         let place = self.place;
-        let mut begun = item.clone();
-        if let Some(fields) = begun.as_object_mut() {
+        let mut initial = item.clone();
+        if let Some(fields) = initial.as_object_mut() {
             for (name, empty) in [
                 ("content", json!([])),
                 ("arguments", "".into()),
@@ -123,7 +123,7 @@ impl Replay {
             }
             fields.entry("status").and_modify(|status| *status = "in_progress".into());
         }
-        self.event("response.output_item.added", json!({ "output_index": place, "item": begun }));
+        self.event("response.output_item.added", json!({ "output_index": place, "item": initial }));
         for (index, part) in item["content"].as_array().into_iter().flatten().enumerate() {
             self.part(&json!({ "output_index": place, "item_id": item["id"], "content_index": index }), part);
         }
@@ -145,9 +145,9 @@ impl Replay {
     }
 
     fn part(&mut self, target: &Value, part: &Value) {
-        let mut begun = part.clone();
-        begun["text"] = "".into();
-        self.event("response.content_part.added", with(target, [("part", &begun)]));
+        let mut initial = part.clone();
+        initial["text"] = "".into();
+        self.event("response.content_part.added", with(target, [("part", &initial)]));
         let kind = part["type"].as_str().unwrap_or("output_text");
         let target_of_text =
             if kind == "output_text" { with(target, [("logprobs", &json!([]))]) } else { target.clone() };

@@ -112,11 +112,11 @@ fn format(body: &Field<'_>) -> Result<ResponseFormat, ApiError> {
     Ok(ResponseFormat::Grammar { grammar, field: field.path().to_owned() })
 }
 
-fn includes(body: &Field<'_>, wanted: &str) -> Result<bool, ApiError> {
+fn includes(body: &Field<'_>, name: &str) -> Result<bool, ApiError> {
     let Some(list) = body.get("include").present().cloned() else { return Ok(false) };
-    let mut found = false;
+    let mut included = false;
     for item in list.items(INCLUDES_MAX)? {
-        found |= item.string()? == wanted;
+        included |= item.string()? == name;
     }
-    Ok(found)
+    Ok(included)
 }

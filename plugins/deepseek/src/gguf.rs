@@ -1,0 +1,64 @@
+//! What DeepSeek's GGUF files call otherwise, and leave to their readers: the sizes of the latent attention.
+
+use pensieve_sdk::{
+    Result,
+    weights::{GgufConfig, GgufFamily, GgufRope, Names},
+};
+
+const NAMES: Names = &[
+    ("attn_q_a", "self_attn.q_a_proj"),
+    ("attn_q_a_norm", "self_attn.q_a_layernorm"),
+    ("attn_q_b", "self_attn.q_b_proj"),
+    ("attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa"),
+    ("attn_kv_a_norm", "self_attn.kv_a_layernorm"),
+    ("attn_kv_b", "self_attn.kv_b_proj"),
+    ("attn_k_b", "self_attn.k_b_proj"),
+    ("attn_v_b", "self_attn.v_b_proj"),
+    ("ffn_gate_shexp", "mlp.shared_experts.gate_proj"),
+    ("ffn_up_shexp", "mlp.shared_experts.up_proj"),
+    ("ffn_down_shexp", "mlp.shared_experts.down_proj"),
+    ("exp_probs_b", "mlp.gate.e_score_correction"),
+];
+
+pub fn family() -> GgufFamily {
+    GgufFamily { names: NAMES, rope: GgufRope::Interleaved, complete, ..GgufFamily::default() }
+}
+
+/// Files give keys and values as the latent that they are computed from, beside the sizes that they have; older ones only the
+/// latter.
+fn complete(config: &mut GgufConfig<'_>) -> Result<()> {
+    let size = |config: &GgufConfig<'_>, key: &str| -> Result<Option<u64>> {
+        Ok(config.integers(key)?.and_then(|size| size.as_u64()))
+    };
+    for (key, name) in [("attention.q_lora_rank", "q_lora_rank"), ("attention.kv_lora_rank", "kv_lora_rank")] {
+        if let Some(rank) = size(config, key)?.filter(|rank| *rank > 0) {
+            config.set(name, rank);
+        }
+    }
+    let either = |config: &GgufConfig<'_>, key: &str| -> Result<Option<u64>> {
+        Ok(size(config, &format!("{key}_mla"))?.or(size(config, key)?))
+    };
+    if let (Some(key), Some(rotated)) = (either(config, "attention.key_length")?, size(config, "rope.dimension_count")?)
+    {
+        config.set("qk_nope_head_dim", key.saturating_sub(rotated));
+        config.set("qk_rope_head_dim", rotated);
+    }
+    if let Some(value) = either(config, "attention.value_length")? {
+        config.set("v_head_dim", value);
+    }
+    config.remove("head_dim");
+    // A correction of the scores for the choice comes with sigmoids only, whatever a file leaves out.
+    let is_corrected = config.weights().names().any(|name| name.contains("e_score_correction"));
+    let is_sigmoid = size(config, "expert_gating_func")?.map_or(is_corrected, |function| function == 2);
+    config.set("scoring_func", if is_sigmoid { "sigmoid" } else { "softmax" });
+    let multiplier = config.number("rope.scaling.yarn_log_multiplier")?.filter(|multiplier| *multiplier != 0.0);
+    if let Some(rope) = config.rope() {
+        // What is rotated is a part of a head with a projection of its own, and all of that.
+        rope.remove("partial_rotary_factor");
+        // Files give a tenth of `mscale_all_dim`; `mscale`, which GGUF omits, equals it in every published model.
+        if let Some(all) = multiplier.map(|multiplier| 10.0 * multiplier) {
+            rope.extend(["mscale", "mscale_all_dim"].map(|name| (name.to_owned(), all.into())));
+        }
+    }
+    Ok(())
+}
