@@ -38,7 +38,8 @@ const LAYERS: &[(&str, &str, &[&[&str]])] = &[
             &["constraint"],
             &["rules"],
             &["barred", "cache"],
-            &["constraint_error", "source"],
+            &["constraint_error"],
+            &["source"],
             &["limits", "token_trie"],
             &["error", "patterns"],
         ],
@@ -51,6 +52,16 @@ const LAYERS: &[(&str, &str, &[&[&str]])] = &[
             &["job"],
             &["card", "checkpoint", "conversation", "fence", "grammar", "manifest", "refusal", "share", "vocabulary"],
             &["outside"],
+        ],
+    ),
+    (
+        "plugin-api/laws",
+        "",
+        &[
+            &["adapters", "caches", "candidates", "formats", "hidden", "past", "refusals", "samplers", "steps"],
+            &["memory"],
+            &["rig"],
+            &["draft", "report"],
         ],
     ),
     (
@@ -104,16 +115,6 @@ const LAYERS: &[(&str, &str, &[&[&str]])] = &[
             &["gguf", "parts", "safetensors"],
             &["json", "tensor"],
             &["bytes", "dtype", "names"],
-        ],
-    ),
-    (
-        "plugin-api/laws",
-        "",
-        &[
-            &["adapters", "caches", "candidates", "formats", "hidden", "past", "refusals", "samplers", "steps"],
-            &["memory"],
-            &["rig"],
-            &["draft", "report"],
         ],
     ),
 ];

@@ -88,9 +88,9 @@ impl Backend for CpuKernels {
         tensor(self.product(x, weight, bias)?, (x.dim(0)?, weight.outputs))
     }
 
-    fn add_linear(&self, sum: &Tensor, x: &Tensor, weight: &Matrix, bias: Option<&Tensor>) -> Result<Tensor> {
+    fn add_linear(&self, residual: &Tensor, x: &Tensor, weight: &Matrix, bias: Option<&Tensor>) -> Result<Tensor> {
         let mut out = self.product(x, weight, bias)?;
-        out.iter_mut().zip(&*view(sum)?).for_each(|(out, sum)| *out += sum);
+        out.iter_mut().zip(&*view(residual)?).for_each(|(out, residual)| *out += residual);
         tensor(out, (x.dim(0)?, weight.outputs))
     }
 

@@ -404,7 +404,7 @@ impl<'a> World<'a> {
                 process.jobs.insert(job);
             }
             Effect::Notify { job, .. } => {
-                assert!(matches!(self.jobs.get(&job), Some(JobLocation::Waiting(_))), "job {job}")
+                assert!(matches!(self.jobs.get(&job), Some(JobLocation::Waiting(_))), "job {job}");
             }
             Effect::Fail { job, .. } => {
                 assert!(
