@@ -39,8 +39,8 @@ pub trait Decoder: Sized + Send + 'static {
     type Config;
 
     /// How files of a GGUF architecture that it claims are read.
-    fn gguf_family(_architecture: &str) -> GgufFamily {
-        GgufFamily::default()
+    fn gguf_family(architecture: &str) -> GgufFamily {
+        GgufFamily::of(architecture)
     }
 
     /// Reads the configuration. [`Error::declined`] leaves the checkpoint to another architecture.
