@@ -43,7 +43,7 @@ fn fields_beyond_their_limits_are_refused_by_name() {
         (json!({"messages": []}), "messages: "),
         (json!({"messages": [{"role": "tool", "content": "a"}]}), "messages.0.role: "),
         (json!({"messages": [{"role": "user", "content": ""}]}), "messages.0.content: "),
-        (json!({"messages": video}), "messages.0.content.1: blocks of type 'video' are not known"),
+        (json!({"messages": video}), "messages.0.content.1: unknown block type 'video'"),
         (
             json!({"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1"}]}]}),
             "messages.0.content.0.tool_use_id: ",

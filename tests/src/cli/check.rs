@@ -87,7 +87,7 @@ fn a_wrong_model_is_told_which_law_it_breaks_and_where_to_look() {
         ("window", "reach", "token 95 does not read token 0, though its card lists no window"),
         ("cache", "chunked", "the usual cause is a cache that is off by one"),
         ("positions", "positions", "they are not read the usual cause is a position encoding that is not applied"),
-        ("leaks", "repeatable", "the usual cause is a state that an earlier sequence has left behind"),
+        ("leaks", "repeatable", "the usual cause is state left behind by an earlier sequence"),
         ("panics", "chunked", "forward panicked: index out of bounds, as it happens"),
     ] {
         let said = compared(fault);
@@ -180,7 +180,7 @@ fn a_reference_that_cannot_be_held_against_is_refused() {
         logits[vocabulary + 3] = value;
         check(logits.clone(), &[], &format!("has {value} among its 'logits', in row 1, column 3"));
     }
-    check(vec![1.0; 2 * vocabulary], &[], "has 'logits' from 1 to 1, which tell nothing");
+    check(vec![1.0; 2 * vocabulary], &[], "has 'logits' from 1 to 1, from which no tolerance can be derived");
     for tolerance in ["0", "-1", "nan", "inf"] {
         let tolerance = format!("--tolerance={tolerance}");
         check(vec![1.0; 2 * vocabulary], &[&tolerance], "it takes a number above 0");

@@ -86,7 +86,12 @@ fn what_cannot_be_tried_on_providers_is_said_with_its_code() {
     let adapter = adapter.to_str().unwrap();
     for (plugin, arguments, code, words) in [
         ("pensieve-llama", &["--samplers"][..], 2, "plugin 'llama' has no sampler, so --samplers has nothing to test"),
-        ("pensieve-llama", &["--adapter", adapter], 2, "plugin 'llama' has no adapter format, so that --adapter"),
+        (
+            "pensieve-llama",
+            &["--adapter", adapter],
+            2,
+            "plugin 'llama' has no adapter format, so --adapter has nothing to test",
+        ),
         ("pensieve-lora", &["--adapter", "/nowhere"], 3, "'/nowhere'"),
         ("pensieve-samplers", &["--samplers=["], 2, "it takes a JSON object of each sampler's parameters"),
         ("pensieve-samplers", &[r#"--samplers={"top_k": 3}"#], 2, "those of 'top_k' are 3"),

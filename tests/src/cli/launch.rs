@@ -204,8 +204,5 @@ fn what_a_client_would_be_told_is_printed_and_a_missing_one_is_named() {
     let mut command = desk.command(&["launch", "aider"]);
     let missing = said(command.env("PATH", desk.path("nothing")).output().unwrap());
     assert_eq!(missing.code, Some(3), "{missing:?}");
-    assert!(
-        missing.stderr.contains("'aider' is not installed") && missing.stderr.contains("pip install"),
-        "{missing:?}"
-    );
+    assert!(missing.stderr.contains("'aider' is not in PATH") && missing.stderr.contains("pip install"), "{missing:?}");
 }

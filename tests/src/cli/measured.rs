@@ -168,7 +168,7 @@ fn doctor_finds_what_works_and_what_does_not() {
         "ok  device         'auto' takes ",
         "ok  devices        cpu with ",
         "home/plugins, 1 file\n",
-        "--  plugin folder  plugins is not there",
+        "--  plugin folder  plugins does not exist, which is fine",
         " in this machine\n",
     ] {
         assert!(well.stdout.contains(line), "{line:?} is not in {}", well.stdout);

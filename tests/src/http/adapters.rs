@@ -151,7 +151,7 @@ fn adapters_come_from_open_folders_and_the_hub_alone() {
         check_blamed(&add(&server, name, "leaky"), 400, "name", &[said]);
     }
     let more = json!({"name": "a", "source": "b", "merge": true});
-    check_refused(&post(server.address, "/v1/models/base/adapters", &more), 400, &["merge: there is no such field"]);
+    check_refused(&post(server.address, "/v1/models/base/adapters", &more), 400, &["merge: unknown field"]);
     let other = json!({"name": "a", "source": "hf:owner/repo"});
     let reply = post(server.address, "/v1/models/gpt-9/adapters", &other);
     check_blamed(&reply, 404, "model", &["there is no model 'gpt-9'"]);

@@ -82,7 +82,7 @@ fn the_line_of_a_refused_request_tells_client_path_and_reason() {
         (415, "openai", "is not application/json"),
     );
     check(&open, ("GET", "/v1/nonsense"), none, "", (404, "openai", "there is nothing at"));
-    check(&open, ("GET", "/v1/messages"), none, "", (405, "anthropic", "it is under post"));
+    check(&open, ("GET", "/v1/messages"), none, "", (405, "anthropic", "it supports post"));
     check(&open, post("/v1/messages"), ("host", "evil.example"), "{}", (403, "anthropic", "this server is not called"));
     check(&locked, post("/v1/messages"), none, "{}", (401, "anthropic", "this server needs a key"));
     check(
