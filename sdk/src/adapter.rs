@@ -9,7 +9,7 @@ pub trait AdapterFormat: Send + Sync + 'static {
     /// Its name: `peft`.
     fn name(&self) -> &'static str;
 
-    /// Whether the file or folder looks like this format; looks at names and headers only.
+    /// Tells if the file or folder looks like this format, by names and headers only.
     fn claims(&self, path: &Path) -> bool;
 
     /// Reads it. What pairs cannot express is refused with the reason; [`crate::Error::declined`] leaves what is another
@@ -52,7 +52,7 @@ pub struct LowRankPair {
 /// An adapter that becomes part of a model's weights.
 #[derive(Clone, Debug)]
 pub struct Merged {
-    /// What is added.
+    /// The adapter to add.
     pub adapter: AdapterData,
     /// Its strength on top of its own scale; 1 is as trained.
     pub strength: f32,

@@ -35,15 +35,15 @@ use crate::{
 };
 use model::Bridged;
 
-/// Tokens that a model is given at once at most: as many as keep a processor busy, and few enough for the scores of their
-/// attention, which candle's models write out, to stay small.
+/// Limit on the tokens of one call: enough to keep a CPU busy, and few enough that attention scores, which candle's models
+/// materialize, stay small.
 const CHUNK_TOKENS_MAX: usize = 64;
-/// No longer context is believed: tables of rotations are made for all of it.
+/// A longer context is taken for a mistake, as candle's models make rotation tables for all of it.
 const CONTEXT_MAX: usize = 1 << 20;
-/// How many bytes a value has in what is computed.
+/// Bytes of an activation's value.
 const VALUE_BYTES: usize = 4;
 
-/// A model of candle-transformers together with what it remembers of the one sequence that it reads.
+/// A model of candle-transformers, with the state of the one sequence that it computes.
 pub trait Wrapped: Sized + Send + 'static {
     /// The architecture's name.
     const NAME: &'static str;
@@ -51,32 +51,32 @@ pub trait Wrapped: Sized + Send + 'static {
     const GGUF: &'static [&'static str] = &[];
     /// Values of `architectures` in the `config.json` files that it claims.
     const CLASSES: &'static [&'static str];
-    /// Whether the model computes `rope_scaling`. Most read over it, so checkpoints that have it are declined.
+    /// The model applies `rope_scaling`. Most of candle's ignore it, so by default checkpoints that have it are declined.
     const SCALES_ROPE: bool = false;
 
-    /// Reads the sizes. Here a checkpoint is declined that the model would compute wrongly; see [`Config::only`].
+    /// Reads the sizes, and declines checkpoints that the model would compute wrongly; see [`Config::only`].
     fn shape(checkpoint: &Checkpoint) -> Result<Shape>;
 
     /// Loads a model that has read nothing.
     fn load(parts: &Parts<'_>) -> Result<Pristine<Self>>;
 
-    /// How many of the next `left` tokens may be read in one call, after `past` tokens. Where a model is right for the
-    /// first chunk of a prompt only, or up to the width of a window, this says so.
+    /// Number of the next `left` tokens that one call may take, after `past` tokens. Some models are right only for the first chunk of
+    /// a prompt, or up to the width of a window.
     fn together(&self, past: usize, left: usize) -> usize {
         let _ = (past, left);
         1
     }
 
-    /// Reads tokens, of shape `[1, n]`, after `past` others, and gives the logits of the last in any shape.
+    /// Computes tokens, of shape `[1, n]`, after `past` others, and returns the logits of the last in any shape.
     fn forward(&mut self, tokens: &Tensor, past: usize) -> candle_core::Result<Tensor>;
 
-    /// All that is remembered besides the number of tokens, where that can be reached: sequences can then be copied
-    /// (`sequence-state/1`). In `f32`, and always in the same shapes.
+    /// The whole state besides the number of tokens, if candle exposes it: sequences can then be copied (`sequence-state/1`). In `f32`,
+    /// and always in the same shapes.
     fn state(&self) -> Vec<Tensor> {
         Vec::new()
     }
 
-    /// Takes over what [`Wrapped::state`] gave.
+    /// Restores a state that [`Wrapped::state`] returned.
     fn set_state(&mut self, state: Vec<Tensor>) {
         let _ = state;
     }
@@ -105,7 +105,7 @@ impl<W: Send + 'static> Pristine<W> {
     }
 }
 
-/// The sizes that memory is planned by.
+/// The sizes by which memory is planned.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     /// The length of a row of logits.
@@ -116,9 +116,9 @@ pub struct Shape {
     pub widest: usize,
     /// Attention heads, each of which scores the whole past; 0 without attention.
     pub heads: usize,
-    /// What a sequence keeps for each of its tokens.
+    /// Bytes of a sequence's state for each of its tokens.
     pub token_bytes: usize,
-    /// What a sequence keeps besides, however short it is.
+    /// Bytes of a sequence's state whatever its length.
     pub fixed_bytes: usize,
 }
 

@@ -1,4 +1,4 @@
-//! Where the rows of a step go: logits, candidates or hidden rows, as its spans ask.
+//! The output buffers of a step: logits, candidates or hidden rows, as its spans ask.
 
 use crate::{Batch, Error, Output, Result, Span, VACANT};
 

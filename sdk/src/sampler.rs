@@ -35,7 +35,7 @@ pub trait Stage: Send {
 pub struct History<'a> {
     /// Prompt and generated tokens, oldest first.
     pub tokens: &'a [u32],
-    /// How many of them are the prompt.
+    /// Number of them that are the prompt.
     pub prompt: usize,
 }
 

@@ -1,4 +1,4 @@
-//! What a host does for a plugin: it takes log lines and progress, and says when to stop.
+//! The host's services for plugins: logging, progress and cancellation.
 
 use pensieve_plugin_api as api;
 use std::fmt;
@@ -9,16 +9,16 @@ use crate::{Error, Result};
 #[derive(Clone)]
 pub struct Services(Option<api::ServicesArc>);
 
-/// How much a log line matters.
+/// The severity of a log line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
     /// Something failed.
     Error,
-    /// Something is not as it should be.
+    /// Something is wrong, but work goes on.
     Warn,
-    /// What a user may want to know.
+    /// Of interest to users.
     Info,
-    /// What an author wants to know.
+    /// Of interest to the plugin's author.
     Debug,
 }
 

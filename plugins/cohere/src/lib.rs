@@ -18,7 +18,7 @@ struct Config {
     sizes: Sizes,
     layer_norm_eps: f64,
     logit_scale: f64,
-    /// How far back each layer sees.
+    /// Each layer's sliding window in tokens; `None` for full attention.
     windows: Vec<Option<usize>>,
     rope: RopeConfig,
 }
@@ -105,7 +105,7 @@ impl Decoder for Cohere2 {
             ("sliding_window", 4096.into()),
             ("max_position_embeddings", 8192.into()),
         ])?;
-        // GGUF has one key for what Granite divides by and Command multiplies with.
+        // GGUF has one key for logit scales, by which Granite divides and Command multiplies.
         let scale = if checkpoint.format() == Format::Gguf { "logits_scaling" } else { "logit_scale" };
         Ok(Config {
             layer_norm_eps: config.f64_or("layer_norm_eps", 1e-5)?,

@@ -15,9 +15,9 @@ pub struct Config {
     pub v_head_dim: usize,
     /// Of scores, with YaRN's correction.
     pub scale: f64,
-    /// Layers that are dense.
+    /// True for each dense layer.
     pub dense: Vec<bool>,
-    /// None where all layers are dense.
+    /// `None` if all layers are dense.
     pub moe: Option<Moe>,
     pub rope: RopeConfig,
 }
@@ -87,7 +87,7 @@ fn rope_number(config: &Settings, key: &str) -> Option<f64> {
     places.iter().find_map(|place| config.value().pointer(&format!("{place}{key}"))?.as_f64())
 }
 
-/// Which layers are dense: by name, or the first ones; of files in GGUF those without a router.
+/// The dense layers: by name, or the first ones; in GGUF files those without a router.
 fn dense(checkpoint: &Checkpoint, config: &Settings, layers: usize) -> Result<Vec<bool>> {
     if checkpoint.format() == Format::Gguf {
         let has_router = |layer| checkpoint.weights().contains(&format!("model.layers.{layer}.mlp.gate.weight"));

@@ -1,4 +1,4 @@
-//! What DeepSeek's GGUF files call otherwise, and leave to their readers: the sizes of the latent attention.
+//! Names in DeepSeek's GGUF files, and settings that they leave to their readers: the sizes of the latent attention.
 
 use pensieve_sdk::{
     Result,

@@ -24,7 +24,7 @@ export!(Plugin::new("deepseek", "DeepSeek-V2 and V3, GLM-4.7-Flash").architectur
 /// The norms of latents have an epsilon that no configuration speaks of.
 const LATENT_EPS: f64 = 1e-6;
 
-/// Where queries come from.
+/// The projection of queries, direct or low-rank.
 enum Queries {
     Direct(Linear),
     Latent { q_a_proj: Linear, q_a_layernorm: RmsNorm, q_b_proj: Linear },
@@ -35,9 +35,9 @@ struct LatentAttention {
     queries: Queries,
     kv_a_proj_with_mqa: Linear,
     kv_a_layernorm: RmsNorm,
-    /// Turns a head's query into one for latents: `[heads, qk_nope_head_dim, kv_lora_rank]`.
+    /// Maps a head's query to the latent space: `[heads, qk_nope_head_dim, kv_lora_rank]`.
     absorb_k: Tensor,
-    /// Turns what a head makes of latents into values: `[heads, kv_lora_rank, v_head_dim]`.
+    /// Maps a head's latent output to values: `[heads, kv_lora_rank, v_head_dim]`.
     absorb_v: Tensor,
     o_proj: Linear,
     attention: Attention,
@@ -58,7 +58,7 @@ impl LatentAttention {
             },
             None => Queries::Direct(loader.linear("q_proj", width, of_queries)?),
         };
-        // Files in GGUF have the parts by themselves, that of keys the other way round.
+        // GGUF files have the two parts as separate tensors, that of the keys transposed.
         let (absorb_k, absorb_v) = if loader.has("k_b_proj.weight") {
             let keys = loader.dense("k_b_proj.weight", &[heads, rank, nope])?;
             (keys.transpose(1, 2)?, loader.dense("v_b_proj.weight", &[heads, value, rank])?)

@@ -27,7 +27,7 @@ struct Moe {
     top_k: usize,
     intermediate_size: usize,
     num_shared_experts: usize,
-    /// Layers that are dense.
+    /// True for each dense layer.
     dense: Vec<bool>,
 }
 
@@ -164,12 +164,12 @@ impl Decoder for Ernie {
 /// Reads the sizes of a mixture under the configuration's names or GGUF's.
 fn moe(checkpoint: &Checkpoint, config: &Settings, layers: usize) -> Result<Moe> {
     let first = config.usize_or("moe_layer_start_index", config.usize_or("first_k_dense_replace", 1)?)?;
-    // The last layer that has them; -1 for the last of all.
+    // The last layer with experts; -1 means the last layer of the model.
     let last = config.value()["moe_layer_end_index"].as_u64().map_or(layers, |last| last as usize);
     let interval = config.usize_or("moe_layer_interval", 1)?.max(1);
     let is_gguf = checkpoint.format() == Format::Gguf;
     let is_sparse = |layer: usize| match is_gguf {
-        // Files in GGUF do not say where experts end.
+        // GGUF has no key for the last layer with experts.
         true => checkpoint.weights().contains(&format!("model.layers.{layer}.mlp.gate.weight")),
         false => layer >= first && layer <= last && (layer + 1).is_multiple_of(interval),
     };

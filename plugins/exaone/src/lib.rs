@@ -16,7 +16,7 @@ export!(Plugin::new("exaone", "EXAONE 4").architecture(Paged::<Exaone4>::archite
 
 struct Config {
     sizes: Sizes,
-    /// How far back each layer sees.
+    /// Each layer's sliding window in tokens; `None` for full attention.
     windows: Vec<Option<usize>>,
     rope: RopeConfig,
 }

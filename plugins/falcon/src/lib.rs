@@ -32,9 +32,9 @@ struct Multipliers {
     attention_out: f64,
     ssm_in: f64,
     ssm_out: f64,
-    /// The gate of a state space, its inputs, what writes, what reads, and its steps of time.
+    /// Factors of the mixer's gate, `x`, `B`, `C` and `dt`.
     ssm: [f64; 5],
-    /// The gate of a feed-forward block, and what comes out of it.
+    /// Factors of a feed-forward block's gate and of its output.
     mlp: [f64; 2],
 }
 

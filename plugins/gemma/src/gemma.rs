@@ -21,7 +21,7 @@ pub struct Config {
     query_pre_attn_scalar: f64,
     attn_logit_softcapping: Option<f64>,
     final_logit_softcapping: Option<f64>,
-    /// How far back each layer sees; the layers that see everything have the rotation of the whole context.
+    /// Each layer's sliding window in tokens; `None` for full attention, which has RoPE frequencies of its own.
     windows: Vec<Option<usize>>,
     rope: RopeConfig,
     rope_local: RopeConfig,
@@ -99,7 +99,7 @@ pub struct Gemma {
     model: CausalLm<Block>,
     rope: Rope,
     rope_local: Rope,
-    /// The root of the width.
+    /// `√hidden_size`, the factor of embeddings.
     embed_scale: f64,
     final_logit_softcapping: Option<f64>,
 }

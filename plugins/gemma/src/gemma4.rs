@@ -36,7 +36,7 @@ fn scalar(loader: &Loader<'_>, name: &str) -> Result<f64> {
 struct SelfAttention {
     q_proj: Linear,
     q_norm: RmsNorm,
-    /// Of layers that remember something of their own.
+    /// In layers with a cache of their own.
     kv: Option<KeysAndValues>,
     o_proj: Linear,
     attention: Attention,
@@ -44,7 +44,7 @@ struct SelfAttention {
 
 struct KeysAndValues {
     k_proj: Linear,
-    /// None where keys are the values too.
+    /// `None` if keys serve as values.
     v_proj: Option<Linear>,
     k_norm: RmsNorm,
     v_norm: RmsNorm,
@@ -139,7 +139,7 @@ impl Block {
 
 pub struct Gemma4 {
     model: CausalLm<Block>,
-    /// The root of the width.
+    /// `√hidden_size`, the factor of embeddings.
     embed_scale: f64,
     per_layer_inputs: Option<PerLayerInputs>,
     final_logit_softcapping: Option<f64>,

@@ -1,4 +1,4 @@
-//! What Gemma's GGUF files leave to their readers: which layers have windows, and what follows from that.
+//! Settings that Gemma's GGUF files leave to their readers: the pattern of layers with windows, and what follows from it.
 
 use pensieve_sdk::{
     Result,
@@ -55,7 +55,7 @@ fn complete(config: &mut GgufConfig<'_>) -> Result<()> {
         let base = config.number("rope.freq_base_swa")?.unwrap_or(LOCAL_BASE);
         config.set("rope_local_base_freq", base);
     }
-    // The models of 27 B scale scores by the width over the heads, the others by the size of a head.
+    // The 27B models scale scores by hidden size over heads, the others by head size.
     let is_27b = config.size("num_hidden_layers") == Some(if is_gemma3 { 62 } else { 46 });
     let per_head = || config.size("hidden_size")?.checked_div(config.size("num_attention_heads")?);
     let head_dim = config.size("head_dim").filter(|_| !is_27b);

@@ -109,7 +109,7 @@ impl Decoder for Glm4 {
             checkpoint.format() == Format::Gguf && config.value().pointer("/rope_parameters/mrope_section").is_some();
         let style = if is_turned { RopeStyle::NeoX } else { RopeStyle::Interleaved };
         let rope = RopeConfig { style, ..config.rope()? };
-        // Checkpoints of the class rotate half of a head, said or not.
+        // Checkpoints of this class rotate half of a head, even if the configuration does not say so.
         let is_given = config.value().pointer("/rope_parameters/partial_rotary_factor").is_some();
         let partial_rotary_factor = if is_given { rope.partial_rotary_factor } else { 0.5 };
         Ok(Config { sizes, rope: RopeConfig { partial_rotary_factor, ..rope } })

@@ -15,7 +15,7 @@ use pensieve_sdk::{
 
 pub struct Config {
     sizes: Sizes,
-    /// Layers before the first that has experts.
+    /// Number of dense layers, before those with experts.
     first_k_dense_replace: usize,
     n_routed_experts: usize,
     n_shared_experts: usize,
@@ -62,7 +62,7 @@ fn mlp(loader: &Loader<'_>, config: &Config, layer: usize) -> Result<FeedForward
     }
     let (count, inner) = (config.n_routed_experts, config.moe_intermediate_size);
     let router = Router::load(loader, "gate", hidden_size, count, config.num_experts_per_tok)?;
-    // GGUF files have it as a bias.
+    // GGUF files name it `….bias`.
     let correction = ["gate.e_score_correction_bias", "gate.e_score_correction.bias"];
     let router = router.with_correction(loader, &correction, count)?;
     let router = Router {

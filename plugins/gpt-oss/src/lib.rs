@@ -1,5 +1,5 @@
-//! gpt-oss 20B and 120B (arXiv 2508.10925): experts with biases behind a clamped gate, windows in every other layer, and heads
-//! that may look at nothing, which is a score of its own beside those of tokens.
+//! gpt-oss 20B and 120B (arXiv 2508.10925): experts with biases and a clamped SwiGLU, sliding windows in every other layer, and
+//! attention sinks.
 //!
 //! Reference: `modeling_gpt_oss.py` in Hugging Face transformers; layers carry the names that they have in its checkpoints. GGUF
 //! files have the experts in MXFP4, as they were trained.
@@ -20,7 +20,7 @@ struct Config {
     num_local_experts: usize,
     num_experts_per_tok: usize,
     glu: Glu,
-    /// How far back each layer sees.
+    /// Each layer's sliding window in tokens; `None` for full attention.
     windows: Vec<Option<usize>>,
     rope: RopeConfig,
 }
@@ -70,7 +70,7 @@ fn mlp(loader: &Loader<'_>, config: &Config) -> Result<SparseMlp> {
     Ok(SparseMlp::new(Router { renormalize: true, ..router }, experts))
 }
 
-/// The experts of a folder, where gates and values take turns, and dense weights multiply from the other side.
+/// The experts of a folder, where the rows of gate and up are interleaved, and dense weights are transposed.
 fn experts_of_folder(loader: &Loader<'_>, (count, width, inner): (usize, usize, usize), glu: Glu) -> Result<Experts> {
     let (loader, host) = loader.for_experts();
     let is_packed = loader.has("gate_up_proj.weight");

@@ -19,7 +19,7 @@ pub struct Config {
     pub residual_multiplier: f64,
     attention_multiplier: f64,
     pub logits_scaling: f64,
-    /// How many experts there are, and how many of them each token has.
+    /// Number of experts, and experts per token.
     pub experts: Option<(usize, usize)>,
     pub rope: RopeConfig,
 }

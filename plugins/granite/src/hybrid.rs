@@ -18,7 +18,7 @@ use crate::granite::{self, SelfAttention};
 
 pub struct Config {
     granite: granite::Config,
-    /// Which layers attend; the others are state spaces.
+    /// True for each attention layer; the others are Mamba-2 mixers.
     attends: Vec<bool>,
     mamba: Mamba2Sizes,
     rotates: bool,
@@ -168,7 +168,7 @@ impl Decoder for Hybrid {
     }
 }
 
-/// Which layers attend, by name; none where nothing is said.
+/// The attention layers, by `layer_types`; none if the configuration has no such list.
 fn attends(config: &Settings, layers: usize) -> Result<Vec<bool>> {
     let types = match config.layer_types("layer_types", layers)? {
         None => config.layer_types("layers_block_type", layers)?,

@@ -14,7 +14,7 @@ pub struct Config {
     pub max_position_embeddings: usize,
     pub norm_eps: f64,
     pub conv_taps: usize,
-    /// Which layers attend; the others convolve.
+    /// True for each attention layer; the others are convolutions.
     pub attends: Vec<bool>,
     pub tie_word_embeddings: bool,
     pub rope: RopeConfig,
@@ -27,7 +27,7 @@ pub struct Moe {
     pub num_experts: usize,
     pub num_experts_per_tok: usize,
     pub moe_intermediate_size: usize,
-    /// Layers that are dense, from the first on.
+    /// Number of dense layers, before those with experts.
     pub num_dense_layers: usize,
     pub routed_scaling_factor: f64,
     pub norm_topk_prob: bool,
@@ -91,7 +91,7 @@ fn intermediate_size(config: &Settings) -> Result<usize> {
     Ok(adjusted.div_ceil(multiple) * multiple)
 }
 
-/// Which layers attend: by name, by index, or all.
+/// The attention layers, by `layer_types`, by index, or all.
 fn attends(config: &Settings, layers: usize) -> Result<Vec<bool>> {
     if let Some(types) = config.layer_types("layer_types", layers)? {
         return Ok(types.iter().map(|of| of != "conv").collect());

@@ -1,5 +1,5 @@
-//! Llama 1 to 3.x (arXiv 2302.13971, 2307.09288, 2407.21783) and what is Llama by another name: TinyLlama, SmolLM, Yi, SmolLM3,
-//! whose layers do not all know positions, Seed-OSS, which has biases, and in GGUF files Mistral.
+//! Llama 1 to 3.x (arXiv 2302.13971, 2307.09288, 2407.21783) and models of the same architecture: TinyLlama, SmolLM, Yi, SmolLM3
+//! (some layers without RoPE), Seed-OSS (with biases), and in GGUF files Mistral.
 //!
 //! Reference: `modeling_llama.py` in Hugging Face transformers; layers carry the names that they have in its checkpoints.
 
@@ -16,14 +16,14 @@ export!(Plugin::new("llama", "Llama 1 to 3.x and their kin").architecture(Paged:
 
 struct Config {
     sizes: Sizes,
-    /// Of GGUF files that are Mistral's.
+    /// In GGUF files of Mistral models.
     sliding_window: Option<usize>,
     rope: RopeConfig,
-    /// Layers that rotate nothing, of SmolLM3.
+    /// True for each layer without RoPE (SmolLM3).
     no_rope: Vec<bool>,
 }
 
-/// Grouped-query attention, rotated but in some layers of SmolLM3.
+/// Grouped-query attention, without RoPE in some layers of SmolLM3.
 struct SelfAttention {
     qkv_proj: Qkv,
     o_proj: Linear,

@@ -12,7 +12,7 @@ const VALUES_MAX: usize = 1 << 28;
 /// Values of a whole adapter, for the same reason.
 const ALL_VALUES_MAX: usize = 1 << 30;
 
-/// Which half of a pair a tensor is, and how it lies.
+/// The factor of a pair that a tensor holds, and its layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Half {
     /// `[rank, inputs]`.
@@ -21,13 +21,13 @@ pub enum Half {
     B,
     /// A table's rows by rank, `[rank, rows]`: the columns of B.
     TableA,
-    /// The same the other way round, `[rows, rank]`.
+    /// The same transposed, `[rows, rank]`.
     TableRows,
     /// A table's columns by rank, `[width, rank]`: the columns of A.
     TableB,
 }
 
-/// What was found of one target.
+/// The factors of one target that have been read so far.
 #[derive(Default)]
 struct Found {
     a: Option<(Half, RawTensor)>,
@@ -44,7 +44,7 @@ pub struct Pairs {
 }
 
 impl Pairs {
-    /// Takes in a tensor.
+    /// Adds a tensor to its target's pair.
     pub fn add(&mut self, target: &str, half: Half, tensor: RawTensor) -> Result<()> {
         let values = tensor.shape.iter().fold(1, |values: usize, size| values.saturating_mul(*size));
         self.values = self.values.saturating_add(values);
@@ -106,7 +106,7 @@ fn whole(target: &str, found: Found, scale: &impl Fn(&str, usize) -> Result<f32>
     if !scale.is_finite() {
         return Err(Error::corrupt(format!("tensor '{}': its scale {scale} is no number", a.name)));
     }
-    // A table is changed by (B·A)ᵀ: the factors change places.
+    // An embedding is changed by (B·A)ᵀ, so the factors swap.
     let (a, b) = match kind {
         Half::A => (first, second),
         Half::TableRows => (second.transposed(), first),

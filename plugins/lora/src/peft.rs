@@ -14,7 +14,7 @@ use crate::pairs::{Half, Pairs};
 
 const CONFIG: &str = "adapter_config.json";
 const WEIGHTS: &str = "adapter_model.safetensors";
-/// What older versions wrote, which runs code when it is read.
+/// The pickle that older versions wrote, which can run code when it is read.
 const PICKLE: &str = "adapter_model.bin";
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
 const PATTERN_BYTES_MAX: usize = 16 << 10;
@@ -70,7 +70,7 @@ struct Config {
     alpha_pattern: Map<String, Value>,
     #[serde(default)]
     target_modules: Value,
-    /// What is looked at only to be refused.
+    /// Keys that are read only to refuse them.
     #[serde(flatten)]
     rest: Map<String, Value>,
 }
@@ -110,7 +110,7 @@ impl Config {
     }
 }
 
-/// What adapters may have besides low-rank pairs.
+/// Settings of adapters that are more than low-rank pairs, which are refused.
 const REFUSED: [(&str, &str); 9] = [
     ("use_dora", "magnitudes are rescaled (DoRA), which is more than a low-rank change"),
     ("modules_to_save", "it replaces whole modules of its base"),
@@ -132,7 +132,7 @@ fn is_nothing(value: &Value) -> bool {
     }
 }
 
-/// How strong each target's change is.
+/// The scale of each target's change.
 struct Scales {
     rank: usize,
     alpha: f64,
@@ -183,13 +183,13 @@ fn regex(what: &str, shown: &str, pattern: &str) -> Result<Regex> {
     })
 }
 
-/// Which modules the configuration speaks of.
+/// The `target_modules` of a configuration.
 enum Targets {
     /// Every linear layer, or as PEFT guesses by the model's type.
     Any,
-    /// Those that end in one of these names.
+    /// Modules whose name ends in one of these.
     Names(Vec<String>),
-    /// Those whose whole name matches.
+    /// Modules whose whole name matches.
     Pattern(Regex),
 }
 

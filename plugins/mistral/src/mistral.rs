@@ -12,12 +12,12 @@ use pensieve_sdk::{
     weights::{Checkpoint, Config as Settings, Format, GgufFamily, RopeConfig, RopeScaling},
 };
 
-/// The window of a `MistralForCausalLM` whose configuration does not speak of one; 'null' is no window.
+/// The window of a `MistralForCausalLM` whose configuration has no key for it; `null` means no window.
 const WINDOW_DEFAULT: usize = 4096;
 
 pub struct Config {
     sizes: Sizes,
-    /// How far back each layer sees.
+    /// Each layer's sliding window in tokens; `None` for full attention.
     windows: Vec<Option<usize>>,
     rope: RopeConfig,
     growth: Option<Growth>,
@@ -149,7 +149,7 @@ impl Decoder for Mistral {
     }
 }
 
-/// How queries grow, where the configuration says so beside RoPE's parameters.
+/// The scaling of queries with position, if RoPE's parameters have one.
 fn growth(config: &Settings) -> Result<Option<Growth>> {
     #[allow(
         clippy::redundant_closure_for_method_calls,
@@ -163,7 +163,7 @@ fn growth(config: &Settings) -> Result<Option<Growth>> {
     }
 }
 
-/// How far back each layer sees.
+/// Each layer's sliding window.
 fn windows(checkpoint: &Checkpoint, layers: usize) -> Result<Vec<Option<usize>>> {
     let config = checkpoint.config();
     let is_silent = checkpoint.format() == Format::Safetensors && config.value().get("sliding_window").is_none();

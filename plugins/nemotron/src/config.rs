@@ -90,7 +90,7 @@ fn kinds(checkpoint: &Checkpoint) -> Result<Vec<Kind>> {
     (0..layers).map(kind).collect()
 }
 
-/// How many layers there are: by their number, or by the pattern that has a letter or a name for each.
+/// Number of layers, declared directly or by the pattern with a letter or a name for each.
 fn declared_layers(config: &Settings) -> Result<usize> {
     let value = config.value();
     let named = || value["layers_block_type"].as_array().map(Vec::len);
@@ -102,8 +102,8 @@ fn declared_layers(config: &Settings) -> Result<usize> {
 
 /// The sizes of state spaces, under the names of this class, or those that GGUF's are read as.
 fn mamba(format: Format, config: &Settings, eps: f64) -> Result<Mamba2Sizes> {
-    // Files in GGUF have no key for the shortest step of time, and llama.cpp has none; it is the one of every published
-    // configuration, so that both forms of a checkpoint give the same numbers, which are those of transformers.
+    // GGUF has no key for the lower bound of `dt`, and llama.cpp does not apply one. All published configurations have this value,
+    // so a GGUF file gives the same numbers as transformers.
     let time_step_limit = (config.f64_or("time_step_min", 0.001)?, f64::INFINITY);
     if format == Format::Gguf {
         return Ok(Mamba2Sizes { time_step_limit, ..Mamba2Sizes::read(config, eps)? });

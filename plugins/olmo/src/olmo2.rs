@@ -14,7 +14,7 @@ use pensieve_sdk::{
 
 pub struct Config {
     sizes: Sizes,
-    /// How far back each layer sees.
+    /// Each layer's sliding window in tokens; `None` for full attention.
     windows: Vec<Option<usize>>,
     rope: RopeConfig,
     rope_local: RopeConfig,

@@ -1,4 +1,4 @@
-//! What the GGUF files of Qwen3-Next and Qwen3.5 call otherwise.
+//! Names in the GGUF files of Qwen3-Next and Qwen3.5.
 
 use pensieve_sdk::{
     Result,

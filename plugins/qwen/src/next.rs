@@ -39,7 +39,7 @@ fn of_groups<const N: usize>(x: &Tensor, groups: usize, widths: [usize; N], step
 
 /// Grouped-query attention with normed queries and keys, and a gate for what each head has found.
 struct GatedAttention {
-    /// Queries come with a gate for each head, behind its query; so the norms are applied here.
+    /// Each head's query is followed by its gate, so the norms cannot be part of the projection.
     qkv_proj: Qkv,
     o_proj: Linear,
     q_norm: RmsNorm,

@@ -12,10 +12,10 @@ use pensieve_sdk::sampler::{Candidates, rank};
 use crate::softmax::{BLOCK, blocks, weigh};
 use crate::wide::widest;
 
-/// How many classes there are; see [`classify`].
+/// Number of classes; see [`classify`].
 const CLASSES: usize = 256;
 
-/// How many sums a class has, so that neighbours in one class need not wait for each other's addition.
+/// Sums of each class, so that neighbours in one class need not wait for each other's addition.
 const SUMS: usize = 8;
 
 /// The lowest rank, of key and id, in the smallest set of highest keys that has the fraction `p` of the mass. No `key` is

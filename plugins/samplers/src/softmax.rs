@@ -9,13 +9,13 @@ use pensieve_sdk::sampler::Candidates;
 
 use crate::wide::widest;
 
-/// How many logits are weighed at a time.
+/// Logits computed at a time.
 pub(crate) const BLOCK: usize = 64;
 
-/// How many sums run next to each other: a few vector registers.
+/// Sums that run in parallel: a few vector registers.
 const LANES: usize = BLOCK / 4;
 
-/// How many logits at a time a draw passes over.
+/// Logits that a draw skips at a time.
 const STRIDE: usize = 1024;
 
 /// Weights below exp(−87) count as zero: f32 would go subnormal, and no sum would feel them.
@@ -43,7 +43,7 @@ impl Softmax {
         Some(Self { max, total, mean_distance: (product / total) as f32 })
     }
 
-    /// How far a logit is below the highest; never above 0, unless it is NaN.
+    /// A logit minus the highest; never above 0, unless it is NaN.
     pub(crate) fn distance(&self, logit: f32) -> f32 {
         distance(logit, self.max)
     }

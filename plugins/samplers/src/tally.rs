@@ -1,4 +1,4 @@
-//! How often tokens stand in a window over the history, and changing the logits of just those tokens.
+//! Counts of tokens in a window over the history, and changes to the logits of just those tokens.
 //!
 //! Histories are long and vocabularies are wide, so neither is walked per member of the other. Counts follow the window
 //! as it moves by a token a step; logits are found by position where the candidates are still the whole vocabulary in

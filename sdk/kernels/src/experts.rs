@@ -13,19 +13,19 @@ use super::matmul::{Matrix, matmul};
 use super::pool::{Disjoint, Pool};
 use super::simd::{Kernel, Simd};
 
-/// What stands between an expert's first layers and its last.
+/// The activation between an expert's first layers and its last.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Glu {
     /// `act(gate) · up`.
     Plain(Activation),
-    /// gpt-oss's: `(up + 1) · gate · sigmoid(alpha · gate)` of values that are held within a limit.
+    /// gpt-oss's: `(up + 1) · gate · sigmoid(alpha · gate)` of clamped values.
     Clamped {
         /// The slope of the sigmoid.
         alpha: f64,
-        /// The largest gate, and the largest size of `up`.
+        /// Upper bound of `gate`, and bound of `up` on both sides.
         limit: f64,
     },
-    /// Nemotron's, which have no gate: the square of what of `up` is positive.
+    /// Nemotron's squared ReLU: `relu(up)²`, without a gate.
     Square,
 }
 
@@ -36,7 +36,7 @@ pub struct Layer<'a> {
     pub bias: Option<&'a [f32]>,
 }
 
-/// An expert, and the rows that want it.
+/// An expert, and the rows routed to it.
 #[derive(Clone, Debug)]
 pub struct Expert<'a> {
     pub gate: Layer<'a>,

@@ -18,7 +18,7 @@ use crate::{
 pub(super) struct Bridged<W> {
     pristine: Pristine<W>,
     sequences: HashMap<u64, Sequence<W>>,
-    /// What a new sequence remembers; empty where that cannot be reached.
+    /// The state of a new sequence; empty if candle does not expose it.
     blank: Vec<Tensor>,
     resident: Resident,
     device: Device,
@@ -28,9 +28,9 @@ pub(super) struct Bridged<W> {
 }
 
 struct Sequence<W> {
-    /// None after something went wrong.
+    /// `None` after a failed call.
     model: Option<W>,
-    /// The tokens that the host has had it read.
+    /// Number of tokens computed so far.
     seen: usize,
 }
 

@@ -11,7 +11,7 @@ use crate::{Batch, Cache, Error, Output, Resident, Result, Span, StateCopy, Tabl
 
 const _: () = assert!(VACANT == api::VACANT);
 
-/// What batches are checked against. It keeps its working memory between steps.
+/// Checks batches against a model's limits. It keeps its working memory between steps.
 pub(super) struct BatchCheck {
     vocabulary: usize,
     hidden: usize,
@@ -58,7 +58,7 @@ impl BatchCheck {
         self.vocabulary
     }
 
-    /// How many blocks or slots a group has; none if there is no such group, or an opaque one.
+    /// Number of blocks or slots of a group; 0 for an opaque group, or if there is none.
     pub(super) fn places(&self, group: usize) -> u32 {
         self.groups.get(group).map_or(0, |group| group.written.len() as u32)
     }

@@ -51,7 +51,7 @@ type Entry = ([f32; WIDTH], [f32; WIDTH]);
 pub(crate) struct Attending {
     fault: Fault,
     context: u32,
-    /// How much the past counts against the token itself.
+    /// Weight of the past relative to the token itself.
     attention: f32,
     slots: Vec<Entry>,
     by_id: HashMap<u64, Vec<Entry>>,

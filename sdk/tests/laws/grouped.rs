@@ -67,7 +67,7 @@ pub(crate) struct Grouped {
     kv: [Vec<Entry>; 2],
     states: Vec<Vector>,
     by_id: HashMap<u64, Vector>,
-    /// How far each sequence ever came.
+    /// The most tokens that each sequence ever had.
     farthest: HashMap<u64, usize>,
 }
 
@@ -226,7 +226,7 @@ impl Grouped {
         outputs
     }
 
-    /// What the last layer makes of each wanted token.
+    /// The last layer's output for each wanted token.
     fn rows(&mut self, batch: &Batch<'_>) -> Vec<Vector> {
         let mut rows = Vec::new();
         for span in &batch.spans {

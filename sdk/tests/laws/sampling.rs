@@ -42,7 +42,7 @@ pub(crate) fn check(fault: Fault, _compared: bool) -> Report {
     sampler_conformance(Halving(fault), &options)
 }
 
-/// What stages draw from where they share it.
+/// The random state of stages that share one, against the rules.
 static SHARED: AtomicU64 = AtomicU64::new(1);
 
 /// The place that a stage is about to pick, kept where others keep theirs.

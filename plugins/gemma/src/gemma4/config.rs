@@ -9,7 +9,7 @@ use pensieve_sdk::{
 pub struct Config {
     pub sizes: Sizes,
     pub layers: Vec<Layer>,
-    /// Whether keys are the values too, in layers that see everything.
+    /// In layers with full attention, keys serve as values.
     pub attention_k_eq_v: bool,
     pub final_logit_softcapping: Option<f64>,
     pub per_layer_input: Option<PerLayerSizes>,
@@ -25,11 +25,11 @@ pub struct Layer {
     pub head_dim: usize,
     pub num_key_value_heads: usize,
     pub intermediate_size: usize,
-    /// The layer whose keys and values it reads, where it has none of its own.
+    /// The layer whose cache it shares, if it has none of its own.
     pub shares: Option<usize>,
 }
 
-/// How many vectors of tokens' own there are, and how wide they are in each layer.
+/// Sizes of the per-layer embeddings: number of tokens, and width in each layer.
 #[derive(Clone, Copy)]
 pub struct PerLayerSizes {
     pub vocab_size: usize,

@@ -27,7 +27,7 @@ impl PerLayerInputs {
         })
     }
 
-    /// All of them, layer after layer, for embeddings `x`.
+    /// The vectors of all layers, for embeddings `x`.
     pub fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         let own = (self.embed_tokens_per_layer.forward(step)? * (self.width as f64).sqrt())?;
         let made = (self.per_layer_model_projection.forward(x, step)? * (x.dim(1)? as f64).powf(-0.5))?;

@@ -33,7 +33,7 @@ impl<const N: usize> Projection<N> {
 pub struct GatedDeltaNet {
     /// Queries, keys and values, and the gate of the norm.
     qkvz: Projection<4>,
-    /// Rates, and what makes matrices fade.
+    /// `beta`, and the input of the decay.
     ba: Projection<2>,
     conv1d: ShortConv,
     /// `−exp(A_log)`.
@@ -49,7 +49,7 @@ pub struct GatedDeltaNet {
 
 impl GatedDeltaNet {
     pub fn load(loader: &Loader<'_>, config: &Config, layer: usize) -> Result<Self> {
-        // Some GGUF files have heads of values that take turns with those of keys.
+        // In some GGUF files value heads are interleaved over key heads.
         let interleaved = loader.at("interleaved_linear_attn");
         let interleaved_heads = interleaved.has("out_proj.weight");
         let loader = &if interleaved_heads { interleaved } else { loader.at("linear_attn") };

@@ -31,13 +31,13 @@ use crate::{
 pub(in crate::nn) struct Formulas {
     pub(super) device: Device,
     fused: Fused,
-    /// Whether weights are unpacked to single precision. candle multiplies quantized ones by rounded activations.
+    /// Unpack weights to `f32`; candle's quantized products would round activations.
     unpacks: bool,
-    /// Why kernels of our own are not used on a device that has some.
+    /// The reason why our kernels are not used, on a device for which there are some.
     declined: Option<String>,
 }
 
-/// Which of candle's fused ops may be used.
+/// candle's fused ops that passed their test on this device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Fused {
     rms_norm: bool,

@@ -29,7 +29,7 @@ struct Stretch {
     corrects: bool,
 }
 
-/// What a convolution makes of the step's rows. Rows of all states stand before those of the step.
+/// A short convolution over the step's rows, which are gathered from one tensor: the states' rows, then the step's.
 pub(super) fn short_conv(formulas: &Formulas, conv: &ShortConv, x: &Tensor, pass: &Pass<'_>) -> Result<Tensor> {
     let (taps, channels) = conv.taps.dims2()?;
     let states = pass.states(conv.layer, 0)?;
@@ -105,7 +105,7 @@ pub(super) fn recurrence(spec: &Recurrence, x: Inputs<'_>, pass: &Pass<'_>) -> R
     Ok((heads(&read)? + past)?.reshape((rows, spec.heads * spec.value_dim))?)
 }
 
-/// What tokens read of matrices.
+/// The output of a recurrence, without the skip connection.
 fn read_matrices(spec: &Recurrence, x: Inputs<'_>, pass: &Pass<'_>) -> Result<Tensor> {
     let (spans, kept) = (&pass.batch().spans, pass.state_writes(spec.layer)?);
     let states = pass.states(spec.layer, spec.part)?;
@@ -166,7 +166,7 @@ impl Stretch {
     }
 }
 
-/// What the tokens of a stretch read, `[n, len, value_dim]`, and the matrices behind them.
+/// The output of a stretch's tokens, `[n, len, value_dim]`, and the matrices after them.
 fn stretch(x: &Stretch, matrices: &Tensor) -> Result<(Tensor, Tensor)> {
     let (_, len, _) = x.k.dims3()?;
     // How far a matrix has faded by each token, as a logarithm, and from each token to each later one, as a factor.

@@ -22,14 +22,14 @@ pub(super) struct Int {
     cols: usize,
     scales: Stored,
     zeros: Option<Stored>,
-    /// What is added to a stored zero point.
+    /// Added to a stored zero point: 1 for GPTQ, whose first version stores it minus one.
     zero_shift: u8,
     groups: usize,
     /// The group of each column, where groups are not stretches of a row.
     group_of: Option<Bytes>,
 }
 
-/// Where the code of a row and column lies.
+/// The order of codes in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Order {
     /// Words along the rows, eight rows to a word, even ones first.
@@ -42,7 +42,7 @@ enum Order {
     Bytes,
 }
 
-/// Which quarter of a byte pair holds the code of the row `i` of eight.
+/// Position, in units of a code's bits, of each of the eight rows that AWQ packs into a word.
 const AWQ_PLACES: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
 
 pub(super) fn awq_or_gptq(

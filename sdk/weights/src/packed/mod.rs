@@ -26,7 +26,7 @@ use crate::{Error, Result};
 /// A weight of several tensors.
 #[derive(Clone, Debug)]
 pub(super) struct Packed {
-    /// What it will be. Its data is the largest of the tensors, which is as good as all of them for a fingerprint.
+    /// The unpacked tensor's name, type and shape. The data is that of the largest part, for the checkpoint's fingerprint.
     pub(super) head: RawTensor,
     recipe: Recipe,
 }
@@ -51,7 +51,7 @@ impl Packed {
     }
 }
 
-/// How a checkpoint was quantized.
+/// The `quant_method` of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Method {
     Awq,

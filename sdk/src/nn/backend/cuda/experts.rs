@@ -118,7 +118,7 @@ impl Half<'_> {
 }
 
 impl CudaKernels {
-    /// What a router chooses. `None` where it has too many experts for the kernel.
+    /// A router's choices; `None` if it has too many experts for the kernel.
     pub(super) fn choose_experts(&self, logits: &Tensor, routing: &Routing<'_>) -> Result<Option<Routed>> {
         let (module, (rows, count)) = (&self.module, logits.dims2()?);
         let [groups, kept, compared] = routing.groups.unwrap_or_default();

@@ -1,5 +1,5 @@
-//! What a step brings to the device besides weights: tokens, positions, slots, block tables and where states lie, in one copy
-//! into one buffer that stays where it is, so that a captured graph finds the next step's numbers there.
+//! The index data of a step: tokens, positions, slots, block tables and the slots of states. One copy brings all of it to a buffer
+//! at a fixed address, where a captured graph finds the next step's data.
 
 use candle_core::cuda_backend::cudarc::driver::CudaSlice;
 
@@ -37,7 +37,7 @@ pub(super) struct Inputs {
     pub(super) groups: usize,
     /// Sequences, and rows of padding.
     pub(super) sequences: usize,
-    /// Whether each of them has one row.
+    /// Each of them has one row.
     pub(super) is_single_rows: bool,
     groups_at: usize,
     sequences_at: usize,

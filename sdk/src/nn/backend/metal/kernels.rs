@@ -56,7 +56,7 @@ enum Arg<'a> {
     Bytes(&'a [u8]),
 }
 
-/// What a kernel is launched over.
+/// A kernel's launch size, in threads or in threadgroups and their size.
 enum Grid {
     Threads([usize; 3]),
     Groups([usize; 3], usize),
