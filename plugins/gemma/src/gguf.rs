@@ -5,7 +5,7 @@ use pensieve_sdk::{
     weights::{GgufConfig, GgufFamily, Names},
 };
 
-/// The base of the rotations of layers with a window.
+/// RoPE's base in layers with windows.
 const LOCAL_BASE: f64 = 10_000.0;
 
 /// Norms of Gemma 2 and 3.
@@ -65,7 +65,7 @@ fn complete(config: &mut GgufConfig<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Layers that see everything have other heads than those with windows.
+/// Layers with full attention have other head sizes than those with windows.
 fn complete4(config: &mut GgufConfig<'_>) -> Result<()> {
     config.windows(6)?;
     let types = config.get("layer_types").and_then(|types| types.as_array());

@@ -1,5 +1,5 @@
 //! GLM-4-0414 and GLM-Z1 (arXiv 2406.12793): Llama with norms before and after each block, biases on queries, keys and values,
-//! and half of each head rotated, in neighbouring pairs.
+//! and RoPE on half of each head, interleaved.
 //!
 //! Reference: `modeling_glm4.py` in Hugging Face transformers; layers carry the names that they have in its checkpoints.
 
@@ -77,7 +77,7 @@ pub struct Glm4 {
     rope: Rope,
 }
 
-/// Tensors of GGUF files.
+/// GGUF's tensor names and transformers'.
 const GGUF_NAMES: Names = &[
     ("ffn_up", "mlp.gate_up_proj"),
     ("post_attention_norm", "post_self_attn_layernorm"),

@@ -1,5 +1,5 @@
-//! GLM-4.5 to GLM-4.7 and their Airs (arXiv 2508.06471): half of each head rotated, and from the second layer or so on many experts
-//! whose sigmoid scores are corrected for the choice, beside one that all tokens share.
+//! GLM-4.5 to GLM-4.7 and their Air models (arXiv 2508.06471): RoPE on half of each head, and after the first dense layers many
+//! experts, routed by sigmoid scores with a correction, beside a shared one.
 //!
 //! Reference: `modeling_glm4_moe.py` in Hugging Face transformers; layers carry the names that they have in its checkpoints. Layers
 //! that foretell several tokens come last, and are left out.
@@ -54,7 +54,7 @@ impl SelfAttention {
     }
 }
 
-/// The feed-forward block of a layer: dense in the first ones, then experts beside one that all tokens share.
+/// The feed-forward block of a layer: dense in the first ones, then routed experts beside a shared one.
 fn mlp(loader: &Loader<'_>, config: &Config, layer: usize) -> Result<FeedForward> {
     let Sizes { hidden_size, intermediate_size, hidden_act, .. } = config.sizes;
     if layer < config.first_k_dense_replace {
@@ -108,7 +108,7 @@ pub struct Glm4Moe {
     rope: Rope,
 }
 
-/// Tensors of GGUF files.
+/// GGUF's tensor names and transformers'.
 const GGUF_NAMES: Names = &[
     ("post_attention_norm", "post_attention_layernorm"),
     ("ffn_gate_shexp", "mlp.shared_experts.gate_proj"),

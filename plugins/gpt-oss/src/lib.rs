@@ -56,7 +56,7 @@ impl SelfAttention {
     }
 }
 
-/// The experts that a router chooses, whose weights add up to one.
+/// Routed experts, whose weights are renormalized.
 fn mlp(loader: &Loader<'_>, config: &Config) -> Result<SparseMlp> {
     let Sizes { hidden_size, intermediate_size, .. } = config.sizes;
     let count = config.num_local_experts;
@@ -125,7 +125,7 @@ struct GptOss {
     rope: Rope,
 }
 
-/// Tensors of GGUF files.
+/// GGUF's tensor names and transformers'.
 const GGUF_NAMES: Names = &[
     ("post_attention_norm", "post_attention_layernorm"),
     ("ffn_norm", "pre_feedforward_layernorm"),
@@ -133,7 +133,7 @@ const GGUF_NAMES: Names = &[
     ("ffn_gate_inp", "mlp.router"),
 ];
 
-/// Every second layer has a window, and YaRN's ramp is not rounded to whole dimensions, which GGUF files do not say.
+/// Settings that GGUF files omit: every second layer has a window, and YaRN's ramp is not rounded to whole dimensions.
 fn complete(config: &mut GgufConfig<'_>) -> Result<()> {
     config.windows(2)?;
     if let Some(rope) = config.rope() {

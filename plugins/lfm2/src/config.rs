@@ -21,7 +21,7 @@ pub struct Config {
     pub moe: Option<Moe>,
 }
 
-/// Sizes of a mixture, and how its router chooses.
+/// Sizes of a mixture, and its router's settings.
 #[derive(Clone, Copy)]
 pub struct Moe {
     pub num_experts: usize,
@@ -74,8 +74,8 @@ fn moe(config: &Settings, num_experts: usize) -> Result<Moe> {
     })
 }
 
-/// The inner width of feed-forward blocks, which configurations give before it is cut to two thirds and rounded up; those of
-/// mixtures give it as it is.
+/// The inner width of feed-forward blocks. Configurations give it before it is cut to two thirds and rounded up, except those of
+/// mixtures.
 fn intermediate_size(config: &Settings) -> Result<usize> {
     if config.experts()?.is_some() {
         return config.usize_or("intermediate_size", 7168);

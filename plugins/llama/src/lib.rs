@@ -82,10 +82,10 @@ struct Llama {
     rope: Rope,
 }
 
-/// Tensors of GGUF files.
+/// GGUF's tensor names and transformers'.
 const GGUF_NAMES: Names = &[("post_attention_norm", "post_attention_layernorm")];
 
-/// Phi-3 is also converted to files that say `llama`, whose special tokens swallow white space there, too.
+/// Some GGUF files of Phi-3 have the architecture `llama`; their special tokens strip the white space after them as in Phi-3's own.
 fn is_phi3(metadata: &Metadata) -> Result<bool> {
     let name = metadata.string("general.name")?.unwrap_or_default().to_lowercase();
     Ok(name.contains("phi-3") || name.contains("phi3"))
@@ -145,7 +145,7 @@ impl Decoder for Llama {
     }
 }
 
-/// The layers of SmolLM3 that rotate nothing: those with a 0 in a list, or every fourth.
+/// SmolLM3's layers without RoPE: those with a 0 in `no_rope_layers`, or every fourth.
 fn no_rope(config: &Settings, is_smollm3: bool, sizes: &Sizes) -> Result<Vec<bool>> {
     let layers = sizes.num_hidden_layers;
     let rotating = config.usizes("no_rope_layers")?;

@@ -1,15 +1,15 @@
-//! Halves of pairs, as files hold them one by one, on their way to whole pairs.
+//! Collects the factors of low-rank pairs, which files store one by one.
 
 use pensieve_sdk::{Error, LowRankPair, Result, weights::RawTensor};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 
-/// Ranks beyond this are taken for a mistake in the file.
+/// A larger rank is taken for a corrupt file.
 const RANK_MAX: usize = 1024;
-/// Values of one factor: a bound for what a small file can make of memory.
+/// Limit on the values of one factor, so that a small file cannot claim much memory.
 const VALUES_MAX: usize = 1 << 28;
 
-/// Values of a whole adapter, for the same reason.
+/// Limit on the values of an adapter, for the same reason.
 const ALL_VALUES_MAX: usize = 1 << 30;
 
 /// The factor of a pair that a tensor holds, and its layout.
@@ -39,7 +39,7 @@ struct Found {
 pub struct Pairs {
     found: BTreeMap<String, Found>,
     digest: Sha256,
-    /// Values so far.
+    /// Number of values so far.
     values: usize,
 }
 
@@ -64,7 +64,7 @@ impl Pairs {
         Ok(())
     }
 
-    /// Whole pairs, with the scale that each target of a rank has, and what tells them from others.
+    /// The pairs, scaled by `scale` for each target and rank, and their fingerprint.
     pub fn finish(self, scale: impl Fn(&str, usize) -> Result<f32>) -> Result<(Vec<LowRankPair>, String)> {
         if self.found.is_empty() {
             return Err(Error::corrupt("the adapter changes nothing: it has no low-rank pairs"));

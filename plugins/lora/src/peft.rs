@@ -20,7 +20,7 @@ const CONFIG_BYTES_MAX: u64 = 1 << 20;
 const PATTERN_BYTES_MAX: usize = 16 << 10;
 const PREFIX: &str = "base_model.model.";
 
-/// The format.
+/// PEFT's adapter format.
 pub struct Peft;
 
 impl AdapterFormat for Peft {
@@ -53,7 +53,7 @@ impl AdapterFormat for Peft {
     }
 }
 
-/// The settings that matter here; the others only steer training.
+/// The settings that affect inference; the others are for training.
 #[derive(Deserialize)]
 struct Config {
     #[serde(default)]
@@ -89,7 +89,7 @@ impl Config {
             .map_err(|error| here(Error::corrupt(format!("not a PEFT configuration: {error}"))))
     }
 
-    /// Leaves other types to other formats, and refuses what low-rank pairs cannot express.
+    /// Declines other adapter types, and refuses settings that low-rank pairs cannot express.
     fn check(&self) -> Result<()> {
         let kind = self.peft_type.as_deref().unwrap_or("LORA");
         if kind != "LORA" {
@@ -163,7 +163,7 @@ impl Scales {
     }
 }
 
-/// Values by patterns, which hold for modules whose name they match at the end, whole words counted.
+/// Values by pattern; a pattern applies to modules whose name ends in a match of whole components.
 fn patterns(what: &str, object: &Map<String, Value>) -> Result<Vec<(Regex, f64)>> {
     let pattern = |(key, value): (&String, &Value)| {
         let number = value.as_f64().filter(|number| number.is_finite() && *number >= 0.0);
@@ -231,7 +231,7 @@ fn add(pairs: &mut Pairs, tensor: &RawTensor, targets: &Targets) -> Result<()> {
     pairs.add(target, half, tensor.clone())
 }
 
-/// The module that a tensor belongs to, and which half it is. The name of the adapter may stand before `weight`.
+/// The module of a tensor, and its factor of the pair. The adapter's name may come before `weight`.
 fn half_of(name: &str) -> Option<(&str, Half)> {
     let name = name.strip_prefix(PREFIX).unwrap_or(name);
     let kinds = [

@@ -1,5 +1,5 @@
-//! Mistral 7B (arXiv 2310.06825), NeMo, Small, Ministral and the text model of Mistral 3: Llama with windows over the past,
-//! heads whose size does not follow from the width, and from Ministral 3 on queries that grow with their position.
+//! Mistral 7B (arXiv 2310.06825), NeMo, Small, Ministral and the text model of Mistral 3: Llama with sliding windows, a head size
+//! of its own, and from Ministral 3 on queries scaled by their position.
 //!
 //! Reference: `modeling_mistral.py`, `modeling_ministral.py` and `modeling_ministral3.py` in Hugging Face transformers. GGUF
 //! files call the older models `llama`, which that plugin serves, and the newer ones `mistral3`.
@@ -23,7 +23,7 @@ pub struct Config {
     growth: Option<Growth>,
 }
 
-/// Queries are multiplied by `1 + beta · ln(1 + ⌊position / original⌋)`, so that attention over a long past stays sharp.
+/// Queries are multiplied by `1 + beta · ln(1 + ⌊position / original⌋)`, so that attention stays sharp over long contexts.
 #[derive(Clone, Copy)]
 struct Growth {
     beta: f64,

@@ -22,7 +22,7 @@ pub struct Config {
     moe: Option<Moe>,
 }
 
-/// Sizes of a mixture, and how its router chooses.
+/// Sizes of a mixture, and its router's settings.
 pub struct Moe {
     num_experts: usize,
     num_experts_per_tok: usize,
@@ -170,7 +170,7 @@ impl Decoder for Qwen {
     }
 }
 
-/// Reads the sizes of a mixture; every `decoder_sparse_step`th layer has them, but for those that it names.
+/// Reads the sizes of a mixture; every `decoder_sparse_step`th layer is one, except those in `mlp_only_layers`.
 pub fn moe(config: &Settings, num_experts: usize, layers: usize) -> Result<Moe> {
     let (step, only) = (config.usize_or("decoder_sparse_step", 1)?, config.usizes("mlp_only_layers")?);
     let is_dense = |layer: usize| only.contains(&layer) || step == 0 || !(layer + 1).is_multiple_of(step);

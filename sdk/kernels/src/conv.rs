@@ -8,11 +8,11 @@ use super::simd::{Kernel, Simd};
 /// Values in a task: less work than this is not worth another thread.
 const PIECE: usize = 1 << 13;
 
-/// A convolution of each channel with its own few taps.
+/// The taps of a depthwise convolution.
 #[derive(Clone, Copy, Debug)]
 pub struct Taps<'a> {
     pub channels: usize,
-    /// From the oldest input to the row's own, a factor for each channel.
+    /// `[taps, channels]`; the last tap is for the row's own input.
     pub taps: &'a [f32],
     pub bias: Option<&'a [f32]>,
     pub activation: Option<Activation>,
@@ -70,7 +70,7 @@ fn input<'a>(state: &'a [f32], x: &'a [f32], channels: usize, offset: usize, bac
     &from[row * channels..][..channels]
 }
 
-/// A row, and what its taps see, oldest first.
+/// A row and the inputs of its taps, oldest first.
 struct Row<'a> {
     conv: Taps<'a>,
     inputs: Vec<&'a [f32]>,

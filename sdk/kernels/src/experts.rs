@@ -1,10 +1,9 @@
-//! Feed-forward blocks of which each row uses a few: two parallel loops for all experts of a layer together, and one that sums
-//! what they have made of a row.
+//! Mixtures of experts: two parallel loops for all experts of a layer together, and one that sums each row's outputs.
 //!
-//! A token alone wants eight small experts or so. One product after the other would start the threads two dozen times a
-//! layer and give each of them too little; so the inner values of all experts are cut into slices, each of which is a task
-//! that computes its gate, its values and their product, and then the outputs are cut in the same way. Within a task a
-//! product runs on the task's own thread, in the order of sums that it has everywhere.
+//! A single token uses about eight small experts. One product after the other would start the threads two dozen times a layer,
+//! with too little work for each. So the inner values of all experts are cut into slices, each of which is a task that computes
+//! gate, up and their product, and then the outputs are cut in the same way. Within a task a product runs on the task's own
+//! thread, with the same order of sums as everywhere.
 
 use std::ops::Range;
 
@@ -51,8 +50,7 @@ const SLICE: usize = 64;
 /// Slices for each thread, so that threads end together.
 const SLICES: usize = 4;
 
-/// `out[rows] = down · glu(gate · x[rows], up · x[rows])` for each expert's rows, which tile `x`. The width of a row is the
-/// experts' inputs, that of an output their outputs.
+/// `out[rows] = down · glu(gate · x[rows], up · x[rows])` for each expert's rows, which partition `x`.
 pub fn experts(pool: &Pool, experts: &[Expert<'_>], glu: Glu, x: &[f32], out: &mut [f32]) {
     let Some(first) = experts.first() else { return };
     let (width, inner, outputs) = (first.gate.weight.cols, first.gate.weight.rows, first.down.weight.rows);

@@ -37,8 +37,7 @@ pub struct Recurred<'a> {
     pub skip: Option<&'a [f32]>,
 }
 
-/// The rows of one sequence, its state, and where the state is copied once the rows before one of the step's are in it, in
-/// ascending order.
+/// The rows of one sequence, its state, and the copies to make of the state before given rows of the step, in ascending order.
 #[derive(Debug)]
 pub struct Stretch<'a> {
     pub rows: Range<usize>,
@@ -49,7 +48,8 @@ pub struct Stretch<'a> {
 /// Vectors of columns that are held in registers at once.
 const VECTORS: usize = 4;
 
-/// Takes the matrices of sequences, `[heads, key_dim, value_dim]` each, through their rows. `out` is `[tokens, heads, value_dim]`; the sequences tile its rows.
+/// Advances the matrices of sequences, `[heads, key_dim, value_dim]` each, over their rows. `out` is `[tokens, heads, value_dim]`,
+/// and the sequences partition its rows.
 pub fn recurrence(pool: &Pool, shape: Heads, x: Recurred<'_>, sequences: Vec<Stretch<'_>>, out: &mut [f32]) {
     let Heads { heads, key_heads, key_dim, value_dim, .. } = shape;
     let (size, tokens) = (key_dim * value_dim, sequences.iter().map(|one| one.rows.len()).sum::<usize>());
@@ -172,12 +172,12 @@ fn copy_columns(from: &[f32], to: &mut [f32], stride: usize, column: usize, widt
     }
 }
 
-/// Columns that go through the tokens together. A closure in its place would be a function of its own, in which no
-/// instruction set is enabled.
+/// Columns that are advanced together. It is a trait because a closure would be compiled as a separate function, without the
+/// instruction set.
 trait Columns: Copy {
     const WIDTH: usize;
 
-    /// Takes them, the first of `matrix`, through a token.
+    /// Advances the first columns of `matrix` by a token.
     fn advance(self, matrix: &mut [f32], token: &Token<'_>, out: &mut [f32]);
 }
 
@@ -235,7 +235,7 @@ impl<S: Simd, const N: usize> Columns for Vectors<S, N> {
     }
 }
 
-/// A column that fills no vector.
+/// A single column, for the rest that does not fill a vector.
 #[derive(Clone, Copy)]
 struct One;
 

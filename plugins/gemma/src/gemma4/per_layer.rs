@@ -1,4 +1,4 @@
-//! Vectors that tokens of small Gemma 4 models have in each layer, beside the embedding that enters the first.
+//! Per-layer embeddings of small Gemma 4 models: a vector for each token and layer, beside the input embedding.
 
 use pensieve_sdk::{
     Result,
@@ -7,7 +7,7 @@ use pensieve_sdk::{
 
 use super::config::{Config, PerLayerSizes};
 
-/// The vectors that tokens have in each layer: one of the token's own, and one that is made of its embedding.
+/// Each token's vector for each layer: the sum of an embedding of its own and a projection of the input embedding.
 pub struct PerLayerInputs {
     embed_tokens_per_layer: Embedding,
     per_layer_model_projection: Linear,
@@ -36,7 +36,7 @@ impl PerLayerInputs {
     }
 }
 
-/// Adds what a layer makes of the token's own vector.
+/// A layer's use of its tokens' per-layer vectors.
 pub struct PerLayerInput {
     per_layer_input_gate: Linear,
     per_layer_projection: Linear,
@@ -55,7 +55,7 @@ impl PerLayerInput {
         })
     }
 
-    /// `x` and what the layer makes of it and of the token's own vector.
+    /// Adds to `x` the layer's gated projection of its per-layer vectors, `input`.
     pub fn add_to(&self, x: &Tensor, input: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         let gated = step.ops().gate(&self.per_layer_input_gate.forward(x, step)?, input, self.act)?;
         self.post_per_layer_input_norm.add_to(x, &self.per_layer_projection.forward(&gated, step)?, step)

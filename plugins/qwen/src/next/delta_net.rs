@@ -11,8 +11,7 @@ use super::{
     of_groups,
 };
 
-/// The input projections of a delta net, stored in one of two ways: as one layer, whose outputs follow each
-/// other in groups of a head of keys, or as two layers.
+/// The input projections of a delta net, which checkpoints store as one layer, with its outputs grouped by key head, or as two.
 enum Projection<const N: usize> {
     Grouped { all: Linear, groups: usize, widths: [usize; N] },
     Apart([Linear; 2]),
@@ -29,7 +28,7 @@ impl<const N: usize> Projection<N> {
     }
 }
 
-/// A gated delta net: matrices that take in what a key should mean, read by queries.
+/// A gated delta net: a linear recurrence by the delta rule, behind a short convolution.
 pub struct GatedDeltaNet {
     /// Queries, keys and values, and the gate of the norm.
     qkvz: Projection<4>,

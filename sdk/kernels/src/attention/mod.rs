@@ -18,9 +18,9 @@ use super::pool::{Disjoint, Pool};
 use super::simd::{Kernel, Rows, Simd, exp, tanh};
 use super::tile::{PAIR, TILE, in_tiles, tile};
 
-/// Positions that are taken together.
+/// Positions in a tile.
 const POSITIONS: usize = 64;
-/// Rows that are taken together, about.
+/// Rows in a part, approximately.
 const ROWS: usize = 64;
 
 /// The settings that turn products of queries and keys into scores.

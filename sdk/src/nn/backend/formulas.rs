@@ -76,8 +76,8 @@ impl Formulas {
         Self { unpacks: true, ..Self::plain(device) }
     }
 
-    /// The formulas, but for those of candle's fused ops that agree with them on this device, on which kernels of our own are
-    /// not used for this reason.
+    /// Formulas, with those of candle's fused ops that agree with them on this device. `declined` is the reason why our own kernels
+    /// are not used.
     pub(in crate::nn) fn probed(device: Device, declined: Option<String>) -> Self {
         let plain = Self::plain(device);
         Self { fused: plain.probe(), declined, ..plain }
@@ -210,8 +210,7 @@ impl Formulas {
         Ok(normed.broadcast_mul(weight)?.broadcast_add(bias)?)
     }
 
-    /// Sines and cosines of positions, each with what multiplies them. They are computed in `f32`, as the models were
-    /// trained with.
+    /// Sines and cosines of positions, each with a factor. They are computed in `f32`, as in training.
     pub(super) fn rotation(
         &self,
         frequencies: &[f32],

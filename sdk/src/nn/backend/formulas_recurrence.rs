@@ -1,8 +1,8 @@
-//! Recurrences in stock candle ops: a stretch of tokens at once, by products of matrices; and the short convolutions before them.
+//! Recurrences in stock candle ops, chunkwise by matrix products, and the short convolutions before them.
 //!
-//! Within a stretch, what the tokens write is the solution of a triangular system (arXiv 2406.06484): each token's correction depends
-//! on those of the tokens before it, by how alike their keys are. It is solved by blocks, in as many steps as the length has
-//! binary digits. Sequences that decode one token each are computed together.
+//! Within a stretch of tokens, the values to write solve a triangular system (arXiv 2406.06484): each token's correction depends on
+//! those before it, weighted by the products of their keys. It is solved by blocks, in `log2` of the length steps. Sequences that
+//! decode one token each are computed together.
 
 use candle_core::{Device, Tensor};
 
@@ -18,7 +18,7 @@ use crate::{
 /// Tokens in a stretch.
 const STRETCH: usize = 64;
 
-/// Matrices of `n` sequences' heads, `[n · heads, …]`, and what `len` tokens of each bring.
+/// The inputs of `len` tokens of `n` sequences, head by head: `[n · heads, len, …]`.
 struct Stretch {
     q: Tensor,
     k: Tensor,
@@ -58,7 +58,7 @@ pub(super) fn short_conv(formulas: &Formulas, conv: &ShortConv, x: &Tensor, pass
     }
 }
 
-/// For each tap, which row each token reads; and the rows that are kept.
+/// For each tap the row that each token reads; and the rows that become states.
 fn conv_rows(
     formulas: &Formulas,
     layer: usize,
@@ -169,7 +169,7 @@ impl Stretch {
 /// The output of a stretch's tokens, `[n, len, value_dim]`, and the matrices after them.
 fn stretch(x: &Stretch, matrices: &Tensor) -> Result<(Tensor, Tensor)> {
     let (_, len, _) = x.k.dims3()?;
-    // How far a matrix has faded by each token, as a logarithm, and from each token to each later one, as a factor.
+    // The decay up to each token, as a logarithm, and from each token to each later one, as a factor.
     let (n, device) = (x.k.dim(0)?, x.k.device());
     let sums = square(len, |row, column| f32::from(u8::from(column <= row)), device)?;
     let faded = sums.broadcast_as((n, len, len))?.contiguous()?.matmul(&x.decay)?;
