@@ -175,7 +175,7 @@ fn checks_models_against_each_other() {
         &[
             "an alias of 'a' is empty",
             "the alias 'a' of 'a' is taken by another model",
-            "the alias 'c' of 'b' is the name",
+            "the alias 'c' of 'b' is taken by another model",
         ],
     );
     check_wrong(

@@ -17,7 +17,7 @@ pub struct Variable {
 }
 
 pub const VARIABLES: [Variable; 9] = [
-    Variable { name: "PENSIEVE_CONFIG", meaning: "the configuration's file, as --config", set: |_, _| Ok(()) },
+    Variable { name: "PENSIEVE_CONFIG", meaning: "the configuration file, as --config", set: |_, _| Ok(()) },
     Variable {
         name: "PENSIEVE_HOME",
         meaning: "plugins, caches and models; ~/.pensieve unless set",
@@ -25,7 +25,7 @@ pub const VARIABLES: [Variable; 9] = [
     },
     Variable {
         name: "PENSIEVE_LISTEN",
-        meaning: "address and port, as --listen; several with commas between them",
+        meaning: "address and port, as --listen; several separated by commas",
         set: |config, text| {
             let listen = text.split(',').map(|address| listen_address(address.trim()));
             config.server.listen = listen.collect::<Result<_, _>>().map_err(|what| format!("{what}; {LISTEN_HELP}"))?;
@@ -45,7 +45,7 @@ pub const VARIABLES: [Variable; 9] = [
     },
     Variable {
         name: "PENSIEVE_PLUGINS",
-        meaning: "folders with plugins, with colons between them, as --plugins",
+        meaning: "plugin folders separated by colons, as --plugins",
         set: |config, text| {
             config.plugins.folders = env::split_paths(text).filter(|path| *path != PathBuf::new()).collect();
             Ok(())
@@ -62,7 +62,7 @@ pub const VARIABLES: [Variable; 9] = [
     },
     Variable {
         name: "PENSIEVE_MEMORY",
-        meaning: "what all models together may take, such as 12GiB",
+        meaning: "memory for all models together, such as 12GiB",
         set: |config, text| {
             let bytes = u64::parse(text).filter(|bytes| *bytes >= 64 << 20);
             config.fleet.memory = Some(bytes.ok_or("it takes bytes such as 12GiB, at least 64 MiB")?);
@@ -71,7 +71,7 @@ pub const VARIABLES: [Variable; 9] = [
     },
     Variable {
         name: "PENSIEVE_CACHE",
-        meaning: "disk for texts that were computed, for each model, such as 4GiB; 0 for none",
+        meaning: "disk space for each model's prompt cache, such as 4GiB; 0 for none",
         set: |config, text| {
             config.cache.budget = u64::parse(text).ok_or("it takes bytes such as 4GiB")?;
             Ok(())
@@ -79,7 +79,7 @@ pub const VARIABLES: [Variable; 9] = [
     },
     Variable {
         name: "PENSIEVE_LOG",
-        meaning: "what is logged: error, warn, info, debug, trace",
+        meaning: "log level: error, warn, info, debug, trace",
         set: |config, text| {
             check_log(text).map_err(|what| format!("{what}; {LOG_HELP}"))?;
             config.server.log = text.to_owned();

@@ -163,7 +163,7 @@ impl Scales {
     }
 }
 
-/// Values by pattern; a pattern applies to modules whose name ends in a match of whole components.
+/// Values by pattern. A pattern applies to modules whose name it matches from the start of any component to the end.
 fn patterns(what: &str, object: &Map<String, Value>) -> Result<Vec<(Regex, f64)>> {
     let pattern = |(key, value): (&String, &Value)| {
         let number = value.as_f64().filter(|number| number.is_finite() && *number >= 0.0);

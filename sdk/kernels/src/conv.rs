@@ -18,8 +18,7 @@ pub struct Taps<'a> {
     pub activation: Option<Activation>,
 }
 
-/// Convolves `x[tokens, channels]`. The state of a sequence is the inputs before its rows, one less than there are taps and the
-/// oldest first; it becomes those before the rows after them.
+/// Convolves `x[tokens, channels]`. The state of a sequence is its last `taps − 1` inputs, the oldest first, and is updated.
 pub fn short_conv(pool: &Pool, conv: Taps<'_>, x: &[f32], sequences: Vec<Stretch<'_>>, out: &mut [f32]) {
     let Taps { channels, taps, bias, .. } = conv;
     assert!(channels > 0 && taps.len().is_multiple_of(channels) && taps.len() > channels, "{} taps", taps.len());

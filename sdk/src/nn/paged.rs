@@ -39,8 +39,8 @@ pub trait Decoder: Sized + Send + 'static {
     type Config;
 
     /// The conventions of the GGUF files of an architecture that it claims.
-    fn gguf_family(_architecture: &str) -> GgufFamily {
-        GgufFamily::default()
+    fn gguf_family(architecture: &str) -> GgufFamily {
+        GgufFamily::of(architecture)
     }
 
     /// Reads the configuration. [`Error::declined`] leaves the checkpoint to another architecture.

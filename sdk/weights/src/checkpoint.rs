@@ -41,7 +41,7 @@ impl Checkpoint {
     /// Opens a GGUF file, or a folder with `config.json` and safetensors. Nothing in it may be changed in place as long
     /// as the checkpoint or one of its tensors is in use.
     pub fn open(path: &Path) -> Result<Self> {
-        Self::open_with(path, |_| GgufFamily::USUAL)
+        Self::open_with(path, GgufFamily::of)
     }
 
     /// The same, with what a plugin knows of the GGUF files of an architecture.

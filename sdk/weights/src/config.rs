@@ -6,8 +6,6 @@
 //! reads through a struct of its own.
 
 mod from_gguf;
-mod gguf_config;
-mod rope;
 #[cfg(test)]
 mod tests;
 
@@ -15,11 +13,10 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-pub use self::{
-    gguf_config::GgufConfig,
-    rope::{RopeConfig, RopeScaling, RopeStyle},
+use super::{
+    GgufFamily, RopeConfig, RopeScaling, Weights, gguf, json,
+    rope::{self, CONTEXT_MAX, is_not},
 };
-use super::{GgufFamily, Weights, gguf, json, quote};
 use crate::{Error, Result};
 
 const FILE_BYTES_MAX: u64 = 16 << 20;
@@ -267,7 +264,6 @@ const fn limit(key: &'static str, min: f64, max: f64) -> Limit {
 }
 
 const SIZE_MAX: f64 = (1u32 << 24) as f64;
-const CONTEXT_MAX: f64 = (1u32 << 30) as f64;
 const HEADS_MAX: f64 = 4096.0;
 
 const LIMITS: &[Limit] = &[
@@ -352,16 +348,6 @@ impl Limit {
         }
         is_not(key, value, &format!("{what} from {} to {}", self.min, self.max))
     }
-}
-
-fn is_not(key: &str, value: &Value, what: &str) -> Error {
-    let found = match value {
-        Value::Array(items) => format!("a list of {}", items.len()),
-        Value::Object(_) => "an object".to_owned(),
-        Value::String(text) => quote(text),
-        plain => plain.to_string(),
-    };
-    Error::corrupt(format!("the configuration's '{key}' is {found}, not {what}"))
 }
 
 fn missing(key: &str) -> Error {

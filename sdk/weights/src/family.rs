@@ -58,6 +58,12 @@ impl GgufFamily {
 
     /// The default with permuted queries and keys, as in files of the architecture `llama`.
     pub const PERMUTED: Self = Self { rope: GgufRope::Permuted, ..Self::USUAL };
+
+    /// The description of an architecture whose plugin gives none. Converters write dozens of families as `llama`, so the order of
+    /// rows in such files belongs to the format, not to one family.
+    pub fn of(architecture: &str) -> Self {
+        if architecture == "llama" { Self::PERMUTED } else { Self::USUAL }
+    }
 }
 
 impl Default for GgufFamily {

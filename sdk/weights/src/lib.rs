@@ -13,11 +13,14 @@ mod family;
 #[cfg(test)]
 mod fixture;
 pub mod gguf;
+mod gguf_config;
 mod json;
 #[doc(hidden)]
 pub mod names;
 mod packed;
 mod parts;
+mod pretokenizer;
+mod rope;
 mod safetensors;
 mod tensor;
 mod tensors;
@@ -26,13 +29,16 @@ mod tokenizer;
 pub use self::{
     bytes::Bytes,
     checkpoint::{Checkpoint, Format},
-    config::{Config, GgufConfig, RopeConfig, RopeScaling, RopeStyle},
+    config::Config,
     dtype::Dtype,
     family::{GgufFamily, GgufRope},
+    gguf_config::GgufConfig,
     names::Names,
+    pretokenizer::{PreTokenizer, Split},
+    rope::{RopeConfig, RopeScaling, RopeStyle},
     tensor::RawTensor,
     tensors::Weights,
-    tokenizer::{PreTokenizer, Split, Tokenizer},
+    tokenizer::Tokenizer,
 };
 
 use pensieve_error::{Code, Error, Result};

@@ -347,7 +347,7 @@ mod tests {
         assert!(check_index(INDEX, 20 << 30).is_err() && check_index(INDEX, 20 << 20).is_ok());
         let names = ["adapter_config.json", "adapter_model.safetensors", "README.md"];
         check("hf:o/r", &names, Ok(("", &["adapter_config.json", "adapter_model.safetensors"])));
-        check("hf:o/r", &["README.md", "config.json", "model.bin"], Err("holds no checkpoint"));
+        check("hf:o/r", &["README.md", "config.json", "model.bin"], Err("contains no checkpoint"));
     }
 
     #[test]

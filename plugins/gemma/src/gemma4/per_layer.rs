@@ -30,9 +30,9 @@ impl PerLayerInputs {
     /// The vectors of all layers, for embeddings `x`.
     pub fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         let own = (self.embed_tokens_per_layer.forward(step)? * (self.width as f64).sqrt())?;
-        let made = (self.per_layer_model_projection.forward(x, step)? * (x.dim(1)? as f64).powf(-0.5))?;
-        let made = self.per_layer_projection_norm.forward_heads(&made, step)?;
-        Ok(((made + own)? * 0.5_f64.sqrt())?)
+        let projected = (self.per_layer_model_projection.forward(x, step)? * (x.dim(1)? as f64).powf(-0.5))?;
+        let projected = self.per_layer_projection_norm.forward_heads(&projected, step)?;
+        Ok(((projected + own)? * 0.5_f64.sqrt())?)
     }
 }
 

@@ -135,7 +135,7 @@ impl Backend for CpuKernels {
         tensor(out, (ids.len(), weight.inputs))
     }
 
-    /// Factors are kept in half precision, unless the weight is in `f32`.
+    /// Factors for weights below `f32` are kept in half precision, if their values fit.
     fn low_rank(&self, _rank: usize, down: Vec<f32>, up: Vec<f32>, single: bool) -> Result<LowRankForm> {
         let is_half = !single && down.iter().chain(&up).all(|value| value.abs() < HALF_MAX);
         let pack = |values: Vec<f32>| -> Vec<u8> {

@@ -6,7 +6,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::gguf_config::GgufConfig;
+use crate::gguf_config::GgufConfig;
 use crate::{GgufFamily, GgufRope, Result, Weights, gguf::Metadata};
 
 const INTEGERS: &[(&str, &str)] = &[

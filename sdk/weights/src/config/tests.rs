@@ -4,7 +4,8 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::{Config, RopeConfig, RopeScaling, RopeStyle};
+use super::{Config, RopeConfig, RopeScaling};
+use crate::RopeStyle;
 use crate::{
     Checkpoint, Code, Dtype, GgufFamily, GgufRope, Result,
     fixture::{Gguf, folder},

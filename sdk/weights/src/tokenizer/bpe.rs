@@ -10,10 +10,9 @@ use serde_json::json;
 use super::{
     Tokenizer,
     document::{Bpe, Document, Ids, added_tokens, post_processor},
-    pretokenizer::PreTokenizer,
     vocabulary::Vocabulary,
 };
-use crate::{Error, GgufFamily, Result, gguf::Metadata, quote};
+use crate::{Error, GgufFamily, PreTokenizer, Result, gguf::Metadata, quote};
 
 const MERGES: &str = "tokenizer.ggml.merges";
 const MERGES_MAX: usize = 8 << 20;

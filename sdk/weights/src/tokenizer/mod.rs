@@ -15,7 +15,6 @@ mod folder;
 mod lines;
 mod model_file;
 mod outline;
-mod pretokenizer;
 mod sentencepiece;
 mod special;
 #[cfg(test)]
@@ -24,7 +23,6 @@ mod vocabulary;
 
 use std::path::Path;
 
-pub use self::pretokenizer::{PreTokenizer, Split};
 use self::vocabulary::Vocabulary;
 use super::{
     GgufFamily,

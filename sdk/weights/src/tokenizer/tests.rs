@@ -5,8 +5,9 @@ use std::path::Path;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::{PreTokenizer, Split, Tokenizer};
+use super::Tokenizer;
 use crate::{Code, Error, GgufFamily, fixture::Gguf, gguf};
+use crate::{PreTokenizer, Split};
 
 const TOKENS: [&str; 6] = ["a", "b", "ab", "abb", "<|im_end|>", "<|im_start|>"];
 const TYPES: [i32; 6] = [1, 1, 1, 1, 3, 3];

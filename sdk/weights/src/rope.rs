@@ -7,9 +7,10 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{CONTEXT_MAX, is_not};
-use crate::{Error, Result};
+use crate::{Error, Result, quote};
 
+/// The longest context that is believed.
+pub(super) const CONTEXT_MAX: f64 = (1u32 << 30) as f64;
 const THETA_DEFAULT: f64 = 10_000.0;
 const PAIRS_MAX: usize = 512;
 
@@ -228,11 +229,10 @@ impl<'a> Parameters<'a> {
             "yarn" => self.yarn(),
             "longrope" => self.longrope(),
             "divisors" => Ok(RopeScaling::Divisors(self.list("divisors")?)),
-            other => Err(Error::unsupported(format!(
-                "the configuration's RoPE type {} is not supported",
-                super::quote(other)
-            ))
-            .help("supported are default, linear, dynamic, llama3, yarn, longrope and proportional")),
+            other => {
+                Err(Error::unsupported(format!("the configuration's RoPE type {} is not supported", quote(other)))
+                    .help("supported are default, linear, dynamic, llama3, yarn, longrope and proportional"))
+            }
         }
     }
 
@@ -334,4 +334,15 @@ impl<'a> Parameters<'a> {
 /// YaRN's attention factor (`mscale`) for a scaling factor.
 pub(super) fn magnitude(factor: f64, scale: f64) -> f64 {
     if factor <= 1.0 { 1.0 } else { 0.1 * scale * factor.ln() + 1.0 }
+}
+
+/// The error for a key whose value is of another kind.
+pub(super) fn is_not(key: &str, value: &Value, what: &str) -> Error {
+    let found = match value {
+        Value::Array(items) => format!("a list of {}", items.len()),
+        Value::Object(_) => "an object".to_owned(),
+        Value::String(text) => quote(text),
+        plain => plain.to_string(),
+    };
+    Error::corrupt(format!("the configuration's '{key}' is {found}, not {what}"))
 }

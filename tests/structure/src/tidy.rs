@@ -8,9 +8,7 @@ use std::{
     process::Command,
 };
 
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
-}
+use crate::root;
 
 /// `cargo metadata` of all packages, as resolved for this platform.
 pub fn metadata() -> Value {

@@ -4,14 +4,13 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
-    path::Path,
 };
 use toml::Table;
 
-use crate::tidy::metadata;
+use crate::{root, tidy::metadata};
 
 fn table(name: &str) -> Table {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let root = root();
     fs::read_to_string(root.join(name)).unwrap().parse().unwrap()
 }
 

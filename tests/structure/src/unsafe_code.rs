@@ -1,17 +1,11 @@
 //! Where unsafe code is, and how much of it: each file that has some stands in `unsafe_code.txt`.
 
-use std::{
-    collections::BTreeMap,
-    env, fs,
-    path::{Path, PathBuf},
-};
+use std::{collections::BTreeMap, fs, path::PathBuf};
+
+use crate::root;
 
 /// Code that ships. Tests may use unsafe code to break things.
 const FOLDERS: [&str; 5] = ["plugin-api", "sdk", "host", "plugins", "examples"];
-
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
-}
 
 /// The Rust files below a folder, but for what cargo has built there.
 fn sources(folder: PathBuf) -> Vec<PathBuf> {
@@ -44,7 +38,7 @@ fn unsafe_code_is_where_it_is_known_to_be() {
         }
     }
     let found: String = found.iter().map(|(path, total)| format!("{total:3} {path}\n")).collect();
-    let table = root().join("tests/src/unsafe_code.txt");
+    let table = root().join("tests/structure/src/unsafe_code.txt");
     let known = fs::read_to_string(&table).unwrap();
     assert!(found == known, "{} is to be, if all of this is meant:\n{found}", table.display());
 }

@@ -10,6 +10,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use crate::root;
+
 /// Crates, or modules of them, and what lies in these, from the uppermost down: a module may import from those to the right of
 /// it. Modules of one group know nothing of each other.
 const LAYERS: &[(&str, &str, &[&[&str]])] = &[
@@ -109,10 +111,12 @@ const LAYERS: &[(&str, &str, &[&[&str]])] = &[
         "",
         &[
             &["checkpoint", "fixture"],
-            &["config"],
+            &["config", "tokenizer"],
+            &["family"],
+            &["gguf_config"],
             &["tensors"],
-            &["packed", "tokenizer"],
-            &["gguf", "parts", "safetensors"],
+            &["packed"],
+            &["gguf", "parts", "pretokenizer", "rope", "safetensors"],
             &["json", "tensor"],
             &["bytes", "dtype", "names"],
         ],
@@ -130,10 +134,6 @@ struct Source {
     imports: BTreeSet<Vec<String>>,
     /// Names that the file has from elsewhere, and where from.
     aliases: BTreeMap<String, Vec<String>>,
-}
-
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
 
 impl Crate {

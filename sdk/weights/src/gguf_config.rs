@@ -4,7 +4,7 @@ mod shared;
 
 use serde_json::{Map, Value, json};
 
-use super::rope::magnitude;
+use crate::rope::magnitude;
 use crate::{
     Error, Result, Weights,
     gguf::{self, Kind, Metadata},

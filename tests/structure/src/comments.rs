@@ -1,10 +1,9 @@
 //! The part of plain English that a machine can check: a comment has to say more than the item's name, and must not be one that
 //! a reader of this tree once stumbled over.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{fs, path::PathBuf};
+
+use crate::root;
 
 /// All Rust sources are held to it.
 const FOLDERS: [&str; 6] = ["plugin-api", "sdk", "host", "plugins", "examples", "tests"];
@@ -23,10 +22,6 @@ const QUOTED: [&str; 10] = [
     "for who looks for a fault",
 ];
 
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
-}
-
 fn sources() -> Vec<PathBuf> {
     let mut open: Vec<PathBuf> = FOLDERS.iter().map(|folder| root().join(folder)).collect();
     let mut found = Vec::new();
@@ -34,7 +29,7 @@ fn sources() -> Vec<PathBuf> {
         if path.is_dir() && !path.ends_with("target") {
             open.extend(fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()));
         } else if path.extension().is_some_and(|extension| extension == "rs")
-            && path != root().join("tests/src/comments.rs")
+            && path != root().join("tests/structure/src/comments.rs")
         {
             found.push(path);
         }
