@@ -1,4 +1,4 @@
-//! What the author of a sampler writes: a [`Sampler`] makes [`Stage`]s, a chain of stages picks the next token.
+//! The traits of a sampler: a [`Sampler`] makes [`Stage`]s, and a chain of stages picks the next token.
 //!
 //! A stage sees the candidates that the stages before it left over. It narrows them, changes their logits, or picks one,
 //! which ends the chain; a chain that ends without a pick takes the candidate with the highest logit. Candidates shrink

@@ -13,7 +13,7 @@ pub struct Config {
     pub qk_nope_head_dim: usize,
     pub qk_rope_head_dim: usize,
     pub v_head_dim: usize,
-    /// Of scores, with YaRN's correction.
+    /// Scale of the scores, YaRN's correction included.
     pub scale: f64,
     /// True for each dense layer.
     pub dense: Vec<bool>,
@@ -22,7 +22,7 @@ pub struct Config {
     pub rope: RopeConfig,
 }
 
-/// Sizes of a mixture, and how its router chooses.
+/// Sizes of a mixture, and its router's settings.
 pub struct Moe {
     pub n_routed_experts: usize,
     pub n_shared_experts: usize,
@@ -114,10 +114,10 @@ fn moe(config: &Settings, is_gguf: bool, is_v2: bool) -> Result<Moe> {
     })
 }
 
-/// The groups that experts are chosen by.
+/// The groups of group-limited routing.
 fn groups(config: &Settings, is_gguf: bool, is_v2: bool) -> Result<Option<Groups>> {
     let (count, kept) = (config.usize_or("n_group", 1)?, config.usize_or("topk_group", 1)?);
-    // Files in GGUF have no name for the method, and number groups where they count.
+    // GGUF has no key for `topk_method`; it gives a number of groups only if routing uses them.
     let is_greedy = is_v2 && config.str_or("topk_method", if is_gguf { "" } else { "greedy" })? == "greedy";
     Ok((!is_greedy && count > 1).then_some(Groups { count, kept, compared: if is_v2 { 1 } else { 2 } }))
 }

@@ -19,7 +19,7 @@ pub(crate) fn greedy(_: &mut Parameters, _: &Sequence) -> Result<Box<dyn Stage>>
     Ok(Box::new(Greedy))
 }
 
-/// `seeded`: draws from the softmax of what is left.
+/// `seeded`: draws from the softmax of the remaining candidates.
 pub(crate) fn seeded(_: &mut Parameters, sequence: &Sequence) -> Result<Box<dyn Stage>> {
     Ok(Box::new(Seeded { random: Random::new("seeded", sequence.seed) }))
 }

@@ -45,7 +45,7 @@ impl Tally {
     }
 }
 
-/// Replaces the logits of the candidates that are marked by what `change` makes of logit and mark.
+/// Replaces the logit of each marked candidate by `change(logit, mark)`.
 pub(crate) fn reweigh<T>(
     candidates: &mut Candidates<'_>,
     marks: &HashMap<u32, T, impl BuildHasher>,
