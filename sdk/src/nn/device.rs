@@ -124,7 +124,7 @@ fn best() -> Chosen {
             Err(error) => reasons.push(error.message),
         }
     }
-    Chosen::one(Device::Cpu, "cpu", format!("the best that there is here ({})", reasons.join("; ")))
+    Chosen::one(Device::Cpu, "cpu", format!("no other device works here ({})", reasons.join("; ")))
 }
 
 /// Opens a device by name and runs a small computation on it.

@@ -271,10 +271,7 @@ impl<D: Decoder> Architecture for Paged<D> {
         let (shape, asked) = (&opened.shape, request.context as usize);
         let context = if asked == 0 { shape.context } else { asked.min(shape.context) };
         if asked > context {
-            services.log(
-                Level::Warn,
-                format!("the model was made for {context} tokens, not for {asked}: taking {context}"),
-            );
+            services.log(Level::Warn, format!("the model supports {context} tokens, not {asked}: using {context}"));
         }
         let called = D::GGUF.iter().find(|name| **name == opened.checkpoint.architecture());
         let family = D::gguf_family(called.or(D::GGUF.first()).copied().unwrap_or_default());

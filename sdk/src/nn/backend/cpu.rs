@@ -194,7 +194,7 @@ impl Backend for CpuKernels {
     }
 
     fn store(&self, shape: StoreShape) -> Result<Store> {
-        let bytes = shape.bytes().ok_or_else(|| Error::out_of_memory("more than there can be"))?;
+        let bytes = shape.bytes().ok_or_else(|| Error::out_of_memory("the size overflows"))?;
         let mapped = MmapMut::map_anon(bytes).map_err(|error| Error::out_of_memory(error.to_string()))?;
         Ok(Store::Mapped(mapped))
     }

@@ -286,7 +286,7 @@ impl Formulas {
         let StoreShape { kv_heads, slots, head_dim, kind } = shape;
         if self.device.is_cpu() {
             // candle would end the process where there is no memory.
-            let bytes = shape.bytes().ok_or_else(|| Error::out_of_memory("more than there can be"))?;
+            let bytes = shape.bytes().ok_or_else(|| Error::out_of_memory("the size overflows"))?;
             Vec::<u8>::new().try_reserve_exact(bytes).map_err(|error| Error::out_of_memory(error.to_string()))?;
         }
         let dtype = match kind {

@@ -104,7 +104,7 @@ impl Angles {
     }
 
     /// Rotates the heads of `x`, of shape `[tokens, heads · head_dim]`, for attention that rotates only a part of each head
-    /// (MLA). Elsewhere hand the angles to [`Attention::forward`](super::Attention::forward), which is faster.
+    /// (MLA). Elsewhere hand the angles to [`Attention::forward`](crate::nn::Attention::forward), which is faster.
     pub fn rotate(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         step.ops().rotate(x, self.head_dim, &self.rotation)
     }

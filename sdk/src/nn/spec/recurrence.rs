@@ -85,7 +85,9 @@ impl Recurrence {
         match x.skip.map(Tensor::dims) {
             None => Ok(()),
             Some(dims) if dims == [heads] => Ok(()),
-            Some(dims) => Err(Error::invalid(format!("{heads} heads skip by factors of shape {dims:?}"))),
+            Some(dims) => {
+                Err(Error::invalid(format!("a recurrence of {heads} heads was given a skip of shape {dims:?}")))
+            }
         }
     }
 }

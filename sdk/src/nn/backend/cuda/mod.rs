@@ -1,7 +1,7 @@
 //! The backend of CUDA devices: our own kernels, cuBLAS for products of many rows, and one launch for a step that decodes.
 //!
 //! A step's tokens, positions and block tables go to the device in one copy ([`inputs`]), and every kernel takes all
-//! sequences of the batch at once. What a kernel does not cover (formats, head sizes, adapters) is left to the formulas,
+//! sequences of the batch at once. Cases that a kernel does not cover (formats, head sizes, adapters) are left to the formulas,
 //! which run on the same device. At load a few kernels are held against the formulas, and none of them is used on a device
 //! where they differ.
 
@@ -61,10 +61,10 @@ const THREADS: usize = 256;
 /// Parts that `columns` copies at once.
 const PARTS: usize = 4;
 
-/// Threads that look through one row of logits.
+/// Threads that search one row of logits.
 const BEST_THREADS: usize = 1024;
 
-/// The kernels on a device, and what a step needs of it.
+/// The kernels on a device, and the buffers of its steps.
 pub(in crate::nn) struct CudaKernels {
     module: Module,
     formulas: Formulas,
