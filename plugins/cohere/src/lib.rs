@@ -1,5 +1,5 @@
-//! Command R7B and Command A (Cohere2): attention and feed-forward block side by side behind one norm; layers with windows rotate
-//! neighbours, and every fourth sees everything and knows no positions.
+//! Command R7B and Command A (Cohere2): parallel attention and feed-forward block behind one norm; layers with windows have
+//! interleaved RoPE, and every fourth layer has full attention without position encoding.
 //!
 //! Reference: `modeling_cohere2.py` in Hugging Face transformers; layers carry the names that they have in its checkpoints.
 
@@ -23,7 +23,7 @@ struct Config {
     rope: RopeConfig,
 }
 
-/// Grouped-query attention, rotated where there is a window.
+/// Grouped-query attention, with RoPE in layers with a window.
 struct SelfAttention {
     qkv_proj: Qkv,
     o_proj: Linear,

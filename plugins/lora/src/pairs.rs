@@ -29,7 +29,7 @@ pub enum Half {
 
 /// The factors of one target that have been read so far.
 #[derive(Default)]
-struct Found {
+struct PartialPair {
     a: Option<(Half, RawTensor)>,
     b: Option<(Half, RawTensor)>,
 }
@@ -37,7 +37,7 @@ struct Found {
 /// The pairs of one adapter while its tensors are read.
 #[derive(Default)]
 pub struct Pairs {
-    found: BTreeMap<String, Found>,
+    found: BTreeMap<String, PartialPair>,
     digest: Sha256,
     /// Number of values so far.
     values: usize,
@@ -81,7 +81,7 @@ impl Pairs {
     }
 }
 
-fn whole(target: &str, found: Found, scale: &impl Fn(&str, usize) -> Result<f32>) -> Result<LowRankPair> {
+fn whole(target: &str, found: PartialPair, scale: &impl Fn(&str, usize) -> Result<f32>) -> Result<LowRankPair> {
     let ((kind, a), (other, b)) = match (found.a, found.b) {
         (Some(a), Some(b)) => (a, b),
         (Some((_, half)), None) | (None, Some((_, half))) => {

@@ -76,7 +76,7 @@ fn several(names: &[&str]) -> Result<Chosen> {
     if names.len() > DEVICES_MAX {
         return Err(wrong(format!("these are more than {DEVICES_MAX} devices")));
     }
-    let mut found: Vec<(String, Device)> = Vec::with_capacity(names.len());
+    let mut opened: Vec<(String, Device)> = Vec::with_capacity(names.len());
     for name in names {
         if name.is_empty() {
             return Err(wrong("a device's name is missing".into()));
@@ -90,18 +90,18 @@ fn several(names: &[&str]) -> Result<Chosen> {
             ("metal", _) => return Err(wrong("there is one Metal device in a Mac".into())),
             _ => return Err(wrong(format!("'{name}' names no device by its number"))),
         };
-        if found.iter().any(|(other, _)| *other == full) {
+        if opened.iter().any(|(other, _)| *other == full) {
             return Err(wrong(format!("{full} is named twice")));
         }
         // The CPU stands in for accelerators, so that spreading can be tested without any.
         let device = if full.starts_with("cpu") { Device::Cpu } else { open(&full)? };
-        found.push((full, device));
+        opened.push((full, device));
     }
-    together(found)
+    together(opened)
 }
 
-fn together(found: Vec<(String, Device)>) -> Result<Chosen> {
-    let (names, mut devices): (Vec<String>, Vec<Device>) = found.into_iter().unzip();
+fn together(opened: Vec<(String, Device)>) -> Result<Chosen> {
+    let (names, mut devices): (Vec<String>, Vec<Device>) = opened.into_iter().unzip();
     let beside = devices.split_off(1);
     let device = devices.pop().ok_or_else(|| Error::invalid("no device is named"))?;
     Ok(Chosen { device, beside, name: names.join("+"), note: "asked for".into() })

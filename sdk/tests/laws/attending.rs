@@ -11,7 +11,7 @@ use crate::{WIDTH, dot, embed};
 pub(crate) const VOCABULARY: usize = 31;
 const BLOCK: usize = 16;
 
-/// What is wrong with the model: the table says it in words.
+/// The model's planted fault; the test's table describes each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     None,
@@ -281,7 +281,7 @@ impl KvTransfer for Attending {
     }
 }
 
-/// Turns pairs of numbers, of both halves or of neighbours, each by a speed of its own.
+/// Rotates pairs of numbers, of both halves or adjacent ones, each by a frequency of its own.
 fn rotate(x: [f32; WIDTH], position: u32, halves: bool) -> [f32; WIDTH] {
     let mut turned = x;
     for pair in 0..WIDTH / 2 {

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-/// What is wrong with the sampler: the table says it in words.
+/// The sampler's planted fault; the test's table describes each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     None,

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{Error, Result, quote};
 
-/// The longest context that is believed.
+/// A longer context is taken for a mistake.
 pub(super) const CONTEXT_MAX: f64 = (1u32 << 30) as f64;
 const THETA_DEFAULT: f64 = 10_000.0;
 const PAIRS_MAX: usize = 512;

@@ -99,7 +99,7 @@ impl Backend for CpuKernels {
         let (rows, outputs) = (x.dim(0)?, first.layers[2].0.outputs);
         let views = experts.iter().flat_map(|expert| &expert.layers).map(|(_, bias)| bias.map(view).transpose());
         let views = views.collect::<Result<Vec<_>>>()?;
-        let mut found = Vec::with_capacity(experts.len());
+        let mut prepared = Vec::with_capacity(experts.len());
         for (expert, views) in experts.iter().zip(views.chunks_exact(3)) {
             let mut layers = Vec::with_capacity(3);
             for ((weight, _), bias) in expert.layers.iter().zip(views) {
@@ -108,18 +108,18 @@ impl Backend for CpuKernels {
             }
             let rows = expert.rows.clone();
             if let [gate, up, down] = layers[..] {
-                found.push(kernels::Expert { gate, up, down, rows });
+                prepared.push(kernels::Expert { gate, up, down, rows });
             }
         }
         let mut out = vec![0.0; rows * outputs];
-        kernels::experts(&self.pool, &found, glu, &view(x)?, &mut out);
+        kernels::experts(&self.pool, &prepared, glu, &view(x)?, &mut out);
         tensor(out, (rows, outputs)).map(Some)
     }
 
-    fn combine(&self, outs: &Tensor, places: &[u32], weights: &[f32], top_k: usize) -> Result<Tensor> {
-        let (rows, width) = (places.len() / top_k, outs.dim(1)?);
+    fn combine(&self, outs: &Tensor, indices: &[u32], weights: &[f32], top_k: usize) -> Result<Tensor> {
+        let (rows, width) = (indices.len() / top_k, outs.dim(1)?);
         let mut out = vec![0.0; rows * width];
-        kernels::combine(&self.pool, &view(outs)?, places, weights, rows, &mut out);
+        kernels::combine(&self.pool, &view(outs)?, indices, weights, rows, &mut out);
         tensor(out, (rows, width))
     }
 
@@ -280,12 +280,12 @@ fn change_states(
         let mut slots = Slots::open(memory, values, &read, &kept)?;
         let mut sequences = Vec::with_capacity(spans.len());
         for (index, span) in spans.iter().enumerate() {
-            let mut places = Vec::new();
+            let mut copies = Vec::new();
             for one in kept.iter().filter(|one| one.span == index) {
-                places.push((one.end, slots.take(one.slot)?));
+                copies.push((one.end, slots.take(one.slot)?));
             }
-            let Some((_, state)) = places.pop() else { return Err(no_slot()) };
-            sequences.push(kernels::Stretch { rows: span.start..span.start + span.len, state, copies: places });
+            let Some((_, state)) = copies.pop() else { return Err(no_slot()) };
+            sequences.push(kernels::Stretch { rows: span.start..span.start + span.len, state, copies });
         }
         kernel(sequences);
         Ok(())

@@ -91,13 +91,13 @@ fn conv_rows(
         (1..=before).rev().map(move |back| row(span, count, back)).collect::<Vec<_>>()
     };
     let last: Vec<u32> = kept.iter().flat_map(of).collect();
-    let found = (read, formulas.ids(&last)?);
-    pass.prepared.borrow_mut().convolved.insert(key, found.clone());
-    Ok(found)
+    let indices = (read, formulas.ids(&last)?);
+    pass.prepared.borrow_mut().convolved.insert(key, indices.clone());
+    Ok(indices)
 }
 
 pub(super) fn recurrence(spec: &Recurrence, x: Inputs<'_>, pass: &Pass<'_>) -> Result<Tensor> {
-    let read = read_matrices(spec, x, pass)?;
+    let read = without_skip(spec, x, pass)?;
     let Some(skip) = x.skip else { return Ok(read) };
     let rows = x.v.dim(0)?;
     let heads = |x: &Tensor| x.reshape((rows, spec.heads, spec.value_dim));
@@ -106,7 +106,7 @@ pub(super) fn recurrence(spec: &Recurrence, x: Inputs<'_>, pass: &Pass<'_>) -> R
 }
 
 /// The output of a recurrence, without the skip connection.
-fn read_matrices(spec: &Recurrence, x: Inputs<'_>, pass: &Pass<'_>) -> Result<Tensor> {
+fn without_skip(spec: &Recurrence, x: Inputs<'_>, pass: &Pass<'_>) -> Result<Tensor> {
     let (spans, kept) = (&pass.batch().spans, pass.state_writes(spec.layer)?);
     let states = pass.states(spec.layer, spec.part)?;
     if spans.iter().all(|span| span.len == 1) && kept.len() == spans.len() {
@@ -115,7 +115,7 @@ fn read_matrices(spec: &Recurrence, x: Inputs<'_>, pass: &Pass<'_>) -> Result<Te
         pass.write_states(spec.layer, spec.part, &kept, &matrices.reshape((spans.len(), spec.values()))?)?;
         return Ok(out.reshape((spans.len(), spec.heads * spec.value_dim))?);
     }
-    let (mut outs, mut made) = (Vec::new(), Vec::with_capacity(kept.len()));
+    let (mut outs, mut stored) = (Vec::new(), Vec::with_capacity(kept.len()));
     for (index, span) in spans.iter().enumerate() {
         let mut matrices = states.narrow(0, index, 1)?.reshape((spec.heads, spec.key_dim, spec.value_dim))?;
         let mut row = span.start;
@@ -127,10 +127,10 @@ fn read_matrices(spec: &Recurrence, x: Inputs<'_>, pass: &Pass<'_>) -> Result<Te
                 outs.push(out);
                 (matrices, row) = (after, row + len);
             }
-            made.push(matrices.reshape((1, spec.values()))?);
+            stored.push(matrices.reshape((1, spec.values()))?);
         }
     }
-    pass.write_states(spec.layer, spec.part, &kept, &Tensor::cat(&made, 0)?)?;
+    pass.write_states(spec.layer, spec.part, &kept, &Tensor::cat(&stored, 0)?)?;
     Ok(Tensor::cat(&outs, 0)?)
 }
 

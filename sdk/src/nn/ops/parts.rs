@@ -79,7 +79,7 @@ impl Parts {
     }
 
     /// Runs an op on device `at`, to which its inputs move.
-    pub(super) fn at<const N: usize, M: Output>(
+    pub(super) fn at<const N: usize, M: OpOutput>(
         &self,
         at: usize,
         inputs: [&Tensor; N],
@@ -92,7 +92,7 @@ impl Parts {
     }
 
     /// Runs an op without a weight, on the latest of its inputs' devices.
-    pub(super) fn near<const N: usize, M: Output>(
+    pub(super) fn near<const N: usize, M: OpOutput>(
         &self,
         inputs: [&Tensor; N],
         run: impl FnOnce(&dyn Backend, [&Tensor; N]) -> Result<M>,
@@ -153,41 +153,41 @@ impl Parts {
 }
 
 /// The output of an op, each of whose tensors is recorded as being on its device.
-pub(super) trait Output: Sized {
+pub(super) trait OpOutput: Sized {
     fn each(self, made: &dyn Fn(Tensor) -> Result<Tensor>) -> Result<Self>;
 }
 
-impl Output for Tensor {
+impl OpOutput for Tensor {
     fn each(self, made: &dyn Fn(Tensor) -> Result<Tensor>) -> Result<Self> {
         made(self)
     }
 }
 
-impl<M: Output> Output for Option<M> {
+impl<M: OpOutput> OpOutput for Option<M> {
     fn each(self, made: &dyn Fn(Tensor) -> Result<Tensor>) -> Result<Self> {
         self.map(|inner| inner.each(made)).transpose()
     }
 }
 
-impl<M: Output> Output for Vec<M> {
+impl<M: OpOutput> OpOutput for Vec<M> {
     fn each(self, made: &dyn Fn(Tensor) -> Result<Tensor>) -> Result<Self> {
         self.into_iter().map(|inner| inner.each(made)).collect()
     }
 }
 
-impl<A: Output, B: Output> Output for (A, B) {
+impl<A: OpOutput, B: OpOutput> OpOutput for (A, B) {
     fn each(self, made: &dyn Fn(Tensor) -> Result<Tensor>) -> Result<Self> {
         Ok((self.0.each(made)?, self.1.each(made)?))
     }
 }
 
-impl Output for Rotation {
+impl OpOutput for Rotation {
     fn each(self, made: &dyn Fn(Tensor) -> Result<Tensor>) -> Result<Self> {
         Ok(Self { cos: made(self.cos)?, sin: made(self.sin)?, style: self.style })
     }
 }
 
-impl Output for Routed {
+impl OpOutput for Routed {
     fn each(self, made: &dyn Fn(Tensor) -> Result<Tensor>) -> Result<Self> {
         Ok(Self { experts: made(self.experts)?, weights: made(self.weights)? })
     }

@@ -1,8 +1,9 @@
 //! Integers of 4 or 8 bits with a scale, and perhaps a zero point, for each group of a row.
 //!
-//! The tools differ in how eight codes lie in a word of 32 bits, along which dimension, and in whether the zero point is there
-//! and one too small. What comes out is blocks of 32 values, each with a scale in single precision, so that nothing is rounded. Where a
-//! group is not a stretch of its row (GPTQ's "act order"), no block can have one scale, and the weight becomes numbers of half precision.
+//! The tools differ in the order of eight codes in a word of 32 bits, in the dimension along which they are packed, and in whether
+//! there is a zero point, and whether it is stored minus one. The output is blocks of 32 values, each with a scale in `f32`, so that
+//! nothing is rounded. If groups are not contiguous in a row (GPTQ's "act order"), no block has a single scale, and the weight is
+//! unpacked to half precision.
 
 use std::{collections::BTreeMap, ops::Range};
 
