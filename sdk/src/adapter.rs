@@ -1,5 +1,4 @@
-//! What the author of an adapter format writes: an [`AdapterFormat`] that reads low-rank pairs out of files. Applying
-//! them is the work of `nn::Linear`.
+//! The trait of an adapter format: an [`AdapterFormat`] reads low-rank pairs out of files. `nn::Linear` applies them.
 
 use crate::Result;
 use std::path::Path;
@@ -9,10 +8,10 @@ pub trait AdapterFormat: Send + Sync + 'static {
     /// Its name: `peft`.
     fn name(&self) -> &'static str;
 
-    /// Whether the file or folder looks like this format; looks at names and headers only.
+    /// Tells if the file or folder looks like this format, by names and headers only.
     fn claims(&self, path: &Path) -> bool;
 
-    /// Reads it. What pairs cannot express is refused with the reason; [`crate::Error::declined`] leaves what is another
+    /// Reads the adapter, or refuses it if low-rank pairs cannot express it. [`crate::Error::declined`] leaves a file that has another
     /// format after all to the next one that claims it.
     fn open(&self, path: &Path) -> Result<AdapterData>;
 }
@@ -40,7 +39,7 @@ pub struct LowRankPair {
     pub inputs: usize,
     /// Rows of B.
     pub outputs: usize,
-    /// The factor.
+    /// The factor of `B·A`, commonly alpha over rank.
     pub scale: f32,
     /// `rank × inputs` values, row after row.
     pub a: Vec<f32>,
@@ -52,7 +51,7 @@ pub struct LowRankPair {
 /// An adapter that becomes part of a model's weights.
 #[derive(Clone, Debug)]
 pub struct Merged {
-    /// What is added.
+    /// The adapter to add.
     pub adapter: AdapterData,
     /// Its strength on top of its own scale; 1 is as trained.
     pub strength: f32,

@@ -1,15 +1,15 @@
-//! What the author of a model family writes: an [`Architecture`] that describes and loads checkpoints, and a [`Model`].
+//! The traits of a model family: an [`Architecture`] describes and loads checkpoints, a [`Model`] computes.
 //!
-//! These are the contract's types in plain Rust. A batch that reaches [`Model::forward`] has been checked against the
-//! model's own [`Resident`]: ids, lengths, block tables and the room for logits are right, so that an author need not.
-//! Most authors do not write a `Model` at all: `nn::Paged` makes one out of a decoder.
+//! These are the contract's types in plain Rust. A batch that reaches [`Model::forward`] has been checked against the model's own
+//! [`Resident`]: ids, lengths, block tables and the space for logits are right. Most authors do not implement `Model` at all:
+//! `nn::Paged` makes one out of a decoder.
 
 use crate::{AdapterData, Batch, Error, Merged, Outputs, Result, Services};
 use std::path::{Path, PathBuf};
 
 /// A model family.
 pub trait Architecture: Send + Sync + 'static {
-    /// Its name: `llama`.
+    /// The name in the plugin's manifest and in cards, such as `llama`.
     fn name(&self) -> &'static str;
 
     /// Values of `general.architecture` in the GGUF files that it claims.
@@ -28,43 +28,42 @@ pub trait Architecture: Send + Sync + 'static {
     /// Loads the checkpoint.
     fn load(&self, request: &LoadRequest, services: &Services) -> Result<Box<dyn Model>>;
 
-    /// Whether it can load a checkpoint with adapters added to its weights (`merge/1`).
+    /// Says that [`Architecture::load_merged`] is supported (`merge/1`).
     fn merges(&self) -> bool {
         false
     }
 
-    /// Does so. What does not fit is an error that names the tensor.
+    /// Loads the checkpoint with adapters added to its weights. An adapter that does not fit is an error that names the tensor.
     fn load_merged(&self, request: &LoadRequest, services: &Services, merged: &[Merged]) -> Result<Box<dyn Model>> {
         let _ = (request, services, merged);
         Err(Error::unsupported("this architecture merges no adapters"))
     }
 }
 
-/// A loaded model: weights and the states of the sequences that it is computing. One thread drives it.
+/// A loaded model: weights and the states of its sequences. All calls come from one thread.
 pub trait Model: Send {
-    /// What it occupies and what it can take.
+    /// The memory that it takes, and its limits.
     fn resident(&self) -> Resident;
 
-    /// Computes one step: the new tokens of every span. `logits` holds the wanted rows, in order.
+    /// Computes one step: the new tokens of every span. `logits` is filled with the wanted rows, in order.
     fn forward(&mut self, batch: &Batch<'_>, logits: &mut [f32]) -> Result<()>;
 
-    /// Computes one step of which rows are wanted that are not all logits. A model that leaves this as it is has its candidates
-    /// chosen out of its logits, and gives no hidden rows.
+    /// Computes one step whose wanted rows are not all logits. The default picks candidates out of the logits, and does not support
+    /// hidden rows.
     fn forward_to(&mut self, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Result<()> {
         outputs.fill_from_logits(batch, |batch, logits| self.forward(batch, logits))
     }
 
-    /// Forgets what it keeps under a sequence's id; one it does not know is no error. A model whose caches are all in blocks
-    /// and slots does nothing.
+    /// Forgets a sequence; an unknown id is not an error. Models whose caches are all in blocks and slots have nothing to do.
     fn release(&mut self, sequence: u64);
 
-    /// Takes in an adapter and names it by an id above 0.
+    /// Attaches an adapter and returns its id, which is above 0.
     fn attach(&mut self, adapter: &AdapterData) -> Result<u32> {
         let _ = adapter;
         Err(Error::unsupported("this architecture takes no adapters"))
     }
 
-    /// Drops an adapter that no sequence uses any more.
+    /// Removes an adapter that no sequence uses any more.
     fn detach(&mut self, adapter: u32) -> Result<()> {
         Err(Error::not_found(format!("no adapter {adapter} is attached")))
     }
@@ -92,20 +91,20 @@ pub trait KvTransfer {
 
 /// Copies whole sequences of an opaque model.
 pub trait SequenceState {
-    /// Makes `to`, a new sequence, equal to `from`.
+    /// Copies the sequence `from` to `to`, which is new.
     fn fork(&mut self, from: u64, to: u64) -> Result<()>;
     /// The state as bytes.
     fn snapshot(&self, sequence: u64) -> Result<Vec<u8>>;
-    /// Makes a new sequence out of a snapshot; the bytes are checked.
+    /// Makes a new sequence out of a snapshot, whose bytes an implementation must validate.
     fn restore(&mut self, sequence: u64, bytes: &[u8]) -> Result<()>;
 }
 
-/// Where a checkpoint lies.
+/// The location of a checkpoint, and the architecture's options.
 #[derive(Clone, Debug)]
 pub struct Source {
     /// A `.gguf` file, or a folder with `config.json` and safetensors.
     pub path: PathBuf,
-    /// A JSON object of settings of this architecture's own; empty for none.
+    /// A JSON object with settings of the architecture; empty for none.
     pub options: String,
 }
 
@@ -116,42 +115,42 @@ impl Source {
     }
 }
 
-/// What a host wants loaded.
+/// A host's request to load a model.
 #[derive(Clone, Debug)]
 pub struct LoadRequest {
-    /// The checkpoint.
+    /// The checkpoint to load.
     pub source: Source,
     /// `auto`, `cpu`, `cuda:0`, `metal:0`, `cuda:0+cuda:1`.
     pub device: String,
     /// The longest sequence, in tokens; 0 for the card's.
     pub context: u32,
-    /// How many bytes the blocks and slots of all groups may take.
+    /// Limit on the bytes of all groups' blocks and slots.
     pub state_bytes: u64,
-    /// How many CPU threads may compute; 0 for the machine's cores.
+    /// Number of CPU threads; 0 for the machine's cores.
     pub threads: u32,
 }
 
-/// How a group of layers remembers. A model has one opaque group, or any number of the others.
+/// The kind of a group of caches. A model has one opaque group, or any number of the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cache {
-    /// In blocks of tokens that the host deals out, `bytes` each over all layers of the group.
+    /// Blocks of tokens that the host allocates; `bytes` is for all layers of the group.
     Tokens {
         /// Bytes of a block.
         bytes: u64,
     },
-    /// In such blocks, of which a token reads the last `tokens` tokens, its own included.
+    /// Such blocks with a sliding window.
     Window {
-        /// Tokens that a token reads.
+        /// The window, including the token itself.
         tokens: u32,
         /// Bytes of a block.
         bytes: u64,
     },
-    /// In slots that the host deals out; each holds the whole past up to one token.
+    /// Slots that the host allocates, each with a recurrent state.
     State {
         /// Bytes of a slot.
         bytes: u64,
     },
-    /// By itself, under the sequence's id.
+    /// State that the model keeps itself, by the sequence's id.
     Opaque {
         /// Bytes of one sequence, at the card's context if it grows.
         bytes: u64,
@@ -159,7 +158,7 @@ pub enum Cache {
 }
 
 impl Cache {
-    /// How many of a sequence's first blocks a step after `past` tokens does not read.
+    /// Number of a sequence's first blocks that a step after `past` tokens does not read.
     pub fn blocks_behind(self, past: usize, block_tokens: usize) -> usize {
         match self {
             Self::Window { tokens, .. } => (past + 1).saturating_sub(tokens as usize) / block_tokens.max(1),
@@ -168,22 +167,22 @@ impl Cache {
     }
 }
 
-/// What a host knows of a checkpoint that is not loaded.
+/// The description of a checkpoint, made without loading it.
 #[derive(Clone, Debug)]
 pub struct Card {
-    /// The architecture's name.
+    /// [`Architecture::name`].
     pub architecture: String,
-    /// The length of a row of logits.
+    /// Logits per token.
     pub vocabulary: u32,
-    /// The longest sequence that the checkpoint was made for.
+    /// The longest sequence that the checkpoint supports, in tokens.
     pub context: u32,
-    /// Tokens in a block: the grid of all caches.
+    /// Tokens in a block, for all groups.
     pub block_tokens: u32,
-    /// How it remembers sequences, group by group.
+    /// The groups of caches.
     pub caches: Vec<Cache>,
-    /// The length of a row of [`Output::Hidden`](crate::Output::Hidden); 0 for a model that gives none.
+    /// Width of a row of [`Output::Hidden`](crate::Output::Hidden); 0 if the model does not support them.
     pub hidden: u32,
-    /// Bytes of scratch that one token of a batch needs.
+    /// Scratch memory for each token of a batch.
     pub token_bytes: u64,
     /// Bytes of the weights once loaded.
     pub weight_bytes: u64,
@@ -193,38 +192,38 @@ pub struct Card {
     pub chat_template: Option<String>,
     /// The token that opens a text.
     pub bos: Option<u32>,
-    /// Whether a text must be opened with it.
+    /// A text must begin with `bos`.
     pub add_bos: bool,
     /// The tokens that end a turn.
     pub eos: Vec<u32>,
-    /// A JSON object: how tool calls and reasoning are written, where the template does not tell.
+    /// A JSON object with the forms of tool calls and reasoning, if the template does not show them.
     pub formats: String,
-    /// A JSON object of facts for people.
+    /// A JSON object of facts to show to users.
     pub facts: String,
-    /// Names caches of the model's states: another one for other weights or another tokenizer.
+    /// Identifies weights and tokenizer, so that stored caches are used only with the model that made them.
     pub fingerprint: String,
 }
 
-/// What a loaded model occupies and what it can take.
+/// The memory and the limits of a loaded model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resident {
-    /// The device that was taken.
+    /// The device in use.
     pub device: String,
-    /// Why, and which kernels run, for a person.
+    /// The reason for the device, and the kernels in use, for the log.
     pub note: String,
-    /// Bytes of weights there, those of attached adapters included.
+    /// Bytes of the weights, attached adapters included.
     pub weight_bytes: u64,
-    /// Bytes of blocks, slots or opaque states there.
+    /// Bytes of blocks, slots or opaque states.
     pub state_bytes: u64,
-    /// The length of a row of logits.
+    /// Logits per token.
     pub vocabulary: u32,
-    /// The length of a hidden row; 0 for none.
+    /// Width of a hidden row; 0 if there are none.
     pub hidden: u32,
     /// The longest sequence, in tokens.
     pub context: u32,
     /// Tokens in a block.
     pub block_tokens: u32,
-    /// The groups of the card, and how many blocks or slots of each there are; of an opaque group how many sequences may live
-    /// at once, and 0 for no limit but memory.
+    /// The card's groups, each with its number of blocks or slots; for an opaque group the limit on sequences, 0 for no limit but
+    /// memory.
     pub caches: Vec<(Cache, u32)>,
 }

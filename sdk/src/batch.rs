@@ -1,24 +1,24 @@
-//! One step as an author sees it: the new tokens of many sequences, what is wanted of them, and where each group of caches
-//! keeps them. It has been checked against the model's own [`Resident`](crate::Resident).
+//! One step as an author sees it: the new tokens of many sequences, the wanted outputs, and the block tables. It has been checked
+//! against the model's own [`Resident`](crate::Resident).
 
 use std::{borrow::Cow, ops::Range};
 
-/// What stands where there is no block, slot or token.
+/// Stands for no block, slot or token.
 pub const VACANT: u32 = u32::MAX;
 
-/// Of which tokens of a span the host wants rows.
+/// The tokens of a span for which the host wants rows of output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Want {
-    /// For none.
+    /// No rows.
     None,
-    /// For the last.
+    /// A row for the last token.
     Last,
-    /// For all.
+    /// A row for each token.
     All,
 }
 
 impl Want {
-    /// How many rows a span of `len` tokens yields.
+    /// Rows of a span of `len` tokens.
     pub fn rows(self, len: usize) -> usize {
         match self {
             Self::None => 0,
@@ -28,86 +28,87 @@ impl Want {
     }
 }
 
-/// What a wanted row is.
+/// The content of a wanted row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Output {
     /// The logits of the whole vocabulary.
     Logits,
     /// The tokens with the highest logits.
     Candidates,
-    /// What the last layer makes of the token, after the final norm.
+    /// The token's hidden state, after the final norm.
     Hidden,
 }
 
 /// One step: the new tokens of many sequences, checked.
 #[derive(Clone, Debug)]
 pub struct Batch<'a> {
-    /// All new tokens.
+    /// The new tokens of all sequences.
     pub tokens: &'a [u32],
-    /// Their positions.
+    /// The position of each token in its sequence.
     pub positions: &'a [u32],
-    /// The sequences that they belong to; they tile `tokens` in order.
+    /// One for each sequence; together they cover `tokens` in order.
     pub spans: Vec<Span<'a>>,
-    /// How many candidates a row of them has.
+    /// Candidates in a row of [`Output::Candidates`].
     pub top: usize,
 }
 
 /// The new tokens of one sequence.
 #[derive(Clone, Debug)]
 pub struct Span<'a> {
-    /// The sequence's name.
+    /// The host's id of the sequence.
     pub sequence: u64,
     /// The index of its first new token in the batch.
     pub start: usize,
-    /// How many new tokens; at least one.
+    /// Number of new tokens, at least one.
     pub len: usize,
-    /// How many tokens lie before them in the caches; it may be lower than after the span before. An opaque model compares it
-    /// with its own count and refuses what does not follow, with [`crate::Error::invalid`].
+    /// Tokens of the sequence before these. It may be lower than at the end of the sequence's previous span. An opaque model compares
+    /// it with its own count and refuses a mismatch with [`crate::Error::invalid`].
     pub past: usize,
-    /// Of which tokens rows are wanted.
+    /// The tokens for which rows are wanted.
     pub want: Want,
-    /// What those rows are.
+    /// The content of those rows.
     pub output: Output,
-    /// Which tokens may be candidates: one bit each, lowest first in words of 32 bits, for each wanted row; empty for all.
+    /// Allowed candidates, for each wanted row: a bit for each token of the vocabulary, lowest first in words of 32 bits. Empty
+    /// if all are allowed.
     pub mask: &'a [u32],
     /// The adapter's id; 0 for none.
     pub adapter: u32,
-    /// Its strength.
+    /// The adapter's strength; 1 applies it as trained.
     pub adapter_scale: f32,
-    /// Where each group of caches keeps it.
+    /// The sequence's blocks or slots in each group of caches.
     pub caches: Vec<Table<'a>>,
 }
 
-/// Where a group keeps one sequence.
+/// The place of one sequence in a group of caches.
 #[derive(Clone, Debug)]
 pub enum Table<'a> {
-    /// In these blocks: token `i` in `blocks[i / block_tokens]`. There are enough for `past + len` tokens. Of a window, those
-    /// that no token reads any more are not the sequence's, and name another block of its own.
+    /// Token `i` is in block `blocks[i / block_tokens]`; there are enough for `past + len` tokens. In a group with a window, entries
+    /// that no token reads any more repeat another block of the sequence.
     Blocks(Cow<'a, [u32]>),
-    /// In slots.
+    /// Slots of a recurrent state.
     Slots {
-        /// The slot with the state after `past` tokens; none for a blank state.
+        /// The slot with the state after `past` tokens; `None` for a new sequence.
         read: Option<u32>,
-        /// Where the state after `past + len` tokens goes; may be the same slot.
+        /// The slot for the state after `past + len` tokens; may be the same.
         write: u32,
-        /// The copies to leave on the way, in ascending order.
+        /// Intermediate states to store, in ascending order.
         copies: Vec<StateCopy>,
     },
-    /// Under its id.
+    /// The model keeps the state itself, by the sequence's id.
     Opaque,
 }
 
-/// A copy of a state, to leave in another slot while a span is computed.
+/// An intermediate state to store in a slot while a span is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateCopy {
-    /// After how many tokens of the sequence.
+    /// Number of the sequence's tokens that the state includes.
     pub after: usize,
-    /// In which slot.
+    /// The slot to store it in.
     pub slot: u32,
 }
 
 impl Span<'_> {
-    /// Its blocks in a group; empty where that is no group of blocks.
+    /// The sequence's blocks in a group; empty if the group has no blocks.
     pub fn blocks(&self, group: usize) -> &[u32] {
         match self.caches.get(group) {
             Some(Table::Blocks(blocks)) => blocks,
@@ -115,12 +116,12 @@ impl Span<'_> {
         }
     }
 
-    /// How many rows it yields.
+    /// Number of wanted rows.
     pub fn rows(&self) -> usize {
         self.want.rows(self.len)
     }
 
-    /// The indices of its tokens whose rows are wanted. Token counts of a batch arrived as u32.
+    /// Indices in the batch of the tokens whose rows are wanted. They fit `u32`, as token counts do in the contract.
     pub fn wanted(&self) -> Range<u32> {
         let end = self.start + self.len;
         (end - self.rows()) as u32..end as u32

@@ -1,10 +1,9 @@
 //! Any text model of candle-transformers as an architecture, in about forty lines.
 //!
-//! Such a model reads one sequence at a time and keeps what it remembers inside of itself, each in its own way. The bridge
-//! gives every sequence a model of its own that shares the weights, so that it looks batched, and says in the card that
-//! states are per sequence: they cannot be paged, and a step costs the sum of its sequences. What is not known of a model
-//! is taken for the worst: prompts are read token by token, scaled RoPE is declined, and nothing can be copied, until
-//! its author says otherwise.
+//! Such a model computes one sequence at a time and keeps its state inside itself, each in its own way. The bridge gives every
+//! sequence a model of its own that shares the weights, so that it looks batched, and declares opaque caches: they cannot be paged,
+//! and a step costs the sum of its sequences. Defaults are the safe ones: prompts are computed token by token, scaled RoPE is
+//! declined, and sequences cannot be copied, until the author says otherwise.
 //!
 #![doc = include_str!("bridge/example.md")]
 
@@ -35,15 +34,15 @@ use crate::{
 };
 use model::Bridged;
 
-/// Tokens that a model is given at once at most: as many as keep a processor busy, and few enough for the scores of their
-/// attention, which candle's models write out, to stay small.
+/// Limit on the tokens of one call: enough to keep a CPU busy, and few enough that attention scores, which candle's models
+/// materialize, stay small.
 const CHUNK_TOKENS_MAX: usize = 64;
-/// No longer context is believed: tables of rotations are made for all of it.
+/// A longer context is taken for a mistake, as candle's models make rotation tables for all of it.
 const CONTEXT_MAX: usize = 1 << 20;
-/// How many bytes a value has in what is computed.
+/// Bytes of an activation's value.
 const VALUE_BYTES: usize = 4;
 
-/// A model of candle-transformers together with what it remembers of the one sequence that it reads.
+/// A model of candle-transformers, with the state of the one sequence that it computes.
 pub trait Wrapped: Sized + Send + 'static {
     /// The architecture's name.
     const NAME: &'static str;
@@ -51,43 +50,43 @@ pub trait Wrapped: Sized + Send + 'static {
     const GGUF: &'static [&'static str] = &[];
     /// Values of `architectures` in the `config.json` files that it claims.
     const CLASSES: &'static [&'static str];
-    /// Whether the model computes `rope_scaling`. Most read over it, so checkpoints that have it are declined.
+    /// The model applies `rope_scaling`. Most of candle's ignore it, so by default checkpoints that have it are declined.
     const SCALES_ROPE: bool = false;
 
-    /// Reads the sizes. Here a checkpoint is declined that the model would compute wrongly; see [`Config::only`].
+    /// Reads the sizes, and declines checkpoints that the model would compute wrongly; see [`Config::only`].
     fn shape(checkpoint: &Checkpoint) -> Result<Shape>;
 
-    /// Loads a model that has read nothing.
+    /// Loads a model in its initial state.
     fn load(parts: &Parts<'_>) -> Result<Pristine<Self>>;
 
-    /// How many of the next `left` tokens may be read in one call, after `past` tokens. Where a model is right for the
-    /// first chunk of a prompt only, or up to the width of a window, this says so.
+    /// Number of the next `left` tokens that one call may take, after `past` tokens. Some models are right only for the first chunk of
+    /// a prompt, or up to the width of a window.
     fn together(&self, past: usize, left: usize) -> usize {
         let _ = (past, left);
         1
     }
 
-    /// Reads tokens, of shape `[1, n]`, after `past` others, and gives the logits of the last in any shape.
+    /// Computes tokens, of shape `[1, n]`, after `past` others, and returns the logits of the last in any shape.
     fn forward(&mut self, tokens: &Tensor, past: usize) -> candle_core::Result<Tensor>;
 
-    /// All that is remembered besides the number of tokens, where that can be reached: sequences can then be copied
-    /// (`sequence-state/1`). In `f32`, and always in the same shapes.
+    /// The whole state besides the number of tokens, if candle exposes it: sequences can then be copied (`sequence-state/1`). In `f32`,
+    /// and always in the same shapes.
     fn state(&self) -> Vec<Tensor> {
         Vec::new()
     }
 
-    /// Takes over what [`Wrapped::state`] gave.
+    /// Restores a state that [`Wrapped::state`] returned.
     fn set_state(&mut self, state: Vec<Tensor>) {
         let _ = state;
     }
 }
 
-/// Makes models that have read nothing. Clones of a model share what it remembers wherever candle writes in place, so the
-/// one that is cloned never reads anything.
+/// Makes models in their initial state. Where candle updates a state in place, clones share it, so the model that is cloned never
+/// computes anything.
 pub struct Pristine<W>(Box<dyn Fn() -> Result<W> + Send>);
 
 impl<W: Send + 'static> Pristine<W> {
-    /// Out of one model, for those that are `Clone`.
+    /// Clones one model, for those that are `Clone`.
     pub fn clones_of(model: W) -> Self
     where
         W: Clone,
@@ -95,7 +94,7 @@ impl<W: Send + 'static> Pristine<W> {
         Self(Box::new(move || Ok(model.clone())))
     }
 
-    /// By constructing each anew; tensors that [`Parts::tensors`] gave before are shared.
+    /// Constructs each anew; tensors from [`Parts::tensors`] are shared.
     pub fn made_by(make: impl Fn() -> candle_core::Result<W> + Send + 'static) -> Self {
         Self(Box::new(move || make().map_err(Error::from)))
     }
@@ -105,20 +104,20 @@ impl<W: Send + 'static> Pristine<W> {
     }
 }
 
-/// The sizes that memory is planned by.
+/// The sizes by which memory is planned.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
-    /// The length of a row of logits.
+    /// Logits per token.
     pub vocabulary: usize,
-    /// The longest sequence for which the model is right.
+    /// The longest sequence for which the model computes correctly.
     pub context: usize,
     /// The widest activation of a token, such as an MLP's inner width.
     pub widest: usize,
     /// Attention heads, each of which scores the whole past; 0 without attention.
     pub heads: usize,
-    /// What a sequence keeps for each of its tokens.
+    /// Bytes of a sequence's state for each of its tokens.
     pub token_bytes: usize,
-    /// What a sequence keeps besides, however short it is.
+    /// Bytes of a sequence's state whatever its length.
     pub fixed_bytes: usize,
 }
 
@@ -138,19 +137,19 @@ impl Shape {
         })
     }
 
-    /// The same with a context no longer than a window, for models that leave windows out: up to there, attention through
-    /// a window is attention.
+    /// Limits the context to the window, for models of candle that do not implement windows: up to that length full attention is the
+    /// same.
     #[must_use]
     pub fn within(self, window: Option<usize>) -> Self {
         Self { context: self.context.min(window.unwrap_or(usize::MAX)), ..self }
     }
 
-    /// Bytes of a sequence of so many tokens.
+    /// Bytes of the state of a sequence of `tokens` tokens.
     fn state_bytes(&self, context: usize) -> u64 {
         (self.fixed_bytes as u64).saturating_add((self.token_bytes as u64).saturating_mul(context as u64))
     }
 
-    /// Bytes that one token of a step needs while it is computed: logits, activations, and its part of the scores.
+    /// Scratch memory for each token of a step: logits, activations, and its attention scores.
     fn scratch_bytes(&self) -> u64 {
         const STEP_TOKENS: usize = 1024;
         let scores = 3 * self.heads * self.context * CHUNK_TOKENS_MAX / STEP_TOKENS;
@@ -185,13 +184,13 @@ fn open<W: Wrapped>(source: &Source) -> Result<(Checkpoint, Shape)> {
         plain_rope(checkpoint.config())?;
     }
     if shape.vocabulary == 0 || shape.context == 0 {
-        return Err(Error::corrupt("the configuration speaks of no tokens"));
+        return Err(Error::corrupt("the configuration has a vocabulary or a context of 0 tokens"));
     }
     let context = shape.context.min(CONTEXT_MAX);
     Ok((checkpoint, Shape { context, ..shape }))
 }
 
-/// Declines scaled rotations, and those that are not known, of whichever layers.
+/// Declines checkpoints with scaled or unknown RoPE in any layer.
 fn plain_rope(config: &Config) -> Result<()> {
     let ropes = match config.rope() {
         Ok(alike) => vec![Ok(alike)],
@@ -281,7 +280,7 @@ impl<W: Wrapped> Architecture for Bridge<W> {
     }
 }
 
-/// The longest sequence, and how many of that length fit. One sequence too long for the budget is given all of it.
+/// The context, and the number of sequences of that length that fit. If not even one does, the context is what the budget holds.
 fn room(request: &LoadRequest, shape: &Shape) -> Result<(usize, u32)> {
     let (budget, asked) = (request.state_bytes, request.context as usize);
     let wished = if asked == 0 { shape.context } else { asked.min(shape.context) };

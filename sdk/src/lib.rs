@@ -1,4 +1,4 @@
-//! What the author of a Pensieve plugin uses: safe Rust, and no type of the ABI.
+//! The SDK for Pensieve plugins: safe Rust, without types of the ABI.
 //!
 //! A plugin is a library with `crate-type = ["cdylib"]` that calls [`export!`] once. It holds any number of
 //!
@@ -7,18 +7,18 @@
 //! - [`sampler::Sampler`]s, whose stages pick the next token,
 //! - [`AdapterFormat`]s, which read low-rank adapters.
 //!
-//! The SDK stands between them and the host: it turns panics into errors, refuses batches that break the contract before
-//! an author's code sees them, and carries batching, paged memory, quantized kernels and adapters, so that a model file
-//! reads like its paper. `testing` (feature `testing`) tries the contract's laws on a model.
+//! Between them and the host, the SDK turns panics into errors, refuses batches that break the contract before an author's code
+//! sees them, and provides batching, paged caches, quantized kernels and adapters, so that a model file reads like its paper.
+//! `testing` (feature `testing`) tries the contract's laws on a model.
 //!
 #![cfg_attr(feature = "nn", doc = include_str!("tutorial.md"))]
 //!
 //! # Features
 //!
-//! - `nn` (default): neural-network parts on candle. A sampler needs none of them: `default-features = false`.
+//! - `nn` (default): neural-network layers on candle. Samplers do not need them: `default-features = false`.
 //! - `weights`: GGUF and safetensors checkpoints and their tokenizers, without candle.
 //! - `bridge`: text models of candle-transformers as architectures.
-//! - `testing`: conformance.
+//! - `testing`: the contract's laws as tests.
 //! - `cuda`: NVIDIA devices. Metal needs no feature: every build on macOS has it.
 
 mod adapter;

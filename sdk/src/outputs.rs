@@ -1,4 +1,4 @@
-//! Where the rows of a step go: logits, candidates or hidden rows, as its spans ask.
+//! The output buffers of a step: logits, candidates or hidden rows, as its spans ask.
 
 use crate::{Batch, Error, Output, Result, Span, VACANT};
 
@@ -11,7 +11,7 @@ pub struct Outputs<'a> {
     pub candidates: CandidateRows<'a>,
     /// Hidden rows.
     pub hidden: &'a mut [f32],
-    /// The length of a row of logits.
+    /// Logits in a row.
     pub(crate) vocabulary: usize,
 }
 
@@ -27,7 +27,7 @@ pub struct CandidateRows<'a> {
 }
 
 impl Outputs<'_> {
-    /// The length of a row of logits.
+    /// Logits in a row.
     pub fn vocabulary(&self) -> usize {
         self.vocabulary
     }
@@ -69,7 +69,7 @@ impl Outputs<'_> {
         Ok(())
     }
 
-    /// Deals rows of logits, one for each wanted row that is no hidden one, out to where they go.
+    /// Copies rows of logits, one for each wanted row that is not a hidden one, to their outputs.
     pub fn take_logits(&mut self, batch: &Batch<'_>, logits: &[f32]) -> Result<()> {
         let (mut rows, mut plain, mut chosen) = (logits.chunks_exact(self.vocabulary), 0, 0);
         for span in batch.spans.iter().filter(|span| span.output != Output::Hidden) {
@@ -102,7 +102,7 @@ impl CandidateRows<'_> {
             _ => log_sum_exp(tokens.clone().map(|token| logits[token as usize])),
         };
         let best: Vec<u32> = if top == 1 {
-            // Asked for at every step of a greedy text: one pass, and no list of the vocabulary.
+            // Greedy decoding needs this at every step: one pass, without a list of the vocabulary.
             tokens.min_by(best_first).into_iter().collect()
         } else {
             let mut best: Vec<u32> = tokens.collect();

@@ -1,4 +1,4 @@
-//! What a plugin consists of; `export!` turns it into the library's one exported symbol.
+//! The contents of a plugin; `export!` turns them into the library's one exported symbol.
 
 use crate::{AdapterFormat, Architecture, sampler::Sampler};
 

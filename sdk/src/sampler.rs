@@ -1,4 +1,4 @@
-//! What the author of a sampler writes: a [`Sampler`] makes [`Stage`]s, a chain of stages picks the next token.
+//! The traits of a sampler: a [`Sampler`] makes [`Stage`]s, and a chain of stages picks the next token.
 //!
 //! A stage sees the candidates that the stages before it left over. It narrows them, changes their logits, or picks one,
 //! which ends the chain; a chain that ends without a pick takes the candidate with the highest logit. Candidates shrink
@@ -35,7 +35,7 @@ pub trait Stage: Send {
 pub struct History<'a> {
     /// Prompt and generated tokens, oldest first.
     pub tokens: &'a [u32],
-    /// How many of them are the prompt.
+    /// Number of them that are the prompt.
     pub prompt: usize,
 }
 

@@ -1,4 +1,4 @@
-//! What a host does for a plugin: it takes log lines and progress, and says when to stop.
+//! The host's services for plugins: logging, progress and cancellation.
 
 use pensieve_plugin_api as api;
 use std::fmt;
@@ -9,16 +9,16 @@ use crate::{Error, Result};
 #[derive(Clone)]
 pub struct Services(Option<api::ServicesArc>);
 
-/// How much a log line matters.
+/// The severity of a log line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
     /// Something failed.
     Error,
-    /// Something is not as it should be.
+    /// Something is wrong, but work goes on.
     Warn,
-    /// What a user may want to know.
+    /// Of interest to users.
     Info,
-    /// What an author wants to know.
+    /// Of interest to the plugin's author.
     Debug,
 }
 
@@ -44,14 +44,14 @@ impl Services {
         host.log(level, message.to_string().as_str().into());
     }
 
-    /// Says how far a long task has come: `done` of `total` of what.
+    /// Reports progress of a long task: `done` of `total` units.
     pub fn progress(&self, done: u64, total: u64, what: &str) {
         if let Some(host) = &self.0 {
             host.progress(done, total, what.into());
         }
     }
 
-    /// Fails once the host wants the current load to stop: `services.go_on()?` for every tensor.
+    /// An error once the host has cancelled the current load: call `services.go_on()?` for every tensor.
     pub fn go_on(&self) -> Result<()> {
         match &self.0 {
             Some(host) if host.cancelled() => Err(Error::cancelled("the host cancelled the load")),
@@ -68,7 +68,7 @@ impl fmt::Debug for Services {
 
 #[cfg(all(test, feature = "nn"))]
 pub(crate) mod heard {
-    //! A host for tests, which hears what it is told.
+    //! A host for tests, which records log lines and progress.
 
     use super::{Services, api};
     use api::abi_stable::{

@@ -1,8 +1,7 @@
 //! Conformance: the laws that every model must obey, tried on an author's model in `cargo test`.
 //!
-//! The laws are the contract's own (`pensieve plugins check` tries the same ones), and the model passes through the glue
-//! that a host would meet it behind. Depend on the SDK with the feature `testing` under `[dev-dependencies]`, load a small
-//! checkpoint, and:
+//! The laws are the contract's own (`pensieve plugins check` tries the same ones), and the model is called through the same glue as
+//! by a host. Depend on the SDK with the feature `testing` under `[dev-dependencies]`, load a small checkpoint, and:
 //!
 //! ```
 //! # use pensieve_sdk::{Batch, Cache, Model, Resident, Result};
@@ -65,12 +64,12 @@ pub fn conformance_with(model: Box<dyn Model>, options: &Options) -> Report {
     }
 }
 
-/// Adds an adapter that fits the model to what is tried.
+/// Includes an adapter that fits the model.
 pub fn with_adapter(options: Options, adapter: AdapterData) -> Result<Options> {
     Ok(Options { adapter: Some(adapter_out(adapter)?), ..options })
 }
 
-/// Tries every law of samplers. What it is given lives to the end of the process, as a plugin's providers do.
+/// Tries every law of samplers. The sampler lives to the end of the process, as a plugin's providers do.
 pub fn sampler_conformance(sampler: impl Sampler, options: &SamplerOptions) -> Report {
     let sampler: &'static dyn Sampler = Box::leak(Box::new(sampler));
     pensieve_laws::check_sampler(&export_sampler(sampler.name(), sampler), options, &mut |_| {})

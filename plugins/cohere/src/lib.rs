@@ -1,5 +1,5 @@
-//! Command R7B and Command A (Cohere2): attention and feed-forward block side by side behind one norm; layers with windows rotate
-//! neighbours, and every fourth sees everything and knows no positions.
+//! Command R7B and Command A (Cohere2): parallel attention and feed-forward block behind one norm; layers with windows have
+//! interleaved RoPE, and every fourth layer has full attention without position encoding.
 //!
 //! Reference: `modeling_cohere2.py` in Hugging Face transformers; layers carry the names that they have in its checkpoints.
 
@@ -18,12 +18,12 @@ struct Config {
     sizes: Sizes,
     layer_norm_eps: f64,
     logit_scale: f64,
-    /// How far back each layer sees.
+    /// Each layer's sliding window in tokens; `None` for full attention.
     windows: Vec<Option<usize>>,
     rope: RopeConfig,
 }
 
-/// Grouped-query attention, rotated where there is a window.
+/// Grouped-query attention, with RoPE in layers with a window.
 struct SelfAttention {
     qkv_proj: Qkv,
     o_proj: Linear,
@@ -105,7 +105,7 @@ impl Decoder for Cohere2 {
             ("sliding_window", 4096.into()),
             ("max_position_embeddings", 8192.into()),
         ])?;
-        // GGUF has one key for what Granite divides by and Command multiplies with.
+        // GGUF has one key for logit scales, by which Granite divides and Command multiplies.
         let scale = if checkpoint.format() == Format::Gguf { "logits_scaling" } else { "logit_scale" };
         Ok(Config {
             layer_norm_eps: config.f64_or("layer_norm_eps", 1e-5)?,

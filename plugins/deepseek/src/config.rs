@@ -13,16 +13,16 @@ pub struct Config {
     pub qk_nope_head_dim: usize,
     pub qk_rope_head_dim: usize,
     pub v_head_dim: usize,
-    /// Of scores, with YaRN's correction.
+    /// Scale of the scores, YaRN's correction included.
     pub scale: f64,
-    /// Layers that are dense.
+    /// True for each dense layer.
     pub dense: Vec<bool>,
-    /// None where all layers are dense.
+    /// `None` if all layers are dense.
     pub moe: Option<Moe>,
     pub rope: RopeConfig,
 }
 
-/// Sizes of a mixture, and how its router chooses.
+/// Sizes of a mixture, and its router's settings.
 pub struct Moe {
     pub n_routed_experts: usize,
     pub n_shared_experts: usize,
@@ -87,7 +87,7 @@ fn rope_number(config: &Settings, key: &str) -> Option<f64> {
     places.iter().find_map(|place| config.value().pointer(&format!("{place}{key}"))?.as_f64())
 }
 
-/// Which layers are dense: by name, or the first ones; of files in GGUF those without a router.
+/// The dense layers: by name, or the first ones; in GGUF files those without a router.
 fn dense(checkpoint: &Checkpoint, config: &Settings, layers: usize) -> Result<Vec<bool>> {
     if checkpoint.format() == Format::Gguf {
         let has_router = |layer| checkpoint.weights().contains(&format!("model.layers.{layer}.mlp.gate.weight"));
@@ -114,10 +114,10 @@ fn moe(config: &Settings, is_gguf: bool, is_v2: bool) -> Result<Moe> {
     })
 }
 
-/// The groups that experts are chosen by.
+/// The groups of group-limited routing.
 fn groups(config: &Settings, is_gguf: bool, is_v2: bool) -> Result<Option<Groups>> {
     let (count, kept) = (config.usize_or("n_group", 1)?, config.usize_or("topk_group", 1)?);
-    // Files in GGUF have no name for the method, and number groups where they count.
+    // GGUF has no key for `topk_method`; it gives a number of groups only if routing uses them.
     let is_greedy = is_v2 && config.str_or("topk_method", if is_gguf { "" } else { "greedy" })? == "greedy";
     Ok((!is_greedy && count > 1).then_some(Groups { count, kept, compared: if is_v2 { 1 } else { 2 } }))
 }

@@ -1,4 +1,4 @@
-//! What DeepSeek's GGUF files call otherwise, and leave to their readers: the sizes of the latent attention.
+//! Names in DeepSeek's GGUF files, and settings that they leave to their readers: the sizes of the latent attention.
 
 use pensieve_sdk::{
     Result,
@@ -47,13 +47,13 @@ fn complete(config: &mut GgufConfig<'_>) -> Result<()> {
         config.set("v_head_dim", value);
     }
     config.remove("head_dim");
-    // A correction of the scores for the choice comes with sigmoids only, whatever a file leaves out.
+    // Only models with sigmoid scores have a correction, so its tensor tells them apart.
     let is_corrected = config.weights().names().any(|name| name.contains("e_score_correction"));
     let is_sigmoid = size(config, "expert_gating_func")?.map_or(is_corrected, |function| function == 2);
     config.set("scoring_func", if is_sigmoid { "sigmoid" } else { "softmax" });
     let multiplier = config.number("rope.scaling.yarn_log_multiplier")?.filter(|multiplier| *multiplier != 0.0);
     if let Some(rope) = config.rope() {
-        // What is rotated is a part of a head with a projection of its own, and all of that.
+        // The rotated part of a head has a projection of its own, all of whose values are rotated.
         rope.remove("partial_rotary_factor");
         // Files give a tenth of `mscale_all_dim`; `mscale`, which GGUF omits, equals it in every published model.
         if let Some(all) = multiplier.map(|multiplier| 10.0 * multiplier) {

@@ -1,5 +1,5 @@
-//! DeepSeek-V2 (arXiv 2405.04434) and V3 (2412.19437), and GLM-4.7-Flash: attention over a latent that is remembered once for
-//! all heads and serves as keys and values, and mixtures with experts that all tokens share.
+//! DeepSeek-V2 (arXiv 2405.04434) and V3 (2412.19437), and GLM-4.7-Flash: multi-head latent attention, which caches one latent per
+//! token for the keys and values of all heads, and mixtures with shared experts.
 //!
 //! Reference: `modeling_deepseek_v2.py`, `modeling_deepseek_v3.py` and `modeling_glm4_moe_lite.py` in Hugging Face
 //! transformers; layers carry the names that they have in its checkpoints. What turns a latent into keys and values is
@@ -21,23 +21,23 @@ use config::Config;
 
 export!(Plugin::new("deepseek", "DeepSeek-V2 and V3, GLM-4.7-Flash").architecture(Paged::<DeepSeek>::architecture()));
 
-/// The norms of latents have an epsilon that no configuration speaks of.
+/// Epsilon of the latents' norms, which configurations do not have.
 const LATENT_EPS: f64 = 1e-6;
 
-/// Where queries come from.
+/// The projection of queries, direct or low-rank.
 enum Queries {
     Direct(Linear),
     Latent { q_a_proj: Linear, q_a_layernorm: RmsNorm, q_b_proj: Linear },
 }
 
-/// Attention over latents.
+/// Multi-head latent attention, with the up-projections absorbed.
 struct LatentAttention {
     queries: Queries,
     kv_a_proj_with_mqa: Linear,
     kv_a_layernorm: RmsNorm,
-    /// Turns a head's query into one for latents: `[heads, qk_nope_head_dim, kv_lora_rank]`.
+    /// Maps a head's query to the latent space: `[heads, qk_nope_head_dim, kv_lora_rank]`.
     absorb_k: Tensor,
-    /// Turns what a head makes of latents into values: `[heads, kv_lora_rank, v_head_dim]`.
+    /// Maps a head's latent output to values: `[heads, kv_lora_rank, v_head_dim]`.
     absorb_v: Tensor,
     o_proj: Linear,
     attention: Attention,
@@ -58,7 +58,7 @@ impl LatentAttention {
             },
             None => Queries::Direct(loader.linear("q_proj", width, of_queries)?),
         };
-        // Files in GGUF have the parts by themselves, that of keys the other way round.
+        // GGUF files have the two parts as separate tensors, that of the keys transposed.
         let (absorb_k, absorb_v) = if loader.has("k_b_proj.weight") {
             let keys = loader.dense("k_b_proj.weight", &[heads, rank, nope])?;
             (keys.transpose(1, 2)?, loader.dense("v_b_proj.weight", &[heads, value, rank])?)
@@ -111,7 +111,7 @@ impl LatentAttention {
     }
 }
 
-/// The feed-forward block of a layer: dense, or the experts that a router chooses and those that all tokens share.
+/// The feed-forward block of a layer: dense, or routed and shared experts.
 fn mlp(loader: &Loader<'_>, config: &Config, layer: usize) -> Result<FeedForward> {
     let Sizes { hidden_size, intermediate_size, hidden_act, .. } = config.sizes;
     let Some(moe) = config.moe.as_ref().filter(|_| !config.dense[layer]) else {

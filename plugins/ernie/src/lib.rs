@@ -1,5 +1,5 @@
-//! ERNIE 4.5 (Baidu), dense and as mixtures of experts: Llama that rotates neighbours; its experts are chosen by scores that are
-//! corrected for the choice, beside experts that all tokens share.
+//! ERNIE 4.5 (Baidu), dense and as mixtures of experts: Llama with interleaved RoPE; routing adds a correction to the scores, and
+//! there are shared experts.
 //!
 //! Reference: `modeling_ernie4_5.py` and `modeling_ernie4_5_moe.py` in Hugging Face transformers; layers carry the names that they
 //! have in its checkpoints.
@@ -21,13 +21,13 @@ struct Config {
     rope: RopeConfig,
 }
 
-/// Sizes of a mixture, and how its router chooses.
+/// Sizes of a mixture, and its router's settings.
 struct Moe {
     num_experts: usize,
     top_k: usize,
     intermediate_size: usize,
     num_shared_experts: usize,
-    /// Layers that are dense.
+    /// True for each dense layer.
     dense: Vec<bool>,
 }
 
@@ -57,7 +57,7 @@ impl SelfAttention {
     }
 }
 
-/// The feed-forward block of a layer: dense, or the experts that a router chooses and those that all tokens share.
+/// The feed-forward block of a layer: dense, or routed and shared experts.
 fn mlp(loader: &Loader<'_>, config: &Config, layer: usize) -> Result<FeedForward> {
     let Sizes { hidden_size, intermediate_size, hidden_act, .. } = config.sizes;
     let Some(moe) = config.moe.as_ref().filter(|moe| !moe.dense[layer]) else {
@@ -105,7 +105,7 @@ struct Ernie {
     rope: Rope,
 }
 
-/// Tensors of GGUF files.
+/// GGUF's tensor names and transformers'.
 const GGUF_NAMES: Names = &[
     ("ffn_gate_shexp", "mlp.shared_experts.gate_proj"),
     ("ffn_up_shexp", "mlp.shared_experts.up_proj"),
@@ -164,12 +164,12 @@ impl Decoder for Ernie {
 /// Reads the sizes of a mixture under the configuration's names or GGUF's.
 fn moe(checkpoint: &Checkpoint, config: &Settings, layers: usize) -> Result<Moe> {
     let first = config.usize_or("moe_layer_start_index", config.usize_or("first_k_dense_replace", 1)?)?;
-    // The last layer that has them; -1 for the last of all.
+    // The last layer with experts; -1 means the last layer of the model.
     let last = config.value()["moe_layer_end_index"].as_u64().map_or(layers, |last| last as usize);
     let interval = config.usize_or("moe_layer_interval", 1)?.max(1);
     let is_gguf = checkpoint.format() == Format::Gguf;
     let is_sparse = |layer: usize| match is_gguf {
-        // Files in GGUF do not say where experts end.
+        // GGUF has no key for the last layer with experts.
         true => checkpoint.weights().contains(&format!("model.layers.{layer}.mlp.gate.weight")),
         false => layer >= first && layer <= last && (layer + 1).is_multiple_of(interval),
     };

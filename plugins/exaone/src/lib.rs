@@ -1,5 +1,5 @@
-//! EXAONE 4 (LG, arXiv 2507.11407): norms behind each block instead of before, and over each head's queries and keys. Where most layers
-//! have windows, the others see everything and know no positions.
+//! EXAONE 4 (LG, arXiv 2507.11407): norms after each block instead of before, and on each head's queries and keys. In models with
+//! sliding windows, the layers with full attention have no RoPE.
 //!
 //! Reference: `modeling_exaone4.py` in Hugging Face transformers; layers carry the names that they have in its checkpoints.
 
@@ -16,12 +16,12 @@ export!(Plugin::new("exaone", "EXAONE 4").architecture(Paged::<Exaone4>::archite
 
 struct Config {
     sizes: Sizes,
-    /// How far back each layer sees.
+    /// Each layer's sliding window in tokens; `None` for full attention.
     windows: Vec<Option<usize>>,
     rope: RopeConfig,
 }
 
-/// Grouped-query attention with normed queries and keys, rotated where there is a window, or a window nowhere.
+/// Grouped-query attention with normalised queries and keys; RoPE in layers with a window, or in all if none has one.
 struct SelfAttention {
     qkv_proj: Qkv,
     o_proj: Linear,
@@ -84,11 +84,11 @@ struct Exaone4 {
     rope: Rope,
 }
 
-/// Tensors of GGUF files.
+/// GGUF's tensor names and transformers'.
 const GGUF_NAMES: Names =
     &[("post_attention_norm", "post_attention_layernorm"), ("post_ffw_norm", "post_feedforward_layernorm")];
 
-/// Models that have a window have it in three layers of four.
+/// Models with windows have them in three layers of four.
 fn complete(config: &mut GgufConfig<'_>) -> Result<()> {
     if config.get("sliding_window").is_some() { config.windows(4) } else { Ok(()) }
 }

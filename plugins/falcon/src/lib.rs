@@ -1,5 +1,5 @@
-//! Falcon-H1 (arXiv 2507.22448): in every layer grouped-query attention and a state space as in Mamba-2 read the same norm side by
-//! side, and what they make of it is summed. A dozen multipliers stand where widths changed between the models' sizes.
+//! Falcon-H1 (arXiv 2507.22448): in every layer grouped-query attention and a Mamba-2 mixer run in parallel behind one norm, and their
+//! outputs are summed. A dozen multipliers (µP) scale activations.
 //!
 //! Reference: `modeling_falcon_h1.py` in Hugging Face transformers; layers carry the names that they have in its checkpoints. Files in
 //! GGUF have the multipliers within their weights.
@@ -32,9 +32,9 @@ struct Multipliers {
     attention_out: f64,
     ssm_in: f64,
     ssm_out: f64,
-    /// The gate of a state space, its inputs, what writes, what reads, and its steps of time.
+    /// Factors of the mixer's gate, `x`, `B`, `C` and `dt`.
     ssm: [f64; 5],
-    /// The gate of a feed-forward block, and what comes out of it.
+    /// Factors of a feed-forward block's gate and of its output.
     mlp: [f64; 2],
 }
 
@@ -107,7 +107,7 @@ impl Block {
     fn load(loader: &Loader<'_>, config: &Config, index: usize) -> Result<Self> {
         let Sizes { hidden_size, rms_norm_eps, .. } = config.sizes;
         let mamba = Mamba2::load(&loader.at("mamba"), 2 * index, config.mamba)?;
-        // llama.cpp's converter leaves off the end of this name alone.
+        // In GGUF files this name has no `.weight`.
         let norm = "pre_ff_layernorm";
         let pre_ff_layernorm = if loader.has(norm) {
             RmsNorm::of(loader.vector(norm, hidden_size)?, rms_norm_eps)
@@ -141,7 +141,7 @@ struct FalconH1 {
     multipliers: Multipliers,
 }
 
-/// Tensors of GGUF files.
+/// GGUF's tensor names and transformers'.
 const GGUF_NAMES: Names = &[
     ("output_norm", "model.final_layernorm"),
     ("ffn_norm", "pre_ff_layernorm"),
@@ -220,7 +220,7 @@ impl Decoder for FalconH1 {
     }
 }
 
-/// The norm behind the recurrence, where there is one: a configuration says so, and of GGUF files the tensors do.
+/// The norm after the recurrence, if there is one: by the configuration, or in GGUF files by the tensors.
 fn norm(checkpoint: &Checkpoint, config: &Settings) -> Result<GatedNorm> {
     if checkpoint.format() == Format::Gguf {
         let is_there = checkpoint.weights().contains("model.layers.0.mamba.norm.weight");
@@ -249,7 +249,7 @@ fn multipliers(config: &Settings) -> Result<Multipliers> {
     })
 }
 
-/// The `N` multipliers of this key; ones where it is absent.
+/// The `N` multipliers of this key; all 1 if it is absent.
 fn list<const N: usize>(config: &Settings, key: &str) -> Result<[f64; N]> {
     let Some(given) = config.value().get(key).filter(|value| !value.is_null()) else { return Ok([1.0; N]) };
     let wrong = || Error::corrupt(format!("the configuration's '{key}' is no list of {N} numbers"));

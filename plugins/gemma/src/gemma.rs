@@ -1,6 +1,6 @@
-//! Gemma 2 (arXiv 2408.00118) and Gemma 3 (2503.19786): norms before and after each block, most layers with a window over the
-//! past, embeddings scaled by the root of their width; Gemma 2 bounds scores and logits, Gemma 3 norms queries and keys and
-//! rotates its windowed layers by a base of their own.
+//! Gemma 2 (arXiv 2408.00118) and Gemma 3 (2503.19786): norms before and after each block, sliding windows in most layers,
+//! embeddings scaled by `√hidden_size`. Gemma 2 has softcaps on scores and logits, Gemma 3 norms on queries and keys and a RoPE
+//! base of its own for layers with windows.
 //!
 //! Reference: `modeling_gemma2.py` and `modeling_gemma3.py` in Hugging Face transformers; layers carry the names that they have
 //! in its checkpoints. Of checkpoints that also see, the text model is loaded.
@@ -21,13 +21,13 @@ pub struct Config {
     query_pre_attn_scalar: f64,
     attn_logit_softcapping: Option<f64>,
     final_logit_softcapping: Option<f64>,
-    /// How far back each layer sees; the layers that see everything have the rotation of the whole context.
+    /// Each layer's sliding window in tokens; `None` for full attention, which has RoPE frequencies of its own.
     windows: Vec<Option<usize>>,
     rope: RopeConfig,
     rope_local: RopeConfig,
 }
 
-/// Gemma's norms multiply by one more than their weights, which GGUF files hold with that one added.
+/// Gemma's norms multiply by `1 + weight`; GGUF files store the sum.
 fn norm(loader: &Loader<'_>, name: &str, width: usize, eps: f64) -> Result<RmsNorm> {
     let norm = RmsNorm::load(loader, name, width, eps)?;
     if loader.format() == Format::Gguf { Ok(norm) } else { norm.plus(1.0) }
@@ -99,7 +99,7 @@ pub struct Gemma {
     model: CausalLm<Block>,
     rope: Rope,
     rope_local: Rope,
-    /// The root of the width.
+    /// `√hidden_size`, the factor of embeddings.
     embed_scale: f64,
     final_logit_softcapping: Option<f64>,
 }
@@ -174,7 +174,7 @@ impl Decoder for Gemma {
     }
 }
 
-/// Adds the defaults of the classes in transformers; some of Gemma 3's configurations leave nearly everything out.
+/// Adds the defaults of transformers' classes; some of Gemma 3's configurations omit nearly everything.
 fn with_defaults(config: &Settings, is_gemma3: bool) -> Result<Settings> {
     let layers = config.usize_or("num_hidden_layers", 26)?;
     let pattern = config.usize_or("sliding_window_pattern", if is_gemma3 { 6 } else { 2 })?.max(1);

@@ -1,6 +1,6 @@
-//! Gemma 4: layers with windows have other heads than those that see everything, whose keys may be their values too; scores are not
-//! scaled, as queries, keys and values are normed; the last layers read what earlier ones remember. Small models add a vector
-//! of a token's own to each layer, large ones experts to each block.
+//! Gemma 4: layers with windows and layers with full attention have different head sizes, and in the latter keys may serve as values;
+//! scores are not scaled, as queries, keys and values are normalised; the last layers share the caches of earlier ones. Small
+//! models have per-layer embeddings, large ones experts.
 //!
 //! Reference: `modeling_gemma4.py` in Hugging Face transformers; layers carry the names that they have in its checkpoints. Of
 //! checkpoints that also see or hear, the text model is loaded.
@@ -24,7 +24,7 @@ use config::Layer;
 use experts::MixtureOfExperts;
 use per_layer::{PerLayerInput, PerLayerInputs};
 
-/// A number that is stored as a tensor, under the one name or the other; 1 where there is none.
+/// A number that is stored as a tensor, in some checkpoints as `….weight`; 1 if there is none.
 fn scalar(loader: &Loader<'_>, name: &str) -> Result<f64> {
     let names = [name.to_owned(), format!("{name}.weight")];
     let Some(name) = names.iter().find(|name| loader.has(name)) else { return Ok(1.0) };
@@ -36,7 +36,7 @@ fn scalar(loader: &Loader<'_>, name: &str) -> Result<f64> {
 struct SelfAttention {
     q_proj: Linear,
     q_norm: RmsNorm,
-    /// Of layers that remember something of their own.
+    /// In layers with a cache of their own.
     kv: Option<KeysAndValues>,
     o_proj: Linear,
     attention: Attention,
@@ -44,7 +44,7 @@ struct SelfAttention {
 
 struct KeysAndValues {
     k_proj: Linear,
-    /// None where keys are the values too.
+    /// `None` if keys serve as values.
     v_proj: Option<Linear>,
     k_norm: RmsNorm,
     v_norm: RmsNorm,
@@ -139,7 +139,7 @@ impl Block {
 
 pub struct Gemma4 {
     model: CausalLm<Block>,
-    /// The root of the width.
+    /// `√hidden_size`, the factor of embeddings.
     embed_scale: f64,
     per_layer_inputs: Option<PerLayerInputs>,
     final_logit_softcapping: Option<f64>,

@@ -1,11 +1,11 @@
-//! What Gemma's GGUF files leave to their readers: which layers have windows, and what follows from that.
+//! Settings that Gemma's GGUF files leave to their readers: the pattern of layers with windows, and what follows from it.
 
 use pensieve_sdk::{
     Result,
     weights::{GgufConfig, GgufFamily, Names},
 };
 
-/// The base of the rotations of layers with a window.
+/// RoPE's base in layers with windows.
 const LOCAL_BASE: f64 = 10_000.0;
 
 /// Norms of Gemma 2 and 3.
@@ -55,7 +55,7 @@ fn complete(config: &mut GgufConfig<'_>) -> Result<()> {
         let base = config.number("rope.freq_base_swa")?.unwrap_or(LOCAL_BASE);
         config.set("rope_local_base_freq", base);
     }
-    // The models of 27 B scale scores by the width over the heads, the others by the size of a head.
+    // The 27B models scale scores by hidden size over heads, the others by head size.
     let is_27b = config.size("num_hidden_layers") == Some(if is_gemma3 { 62 } else { 46 });
     let per_head = || config.size("hidden_size")?.checked_div(config.size("num_attention_heads")?);
     let head_dim = config.size("head_dim").filter(|_| !is_27b);
@@ -65,7 +65,7 @@ fn complete(config: &mut GgufConfig<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Layers that see everything have other heads than those with windows.
+/// Layers with full attention have other head sizes than those with windows.
 fn complete4(config: &mut GgufConfig<'_>) -> Result<()> {
     config.windows(6)?;
     let types = config.get("layer_types").and_then(|types| types.as_array());

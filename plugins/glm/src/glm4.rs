@@ -1,5 +1,5 @@
 //! GLM-4-0414 and GLM-Z1 (arXiv 2406.12793): Llama with norms before and after each block, biases on queries, keys and values,
-//! and half of each head rotated, in neighbouring pairs.
+//! and RoPE on half of each head, interleaved.
 //!
 //! Reference: `modeling_glm4.py` in Hugging Face transformers; layers carry the names that they have in its checkpoints.
 
@@ -77,7 +77,7 @@ pub struct Glm4 {
     rope: Rope,
 }
 
-/// Tensors of GGUF files.
+/// GGUF's tensor names and transformers'.
 const GGUF_NAMES: Names = &[
     ("ffn_up", "mlp.gate_up_proj"),
     ("post_attention_norm", "post_self_attn_layernorm"),
@@ -109,7 +109,7 @@ impl Decoder for Glm4 {
             checkpoint.format() == Format::Gguf && config.value().pointer("/rope_parameters/mrope_section").is_some();
         let style = if is_turned { RopeStyle::NeoX } else { RopeStyle::Interleaved };
         let rope = RopeConfig { style, ..config.rope()? };
-        // Checkpoints of the class rotate half of a head, said or not.
+        // Checkpoints of this class rotate half of a head, even if the configuration does not say so.
         let is_given = config.value().pointer("/rope_parameters/partial_rotary_factor").is_some();
         let partial_rotary_factor = if is_given { rope.partial_rotary_factor } else { 0.5 };
         Ok(Config { sizes, rope: RopeConfig { partial_rotary_factor, ..rope } })

@@ -1,5 +1,5 @@
-//! GLM-4.5 to GLM-4.7 and their Airs (arXiv 2508.06471): half of each head rotated, and from the second layer or so on many experts
-//! whose sigmoid scores are corrected for the choice, beside one that all tokens share.
+//! GLM-4.5 to GLM-4.7 and their Air models (arXiv 2508.06471): RoPE on half of each head, and after the first dense layers many
+//! experts, routed by sigmoid scores with a correction, beside a shared one.
 //!
 //! Reference: `modeling_glm4_moe.py` in Hugging Face transformers; layers carry the names that they have in its checkpoints. Layers
 //! that foretell several tokens come last, and are left out.
@@ -15,7 +15,7 @@ use pensieve_sdk::{
 
 pub struct Config {
     sizes: Sizes,
-    /// Layers before the first that has experts.
+    /// Number of dense layers, before those with experts.
     first_k_dense_replace: usize,
     n_routed_experts: usize,
     n_shared_experts: usize,
@@ -54,7 +54,7 @@ impl SelfAttention {
     }
 }
 
-/// The feed-forward block of a layer: dense in the first ones, then experts beside one that all tokens share.
+/// The feed-forward block of a layer: dense in the first ones, then routed experts beside a shared one.
 fn mlp(loader: &Loader<'_>, config: &Config, layer: usize) -> Result<FeedForward> {
     let Sizes { hidden_size, intermediate_size, hidden_act, .. } = config.sizes;
     if layer < config.first_k_dense_replace {
@@ -62,7 +62,7 @@ fn mlp(loader: &Loader<'_>, config: &Config, layer: usize) -> Result<FeedForward
     }
     let (count, inner) = (config.n_routed_experts, config.moe_intermediate_size);
     let router = Router::load(loader, "gate", hidden_size, count, config.num_experts_per_tok)?;
-    // GGUF files have it as a bias.
+    // GGUF files name it `….bias`.
     let correction = ["gate.e_score_correction_bias", "gate.e_score_correction.bias"];
     let router = router.with_correction(loader, &correction, count)?;
     let router = Router {
@@ -108,7 +108,7 @@ pub struct Glm4Moe {
     rope: Rope,
 }
 
-/// Tensors of GGUF files.
+/// GGUF's tensor names and transformers'.
 const GGUF_NAMES: Names = &[
     ("post_attention_norm", "post_attention_layernorm"),
     ("ffn_gate_shexp", "mlp.shared_experts.gate_proj"),

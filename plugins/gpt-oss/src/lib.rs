@@ -1,5 +1,5 @@
-//! gpt-oss 20B and 120B (arXiv 2508.10925): experts with biases behind a clamped gate, windows in every other layer, and heads
-//! that may look at nothing, which is a score of its own beside those of tokens.
+//! gpt-oss 20B and 120B (arXiv 2508.10925): experts with biases and a clamped SwiGLU, sliding windows in every other layer, and
+//! attention sinks.
 //!
 //! Reference: `modeling_gpt_oss.py` in Hugging Face transformers; layers carry the names that they have in its checkpoints. GGUF
 //! files have the experts in MXFP4, as they were trained.
@@ -20,7 +20,7 @@ struct Config {
     num_local_experts: usize,
     num_experts_per_tok: usize,
     glu: Glu,
-    /// How far back each layer sees.
+    /// Each layer's sliding window in tokens; `None` for full attention.
     windows: Vec<Option<usize>>,
     rope: RopeConfig,
 }
@@ -56,7 +56,7 @@ impl SelfAttention {
     }
 }
 
-/// The experts that a router chooses, whose weights add up to one.
+/// Routed experts, whose weights are renormalized.
 fn mlp(loader: &Loader<'_>, config: &Config) -> Result<SparseMlp> {
     let Sizes { hidden_size, intermediate_size, .. } = config.sizes;
     let count = config.num_local_experts;
@@ -70,7 +70,7 @@ fn mlp(loader: &Loader<'_>, config: &Config) -> Result<SparseMlp> {
     Ok(SparseMlp::new(Router { renormalize: true, ..router }, experts))
 }
 
-/// The experts of a folder, where gates and values take turns, and dense weights multiply from the other side.
+/// The experts of a folder, where the rows of gate and up are interleaved, and dense weights are transposed.
 fn experts_of_folder(loader: &Loader<'_>, (count, width, inner): (usize, usize, usize), glu: Glu) -> Result<Experts> {
     let (loader, host) = loader.for_experts();
     let is_packed = loader.has("gate_up_proj.weight");
@@ -125,7 +125,7 @@ struct GptOss {
     rope: Rope,
 }
 
-/// Tensors of GGUF files.
+/// GGUF's tensor names and transformers'.
 const GGUF_NAMES: Names = &[
     ("post_attention_norm", "post_attention_layernorm"),
     ("ffn_norm", "pre_feedforward_layernorm"),
@@ -133,7 +133,7 @@ const GGUF_NAMES: Names = &[
     ("ffn_gate_inp", "mlp.router"),
 ];
 
-/// Every second layer has a window, and YaRN's ramp is not rounded to whole dimensions, which GGUF files do not say.
+/// Settings that GGUF files omit: every second layer has a window, and YaRN's ramp is not rounded to whole dimensions.
 fn complete(config: &mut GgufConfig<'_>) -> Result<()> {
     config.windows(2)?;
     if let Some(rope) = config.rope() {

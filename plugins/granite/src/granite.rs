@@ -19,7 +19,7 @@ pub struct Config {
     pub residual_multiplier: f64,
     attention_multiplier: f64,
     pub logits_scaling: f64,
-    /// How many experts there are, and how many of them each token has.
+    /// Number of experts, and experts per token.
     pub experts: Option<(usize, usize)>,
     pub rope: RopeConfig,
 }
@@ -39,7 +39,7 @@ impl Config {
     }
 }
 
-/// Grouped-query attention with queries and keys that are rotated, where positions count.
+/// Grouped-query attention, with RoPE if the model has it.
 pub struct SelfAttention {
     qkv_proj: Qkv,
     o_proj: Linear,
@@ -67,7 +67,7 @@ impl SelfAttention {
     }
 }
 
-/// The feed-forward block of a layer: dense, or the experts that a router chooses, whose weights add up to one.
+/// The feed-forward block of a layer: dense, or routed experts with renormalized weights.
 pub fn mlp(loader: &Loader<'_>, config: &Config) -> Result<FeedForward> {
     let Sizes { hidden_size, intermediate_size, hidden_act, .. } = config.sizes;
     let Some((count, top_k)) = config.experts else {
@@ -123,7 +123,7 @@ pub struct Granite {
     logits_scaling: f64,
 }
 
-/// Files of hybrids without state space layers (`granite`) give the width of MLPs that these do not have.
+/// Files of hybrids without Mamba-2 layers (`granite`) give the width of an MLP that the model does not have.
 fn complete(config: &mut GgufConfig<'_>) -> Result<()> {
     if let Some(width) = config.mlp_width("up_proj").filter(|_| config.architecture() == "granite") {
         config.set("intermediate_size", width);

@@ -1,6 +1,5 @@
-//! Granite 4 hybrids (IBM): nine layers of ten are state spaces as in Mamba-2 (arXiv 2405.21060), the others attention that knows no
-//! positions; every layer has a feed-forward block that all tokens share, and the larger models experts beside it. Those without
-//! state spaces rotate.
+//! Granite 4 hybrids (IBM): nine layers of ten are Mamba-2 (arXiv 2405.21060), the others attention without position encoding. Every
+//! layer has a shared feed-forward block, in larger models beside routed experts. Models without Mamba-2 layers have RoPE.
 //!
 //! Reference: `modeling_granitemoehybrid.py` in Hugging Face transformers; layers carry the names that they have in its
 //! checkpoints.
@@ -18,7 +17,7 @@ use crate::granite::{self, SelfAttention};
 
 pub struct Config {
     granite: granite::Config,
-    /// Which layers attend; the others are state spaces.
+    /// True for each attention layer; the others are Mamba-2 mixers.
     attends: Vec<bool>,
     mamba: Mamba2Sizes,
     rotates: bool,
@@ -74,7 +73,7 @@ impl Block {
     }
 }
 
-/// The block that all tokens share, which GGUF files call a shared expert where there are others, and else the block.
+/// The shared block. GGUF files name it as a shared expert if there are routed ones, and otherwise as the MLP.
 fn shared_mlp(loader: &Loader<'_>, config: &Config) -> Result<GatedMlp> {
     let Sizes { hidden_size, hidden_act, .. } = config.granite.sizes;
     let inner = config.shared_intermediate_size;
@@ -93,7 +92,7 @@ pub struct Hybrid {
     logits_scaling: f64,
 }
 
-/// Tensors of GGUF files.
+/// GGUF's tensor names and transformers'.
 const GGUF_NAMES: Names = &[
     ("ssm_in", "mamba.in_proj"),
     ("ssm_conv1d", "mamba.conv1d"),
@@ -168,7 +167,7 @@ impl Decoder for Hybrid {
     }
 }
 
-/// Which layers attend, by name; none where nothing is said.
+/// The attention layers, by `layer_types`; none if the configuration has no such list.
 fn attends(config: &Settings, layers: usize) -> Result<Vec<bool>> {
     let types = match config.layer_types("layer_types", layers)? {
         None => config.layer_types("layers_block_type", layers)?,

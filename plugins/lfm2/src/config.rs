@@ -14,20 +14,20 @@ pub struct Config {
     pub max_position_embeddings: usize,
     pub norm_eps: f64,
     pub conv_taps: usize,
-    /// Which layers attend; the others convolve.
+    /// True for each attention layer; the others are convolutions.
     pub attends: Vec<bool>,
     pub tie_word_embeddings: bool,
     pub rope: RopeConfig,
     pub moe: Option<Moe>,
 }
 
-/// Sizes of a mixture, and how its router chooses.
+/// Sizes of a mixture, and its router's settings.
 #[derive(Clone, Copy)]
 pub struct Moe {
     pub num_experts: usize,
     pub num_experts_per_tok: usize,
     pub moe_intermediate_size: usize,
-    /// Layers that are dense, from the first on.
+    /// Number of dense layers, before those with experts.
     pub num_dense_layers: usize,
     pub routed_scaling_factor: f64,
     pub norm_topk_prob: bool,
@@ -74,8 +74,8 @@ fn moe(config: &Settings, num_experts: usize) -> Result<Moe> {
     })
 }
 
-/// The inner width of feed-forward blocks, which configurations give before it is cut to two thirds and rounded up; those of
-/// mixtures give it as it is.
+/// The inner width of feed-forward blocks. Configurations give it before it is cut to two thirds and rounded up, except those of
+/// mixtures.
 fn intermediate_size(config: &Settings) -> Result<usize> {
     if config.experts()?.is_some() {
         return config.usize_or("intermediate_size", 7168);
@@ -91,7 +91,7 @@ fn intermediate_size(config: &Settings) -> Result<usize> {
     Ok(adjusted.div_ceil(multiple) * multiple)
 }
 
-/// Which layers attend: by name, by index, or all.
+/// The attention layers, by `layer_types`, by index, or all.
 fn attends(config: &Settings, layers: usize) -> Result<Vec<bool>> {
     if let Some(types) = config.layer_types("layer_types", layers)? {
         return Ok(types.iter().map(|of| of != "conv").collect());

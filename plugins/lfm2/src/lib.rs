@@ -20,7 +20,7 @@ use config::Config;
 
 export!(Plugin::new("lfm2", "LFM2, dense and as mixtures of experts").architecture(Paged::<Lfm2>::architecture()));
 
-/// Grouped-query attention over normed and rotated queries and keys.
+/// Grouped-query attention with normalised and rotated queries and keys.
 struct SelfAttention {
     qkv_proj: Qkv,
     out_proj: Linear,
@@ -74,10 +74,10 @@ impl GatedConv {
     }
 }
 
-/// The names of gate, what is gated and the way back, in blocks and in experts.
+/// Names of the gate, up and down projections, in dense blocks and in experts.
 const NAMES: ExpertNames = ExpertNames { gate: "w1", up: "w3", gate_up: "w1_w3", down: "w2" };
 
-/// `w2(silu(w1(x)) · w3(x))`, or the experts that a router chooses.
+/// `w2(silu(w1(x)) · w3(x))`, or routed experts.
 fn feed_forward(loader: &Loader<'_>, config: &Config, layer: usize) -> Result<FeedForward> {
     let width = config.hidden_size;
     let Some(moe) = config.moe.filter(|moe| layer >= moe.num_dense_layers) else {
@@ -140,7 +140,7 @@ struct Lfm2 {
     rope: Rope,
 }
 
-/// Tensors of GGUF files.
+/// GGUF's tensor names and transformers'.
 const GGUF_NAMES: Names = &[
     ("token_embd_norm", "model.embedding_norm"),
     ("output_norm", "model.embedding_norm"),
@@ -162,10 +162,10 @@ const GGUF_NAMES: Names = &[
     ("exp_probs_b", "feed_forward.expert_bias"),
 ];
 
-/// Metadata of GGUF files.
+/// GGUF's metadata keys and transformers'.
 const GGUF_KEYS: Names = &[("attention.layer_norm_rms_epsilon", "norm_eps")];
 
-/// Layers without key-value heads convolve, and the width of the MLPs is the one that they have.
+/// Layers without key-value heads are convolutions, and GGUF gives the MLPs' final width.
 fn complete(config: &mut GgufConfig<'_>) -> Result<()> {
     config.attends_where_heads_are("conv");
     config.set("block_auto_adjust_ff_dim", false);

@@ -1,5 +1,5 @@
-//! Llama 1 to 3.x (arXiv 2302.13971, 2307.09288, 2407.21783) and what is Llama by another name: TinyLlama, SmolLM, Yi, SmolLM3,
-//! whose layers do not all know positions, Seed-OSS, which has biases, and in GGUF files Mistral.
+//! Llama 1 to 3.x (arXiv 2302.13971, 2307.09288, 2407.21783) and models of the same architecture: TinyLlama, SmolLM, Yi, SmolLM3
+//! (some layers without RoPE), Seed-OSS (with biases), and in GGUF files Mistral.
 //!
 //! Reference: `modeling_llama.py` in Hugging Face transformers; layers carry the names that they have in its checkpoints.
 
@@ -16,14 +16,14 @@ export!(Plugin::new("llama", "Llama 1 to 3.x and their kin").architecture(Paged:
 
 struct Config {
     sizes: Sizes,
-    /// Of GGUF files that are Mistral's.
+    /// In GGUF files of Mistral models.
     sliding_window: Option<usize>,
     rope: RopeConfig,
-    /// Layers that rotate nothing, of SmolLM3.
+    /// True for each layer without RoPE (SmolLM3).
     no_rope: Vec<bool>,
 }
 
-/// Grouped-query attention, rotated but in some layers of SmolLM3.
+/// Grouped-query attention, without RoPE in some layers of SmolLM3.
 struct SelfAttention {
     qkv_proj: Qkv,
     o_proj: Linear,
@@ -82,10 +82,10 @@ struct Llama {
     rope: Rope,
 }
 
-/// Tensors of GGUF files.
+/// GGUF's tensor names and transformers'.
 const GGUF_NAMES: Names = &[("post_attention_norm", "post_attention_layernorm")];
 
-/// Phi-3 is also converted to files that say `llama`, whose special tokens swallow white space there, too.
+/// Some GGUF files of Phi-3 have the architecture `llama`; their special tokens strip the white space after them as in Phi-3's own.
 fn is_phi3(metadata: &Metadata) -> Result<bool> {
     let name = metadata.string("general.name")?.unwrap_or_default().to_lowercase();
     Ok(name.contains("phi-3") || name.contains("phi3"))
@@ -145,7 +145,7 @@ impl Decoder for Llama {
     }
 }
 
-/// The layers of SmolLM3 that rotate nothing: those with a 0 in a list, or every fourth.
+/// SmolLM3's layers without RoPE: those with a 0 in `no_rope_layers`, or every fourth.
 fn no_rope(config: &Settings, is_smollm3: bool, sizes: &Sizes) -> Result<Vec<bool>> {
     let layers = sizes.num_hidden_layers;
     let rotating = config.usizes("no_rope_layers")?;

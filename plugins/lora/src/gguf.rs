@@ -13,10 +13,10 @@ use std::{fs::File, io::Read, path::Path};
 use crate::pairs::{Half, Pairs};
 
 const MAGIC: [u8; 4] = *b"GGUF";
-/// The embedding, whose factors lie transposed.
+/// The embedding, whose factors are stored transposed.
 const TABLE: &str = "token_embd";
 
-/// The format.
+/// llama.cpp's adapter format.
 pub struct Gguf;
 
 impl AdapterFormat for Gguf {
@@ -54,7 +54,7 @@ impl AdapterFormat for Gguf {
         for tensor in weights.iter() {
             add(&mut pairs, tensor).map_err(here)?;
         }
-        // llama.cpp takes an alpha of 0 for no scaling at all.
+        // llama.cpp does not scale if alpha is 0.
         let scale = |_: &str, rank: usize| Ok(if alpha == 0.0 { 1.0 } else { alpha / rank as f32 });
         let (pairs, fingerprint) = pairs.finish(scale).map_err(here)?;
         let base = metadata.string("general.base_model.0.name").ok().flatten();

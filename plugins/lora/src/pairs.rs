@@ -1,18 +1,18 @@
-//! Halves of pairs, as files hold them one by one, on their way to whole pairs.
+//! Collects the factors of low-rank pairs, which files store one by one.
 
 use pensieve_sdk::{Error, LowRankPair, Result, weights::RawTensor};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 
-/// Ranks beyond this are taken for a mistake in the file.
+/// A larger rank is taken for a corrupt file.
 const RANK_MAX: usize = 1024;
-/// Values of one factor: a bound for what a small file can make of memory.
+/// Limit on the values of one factor, so that a small file cannot claim much memory.
 const VALUES_MAX: usize = 1 << 28;
 
-/// Values of a whole adapter, for the same reason.
+/// Limit on the values of an adapter, for the same reason.
 const ALL_VALUES_MAX: usize = 1 << 30;
 
-/// Which half of a pair a tensor is, and how it lies.
+/// The factor of a pair that a tensor holds, and its layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Half {
     /// `[rank, inputs]`.
@@ -21,15 +21,15 @@ pub enum Half {
     B,
     /// A table's rows by rank, `[rank, rows]`: the columns of B.
     TableA,
-    /// The same the other way round, `[rows, rank]`.
+    /// The same transposed, `[rows, rank]`.
     TableRows,
     /// A table's columns by rank, `[width, rank]`: the columns of A.
     TableB,
 }
 
-/// What was found of one target.
+/// The factors of one target that have been read so far.
 #[derive(Default)]
-struct Found {
+struct PartialPair {
     a: Option<(Half, RawTensor)>,
     b: Option<(Half, RawTensor)>,
 }
@@ -37,14 +37,14 @@ struct Found {
 /// The pairs of one adapter while its tensors are read.
 #[derive(Default)]
 pub struct Pairs {
-    found: BTreeMap<String, Found>,
+    found: BTreeMap<String, PartialPair>,
     digest: Sha256,
-    /// Values so far.
+    /// Number of values so far.
     values: usize,
 }
 
 impl Pairs {
-    /// Takes in a tensor.
+    /// Adds a tensor to its target's pair.
     pub fn add(&mut self, target: &str, half: Half, tensor: RawTensor) -> Result<()> {
         let values = tensor.shape.iter().fold(1, |values: usize, size| values.saturating_mul(*size));
         self.values = self.values.saturating_add(values);
@@ -64,7 +64,7 @@ impl Pairs {
         Ok(())
     }
 
-    /// Whole pairs, with the scale that each target of a rank has, and what tells them from others.
+    /// The pairs, scaled by `scale` for each target and rank, and their fingerprint.
     pub fn finish(self, scale: impl Fn(&str, usize) -> Result<f32>) -> Result<(Vec<LowRankPair>, String)> {
         if self.found.is_empty() {
             return Err(Error::corrupt("the adapter changes nothing: it has no low-rank pairs"));
@@ -81,7 +81,7 @@ impl Pairs {
     }
 }
 
-fn whole(target: &str, found: Found, scale: &impl Fn(&str, usize) -> Result<f32>) -> Result<LowRankPair> {
+fn whole(target: &str, found: PartialPair, scale: &impl Fn(&str, usize) -> Result<f32>) -> Result<LowRankPair> {
     let ((kind, a), (other, b)) = match (found.a, found.b) {
         (Some(a), Some(b)) => (a, b),
         (Some((_, half)), None) | (None, Some((_, half))) => {
@@ -106,7 +106,7 @@ fn whole(target: &str, found: Found, scale: &impl Fn(&str, usize) -> Result<f32>
     if !scale.is_finite() {
         return Err(Error::corrupt(format!("tensor '{}': its scale {scale} is no number", a.name)));
     }
-    // A table is changed by (B·A)ᵀ: the factors change places.
+    // An embedding is changed by (B·A)ᵀ, so the factors swap.
     let (a, b) = match kind {
         Half::A => (first, second),
         Half::TableRows => (second.transposed(), first),

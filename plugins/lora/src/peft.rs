@@ -14,13 +14,13 @@ use crate::pairs::{Half, Pairs};
 
 const CONFIG: &str = "adapter_config.json";
 const WEIGHTS: &str = "adapter_model.safetensors";
-/// What older versions wrote, which runs code when it is read.
+/// The pickle that older versions wrote, which can run code when it is read.
 const PICKLE: &str = "adapter_model.bin";
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
 const PATTERN_BYTES_MAX: usize = 16 << 10;
 const PREFIX: &str = "base_model.model.";
 
-/// The format.
+/// PEFT's adapter format.
 pub struct Peft;
 
 impl AdapterFormat for Peft {
@@ -53,7 +53,7 @@ impl AdapterFormat for Peft {
     }
 }
 
-/// The settings that matter here; the others only steer training.
+/// The settings that affect inference; the others are for training.
 #[derive(Deserialize)]
 struct Config {
     #[serde(default)]
@@ -70,7 +70,7 @@ struct Config {
     alpha_pattern: Map<String, Value>,
     #[serde(default)]
     target_modules: Value,
-    /// What is looked at only to be refused.
+    /// Keys that are read only to refuse them.
     #[serde(flatten)]
     rest: Map<String, Value>,
 }
@@ -89,7 +89,7 @@ impl Config {
             .map_err(|error| here(Error::corrupt(format!("not a PEFT configuration: {error}"))))
     }
 
-    /// Leaves other types to other formats, and refuses what low-rank pairs cannot express.
+    /// Declines other adapter types, and refuses settings that low-rank pairs cannot express.
     fn check(&self) -> Result<()> {
         let kind = self.peft_type.as_deref().unwrap_or("LORA");
         if kind != "LORA" {
@@ -110,7 +110,7 @@ impl Config {
     }
 }
 
-/// What adapters may have besides low-rank pairs.
+/// Settings of adapters that are more than low-rank pairs, which are refused.
 const REFUSED: [(&str, &str); 9] = [
     ("use_dora", "magnitudes are rescaled (DoRA), which is more than a low-rank change"),
     ("modules_to_save", "it replaces whole modules of its base"),
@@ -132,7 +132,7 @@ fn is_nothing(value: &Value) -> bool {
     }
 }
 
-/// How strong each target's change is.
+/// The scale of each target's change.
 struct Scales {
     rank: usize,
     alpha: f64,
@@ -163,7 +163,7 @@ impl Scales {
     }
 }
 
-/// Values by patterns, which hold for modules whose name they match at the end, whole words counted.
+/// Values by pattern. A pattern applies to modules whose name it matches from the start of any component to the end.
 fn patterns(what: &str, object: &Map<String, Value>) -> Result<Vec<(Regex, f64)>> {
     let pattern = |(key, value): (&String, &Value)| {
         let number = value.as_f64().filter(|number| number.is_finite() && *number >= 0.0);
@@ -183,13 +183,13 @@ fn regex(what: &str, shown: &str, pattern: &str) -> Result<Regex> {
     })
 }
 
-/// Which modules the configuration speaks of.
+/// The `target_modules` of a configuration.
 enum Targets {
     /// Every linear layer, or as PEFT guesses by the model's type.
     Any,
-    /// Those that end in one of these names.
+    /// Modules whose name ends in one of these.
     Names(Vec<String>),
-    /// Those whose whole name matches.
+    /// Modules whose whole name matches.
     Pattern(Regex),
 }
 
@@ -231,7 +231,7 @@ fn add(pairs: &mut Pairs, tensor: &RawTensor, targets: &Targets) -> Result<()> {
     pairs.add(target, half, tensor.clone())
 }
 
-/// The module that a tensor belongs to, and which half it is. The name of the adapter may stand before `weight`.
+/// The module of a tensor, and its factor of the pair. The adapter's name may come before `weight`.
 fn half_of(name: &str) -> Option<(&str, Half)> {
     let name = name.strip_prefix(PREFIX).unwrap_or(name);
     let kinds = [

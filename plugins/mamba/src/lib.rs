@@ -1,4 +1,4 @@
-//! Mamba-2 (arXiv 2405.21060): nothing but state spaces, so that a sequence takes the same memory however long it is.
+//! Mamba-2 (arXiv 2405.21060): only state-space layers, so a sequence's memory does not grow with its length.
 //!
 //! Reference: `modeling_mamba2.py` in Hugging Face transformers; layers carry the names that they have in its checkpoints.
 
@@ -10,7 +10,7 @@ use pensieve_sdk::{
 
 export!(Plugin::new("mamba", "Mamba-2").architecture(Paged::<Model>::architecture()));
 
-/// No configuration says how long a sequence may be, as nothing bounds it; llama.cpp's converter writes this number.
+/// Configurations have no maximum length, as nothing bounds it; llama.cpp's converter writes this number.
 const CONTEXT: usize = 1 << 20;
 
 struct Config {
@@ -41,7 +41,7 @@ impl Block {
 
 struct Model(CausalLm<Block>);
 
-/// Tensors of GGUF files.
+/// GGUF's tensor names and transformers'.
 const GGUF_NAMES: Names = &[
     ("token_embd", "backbone.embeddings"),
     ("output_norm", "backbone.norm_f"),
@@ -55,7 +55,7 @@ const GGUF_NAMES: Names = &[
     ("ssm_out", "mixer.out_proj"),
 ];
 
-/// Files say zero of the parts that such models do not have.
+/// GGUF files give zero for the sizes of attention and feed-forward blocks.
 fn complete(config: &mut GgufConfig<'_>) -> Result<()> {
     config.retain(|_, value| *value != 0);
     config.mamba2()
@@ -95,7 +95,7 @@ impl Decoder for Model {
     fn load(loader: &Loader<'_>, config: &Config) -> Result<Self> {
         let backbone = loader.at("backbone");
         let embed_tokens = backbone.embedding("embeddings", config.vocab_size, config.mamba.hidden_size)?;
-        // Layers of GGUF files lie where those of all families do.
+        // Layers of GGUF files have the names that they have in all families.
         let layers = if loader.format() == Format::Gguf { loader.at("model") } else { backbone.clone() };
         Ok(Self(CausalLm {
             layers: layers.layers(config.num_hidden_layers, |loader, index| Block::load(loader, config, index))?,

@@ -1,5 +1,5 @@
-//! MiniMax M2: a mixture of many small experts, chosen by sigmoids that are corrected for the choice; queries and keys are normed as
-//! wholes, and half of each head is rotated.
+//! MiniMax M2: a mixture of many small experts, routed by sigmoid scores with a correction; norms over all queries and over all
+//! keys, and RoPE on half of each head.
 //!
 //! Reference: `modeling_minimax_m2.py` in Hugging Face transformers; layers carry the names that they have in its checkpoints. Heads that
 //! predict several tokens are left out.
@@ -24,7 +24,7 @@ struct Config {
     rope: RopeConfig,
 }
 
-/// Grouped-query attention with queries and keys that are normed and rotated.
+/// Grouped-query attention with normalised and rotated queries and keys.
 struct SelfAttention {
     qkv_proj: Qkv,
     o_proj: Linear,
@@ -91,7 +91,7 @@ struct MiniMaxM2 {
     rope: Rope,
 }
 
-/// Tensors of GGUF files.
+/// GGUF's tensor names and transformers'.
 const GGUF_NAMES: Names = &[
     ("ffn_gate_inp", "block_sparse_moe.gate"),
     ("ffn_gate_exps", "block_sparse_moe.experts.w1"),
@@ -117,7 +117,7 @@ impl Decoder for MiniMaxM2 {
         let sizes = Sizes::read(&config)?;
         let mut rope = config.rope()?;
         let is_given = config.value().pointer("/rope_parameters/partial_rotary_factor").is_some();
-        // Published checkpoints say how many values of a head are rotated.
+        // Published checkpoints give the number of rotated values of a head.
         if let Some(rotated) = config.find_usize("rotary_dim")?.filter(|_| !is_given) {
             rope.partial_rotary_factor = rotated as f64 / sizes.head_dim as f64;
         }

@@ -1,5 +1,5 @@
-//! Mistral 7B (arXiv 2310.06825), NeMo, Small, Ministral and the text model of Mistral 3: Llama with windows over the past,
-//! heads whose size does not follow from the width, and from Ministral 3 on queries that grow with their position.
+//! Mistral 7B (arXiv 2310.06825), NeMo, Small, Ministral and the text model of Mistral 3: Llama with sliding windows, a head size
+//! of its own, and from Ministral 3 on queries scaled by their position.
 //!
 //! Reference: `modeling_mistral.py`, `modeling_ministral.py` and `modeling_ministral3.py` in Hugging Face transformers. GGUF
 //! files call the older models `llama`, which that plugin serves, and the newer ones `mistral3`.
@@ -12,18 +12,18 @@ use pensieve_sdk::{
     weights::{Checkpoint, Config as Settings, Format, GgufFamily, RopeConfig, RopeScaling},
 };
 
-/// The window of a `MistralForCausalLM` whose configuration does not speak of one; 'null' is no window.
+/// The window of a `MistralForCausalLM` whose configuration has no key for it; `null` means no window.
 const WINDOW_DEFAULT: usize = 4096;
 
 pub struct Config {
     sizes: Sizes,
-    /// How far back each layer sees.
+    /// Each layer's sliding window in tokens; `None` for full attention.
     windows: Vec<Option<usize>>,
     rope: RopeConfig,
     growth: Option<Growth>,
 }
 
-/// Queries are multiplied by `1 + beta · ln(1 + ⌊position / original⌋)`, so that attention over a long past stays sharp.
+/// Queries are multiplied by `1 + beta · ln(1 + ⌊position / original⌋)`, so that attention stays sharp over long contexts.
 #[derive(Clone, Copy)]
 struct Growth {
     beta: f64,
@@ -149,7 +149,7 @@ impl Decoder for Mistral {
     }
 }
 
-/// How queries grow, where the configuration says so beside RoPE's parameters.
+/// The scaling of queries with position, if RoPE's parameters have one.
 fn growth(config: &Settings) -> Result<Option<Growth>> {
     #[allow(
         clippy::redundant_closure_for_method_calls,
@@ -163,7 +163,7 @@ fn growth(config: &Settings) -> Result<Option<Growth>> {
     }
 }
 
-/// How far back each layer sees.
+/// Each layer's sliding window.
 fn windows(checkpoint: &Checkpoint, layers: usize) -> Result<Vec<Option<usize>>> {
     let config = checkpoint.config();
     let is_silent = checkpoint.format() == Format::Safetensors && config.value().get("sliding_window").is_none();

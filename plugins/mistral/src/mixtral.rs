@@ -50,7 +50,7 @@ impl SelfAttention {
 /// Names of an expert's layers in safetensors.
 const W1_W3_W2: ExpertNames = ExpertNames { gate: "w1", up: "w3", gate_up: "w13", down: "w2" };
 
-/// The experts that a router chooses, whose weights add up to one.
+/// Routed experts, whose weights are renormalized.
 fn block_sparse_moe(loader: &Loader<'_>, config: &Config) -> Result<SparseMlp> {
     let Sizes { hidden_size, intermediate_size, hidden_act, .. } = config.sizes;
     let (loader, names) = match loader.format() {

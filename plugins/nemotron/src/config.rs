@@ -1,4 +1,4 @@
-//! Nemotron-H's hyperparameters: the kind of each layer by its tensors, sizes by the configuration.
+//! Nemotron-H's configuration: the kind of each layer follows from its tensors, sizes from the configuration.
 
 use pensieve_sdk::{
     Error, Result,
@@ -22,7 +22,7 @@ pub enum Kind {
     Moe,
 }
 
-/// Sizes of a mixture, and how its router chooses.
+/// Sizes of a mixture, and its router's settings.
 #[derive(Clone, Copy)]
 pub struct MoeSizes {
     pub n_routed_experts: usize,
@@ -62,7 +62,7 @@ impl Config {
     }
 }
 
-/// The kind of each layer by the tensors that it has: configurations have several ways to say it, and GGUF files none.
+/// The kind of each layer, by its tensors: configurations give it in several ways, GGUF files not at all.
 fn kinds(checkpoint: &Checkpoint) -> Result<Vec<Kind>> {
     let mut cache = 0;
     let mut next = || {
@@ -90,7 +90,7 @@ fn kinds(checkpoint: &Checkpoint) -> Result<Vec<Kind>> {
     (0..layers).map(kind).collect()
 }
 
-/// How many layers there are: by their number, or by the pattern that has a letter or a name for each.
+/// Number of layers, declared directly or by the pattern with a letter or a name for each.
 fn declared_layers(config: &Settings) -> Result<usize> {
     let value = config.value();
     let named = || value["layers_block_type"].as_array().map(Vec::len);
@@ -100,10 +100,10 @@ fn declared_layers(config: &Settings) -> Result<usize> {
     declared.ok_or_else(|| Error::corrupt("the configuration does not say how many layers there are"))
 }
 
-/// The sizes of state spaces, under the names of this class, or those that GGUF's are read as.
+/// The mixers' sizes, by this class's keys or those that GGUF metadata is mapped to.
 fn mamba(format: Format, config: &Settings, eps: f64) -> Result<Mamba2Sizes> {
-    // Files in GGUF have no key for the shortest step of time, and llama.cpp has none; it is the one of every published
-    // configuration, so that both forms of a checkpoint give the same numbers, which are those of transformers.
+    // GGUF has no key for the lower bound of `dt`, and llama.cpp does not apply one. All published configurations have this value,
+    // so a GGUF file gives the same numbers as transformers.
     let time_step_limit = (config.f64_or("time_step_min", 0.001)?, f64::INFINITY);
     if format == Format::Gguf {
         return Ok(Mamba2Sizes { time_step_limit, ..Mamba2Sizes::read(config, eps)? });

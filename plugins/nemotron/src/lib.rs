@@ -1,5 +1,5 @@
-//! Nemotron-H, Nemotron Nano 2 and 3 (NVIDIA, arXiv 2504.03624, 2508.14444): layers that each do one thing, behind one norm: state spaces as in
-//! Mamba-2, a little attention that knows no positions, feed-forward blocks, or experts. Neither of the last two has gates.
+//! Nemotron-H, Nemotron Nano 2 and 3 (NVIDIA, arXiv 2504.03624, 2508.14444): each layer is a norm and one mixer, which is Mamba-2,
+//! attention without position encoding (few layers), a feed-forward block or experts. The last two have no gates.
 //!
 //! Reference: `modeling_nemotron_h.py` in Hugging Face transformers; layers carry the names that they have in its checkpoints. Heads that
 //! predict several tokens are left out.
@@ -19,7 +19,7 @@ use config::{Config, Kind, MoeSizes};
 
 export!(Plugin::new("nemotron", "Nemotron-H, Nemotron Nano 2 and 3").architecture(Paged::<NemotronH>::architecture()));
 
-/// Grouped-query attention without positions.
+/// Grouped-query attention without position encoding.
 struct SelfAttention {
     qkv_proj: Qkv,
     o_proj: Linear,
@@ -65,7 +65,7 @@ impl SquaredMlp {
     }
 }
 
-/// The experts that a router chooses, and one that all tokens share, which has no gate either.
+/// Routed experts and a shared one, all without gates.
 struct Moe {
     experts: SparseMlp,
     shared_experts: SquaredMlp,
@@ -98,7 +98,7 @@ impl Moe {
     }
 }
 
-/// A layer does one of these.
+/// The mixer of a layer.
 enum Mixer {
     Mamba(Mamba2),
     Attention(SelfAttention),
@@ -143,7 +143,7 @@ impl Block {
 
 struct NemotronH(CausalLm<Block>);
 
-/// Tensors of GGUF files.
+/// GGUF's tensor names and transformers'.
 const GGUF_NAMES: Names = &[
     ("token_embd", "model.embeddings"),
     ("output_norm", "model.norm_f"),

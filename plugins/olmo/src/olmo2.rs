@@ -1,5 +1,5 @@
-//! OLMo 2 (arXiv 2501.00656) and OLMo 3: Llama with norms behind each block instead of before it, and norms over the whole of
-//! queries and keys; OLMo 3 has windows in most layers.
+//! OLMo 2 (arXiv 2501.00656) and OLMo 3: Llama with norms after each block instead of before it, and norms over all heads of
+//! queries and of keys together; OLMo 3 has sliding windows in most layers.
 //!
 //! Reference: `modeling_olmo2.py` and `modeling_olmo3.py` in Hugging Face transformers; layers carry the names that they have in
 //! its checkpoints.
@@ -14,13 +14,13 @@ use pensieve_sdk::{
 
 pub struct Config {
     sizes: Sizes,
-    /// How far back each layer sees.
+    /// Each layer's sliding window in tokens; `None` for full attention.
     windows: Vec<Option<usize>>,
     rope: RopeConfig,
     rope_local: RopeConfig,
 }
 
-/// Grouped-query attention with norms over the whole of queries and keys.
+/// Grouped-query attention with norms over all heads of queries and of keys together.
 struct SelfAttention {
     qkv_proj: Qkv,
     o_proj: Linear,
@@ -78,7 +78,7 @@ pub struct Olmo2 {
     rope_local: Rope,
 }
 
-/// Tensors of GGUF files.
+/// GGUF's tensor names and transformers'.
 const GGUF_NAMES: Names = &[
     ("post_attention_norm", "post_attention_layernorm"),
     ("ffn_norm", "pre_feedforward_layernorm"),

@@ -1,5 +1,5 @@
-//! OLMoE (arXiv 2409.02060): Llama with norms over the whole of queries and keys, which are clipped where a checkpoint asks for
-//! it, and many small experts.
+//! OLMoE (arXiv 2409.02060): Llama with norms over all heads of queries and of keys together, clipping of queries, keys and values
+//! in some checkpoints (`clip_qkv`), and many small experts.
 //!
 //! Reference: `modeling_olmoe.py` in Hugging Face transformers; layers carry the names that they have in its checkpoints.
 
@@ -23,7 +23,7 @@ pub struct Config {
     rope: RopeConfig,
 }
 
-/// Grouped-query attention with norms over the whole of queries and keys, which some checkpoints clip.
+/// Grouped-query attention with norms over all heads together, and `clip_qkv` in some checkpoints.
 struct SelfAttention {
     qkv_proj: Qkv,
     o_proj: Linear,

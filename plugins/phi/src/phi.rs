@@ -1,5 +1,5 @@
-//! Phi-1, Phi-1.5 (arXiv 2306.11644, 2309.05463) and Phi-2: attention and MLP side by side on one norm, biases everywhere,
-//! and only the first part of each head rotated.
+//! Phi-1, Phi-1.5 (arXiv 2306.11644, 2309.05463) and Phi-2: parallel attention and MLP behind one norm, biases everywhere, and
+//! partial RoPE.
 //!
 //! Reference: `modeling_phi.py` in Hugging Face transformers; layers carry the names that they have in its checkpoints. GGUF
 //! calls them `phi2`, and older files have queries, keys and values fused.
@@ -19,7 +19,7 @@ pub struct Config {
     rope: RopeConfig,
 }
 
-/// Attention with partly rotated queries and keys.
+/// Attention with partial RoPE.
 struct SelfAttention {
     qkv_proj: Qkv,
     dense: Linear,
@@ -74,7 +74,7 @@ pub struct Phi {
     rope: Rope,
 }
 
-/// Tensors of GGUF files.
+/// GGUF's tensor names and transformers'.
 const GGUF_NAMES: Names = &[
     ("output_norm", "model.final_layernorm"),
     ("attn_output", "self_attn.dense"),

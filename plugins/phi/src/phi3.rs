@@ -74,7 +74,7 @@ pub struct Phi3 {
     rope: Rope,
 }
 
-/// Tensors of GGUF files.
+/// GGUF's tensor names and transformers'.
 const GGUF_NAMES: Names = &[("ffn_up", "mlp.gate_up_proj")];
 
 impl Decoder for Phi3 {
@@ -85,7 +85,7 @@ impl Decoder for Phi3 {
     type Config = Config;
 
     fn gguf_family(_: &str) -> GgufFamily {
-        // Special tokens swallow the white space behind them.
+        // Special tokens strip the white space after them.
         GgufFamily { names: GGUF_NAMES, strips_behind_special: |_| Ok(true), ..GgufFamily::default() }
     }
 

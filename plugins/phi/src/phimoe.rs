@@ -52,7 +52,7 @@ impl SelfAttention {
 /// Names of an expert's layers in safetensors.
 const W1_W3_W2: ExpertNames = ExpertNames { gate: "w1", up: "w3", gate_up: "w13", down: "w2" };
 
-/// The experts that a router chooses.
+/// Routed experts.
 fn block_sparse_moe(loader: &Loader<'_>, config: &Config) -> Result<SparseMlp> {
     let Sizes { hidden_size, intermediate_size, hidden_act, .. } = config.sizes;
     let (loader, names) = match loader.format() {
@@ -96,7 +96,7 @@ pub struct PhiMoe {
     rope: Rope,
 }
 
-/// Special tokens of Phi-3.5's mixture swallow the white space behind them; files of others have the same architecture.
+/// Special tokens of Phi-3.5's mixture strip the white space after them; other models' files have the same architecture.
 fn is_phi3(metadata: &Metadata) -> Result<bool> {
     let name = metadata.string("general.name")?.unwrap_or_default().to_lowercase();
     Ok(name.contains("phi-3") || name.contains("phi3"))

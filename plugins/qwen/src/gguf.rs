@@ -1,11 +1,11 @@
-//! What the GGUF files of Qwen3-Next and Qwen3.5 call otherwise.
+//! Names in the GGUF files of Qwen3-Next and Qwen3.5.
 
 use pensieve_sdk::{
     Result,
     weights::{GgufConfig, GgufFamily, Names},
 };
 
-/// Qwen3-Next's, whose recurrent layers are in the order of Hugging Face.
+/// Qwen3-Next's, whose recurrent layers keep Hugging Face's order of heads.
 const NEXT: Names = &[
     ("post_attention_norm", "post_attention_layernorm"),
     ("attn_qkv", "linear_attn.in_proj_qkv"),
@@ -42,7 +42,7 @@ const KEYS: Names = &[
 
 pub fn family(architecture: &str) -> GgufFamily {
     let names = if architecture == "qwen3next" { NEXT } else { QWEN35 };
-    // A dense model has no experts whose weights could add up to one.
+    // `norm_topk_prob` has no effect on dense models.
     GgufFamily { names, keys: KEYS, norm_topk_prob: true, complete, ..GgufFamily::default() }
 }
 

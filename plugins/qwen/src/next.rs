@@ -21,13 +21,13 @@ use crate::{gguf, qwen::mlp};
 pub use config::Config;
 use delta_net::GatedDeltaNet;
 
-/// The norms multiply by one more than their weights, which GGUF files hold with that one added.
+/// Norms multiply by `1 + weight`; GGUF files store the sum.
 fn norm(loader: &Loader<'_>, name: &str, width: usize, eps: f64) -> Result<RmsNorm> {
     let norm = RmsNorm::load(loader, name, width, eps)?;
     if loader.format() == Format::Gguf { Ok(norm) } else { norm.plus(1.0) }
 }
 
-/// Columns of each group of `x`, which follow each other in it.
+/// Splits the columns of each group of `x` by `widths`, and joins the parts of all groups.
 fn of_groups<const N: usize>(x: &Tensor, groups: usize, widths: [usize; N], step: &Step<'_>) -> Result<[Tensor; N]> {
     let (tokens, width) = x.dims2()?;
     let mut parts = step.split(&x.reshape((tokens * groups, width / groups))?, widths)?;
@@ -37,9 +37,9 @@ fn of_groups<const N: usize>(x: &Tensor, groups: usize, widths: [usize; N], step
     Ok(parts)
 }
 
-/// Grouped-query attention with normed queries and keys, and a gate for what each head has found.
+/// Grouped-query attention with normalised queries and keys, and a gate for each head's output.
 struct GatedAttention {
-    /// Queries come with a gate for each head, behind its query; so the norms are applied here.
+    /// Each head's query is followed by its gate, so the norms cannot be part of the projection.
     qkv_proj: Qkv,
     o_proj: Linear,
     q_norm: RmsNorm,

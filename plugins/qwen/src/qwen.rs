@@ -16,20 +16,20 @@ use pensieve_sdk::{
 
 pub struct Config {
     sizes: Sizes,
-    /// How far back each layer sees.
+    /// Each layer's sliding window in tokens; `None` for full attention.
     windows: Vec<Option<usize>>,
     rope: RopeConfig,
     moe: Option<Moe>,
 }
 
-/// Sizes of a mixture, and how its router chooses.
+/// Sizes of a mixture, and its router's settings.
 pub struct Moe {
     num_experts: usize,
     num_experts_per_tok: usize,
     moe_intermediate_size: usize,
     shared_expert_intermediate_size: usize,
     norm_topk_prob: bool,
-    /// Layers that are dense.
+    /// True for each dense layer.
     dense: Vec<bool>,
 }
 
@@ -61,7 +61,7 @@ impl SelfAttention {
     }
 }
 
-/// The feed-forward block of a layer: dense, or experts beside one that all tokens share as far as a gate lets it (Qwen2).
+/// The feed-forward block of a layer: dense, or experts, in Qwen2 with a gated shared expert.
 pub fn mlp(loader: &Loader<'_>, sizes: &Sizes, moe: Option<&Moe>, layer: usize) -> Result<FeedForward> {
     let Sizes { hidden_size, intermediate_size, hidden_act, .. } = *sizes;
     let Some(moe) = moe.filter(|moe| !moe.dense[layer]) else {
@@ -141,7 +141,7 @@ impl Decoder for Qwen {
             config = config.with_defaults([("norm_topk_prob", true.into())])?;
         }
         let sizes = Sizes::read(&config)?;
-        // Configurations name a window that they do not use, and leaving the switch out turns it off.
+        // Configurations give a window even if it is not used; `use_sliding_window` defaults to false.
         let is_windowed = config.bool_or("use_sliding_window", false)?;
         let layers = sizes.num_hidden_layers;
         let windows = if is_windowed { config.sliding_windows(layers)? } else { vec![None; layers] };
@@ -170,7 +170,7 @@ impl Decoder for Qwen {
     }
 }
 
-/// Reads the sizes of a mixture; every `decoder_sparse_step`th layer has them, but for those that it names.
+/// Reads the sizes of a mixture; every `decoder_sparse_step`th layer is one, except those in `mlp_only_layers`.
 pub fn moe(config: &Settings, num_experts: usize, layers: usize) -> Result<Moe> {
     let (step, only) = (config.usize_or("decoder_sparse_step", 1)?, config.usizes("mlp_only_layers")?);
     let is_dense = |layer: usize| only.contains(&layer) || step == 0 || !(layer + 1).is_multiple_of(step);

@@ -1,9 +1,9 @@
-//! The cut of a nucleus: the best candidates, by whatever makes one better, that together have a given mass.
+//! The cut of a nucleus: the best candidates, by any key, that together have a given mass.
 //!
-//! Sorting finds it, and takes milliseconds on a vocabulary. Here one pass weighs the candidates by how far they are from
-//! the best, in narrow classes; the cut is in the class where the mass from the best downwards reaches what is wanted. One
-//! more pass collects that class's few members, and only they are put in order, no more of them than the cut needs. A
-//! weight is computed twice rather than stored, as memory for a vocabulary costs more than the arithmetic.
+//! Sorting would find it, but takes milliseconds on a vocabulary. Here one pass sums the candidates' weights in narrow classes of
+//! their distance from the best; the cut is in the class where the mass from the best downwards reaches the given one. A second
+//! pass collects that class's few members, and only they are sorted, no more of them than the cut needs. A weight is computed
+//! twice rather than stored, as memory for a vocabulary costs more than the arithmetic.
 
 use std::cmp::Reverse;
 
@@ -12,10 +12,10 @@ use pensieve_sdk::sampler::{Candidates, rank};
 use crate::softmax::{BLOCK, blocks, weigh};
 use crate::wide::widest;
 
-/// How many classes there are; see [`classify`].
+/// Number of classes; see [`classify`].
 const CLASSES: usize = 256;
 
-/// How many sums a class has, so that neighbours in one class need not wait for each other's addition.
+/// Sums of each class, so that neighbours in one class need not wait for each other's addition.
 const SUMS: usize = 8;
 
 /// The lowest rank, of key and id, in the smallest set of highest keys that has the fraction `p` of the mass. No `key` is
@@ -35,7 +35,7 @@ pub(crate) fn lowest_of_mass(
         || weigh_classes(candidates.logits(), max, best, &key),
     );
     let total: f64 = classes.iter().sum();
-    // Even no mass at all takes one candidate.
+    // A mass of zero still keeps one candidate.
     let mut missing = (p * total).max(f64::MIN_POSITIVE);
     let mut class = 0;
     while class + 1 < CLASSES && classes[class] < missing {

@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 /// The most tokens that a list may name.
 const TOKENS_MAX: usize = 4096;
 
-/// How much of a wrong value an error repeats, in characters.
+/// Limit on the characters of a wrong value that an error quotes.
 const QUOTE_MAX: usize = 60;
 
 /// The parameters of one stage.

@@ -1,8 +1,8 @@
 //! The stages that end a chain with a token: `greedy`, `seeded`, `mirostat`.
 //!
-//! They are the ones that have to refuse: without a candidate above −inf there is no token to pick, and picking one
-//! anyway would hide that a model's logits broke or that a grammar left no way on. The draws walk the candidates in their
-//! order, so a chain that sorts draws the same token as one that does not only by chance; either is repeatable.
+//! Only they can fail: without a candidate above −inf there is no token to pick, and picking one anyway would hide broken logits or
+//! a grammar at a dead end. Draws walk the candidates in their order, so chains that sort and chains that do not draw different
+//! tokens; either is repeatable.
 
 use std::f64::consts::LN_2;
 
@@ -19,7 +19,7 @@ pub(crate) fn greedy(_: &mut Parameters, _: &Sequence) -> Result<Box<dyn Stage>>
     Ok(Box::new(Greedy))
 }
 
-/// `seeded`: draws from the softmax of what is left.
+/// `seeded`: draws from the softmax of the remaining candidates.
 pub(crate) fn seeded(_: &mut Parameters, sequence: &Sequence) -> Result<Box<dyn Stage>> {
     Ok(Box::new(Seeded { random: Random::new("seeded", sequence.seed) }))
 }

@@ -1,4 +1,4 @@
-//! The softmax over candidates, without writing it down.
+//! The softmax over candidates, without materializing it.
 //!
 //! Stages want a few facts about the distribution (its mass, the logit of a probability, one draw), not 128k
 //! probabilities, so logits are read in blocks of 64 and only sums are kept. The exponential is our own for two reasons:
@@ -9,16 +9,16 @@ use pensieve_sdk::sampler::Candidates;
 
 use crate::wide::widest;
 
-/// How many logits are weighed at a time.
+/// Logits computed at a time.
 pub(crate) const BLOCK: usize = 64;
 
-/// How many sums run next to each other: a few vector registers.
+/// Sums that run in parallel: a few vector registers.
 const LANES: usize = BLOCK / 4;
 
-/// How many logits at a time a draw passes over.
+/// Logits that a draw skips at a time.
 const STRIDE: usize = 1024;
 
-/// Weights below exp(−87) count as zero: f32 would go subnormal, and no sum would feel them.
+/// Weights below exp(−87) count as zero: in f32 they would be subnormal, and too small to change a sum.
 const DISTANCE_MIN: f32 = -87.0;
 
 /// A distribution: the weight of a candidate is exp(logit − max), and its probability that over the total.
@@ -30,7 +30,7 @@ pub(crate) struct Softmax {
 }
 
 impl Softmax {
-    /// The softmax of what is left; none if no logit is above −inf. Where logits are +inf, they share the whole mass.
+    /// The softmax of the candidates; `None` if no logit is above −inf. Logits of +inf share the whole mass.
     pub(crate) fn of(candidates: &Candidates<'_>) -> Option<Self> {
         let max = candidates.maximum();
         if max == f32::NEG_INFINITY {
@@ -43,7 +43,7 @@ impl Softmax {
         Some(Self { max, total, mean_distance: (product / total) as f32 })
     }
 
-    /// How far a logit is below the highest; never above 0, unless it is NaN.
+    /// A logit minus the highest; never above 0, unless it is NaN.
     pub(crate) fn distance(&self, logit: f32) -> f32 {
         distance(logit, self.max)
     }

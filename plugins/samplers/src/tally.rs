@@ -1,8 +1,8 @@
-//! How often tokens stand in a window over the history, and changing the logits of just those tokens.
+//! Counts of tokens in a window over the history, and changes to the logits of just those tokens.
 //!
-//! Histories are long and vocabularies are wide, so neither is walked per member of the other. Counts follow the window
-//! as it moves by a token a step; logits are found by position where the candidates are still the whole vocabulary in
-//! order, and by one scan where they are not.
+//! Histories are long and vocabularies are wide, so neither is scanned for each member of the other. Counts follow the window as
+//! it moves by a token a step; logits are found by position while the candidates are the whole vocabulary in order, and otherwise
+//! by one scan.
 
 use std::collections::HashMap;
 use std::hash::BuildHasher;
@@ -45,18 +45,18 @@ impl Tally {
     }
 }
 
-/// Replaces the logits of the candidates that are marked by what `change` makes of logit and mark.
+/// Replaces the logit of each marked candidate by `change(logit, mark)`.
 pub(crate) fn reweigh<T>(
     candidates: &mut Candidates<'_>,
     marks: &HashMap<u32, T, impl BuildHasher>,
     change: impl Fn(f32, &T) -> f32,
 ) {
-    let found = find(candidates.ids(), marks);
-    if found.is_empty() {
+    let positions = find(candidates.ids(), marks);
+    if positions.is_empty() {
         return;
     }
     let (_, logits) = candidates.parts_mut();
-    for (index, mark) in found {
+    for (index, mark) in positions {
         logits[index] = change(logits[index], mark);
     }
 }

@@ -1,5 +1,4 @@
-//! Mamba (arXiv 2312.00752): no attention, and a memory whose size does not depend on what was read. candle has the published
-//! sizes written into its code.
+//! Mamba (arXiv 2312.00752): no attention, and a state of fixed size. candle's code has the published sizes as constants.
 
 use pensieve_sdk::{
     Result,
@@ -12,9 +11,9 @@ use pensieve_sdk::{
 };
 
 const EMBEDDINGS: &str = "backbone.embeddings.weight";
-/// Inputs that the convolution sees.
+/// Kernel size of the convolution.
 const KERNEL: usize = 4;
-/// Values of memory for each inner value.
+/// State size for each inner value.
 const STATE: usize = 16;
 
 pub struct Mamba {
@@ -45,7 +44,7 @@ impl Wrapped for Mamba {
             widest: 4 * width,
             heads: 0,
             token_bytes: 0,
-            // An input of the convolution keeps its gate alive, which candle computes together with it.
+            // candle computes an input of the convolution together with its gate, so keeping one keeps both.
             fixed_bytes: 4 * layers * 2 * width * (STATE + 2 * KERNEL),
         })
     }
@@ -80,7 +79,7 @@ impl Wrapped for Mamba {
     }
 }
 
-/// As many as there are embeddings, which may be more than the configuration says.
+/// Number of embeddings, which may be more than the configuration says.
 fn vocabulary(checkpoint: &Checkpoint) -> Result<usize> {
     Ok(checkpoint.weights().get(EMBEDDINGS)?.shape.first().copied().unwrap_or(0))
 }

@@ -1,4 +1,4 @@
-//! The one error of the SDK: what kind it is, what happened to what, and what to do about it.
+//! The SDK's error type: its kind, what happened to what, and what to do about it.
 //!
 //! Messages are lowercase without a full stop and name both sides of a mismatch, as they end up in front of a user who
 //! wrote neither the plugin nor the checkpoint. Files and clients are never trusted, so everything that reads them
@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-/// What a host may do about an error.
+/// The kind of an error, by which a host decides how to react.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Code {
     /// The caller passed something that breaks the contract.
@@ -31,14 +31,14 @@ pub enum Code {
     Device,
 }
 
-/// An error with a message for a person and help that says what to do.
+/// An error with a message for users, and help on what to do about it.
 #[derive(Clone, Debug)]
 pub struct Error {
-    /// What a host may do about it.
+    /// The kind, by which a host decides how to react.
     pub code: Code,
-    /// What happened, to what.
+    /// What happened, to what; lowercase, without a full stop.
     pub message: String,
-    /// What to do about it; empty where there is nothing to say.
+    /// What to do about it; may be empty.
     pub help: String,
 }
 
@@ -116,7 +116,7 @@ impl From<std::io::Error> for Error {
 
 #[cfg(feature = "candle")]
 impl From<candle_core::Error> for Error {
-    /// What candle says, without the backtraces that it may write below.
+    /// candle's innermost error with its contexts, without backtraces.
     fn from(error: candle_core::Error) -> Self {
         use candle_core::Error as Candle;
         match error {

@@ -61,13 +61,13 @@ pub(super) fn apply<S: Simd>(simd: S, activation: Activation, x: &mut [f32]) {
         Activation::GeluErf => map::<S, GeluErf>(simd, x),
         Activation::GeluTanh => map::<S, GeluTanh>(simd, x),
         Activation::Sigmoid => map::<S, Sigmoid>(simd, x),
-        // Layers take it of a value per head, not of all that they compute.
+        // Layers apply it to one value per head, so it is not vectorized.
         Activation::Softplus => x.iter_mut().for_each(|x| *x = x.max(0.0) + (-x.abs()).exp().ln_1p()),
     }
 }
 
-/// What a function makes of a vector. A closure or a function's name in its place would be called as a function of its own, in
-/// which no instruction set is enabled.
+/// A function on vectors. It is a trait because a closure or function pointer would be compiled as a separate function, without
+/// the instruction set that the caller enables.
 trait Lanes {
     fn of<S: Simd>(simd: S, x: S::F) -> S::F;
 }

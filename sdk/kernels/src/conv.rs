@@ -8,18 +8,17 @@ use super::simd::{Kernel, Simd};
 /// Values in a task: less work than this is not worth another thread.
 const PIECE: usize = 1 << 13;
 
-/// A convolution of each channel with its own few taps.
+/// The taps of a depthwise convolution.
 #[derive(Clone, Copy, Debug)]
 pub struct Taps<'a> {
     pub channels: usize,
-    /// From the oldest input to the row's own, a factor for each channel.
+    /// `[taps, channels]`; the last tap is for the row's own input.
     pub taps: &'a [f32],
     pub bias: Option<&'a [f32]>,
     pub activation: Option<Activation>,
 }
 
-/// Convolves `x[tokens, channels]`. The state of a sequence is the inputs before its rows, one less than there are taps and the
-/// oldest first; it becomes those before the rows after them.
+/// Convolves `x[tokens, channels]`. The state of a sequence is its last `taps − 1` inputs, the oldest first, and is updated.
 pub fn short_conv(pool: &Pool, conv: Taps<'_>, x: &[f32], sequences: Vec<Stretch<'_>>, out: &mut [f32]) {
     let Taps { channels, taps, bias, .. } = conv;
     assert!(channels > 0 && taps.len().is_multiple_of(channels) && taps.len() > channels, "{} taps", taps.len());
@@ -70,7 +69,7 @@ fn input<'a>(state: &'a [f32], x: &'a [f32], channels: usize, offset: usize, bac
     &from[row * channels..][..channels]
 }
 
-/// A row, and what its taps see, oldest first.
+/// A row and the inputs of its taps, oldest first.
 struct Row<'a> {
     conv: Taps<'a>,
     inputs: Vec<&'a [f32]>,

@@ -1,10 +1,9 @@
-//! Feed-forward blocks of which each row uses a few: two parallel loops for all experts of a layer together, and one that sums
-//! what they have made of a row.
+//! Mixtures of experts: two parallel loops for all experts of a layer together, and one that sums each row's outputs.
 //!
-//! A token alone wants eight small experts or so. One product after the other would start the threads two dozen times a
-//! layer and give each of them too little; so the inner values of all experts are cut into slices, each of which is a task
-//! that computes its gate, its values and their product, and then the outputs are cut in the same way. Within a task a
-//! product runs on the task's own thread, in the order of sums that it has everywhere.
+//! A single token uses about eight small experts. One product after the other would start the threads two dozen times a layer,
+//! with too little work for each. So the inner values of all experts are cut into slices, each of which is a task that computes
+//! gate, up and their product, and then the outputs are cut in the same way. Within a task a product runs on the task's own
+//! thread, with the same order of sums as everywhere.
 
 use std::ops::Range;
 
@@ -13,19 +12,19 @@ use super::matmul::{Matrix, matmul};
 use super::pool::{Disjoint, Pool};
 use super::simd::{Kernel, Simd};
 
-/// What stands between an expert's first layers and its last.
+/// The activation between an expert's first layers and its last.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Glu {
     /// `act(gate) · up`.
     Plain(Activation),
-    /// gpt-oss's: `(up + 1) · gate · sigmoid(alpha · gate)` of values that are held within a limit.
+    /// gpt-oss's: `(up + 1) · gate · sigmoid(alpha · gate)` of clamped values.
     Clamped {
         /// The slope of the sigmoid.
         alpha: f64,
-        /// The largest gate, and the largest size of `up`.
+        /// Upper bound of `gate`, and bound of `up` on both sides.
         limit: f64,
     },
-    /// Nemotron's, which have no gate: the square of what of `up` is positive.
+    /// Nemotron's squared ReLU: `relu(up)²`, without a gate.
     Square,
 }
 
@@ -36,7 +35,7 @@ pub struct Layer<'a> {
     pub bias: Option<&'a [f32]>,
 }
 
-/// An expert, and the rows that want it.
+/// An expert, and the rows routed to it.
 #[derive(Clone, Debug)]
 pub struct Expert<'a> {
     pub gate: Layer<'a>,
@@ -51,8 +50,7 @@ const SLICE: usize = 64;
 /// Slices for each thread, so that threads end together.
 const SLICES: usize = 4;
 
-/// `out[rows] = down · glu(gate · x[rows], up · x[rows])` for each expert's rows, which tile `x`. The width of a row is the
-/// experts' inputs, that of an output their outputs.
+/// `out[rows] = down · glu(gate · x[rows], up · x[rows])` for each expert's rows, which partition `x`.
 pub fn experts(pool: &Pool, experts: &[Expert<'_>], glu: Glu, x: &[f32], out: &mut [f32]) {
     let Some(first) = experts.first() else { return };
     let (width, inner, outputs) = (first.gate.weight.cols, first.gate.weight.rows, first.down.weight.rows);

@@ -80,7 +80,7 @@ impl Float for BF16 {
     }
 }
 
-/// What products with such weights ask of a format.
+/// The operations that dense products need of a format.
 pub(super) trait Dense: Send + Sync + 'static {
     /// Bytes of so many values of a row, which are whole blocks.
     fn bytes(values: usize) -> usize;
@@ -107,8 +107,8 @@ impl<F: Float> Dense for F {
     }
 }
 
-/// A scale in single precision and 32 numbers of 1 bit sign, 4 bits exponent and 3 bits mantissa. No infinities, and the
-/// not-a-numbers are kept out when a checkpoint is loaded.
+/// A scale in `f32` and 32 numbers of 1 bit sign, 4 bits exponent and 3 bits mantissa (E4M3). There are no infinities, and
+/// loading a checkpoint refuses NaNs.
 pub(super) struct Fp8;
 
 /// Brings the exponent of eight bits to that of `f32`, subnormal numbers too.

@@ -1,7 +1,7 @@
-//! Where keys and values lie: blocks of slots that belong to sequences by way of tables.
+//! The paged KV cache: blocks of slots, assigned to sequences by block tables.
 //!
-//! A cache is `[kv_heads, slots, head_dim]`; slot `b · block_len + i` is place `i` of block `b`. Tables come from outside
-//! the process of thought that made the cache, so every table is checked in full before anything is read or written.
+//! A cache is `[kv_heads, slots, head_dim]`; slot `b · block_len + i` is token `i` of block `b`. Block tables are the host's, the
+//! cache is the model's, so every table is checked in full before anything is read or written.
 
 use half::f16;
 
@@ -17,10 +17,10 @@ pub struct KvLayout {
 /// New rows of one sequence.
 #[derive(Clone, Copy, Debug)]
 pub struct Span<'a> {
-    /// Where they begin in the batch, and how many they are.
+    /// First row in the batch, and number of rows.
     pub start: usize,
     pub len: usize,
-    /// How many positions the sequence had before.
+    /// Positions of the sequence before these rows.
     pub past: usize,
     /// The sequence's blocks, for `past + len` positions at least.
     pub blocks: &'a [u32],

@@ -1,4 +1,4 @@
-//! Kernels for the processor, on plain slices: nothing here knows about candle or about models.
+//! CPU kernels on plain slices: nothing here knows about candle or about models.
 //!
 //! They exist because of two promises that stock operations do not make. Weights are used in place, in the block format
 //! and the memory map that they come in, so that a model takes the size of its file and not twice that. And a row of a
@@ -6,8 +6,8 @@
 //! the same alone and among twenty others. Each kernel therefore fixes the order in which it sums, and the batch
 //! decides only how often the unpacked weights are used again.
 //!
-//! Every kernel is compiled for each instruction set in `simd` and takes the one that its [`Pool`] names. Lengths are
-//! the caller's business and are asserted; block tables come from outside and are checked in full before use.
+//! Every kernel is compiled for each instruction set in `simd` and uses the one that its [`Pool`] names. Lengths are the
+//! caller's responsibility and asserted; block tables come from the host and are checked in full before use.
 
 mod activation;
 mod attention;

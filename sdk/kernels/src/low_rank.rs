@@ -1,12 +1,12 @@
-//! The changes of low-rank adapters: for some rows of a batch, `out += scale · (x · downᵀ) · up`. Each row may have factors
-//! of its own, so that one pass serves all adapters of a batch; a row costs what its own factors take to be read.
+//! Low-rank adapters: for some rows of a batch, `out += scale · (x · downᵀ) · up`. Each row may have its own factors, so that one
+//! pass serves all adapters of a batch; the cost of a row is reading its factors.
 
 use super::float::{BF16, F16, F32, Float};
 use super::pool::{Disjoint, Pool};
 use super::simd::{Kernel, Simd};
 use pensieve_weights::Dtype;
 
-/// The two factors of a change, row after row.
+/// The two factors of an adapter's change, as rows.
 #[derive(Clone, Copy, Debug)]
 pub struct Factors<'a> {
     /// One of the float types, for both.
@@ -18,7 +18,7 @@ pub struct Factors<'a> {
     pub up: &'a [u8],
 }
 
-/// What changes one row of the output.
+/// The change of one row of the output.
 #[derive(Clone, Copy, Debug)]
 pub struct Change<'a> {
     pub row: usize,
@@ -27,12 +27,12 @@ pub struct Change<'a> {
     pub input: Input<'a>,
 }
 
-/// What a row is computed from.
+/// The input from which a row's change is computed.
 #[derive(Clone, Copy, Debug)]
 pub enum Input<'a> {
-    /// The values that a linear layer is given.
+    /// The input of a linear layer.
     Values(&'a [f32]),
-    /// The place in a table.
+    /// The token of an embedding's row.
     Token(usize),
 }
 

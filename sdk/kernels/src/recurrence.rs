@@ -1,25 +1,25 @@
-//! Recurrences: heads that keep a matrix each, token by token.
+//! Linear recurrences, whose heads each have a matrix as state, token by token.
 //!
-//! A column of a matrix depends on no other, so a head's tokens are taken through a few columns at a time, which stay in the
-//! first-level cache meanwhile. A token reads them once for what its key means so far and once to change them.
+//! The columns of a matrix are independent, so all tokens of a head are computed for a few columns at a time, which stay in the
+//! L1 cache meanwhile. Each token reads them once for `k · S` and once to update them.
 
 use std::ops::Range;
 
 use super::pool::Pool;
 use super::simd::{Kernel, Simd};
 
-/// How many heads there are and of what size.
+/// The heads of a recurrence and their sizes.
 #[derive(Clone, Copy, Debug)]
 pub struct Heads {
     pub heads: usize,
     pub key_heads: usize,
-    /// Whether heads take turns with the heads of keys instead of following each in a group.
+    /// Head `i` uses the keys of head `i mod key_heads` rather than `i / (heads / key_heads)`.
     pub interleaved_heads: bool,
     pub key_dim: usize,
     pub value_dim: usize,
 }
 
-/// What the tokens of a step bring, row by row.
+/// The inputs of a step, with a row for each token.
 #[derive(Clone, Copy, Debug)]
 pub struct Recurred<'a> {
     /// `[tokens, key_heads, key_dim]`.
@@ -27,18 +27,17 @@ pub struct Recurred<'a> {
     pub k: &'a [f32],
     /// `[tokens, heads, value_dim]`.
     pub v: &'a [f32],
-    /// Logarithms of factors, `[tokens, heads]`.
+    /// The logarithm of the decay, `[tokens, heads]`.
     pub decay: &'a [f32],
-    /// The factor by which what is written is multiplied, `[tokens, heads]`.
+    /// The factor of what is written, `[tokens, heads]`.
     pub beta: &'a [f32],
-    /// Whether only what differs from what the key means so far is written: the delta rule.
+    /// Writes `v − k · S` rather than `v`: the delta rule.
     pub corrects: bool,
-    /// How much of its own value a token reads besides, for each head.
+    /// Adds this multiple of a token's own `v` to its output, for each head.
     pub skip: Option<&'a [f32]>,
 }
 
-/// The rows of one sequence, its state, and where the state is copied once the rows before one of the step's are in it, in
-/// ascending order.
+/// The rows of one sequence, its state, and the copies to make of the state before given rows of the step, in ascending order.
 #[derive(Debug)]
 pub struct Stretch<'a> {
     pub rows: Range<usize>,
@@ -49,7 +48,8 @@ pub struct Stretch<'a> {
 /// Vectors of columns that are held in registers at once.
 const VECTORS: usize = 4;
 
-/// Takes the matrices of sequences, `[heads, key_dim, value_dim]` each, through their rows. `out` is `[tokens, heads, value_dim]`; the sequences tile its rows.
+/// Advances the matrices of sequences, `[heads, key_dim, value_dim]` each, over their rows. `out` is `[tokens, heads, value_dim]`,
+/// and the sequences partition its rows.
 pub fn recurrence(pool: &Pool, shape: Heads, x: Recurred<'_>, sequences: Vec<Stretch<'_>>, out: &mut [f32]) {
     let Heads { heads, key_heads, key_dim, value_dim, .. } = shape;
     let (size, tokens) = (key_dim * value_dim, sequences.iter().map(|one| one.rows.len()).sum::<usize>());
@@ -122,7 +122,7 @@ impl<S: Simd> Kernel<S> for &mut Task<'_> {
     }
 }
 
-/// What one token brings to some columns of a head's matrix, which are `stride` values wide.
+/// One token's inputs for some columns of a head's matrix, whose rows are `stride` values apart.
 struct Token<'a> {
     stride: usize,
     q: &'a [f32],
@@ -135,7 +135,7 @@ struct Token<'a> {
 }
 
 impl Task<'_> {
-    /// Takes the columns from `column` on through all rows, as many as `columns` advances.
+    /// Advances the columns from `column` on, as many as `columns` handles, through all rows.
     #[inline(always)]
     fn columns<C: Columns>(&mut self, columns: C, column: usize) {
         let Heads { heads, key_heads, interleaved_heads, key_dim, value_dim } = self.shape;
@@ -172,12 +172,12 @@ fn copy_columns(from: &[f32], to: &mut [f32], stride: usize, column: usize, widt
     }
 }
 
-/// Columns that go through the tokens together. A closure in its place would be a function of its own, in which no
-/// instruction set is enabled.
+/// Columns that are advanced together. It is a trait because a closure would be compiled as a separate function, without the
+/// instruction set.
 trait Columns: Copy {
     const WIDTH: usize;
 
-    /// Takes them, the first of `matrix`, through a token.
+    /// Advances the first columns of `matrix` by a token.
     fn advance(self, matrix: &mut [f32], token: &Token<'_>, out: &mut [f32]);
 }
 
@@ -235,7 +235,7 @@ impl<S: Simd, const N: usize> Columns for Vectors<S, N> {
     }
 }
 
-/// A column that fills no vector.
+/// A single column, for the rest that does not fill a vector.
 #[derive(Clone, Copy)]
 struct One;
 

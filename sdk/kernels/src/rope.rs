@@ -1,11 +1,11 @@
-//! Rotary position embedding: pairs of values turn by angles that grow with the position.
+//! Rotary position embedding: pairs of values are rotated by angles proportional to the position.
 
 use super::pool::Pool;
 use super::simd::{Kernel, Simd};
 use pensieve_weights::RopeStyle;
 
-/// Turns the first `rotary_dim` values of each head of `x[n, heads, head_dim]` in place. `cos` and `sin` are
-/// `[n, rotary_dim / 2]`: the rows that belong to the positions of the `n` rows.
+/// Rotates the first `rotary_dim` values of each head of `x[n, heads, head_dim]` in place. `cos` and `sin` are
+/// `[n, rotary_dim / 2]`, a row for each row of `x`.
 #[allow(clippy::too_many_arguments)]
 pub fn rope(
     pool: &Pool,

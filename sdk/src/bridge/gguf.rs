@@ -12,7 +12,7 @@ use candle_core::quantized::gguf_file::Content;
 
 use crate::{Services, weights::Bytes};
 
-/// What candle reads tensors from.
+/// A reader of a GGUF file for candle.
 pub struct GgufReader {
     file: Cursor<Bytes>,
     /// The tensors that have not been read yet, by where they begin.

@@ -1,8 +1,8 @@
-//! Models that read one sequence each, together as one that reads many.
+//! Many models of one sequence each, presented as one batched model.
 //!
-//! What goes wrong inside of candle-transformers, error or panic, is the affair of the sequence that it happened to. Its
-//! logits are marked as no numbers, by which a host knows to fail it alone, and its model is dropped. Only where every
-//! sequence of a step has failed is the first one's error that of the step; what befell the others is in the log.
+//! An error or panic inside candle-transformers affects only its own sequence: its logits become NaN, by which a host knows to fail
+//! it alone, and its model is dropped. Only if every sequence of a step has failed does the step fail, with the first one's error;
+//! the others' are in the log.
 
 use candle_core::{DType, Device, Tensor};
 use std::collections::HashMap;
@@ -18,24 +18,24 @@ use crate::{
 pub(super) struct Bridged<W> {
     pristine: Pristine<W>,
     sequences: HashMap<u64, Sequence<W>>,
-    /// What a new sequence remembers; empty where that cannot be reached.
+    /// The state of a new sequence; empty if candle does not expose it.
     blank: Vec<Tensor>,
     resident: Resident,
     device: Device,
-    /// The threads that compute, where their number was given.
+    /// The thread pool, if a number of threads was given.
     pool: Option<rayon::ThreadPool>,
     services: Services,
 }
 
 struct Sequence<W> {
-    /// None after something went wrong.
+    /// `None` after a failed call.
     model: Option<W>,
-    /// The tokens that the host has had it read.
+    /// Number of tokens computed so far.
     seen: usize,
 }
 
 impl<W: Wrapped> Bridged<W> {
-    /// Makes a first model, so that one which cannot be made is found out now.
+    /// Makes a first model, so that failures show at load.
     pub(super) fn new(
         pristine: Pristine<W>,
         resident: Resident,
@@ -45,7 +45,7 @@ impl<W: Wrapped> Bridged<W> {
     ) -> Result<Self> {
         let blank = pristine.make()?.state();
         if let Some(tensor) = blank.iter().find(|tensor| tensor.dtype() != DType::F32) {
-            let message = format!("{} remembers in {:?}, and only f32 is copied", W::NAME, tensor.dtype());
+            let message = format!("{} keeps its state in {:?}, and only f32 can be copied", W::NAME, tensor.dtype());
             return Err(Error::unsupported(message));
         }
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
@@ -54,7 +54,7 @@ impl<W: Wrapped> Bridged<W> {
         Ok(Self { pristine, sequences: HashMap::new(), blank, resident, device, pool, services })
     }
 
-    /// Refuses a step that does not follow what its sequences have seen, or has too many of them.
+    /// Refuses a step that does not continue its sequences, or has too many of them.
     fn check(&self, batch: &Batch<'_>) -> Result<()> {
         let mut new = 0;
         for Span { sequence, past, .. } in &batch.spans {
@@ -70,13 +70,13 @@ impl<W: Wrapped> Bridged<W> {
     fn has_room_for(&self, new: usize) -> Result<()> {
         let Some(&(_, most)) = self.resident.caches.first() else { return Ok(()) };
         if self.sequences.len() + new > most as usize {
-            let message = format!("there is room for the states of {most} sequences only");
+            let message = format!("there is memory for {most} sequences only");
             return Err(Error::out_of_memory(message).help("raise kv_budget or lower the context"));
         }
         Ok(())
     }
 
-    /// Has a sequence read its tokens.
+    /// Computes a sequence's new tokens.
     fn read(&mut self, span: &Span<'_>, tokens: &[u32], logits: &mut [f32]) -> Result<()> {
         let sequence = self.sequences.entry(span.sequence).or_insert(Sequence { model: None, seen: 0 });
         let (past, model) = (span.past, sequence.model.take());
@@ -107,7 +107,7 @@ impl<W: Wrapped> Bridged<W> {
         sound.ok_or_else(|| Error::not_found(format!("there is no sequence {sequence}")))
     }
 
-    /// A new sequence with this memory.
+    /// A new sequence with this state.
     fn put(&mut self, name: u64, state: Vec<Tensor>, seen: usize) -> Result<()> {
         if self.sequences.contains_key(&name) {
             return Err(Error::invalid(format!("sequence {name} exists")));
@@ -120,7 +120,7 @@ impl<W: Wrapped> Bridged<W> {
     }
 }
 
-/// Has a model read tokens in as large pieces as it takes, and copies the wanted rows.
+/// Computes tokens in chunks as large as the model allows, and copies the wanted rows.
 fn compute<W: Wrapped>(
     model: &mut W,
     past: usize,

@@ -1,7 +1,7 @@
-//! What a wrapped model is loaded from: its configuration in the style that candle's structs know, its tensors as candle
-//! asks for them, or the whole of a GGUF file for the models that read such files by themselves.
+//! The inputs of a wrapped model's loading: the configuration as candle's own struct, tensors as candle asks for them, or a whole
+//! GGUF file for models that read such files themselves.
 //!
-//! Files are opened, mapped and checked by the SDK, as for any other model; what candle is handed has passed.
+//! The SDK opens, maps and validates files as for any other model, before candle gets them.
 
 use candle_core::{
     DType, Device, Shape, Tensor,
@@ -35,7 +35,7 @@ pub struct Parts<'a> {
     log: Arc<Mutex<Log>>,
 }
 
-/// What candle has been given so far.
+/// The tensors that candle has been given so far.
 #[derive(Default)]
 struct Log {
     used: HashSet<String>,
@@ -57,12 +57,12 @@ impl<'a> Parts<'a> {
         Self { checkpoint, device, context, services, log: Arc::default() }
     }
 
-    /// The checkpoint.
+    /// The opened checkpoint, for metadata that the configuration does not have.
     pub fn checkpoint(&self) -> &Checkpoint {
         self.checkpoint
     }
 
-    /// Where tensors go.
+    /// The device to load tensors on.
     pub fn device(&self) -> &Device {
         self.device
     }

@@ -1,7 +1,7 @@
-//! The check that a batch keeps the contract's rules, so that an author's code sees right ones only.
+//! Checks that batches keep the contract's rules, before an author's code sees them.
 //!
-//! It costs a few comparisons per token, block and slot; what it rules out are reads and writes outside a model's memory and
-//! one sequence overwriting another's.
+//! It costs a few comparisons per token, block and slot, and rules out reads and writes outside a model's memory, and one sequence
+//! overwriting another's.
 
 use pensieve_plugin_api as api;
 use std::{borrow::Cow, collections::HashSet};
@@ -11,7 +11,7 @@ use crate::{Batch, Cache, Error, Output, Resident, Result, Span, StateCopy, Tabl
 
 const _: () = assert!(VACANT == api::VACANT);
 
-/// What batches are checked against. It keeps its working memory between steps.
+/// Checks batches against a model's limits. It keeps its working memory between steps.
 pub(super) struct BatchCheck {
     vocabulary: usize,
     hidden: usize,
@@ -58,7 +58,7 @@ impl BatchCheck {
         self.vocabulary
     }
 
-    /// How many blocks or slots a group has; none if there is no such group, or an opaque one.
+    /// Number of blocks or slots of a group; 0 for an opaque group, or if there is none.
     pub(super) fn places(&self, group: usize) -> u32 {
         self.groups.get(group).map_or(0, |group| group.written.len() as u32)
     }
@@ -97,7 +97,7 @@ impl BatchCheck {
         Ok(Batch { tokens, positions, spans, top: batch.top as usize })
     }
 
-    /// Has the places of a table that a window has passed name a block that can be read.
+    /// Points a table's entries behind the window to a block that can be read.
     fn fill_gaps(&self, span: &mut Span<'_>) {
         let needed = (span.past + span.len).div_ceil(self.block_tokens);
         for (group, table) in self.groups.iter().zip(&mut span.caches) {
@@ -167,7 +167,7 @@ impl BatchCheck {
         Ok(Span { sequence: name, start, len, past, want, output, mask, adapter, adapter_scale, caches })
     }
 
-    /// There is room for exactly what is wanted.
+    /// Checks that the output buffers have exactly the wanted sizes.
     fn check_outputs(&self, top: usize, spans: &[Span<'_>], outputs: &api::Outputs<'_>) -> Result<()> {
         let rows = |output| spans.iter().filter(|span| span.output == output).map(Span::rows).sum::<usize>();
         let chosen = rows(Output::Candidates);
@@ -193,7 +193,7 @@ impl BatchCheck {
 }
 
 impl Group {
-    /// A span's table, if its ids are in range and enough.
+    /// Checks and converts a span's table: its ids must be in range, and enough.
     fn check<'a>(
         &self,
         table: &api::CacheTable<'a>,
@@ -251,7 +251,7 @@ impl Group {
         }
     }
 
-    /// Notes that something is written in this step; false if it was before.
+    /// Records a write in this step; `false` if there was one already.
     fn write(&mut self, id: u32, step: u64) -> bool {
         std::mem::replace(&mut self.written[id as usize], step) != step
     }

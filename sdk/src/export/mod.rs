@@ -73,7 +73,7 @@ macro_rules! export {
     };
 }
 
-/// What the expansion of `export!` names; not for authors.
+/// Items that the expansion of `export!` uses; not for authors.
 #[doc(hidden)]
 pub mod expansion {
     pub use super::construct;
@@ -83,8 +83,7 @@ pub mod expansion {
     };
 }
 
-/// What this library exports. The author's code that describes it has run once, so that nothing of it can panic where a
-/// host asks again.
+/// The exports of this library. The author's code that describes them runs once, so that it cannot panic when a host asks again.
 struct Exported {
     plugin: Plugin,
     manifest: api::Manifest,

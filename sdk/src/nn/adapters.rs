@@ -1,7 +1,7 @@
-//! Low-rank adapters (arXiv 2106.09685), applied unmerged: `y += scale · (x·Aᵀ)·Bᵀ` for the rows of the sequences that ask.
+//! Low-rank adapters (arXiv 2106.09685), applied unmerged: `y += scale · (x·Aᵀ)·Bᵀ` for the rows of the sequences that use one.
 //!
-//! The base weights stay as they are, so they may be quantized, and one batch may hold many adapters. A layer without
-//! adapters costs one look-up.
+//! The base weights are not changed, so they may be quantized, and one batch may use many adapters. A layer without adapters
+//! costs one lookup.
 
 pub(super) mod registry;
 
@@ -12,7 +12,7 @@ use self::registry::{LayerId, Part, Registered, Registry};
 use super::{backend::LowRank, ops::Ops};
 use crate::{AdapterData, Error, LowRankPair, Result};
 
-/// Ranks beyond this are taken for a mistake in the file.
+/// A larger rank is taken for a corrupt file.
 const RANK_MAX: usize = 1024;
 
 /// The rows of an activation that one adapter changes.
@@ -23,7 +23,7 @@ pub(super) struct AdaptedRows {
     pub(super) scale: f32,
 }
 
-/// The adapters that a model holds.
+/// The adapters that are attached to a model.
 #[derive(Debug, Default)]
 pub(super) struct Adapters {
     attached: HashMap<u32, HashMap<LayerId, LowRank>>,
@@ -31,7 +31,7 @@ pub(super) struct Adapters {
 }
 
 impl Adapters {
-    /// Takes in an adapter for the layers of a registry; all of it or nothing.
+    /// Attaches an adapter to the layers of a registry and returns its id. On an error nothing is attached.
     pub(super) fn attach(&mut self, adapter: &AdapterData, registry: &Registry, ops: &Ops) -> Result<u32> {
         let mut layers = HashMap::new();
         for pair in &adapter.pairs {
@@ -48,7 +48,7 @@ impl Adapters {
         Ok(id)
     }
 
-    /// Drops an adapter.
+    /// Removes an attached adapter and frees its memory.
     pub(super) fn detach(&mut self, id: u32) -> Result<()> {
         match self.attached.remove(&id) {
             Some(_) => Ok(()),
@@ -56,7 +56,7 @@ impl Adapters {
         }
     }
 
-    /// Bytes that all of them take.
+    /// Memory of all attached adapters.
     pub(super) fn bytes(&self) -> u64 {
         self.attached.values().flat_map(HashMap::values).map(LowRank::bytes).sum()
     }
@@ -73,7 +73,7 @@ impl Adapters {
         ops.add_low_rank(x, out, &self.of(layer, groups))
     }
 
-    /// Adds the changes of each group of rows to the vectors that a table has for tokens.
+    /// Adds the changes of each group of rows to the embeddings of `tokens`.
     pub(super) fn apply_to_table(
         &self,
         ops: &Ops,
@@ -94,7 +94,7 @@ impl Adapters {
     }
 }
 
-/// Brings a pair to its layer, or in parts to the layers of a stack, which share its `a` and divide the rows of its `b`.
+/// Prepares a pair for its layer, or for the layers of a stack: they share its `a` and split the rows of its `b`.
 fn place(pair: &LowRankPair, registry: &Registry, ops: &Ops) -> Result<Vec<(LayerId, LowRank)>> {
     let (order, layers) = registry.find(&pair.target);
     let Some((first, inputs)) = layers.first().map(|(_, layer)| (layer.part, layer.inputs)) else {
@@ -118,12 +118,12 @@ fn place(pair: &LowRankPair, registry: &Registry, ops: &Ops) -> Result<Vec<(Laye
     layers.into_iter().map(part).collect()
 }
 
-/// What is said of a pair whose weight is not there.
+/// Error for a pair whose weight the model does not have.
 pub(super) fn no_such_layer() -> Error {
     Error::not_found("the model has no such linear layer or embedding")
 }
 
-/// Whether a pair fits a weight of this size.
+/// Checks a pair's sizes and values against a weight of this size.
 pub(super) fn check(pair: &LowRankPair, inputs: usize, outputs: usize) -> Result<()> {
     if (pair.inputs, pair.outputs) != (inputs, outputs) {
         let (found, expected) = (format!("{}→{}", pair.inputs, pair.outputs), format!("{inputs}→{outputs}"));
@@ -141,7 +141,7 @@ pub(super) fn check(pair: &LowRankPair, inputs: usize, outputs: usize) -> Result
     Ok(())
 }
 
-/// `[outputs, rank]` as `[rank, outputs]`, times a factor.
+/// Transposes `[outputs, rank]` to `[rank, outputs]` and multiplies it by a factor.
 fn transposed(rows: &[f32], rank: usize, factor: f32) -> Vec<f32> {
     let column = |r: usize| rows.iter().skip(r).step_by(rank).map(|value| value * factor);
     (0..rank).flat_map(column).collect()

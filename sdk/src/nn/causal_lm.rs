@@ -1,6 +1,6 @@
-//! What surrounds a decoder's blocks in nearly every family: the embedding before them, a norm and the output layer behind.
+//! The frame around a decoder's blocks that nearly every family has: embedding, final norm and output layer.
 //!
-//! The blocks are the family's own, and so is what it passes through them (angles, masks of its own, vectors per layer).
+//! The blocks belong to the family, and so does what it passes through them (angles, vectors for each layer).
 
 use candle_core::Tensor;
 
@@ -10,18 +10,18 @@ use crate::Result;
 /// Embedding, blocks, norm and output layer, as in the `…ForCausalLM` of transformers.
 #[derive(Clone, Debug)]
 pub struct CausalLm<B, N = RmsNorm> {
-    /// The vectors of tokens.
+    /// Token embeddings.
     pub embed_tokens: Embedding,
     /// One block for each layer.
     pub layers: Vec<B>,
-    /// Behind the last block.
+    /// The norm after the last block.
     pub norm: N,
     /// From hidden states to logits.
     pub lm_head: Linear,
 }
 
 impl<B> CausalLm<B> {
-    /// Loads `embed_tokens`, `layers` (each by `block`), `norm` and `lm_head`, wherever the checkpoint has its text model.
+    /// Loads `embed_tokens`, `layers` (each by `block`), `norm` and `lm_head` from the checkpoint's text model.
     pub fn load(loader: &Loader<'_>, sizes: &Sizes, block: impl Fn(&Loader<'_>, usize) -> Result<B>) -> Result<Self> {
         let norm = |model: &Loader<'_>| RmsNorm::load(model, "norm", sizes.hidden_size, sizes.rms_norm_eps);
         Self::load_with_norm(loader, sizes, norm, block)
@@ -29,7 +29,7 @@ impl<B> CausalLm<B> {
 }
 
 impl<B, N: Norm> CausalLm<B, N> {
-    /// Loads the same with a last norm of another kind or name.
+    /// [`Self::load`] with a final norm of another kind or name.
     pub fn load_with_norm(
         loader: &Loader<'_>,
         sizes: &Sizes,
@@ -46,7 +46,7 @@ impl<B, N: Norm> CausalLm<B, N> {
         })
     }
 
-    /// Takes the embeddings of the step's tokens through the blocks, each applied by `block`.
+    /// Runs the step's tokens through embedding and blocks; `block` applies each.
     pub fn hidden(
         &self,
         step: &mut Step<'_>,
@@ -56,7 +56,7 @@ impl<B, N: Norm> CausalLm<B, N> {
         self.hidden_from(x, step, block)
     }
 
-    /// Takes `x` through the blocks, as where embeddings are scaled first.
+    /// Runs `x` through the blocks, for families that change the embeddings first.
     pub fn hidden_from(
         &self,
         x: Tensor,
@@ -66,13 +66,13 @@ impl<B, N: Norm> CausalLm<B, N> {
         self.layers.iter().try_fold(x, |x, layer| block(layer, &x, step))
     }
 
-    /// The logits of hidden states.
+    /// Final norm and output layer.
     pub fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         self.lm_head.forward(&self.norm.normalize(hidden, step)?, step)
     }
 }
 
-/// A norm over the width of a hidden state.
+/// A kind of final norm.
 pub trait Norm {
     /// Normalises each row of `x`.
     fn normalize(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor>;

@@ -1,37 +1,37 @@
-//! Which device a wish such as `auto` or `cuda:0` means here, or which devices `cuda:0+cuda:1` does.
+//! Resolves a device name such as `auto`, `cuda:0` or `cuda:0+cuda:1` on this machine.
 //!
-//! `auto` takes the best device that really computes, so a machine with a broken driver still serves; a device asked for
-//! by name that does not work is an error, as a user who names one does not want another.
+//! `auto` takes the best device that passes a small computation, so a machine with a broken driver still serves. A device
+//! that was asked for by name and does not work is an error: who names one does not want another.
 
 use candle_core::{DType, Device, Tensor};
 use std::panic::catch_unwind;
 
 use crate::{Code, Error, Result};
 
-/// The most devices that a model is spread over.
+/// Limit on the devices of one model.
 const DEVICES_MAX: usize = 64;
 
-/// A device, its name, and why it was taken.
+/// The devices of a model, and why they were chosen.
 #[derive(Clone, Debug)]
 pub struct Chosen {
-    /// Where tensors live.
+    /// The first, or only, device.
     pub device: Device,
-    /// Further devices that the layers of a model are spread over.
+    /// Further devices that the model's layers are spread over.
     pub beside: Vec<Device>,
     /// `cpu`, `cuda:0`, `metal:0`, `cuda:0+cuda:1`.
     pub name: String,
-    /// Why, for a person.
+    /// The reason, for the log.
     pub note: String,
 }
 
-/// Finds the device for a wish.
-pub fn choose(wish: &str) -> Result<Chosen> {
-    match wish {
+/// Resolves the device name of a configuration; an empty one means `auto`.
+pub fn choose(requested: &str) -> Result<Chosen> {
+    match requested {
         "" | "auto" => Ok(best()),
         "cpu" => Ok(Chosen::one(Device::Cpu, "cpu", "asked for".into())),
         "cuda:all" => all(),
-        _ if wish.contains('+') => several(&wish.split('+').map(str::trim).collect::<Vec<_>>()),
-        _ => Ok(Chosen::one(open(wish)?, wish, "asked for".into())),
+        _ if requested.contains('+') => several(&requested.split('+').map(str::trim).collect::<Vec<_>>()),
+        _ => Ok(Chosen::one(open(requested)?, requested, "asked for".into())),
     }
 }
 
@@ -40,12 +40,12 @@ impl Chosen {
         Self { device, beside: Vec::new(), name: name.into(), note }
     }
 
-    /// The names of the devices.
+    /// The devices' names, in order.
     pub fn names(&self) -> Vec<&str> {
         self.name.split('+').collect()
     }
 
-    /// The device, for what computes on one alone.
+    /// Refuses several devices, for architectures that run on one.
     pub fn alone(self) -> Result<Self> {
         if self.beside.is_empty() {
             return Ok(self);
@@ -55,18 +55,18 @@ impl Chosen {
     }
 }
 
-/// All CUDA devices that there are.
+/// All CUDA devices of this machine.
 fn all() -> Result<Chosen> {
     #[cfg(feature = "cuda")]
     let count = super::backend::cuda_count();
     #[cfg(not(feature = "cuda"))]
     let count = 0;
-    // The first is opened in any case, as its error says what is missing.
+    // The first is opened even if none was found, as its error says what is missing.
     let names = (0..count.clamp(1, DEVICES_MAX)).map(|number| format!("cuda:{number}"));
     together(names.map(|name| open(&name).map(|device| (name, device))).collect::<Result<_>>()?)
 }
 
-/// The devices of these names, over which a model is spread.
+/// Several devices by name, over which a model is spread.
 fn several(names: &[&str]) -> Result<Chosen> {
     let kind = |name: &str| name.split_once(':').map_or(name.to_owned(), |(kind, _)| kind.to_owned());
     let wrong = |what: String| {
@@ -76,7 +76,7 @@ fn several(names: &[&str]) -> Result<Chosen> {
     if names.len() > DEVICES_MAX {
         return Err(wrong(format!("these are more than {DEVICES_MAX} devices")));
     }
-    let mut found: Vec<(String, Device)> = Vec::with_capacity(names.len());
+    let mut opened: Vec<(String, Device)> = Vec::with_capacity(names.len());
     for name in names {
         if name.is_empty() {
             return Err(wrong("a device's name is missing".into()));
@@ -90,24 +90,24 @@ fn several(names: &[&str]) -> Result<Chosen> {
             ("metal", _) => return Err(wrong("there is one Metal device in a Mac".into())),
             _ => return Err(wrong(format!("'{name}' names no device by its number"))),
         };
-        if found.iter().any(|(other, _)| *other == full) {
+        if opened.iter().any(|(other, _)| *other == full) {
             return Err(wrong(format!("{full} is named twice")));
         }
-        // The processor stands in for devices, so that this can be tried without any.
+        // The CPU stands in for accelerators, so that spreading can be tested without any.
         let device = if full.starts_with("cpu") { Device::Cpu } else { open(&full)? };
-        found.push((full, device));
+        opened.push((full, device));
     }
-    together(found)
+    together(opened)
 }
 
-fn together(found: Vec<(String, Device)>) -> Result<Chosen> {
-    let (names, mut devices): (Vec<String>, Vec<Device>) = found.into_iter().unzip();
+fn together(opened: Vec<(String, Device)>) -> Result<Chosen> {
+    let (names, mut devices): (Vec<String>, Vec<Device>) = opened.into_iter().unzip();
     let beside = devices.split_off(1);
     let device = devices.pop().ok_or_else(|| Error::invalid("no device is named"))?;
     Ok(Chosen { device, beside, name: names.join("+"), note: "asked for".into() })
 }
 
-/// What a device has left, where it says so.
+/// Free memory of a device; `None` if it does not report any.
 pub(super) fn free_bytes(device: &Device) -> Option<u64> {
     match device {
         #[cfg(feature = "cuda")]
@@ -124,10 +124,10 @@ fn best() -> Chosen {
             Err(error) => reasons.push(error.message),
         }
     }
-    Chosen::one(Device::Cpu, "cpu", format!("the best that there is here ({})", reasons.join("; ")))
+    Chosen::one(Device::Cpu, "cpu", format!("no other device works here ({})", reasons.join("; ")))
 }
 
-/// Opens a device by name and has it compute something.
+/// Opens a device by name and runs a small computation on it.
 fn open(name: &str) -> Result<Device> {
     let unavailable = |why: String| {
         Error::new(Code::Device, format!("no '{name}': {why}"))

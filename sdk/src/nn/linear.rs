@@ -1,7 +1,6 @@
 //! Linear layers and embeddings, dense or quantized, with adapters on top where a sequence asks for one.
 //!
-//! A model file names its layers and applies them; that a checkpoint stores one in 4 bits, or that a sequence of the batch
-//! runs with a fine-tune, is settled here.
+//! A model file names its layers and applies them; quantized weights and per-sequence adapters are handled here.
 
 use candle_core::Tensor;
 use std::sync::Arc;
@@ -31,17 +30,17 @@ impl Linear {
         self.id
     }
 
-    /// The layer without what adapters change.
+    /// Weight and bias, without adapters.
     pub(super) fn parts(&self) -> (&Matrix, Option<&Tensor>) {
         (&self.weight, self.bias.as_ref())
     }
 
-    /// Applies the layer to each of the step's rows: `x` has the shape `[rows, inputs]`.
+    /// Applies the layer to the step's rows: `x` has the shape `[rows, inputs]`.
     pub fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         step.adapt(self.id, x, self.plain(x, step)?)
     }
 
-    /// `residual + layer(x)`, which ends each half of a block.
+    /// `residual + layer(x)`, the end of each half of a block, in one kernel where the backend has it.
     pub fn add_to(&self, residual: &Tensor, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         if step.is_adapted() {
             return step.ops().add(residual, &self.forward(x, step)?);
@@ -49,8 +48,8 @@ impl Linear {
         step.ops().add_linear(residual, x, self.parts())
     }
 
-    /// Applies layers that share their input at once, which is faster than one by one. Queries, keys and values have
-    /// [`Qkv`](super::Qkv) for it, gated blocks [`GatedMlp`](super::GatedMlp).
+    /// Applies layers that share an input together, which is faster than one by one. For queries, keys and values use
+    /// [`Qkv`](super::Qkv), for gated blocks [`GatedMlp`](super::GatedMlp).
     pub fn forward_all<const N: usize>(layers: [&Self; N], x: &Tensor, step: &Step<'_>) -> Result<[Tensor; N]> {
         let outs = step.ops().linears(x, &layers.map(Self::parts))?;
         let outs = layers.iter().zip(outs).map(|(layer, out)| step.adapt(layer.id, x, out));
@@ -58,12 +57,12 @@ impl Linear {
         outs.try_into().map_err(|_| Error::invalid("a layer has no output"))
     }
 
-    /// Applies the layer to rows that were gathered from the step's.
+    /// Applies the layer to rows gathered from the step's.
     pub fn forward_rows(&self, x: &Tensor, rows: &Rows, step: &Step<'_>) -> Result<Tensor> {
         step.adapt_rows(self.id, x, self.plain(x, step)?, rows)
     }
 
-    /// The same by `host`, if there is one, whose device is not the model's; what adapters change is computed on the model's.
+    /// [`Self::forward_rows`] with the product computed by `host`, if there is one; adapters are computed on the model's device.
     pub(super) fn forward_rows_by(
         &self,
         host: Option<&Ops>,
@@ -76,13 +75,13 @@ impl Linear {
         step.adapt_rows(self.id, x, out, rows)
     }
 
-    /// The layer with another bias, or with none.
+    /// Replaces the bias; `None` removes it.
     #[must_use]
     pub fn with_bias(self, bias: Option<Tensor>) -> Self {
         Self { bias, ..self }
     }
 
-    /// On which of the model's devices its weight lies.
+    /// Index of the weight's device among the model's.
     pub(super) fn place(&self) -> usize {
         self.weight.place
     }
@@ -92,11 +91,11 @@ impl Linear {
     }
 }
 
-/// A table of vectors, one for each token.
+/// One vector for each token of the vocabulary.
 #[derive(Clone, Debug)]
 pub struct Embedding {
     weight: Arc<Matrix>,
-    /// As it lies in the checkpoint, without what was merged into it.
+    /// As in the checkpoint, without merged adapters.
     raw: RawTensor,
     id: LayerId,
 }
@@ -106,12 +105,12 @@ impl Embedding {
         Self { weight, raw, id }
     }
 
-    /// How many vectors there are.
+    /// Number of vectors.
     pub fn rows(&self) -> usize {
         self.weight.outputs()
     }
 
-    /// The values of each.
+    /// Values in a vector.
     pub fn width(&self) -> usize {
         self.weight.inputs()
     }
@@ -121,7 +120,7 @@ impl Embedding {
         step.adapt_table(self.id, step.ops().embed(&self.weight, &step.pass)?)
     }
 
-    /// Its name for adapters, the tensor as it lies in the checkpoint, and the weight.
+    /// The id for adapters, the tensor as in the checkpoint, and the weight.
     pub(super) fn parts(&self) -> (LayerId, &RawTensor, &Arc<Matrix>) {
         (self.id, &self.raw, &self.weight)
     }

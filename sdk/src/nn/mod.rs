@@ -1,14 +1,14 @@
-//! What models are made of: layers that batch many sequences, page their memory and take adapters without the model
-//! file's help, on every device that candle has.
+//! Building blocks of models: layers that handle batching, paged caches and adapters without the model file's help, on every
+//! device that candle supports.
 //!
 //! A model file holds its layers, loads them through a [`Loader`], and applies them to a [`Step`]; [`Paged`] turns that
 //! [`Decoder`] into an architecture. The modules stand in ranks, and each imports from those below it alone:
 //!
-//! - `causal_lm`, `sizes`, `paged` and `layers` are what model files name,
-//! - `loading` brings a checkpoint's weights to their devices, `linear` is the layer that it makes of most of them,
+//! - `causal_lm`, `sizes`, `paged` and `layers` are used by model files,
+//! - `loading` brings a checkpoint's weights to their devices, most of them as layers of `linear`,
 //! - `step` is one forward pass, with the `adapters` of its rows,
-//! - `ops` checks what a layer asks for, and `backend` answers it: CPU kernels, stock candle ops, or a device's own kernels,
-//! - `memory` is the KV cache and the states, and the only place that knows where a token's keys lie,
+//! - `ops` validates each call of a layer and hands it to a `backend`: CPU kernels, stock candle ops, or a device's own kernels,
+//! - `memory` is the KV cache and the states, and the only place that knows where a token's keys are,
 //! - `spec` is plain data: attention, convolution, recurrence, the shape of caches.
 
 mod adapters;

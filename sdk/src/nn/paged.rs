@@ -26,19 +26,19 @@ use crate::{
 
 /// A decoder-only language model: what an author writes.
 pub trait Decoder: Sized + Send + 'static {
-    /// The architecture's name.
+    /// The architecture's name in the plugin's manifest and in cards.
     const NAME: &'static str;
     /// Values of `general.architecture` in the GGUF files that it claims.
     const GGUF: &'static [&'static str];
     /// Values of `architectures` in the `config.json` files that it claims.
     const CLASSES: &'static [&'static str];
-    /// How the model writes tool calls and reasoning, as the JSON of a card's `formats`; empty where its chat template tells.
+    /// The model's tool-call and reasoning forms, as the JSON of a card's `formats`; empty if its chat template shows them.
     const FORMATS: &'static str = "";
 
-    /// What the model reads from a configuration.
+    /// The settings that the model needs, read from `config.json` or GGUF metadata.
     type Config;
 
-    /// How files of a GGUF architecture that it claims are read.
+    /// The conventions of the GGUF files of an architecture that it claims.
     fn gguf_family(architecture: &str) -> GgufFamily {
         GgufFamily::of(architecture)
     }
@@ -46,44 +46,44 @@ pub trait Decoder: Sized + Send + 'static {
     /// Reads the configuration. [`Error::declined`] leaves the checkpoint to another architecture.
     fn config(checkpoint: &Checkpoint) -> Result<Self::Config>;
 
-    /// The sizes that memory is planned by.
+    /// The sizes by which memory is planned.
     fn shape(config: &Self::Config) -> Shape;
 
     /// Loads the layers.
     fn load(loader: &Loader<'_>, config: &Self::Config) -> Result<Self>;
 
-    /// What the layers make of the step's tokens: `[tokens, width]`.
+    /// Runs the layers over the step's tokens and returns the hidden states, `[tokens, width]`.
     fn hidden(&self, step: &mut Step<'_>) -> Result<Tensor>;
 
-    /// The logits of those rows of `hidden` that are wanted: `[rows, vocabulary]`.
+    /// The logits of `hidden`, which has only the rows whose logits are wanted: `[rows, vocabulary]`.
     fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor>;
 
-    /// The width of [`Decoder::features`]; 0 for a model that gives none.
+    /// The width of [`Decoder::features`]; 0 if the model does not offer them.
     fn features_width(_config: &Self::Config) -> usize {
         0
     }
 
-    /// What embeddings, scores and draft heads are made of: rows of `hidden` after the final norm.
+    /// The features for embeddings, scores and draft heads: rows of `hidden` after the final norm.
     fn features(&self, hidden: &Tensor, _step: &Step<'_>) -> Result<Tensor> {
         Ok(hidden.clone())
     }
 }
 
-/// The sizes of a decoder.
+/// The sizes of a decoder that a host plans by.
 #[derive(Clone, Debug)]
 pub struct Shape {
-    /// The length of a row of logits.
+    /// Logits per token.
     pub vocabulary: usize,
-    /// The longest sequence that the checkpoint was made for.
+    /// The longest sequence that the checkpoint supports, in tokens.
     pub context: usize,
     /// The widest activation of a token, such as an MLP's inner width.
     pub widest: usize,
-    /// What the layers remember.
+    /// The caches of its layers.
     pub kv: KvShape,
 }
 
 impl Shape {
-    /// The same with windows on layers: how many tokens a token of a layer reads, itself included; none for all.
+    /// Sets each layer's sliding window in tokens, including the token itself; `None` for full attention.
     #[must_use]
     pub fn windowed(self, window: impl Fn(usize) -> Option<usize>) -> Self {
         Self { kv: self.kv.windowed(window), ..self }
@@ -100,7 +100,7 @@ impl<D: Decoder> Paged<D> {
     }
 }
 
-/// What a user may set under the model's `options`.
+/// The model's `options` in the configuration.
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct Options {
@@ -108,7 +108,7 @@ struct Options {
     kv: Option<String>,
     /// `auto`, `generic` or `exact`.
     kernels: Option<String>,
-    /// In how many layers, from the first on, experts stay in the host's memory and are computed there.
+    /// Number of layers, counted from the first, whose experts stay in the host's memory and are computed there.
     n_cpu_moe: usize,
 }
 
@@ -137,7 +137,7 @@ impl Options {
     }
 }
 
-/// What `describe` and `load` both find out first.
+/// An opened checkpoint with its configuration: the common start of `describe` and `load`.
 struct Opened<D: Decoder> {
     checkpoint: Checkpoint,
     config: D::Config,
@@ -164,7 +164,7 @@ impl<D: Decoder> Opened<D> {
         Ok(Self { checkpoint, config, shape, kv, kernels, n_cpu_moe: options.n_cpu_moe, groups })
     }
 
-    /// Which layers lie where, if each group has so many blocks or slots.
+    /// Assigns layers to devices, for `counts` blocks or slots of each group of caches.
     fn layout(&self, chosen: &Chosen, counts: &[usize]) -> Result<Layout> {
         if chosen.beside.is_empty() && device::free_bytes(&chosen.device).is_none() {
             return Ok(Layout::one());
@@ -180,13 +180,13 @@ impl<D: Decoder> Opened<D> {
         Layout::plan(&shares, weights, &self.shape.kv.layer_bytes(self.kv, counts)?)
     }
 
-    /// Bytes of a weight on a device.
+    /// Estimate of a weight's bytes once it is on a device.
     fn loaded_bytes(&self, tensor: &RawTensor, device: &Device) -> u64 {
         let values = tensor.shape.iter().fold(1_u64, |product, &n| product.saturating_mul(n as u64));
         let in_file = tensor.dtype.tensor_bytes(&tensor.shape).unwrap_or(tensor.data.len()) as u64;
         match self.kernels {
             Kernels::Exact => values.saturating_mul(4),
-            // candle's kernels for CUDA read its own blocks; what else is quantized is unpacked to 16 bits.
+            // candle's CUDA kernels read only its own block formats; other quantized weights are unpacked to 16 bits.
             Kernels::Generic if tensor.dtype.is_quantized() && device.is_cuda() => {
                 in_file.max(values.saturating_mul(2))
             }
@@ -200,7 +200,7 @@ impl<D: Decoder> Opened<D> {
         }
     }
 
-    /// Bytes of the weights once loaded.
+    /// Bytes of all weights once loaded.
     fn weight_bytes(&self) -> u64 {
         match self.kernels {
             Kernels::Exact => parameters(&self.checkpoint).saturating_mul(4),
@@ -271,10 +271,7 @@ impl<D: Decoder> Architecture for Paged<D> {
         let (shape, asked) = (&opened.shape, request.context as usize);
         let context = if asked == 0 { shape.context } else { asked.min(shape.context) };
         if asked > context {
-            services.log(
-                Level::Warn,
-                format!("the model was made for {context} tokens, not for {asked}: taking {context}"),
-            );
+            services.log(Level::Warn, format!("the model supports {context} tokens, not {asked}: using {context}"));
         }
         let called = D::GGUF.iter().find(|name| **name == opened.checkpoint.architecture());
         let family = D::gguf_family(called.or(D::GGUF.first()).copied().unwrap_or_default());
@@ -293,12 +290,12 @@ impl<D: Decoder> Architecture for Paged<D> {
         let adapters = Adapters::default();
         ops.warm_up(counts.len(), &mut |batch| compute(&decoder, &ops, &mut kv, &adapters, batch))?;
         taken.add_cache(&kv);
-        services.log(Level::Info, format!("memory {}", taken.on(&chosen.names(), opened.kv)));
+        services.log(Level::Info, format!("memory {}", taken.describe(&chosen.names(), opened.kv)));
         let weight_bytes = opened.weight_bytes();
         let widths = (shape, D::features_width(&opened.config));
         let mut resident = resident(&chosen, &ops, widths, context, weight_bytes, &kv);
         if !chosen.beside.is_empty() {
-            resident.note = format!("{}; {}", resident.note, layout.tell(&chosen.names()));
+            resident.note = format!("{}; {}", resident.note, layout.describe(&chosen.names()));
         }
         Ok(Box::new(PagedModel { decoder, resident, ops, kv, registry, adapters }))
     }
@@ -326,7 +323,7 @@ fn resident(
     }
 }
 
-/// What a card says of any checkpoint.
+/// The facts of a card: the number of parameters and the weights' formats.
 pub(crate) fn facts(checkpoint: &Checkpoint) -> serde_json::Value {
     let mut formats = Vec::new();
     for tensor in checkpoint.weights().iter() {
@@ -342,7 +339,7 @@ fn parameters(checkpoint: &Checkpoint) -> u64 {
     counts.fold(0, u64::saturating_add)
 }
 
-/// A step all of whose rows have their logits computed.
+/// Computes a step and the logits of all its rows.
 fn compute<D: Decoder>(
     decoder: &D,
     ops: &Ops,
@@ -356,7 +353,7 @@ fn compute<D: Decoder>(
     Ok(Computed { rows, was_read: step.pass.was_read() })
 }
 
-/// A loaded decoder with its memory.
+/// A loaded decoder with its caches and adapters.
 struct PagedModel<D> {
     decoder: D,
     resident: Resident,
@@ -367,7 +364,7 @@ struct PagedModel<D> {
 }
 
 impl<D: Decoder> PagedModel<D> {
-    /// Computes a step all of whose wanted rows are taken alike.
+    /// Computes a step whose wanted rows all have the same kind of output.
     fn run(&mut self, batch: &Batch<'_>, mut taken: Taken<'_>) -> Result<()> {
         let wanted = batch.wanted();
         let (decoder, ops, kv, adapters) = (&self.decoder, &self.ops, &mut self.kv, &self.adapters);
@@ -389,7 +386,7 @@ impl<D: Decoder> PagedModel<D> {
         self.ops.take(&rows, &mut taken)
     }
 
-    /// Computes a step of which hidden rows are wanted, and maybe others.
+    /// Computes a step of which some rows want hidden states, and others logits.
     fn run_with_hidden(&mut self, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Result<()> {
         let (features, wanted) =
             batch.spans.iter().partition::<Vec<&Span<'_>>, _>(|span| span.output == Output::Hidden);
@@ -425,7 +422,7 @@ impl<D: Decoder> Model for PagedModel<D> {
 
     fn forward_to(&mut self, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Result<()> {
         let is_best = |span: &Span<'_>| span.rows() == 0 || span.output == Output::Candidates && span.mask.is_empty();
-        // Logits that lie in the host's memory are looked through there.
+        // Logits in the host's memory are searched there.
         if batch.top == 1 && batch.spans.iter().all(is_best) && !self.ops.device().is_cpu() {
             let mut best = vec![[f32::NAN; 3]; batch.spans.iter().map(Span::rows).sum()];
             self.run(batch, Taken::Best(&mut best))?;
@@ -438,7 +435,7 @@ impl<D: Decoder> Model for PagedModel<D> {
     }
 
     fn release(&mut self, _sequence: u64) {
-        // Sequences live in the host's block tables alone.
+        // Sequences exist only in the host's block tables.
     }
 
     fn attach(&mut self, adapter: &AdapterData) -> Result<u32> {

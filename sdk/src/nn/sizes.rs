@@ -1,21 +1,21 @@
-//! The sizes that nearly every decoder's configuration names, read once and under the names that they have there.
+//! The sizes that nearly every decoder's configuration has, under their names in `config.json`.
 //!
-//! A family overrides what it defaults otherwise by struct update: `Sizes { rms_norm_eps: …, ..Sizes::read(config)? }`.
-//! Defaults are Llama's in transformers, for keys that a `config.json` may leave out.
+//! Keys that a `config.json` may leave out default to Llama's values in transformers. A family with other defaults overrides
+//! them by struct update: `Sizes { rms_norm_eps: …, ..Sizes::read(config)? }`.
 
 use super::{Activation, KvShape, Shape, activation};
 use crate::{Result, weights::Config};
 
-/// The sizes of a decoder.
+/// The sizes of a decoder, named as in `config.json`.
 #[derive(Clone, Debug)]
 pub struct Sizes {
-    /// The length of a row of logits.
+    /// Logits per token.
     pub vocab_size: usize,
-    /// The width of the stream that layers read and write.
+    /// The width of the residual stream.
     pub hidden_size: usize,
     /// The inner width of a feed-forward block.
     pub intermediate_size: usize,
-    /// Layers.
+    /// Number of blocks.
     pub num_hidden_layers: usize,
     /// Heads of queries.
     pub num_attention_heads: usize,
@@ -23,18 +23,18 @@ pub struct Sizes {
     pub num_key_value_heads: usize,
     /// Values in a head.
     pub head_dim: usize,
-    /// The longest sequence that the checkpoint was made for.
+    /// The longest sequence that the checkpoint supports, in tokens.
     pub max_position_embeddings: usize,
-    /// What norms add to a variance.
+    /// The norms' epsilon.
     pub rms_norm_eps: f64,
     /// The activation of feed-forward blocks.
     pub hidden_act: Activation,
-    /// Whether the output layer is the embedding, where a checkpoint has no other.
+    /// The embedding serves as output layer if the checkpoint has no `lm_head`.
     pub tie_word_embeddings: bool,
 }
 
 impl Sizes {
-    /// Reads them.
+    /// Reads the configuration; only the sizes that have no sensible default are required.
     pub fn read(config: &Config) -> Result<Self> {
         let hidden_size = config.usize("hidden_size")?;
         let num_attention_heads = config.usize("num_attention_heads")?;
@@ -54,7 +54,7 @@ impl Sizes {
         })
     }
 
-    /// What memory is planned by, where all layers remember alike.
+    /// The shape of a decoder whose layers all have the same KV cache.
     pub fn shape(&self) -> Shape {
         Shape {
             vocabulary: self.vocab_size,

@@ -1,6 +1,6 @@
-//! What one forward pass knows besides the activations: the batch, the KV cache, the adapters.
+//! The context of a forward pass: the batch, the KV cache, the adapters.
 //!
-//! Layers take a `Step` along with their input, so that a model file is the mathematics of its layers and nothing else.
+//! Layers take a `Step` along with their input, so that a model file holds only the mathematics of its layers.
 
 use candle_core::Tensor;
 use std::ops::Range;
@@ -20,7 +20,7 @@ pub struct Step<'a> {
     adapted: Vec<AdaptedRows>,
 }
 
-/// Rows that were gathered from those of a step, which may not be its own: adapters follow them.
+/// The adapters of rows that were gathered from a step's, in the order of the gathered rows.
 #[derive(Clone, Debug, Default)]
 pub struct Rows {
     adapted: Vec<AdaptedRows>,
@@ -38,12 +38,12 @@ impl<'a> Step<'a> {
         Self { ops, pass: Pass::new(batch, kv), adapters, adapted }
     }
 
-    /// The computations on the model's device.
+    /// Computes on the model's devices.
     pub fn ops(&self) -> &'a Ops {
         self.ops
     }
 
-    /// The batch.
+    /// The batch as the host passed it.
     pub fn batch(&self) -> &'a Batch<'a> {
         self.pass.batch()
     }
@@ -53,69 +53,68 @@ impl<'a> Step<'a> {
         self.batch().tokens
     }
 
-    /// Their positions.
+    /// The position of each new token in its sequence.
     pub fn positions(&self) -> &'a [u32] {
         self.batch().positions
     }
 
-    /// The states that the step's sequences go on from in a recurrent layer: `[spans, values]` in single precision, zeros for
-    /// those that begin.
+    /// The states from which the step's sequences continue in a recurrent layer: `[spans, values]` in `f32`, zeros for new
+    /// sequences.
     pub fn states(&self, layer: usize) -> Result<Tensor> {
         self.states_of(layer, 0)
     }
 
-    /// The same of a part of the states.
+    /// [`Self::states`] for one part of a state that has several.
     pub fn states_of(&self, layer: usize, part: usize) -> Result<Tensor> {
         self.pass.states(layer, part)
     }
 
-    /// After which rows of the step a state of a recurrent layer has to be kept: span by span, in their order.
+    /// The rows after which the state of a recurrent layer must be stored, in the order of spans and rows.
     pub fn state_writes(&self, layer: usize) -> Result<Vec<StateWrite>> {
         self.pass.state_writes(layer)
     }
 
-    /// Keeps states of a recurrent layer, one row of `states` for each of `kept`.
-    pub fn write_states(&mut self, layer: usize, kept: &[StateWrite], states: &Tensor) -> Result<()> {
-        self.write_states_of(layer, 0, kept, states)
+    /// Stores states of a recurrent layer, one row of `states` for each of `writes`.
+    pub fn write_states(&mut self, layer: usize, writes: &[StateWrite], states: &Tensor) -> Result<()> {
+        self.write_states_of(layer, 0, writes, states)
     }
 
-    /// The same of a part of the states.
-    pub fn write_states_of(&mut self, layer: usize, part: usize, kept: &[StateWrite], states: &Tensor) -> Result<()> {
+    /// [`Self::write_states`] for a layer whose state has several parts.
+    pub fn write_states_of(&mut self, layer: usize, part: usize, writes: &[StateWrite], states: &Tensor) -> Result<()> {
         let states = self.ops.bring(states, self.pass.kv.place(layer)?)?;
-        self.pass.write_states(layer, part, kept, &states)
+        self.pass.write_states(layer, part, writes, &states)
     }
 
-    /// Takes a recurrent layer through the new tokens of every sequence, one sequence after the other. `advance` is given a state,
-    /// of `values` values in single precision, and the rows of the step that follow it, and answers the state after them. It is
-    /// called once for each run of rows after which a state has to be kept.
+    /// Advances a recurrent layer over the new tokens of every sequence, one sequence after the other. `advance` takes a state,
+    /// of `values` values in `f32`, and the rows of the step that follow it, and returns the state after them. It is called once
+    /// for each run of rows whose last state must be stored.
     pub fn recur(
         &mut self,
         layer: usize,
         mut advance: impl FnMut(&Step<'_>, Tensor, Range<usize>) -> Result<Tensor>,
     ) -> Result<()> {
-        let (states, kept, spans) = (self.states(layer)?, self.state_writes(layer)?, &self.batch().spans);
-        let mut made: Vec<Tensor> = Vec::with_capacity(kept.len());
+        let (states, writes, spans) = (self.states(layer)?, self.state_writes(layer)?, &self.batch().spans);
+        let mut advanced: Vec<Tensor> = Vec::with_capacity(writes.len());
         let mut last: Option<StateWrite> = None;
-        for one in &kept {
-            let before = last.filter(|last| last.span == one.span);
-            let row = before.map_or(spans[one.span].start, |last| last.end);
-            let state = match (before, made.last()) {
+        for write in &writes {
+            let before = last.filter(|last| last.span == write.span);
+            let row = before.map_or(spans[write.span].start, |last| last.end);
+            let state = match (before, advanced.last()) {
                 (Some(_), Some(state)) => state.clone(),
-                _ => states.get(one.span)?,
+                _ => states.get(write.span)?,
             };
-            made.push(if one.end > row { advance(self, state, row..one.end)? } else { state });
-            last = Some(*one);
+            advanced.push(if write.end > row { advance(self, state, row..write.end)? } else { state });
+            last = Some(*write);
         }
-        self.write_states(layer, &kept, &Tensor::stack(&made, 0)?)
+        self.write_states(layer, &writes, &Tensor::stack(&advanced, 0)?)
     }
 
-    /// The columns `start..start + len` of `x`, as a tensor of their own.
+    /// A copy of the columns `start..start + len` of `x`.
     pub fn columns(&self, x: &Tensor, start: usize, len: usize) -> Result<Tensor> {
         Ok(self.ops().columns(x, &[(start, len)])?.remove(0))
     }
 
-    /// Columns that follow each other, such as the queries, keys and values of a fused projection, as tensors of their own: as many
-    /// for each as `widths` says.
+    /// Splits the columns of `x` into copies of these widths, such as the parts of a fused projection.
     pub fn split<const N: usize>(&self, x: &Tensor, widths: [usize; N]) -> Result<[Tensor; N]> {
         let mut end = 0;
         let parts = widths.map(|len| {
@@ -126,11 +125,13 @@ impl<'a> Step<'a> {
         parts.map_err(|_| Error::invalid("a backend made other parts than it was asked for"))
     }
 
-    /// Rows that are those of these indices among the step's, from the first to the last. An index may come more than once.
+    /// The adapters of rows gathered by `indices`, which ascend and may repeat.
     pub fn rows(&self, indices: &[u32]) -> Rows {
-        let place = |row: usize| indices.partition_point(|&index| (index as usize) < row);
-        let of =
-            |group: &AdaptedRows| AdaptedRows { rows: place(group.rows.start)..place(group.rows.end), ..group.clone() };
+        let position = |row: usize| indices.partition_point(|&index| (index as usize) < row);
+        let of = |group: &AdaptedRows| AdaptedRows {
+            rows: position(group.rows.start)..position(group.rows.end),
+            ..group.clone()
+        };
         Rows { adapted: self.adapted.iter().map(of).filter(|group| !group.rows.is_empty()).collect() }
     }
 
@@ -139,23 +140,23 @@ impl<'a> Step<'a> {
         !self.adapted.is_empty()
     }
 
-    /// The rows of `x` whose logits are wanted. What follows works on them alone.
+    /// Gathers the rows of `x` whose logits are wanted; the rest of the step works on them alone.
     pub(super) fn wanted(&mut self, x: &Tensor, rows: &[u32]) -> Result<Tensor> {
         self.adapted = self.rows(rows).adapted;
         if rows.len() == x.dim(0)? { Ok(x.clone()) } else { self.ops.select_rows(x, rows) }
     }
 
-    /// A layer's output with the adapters' changes.
+    /// Adds the adapters' changes to a layer's output.
     pub(super) fn adapt(&self, layer: LayerId, x: &Tensor, out: Tensor) -> Result<Tensor> {
         if self.adapted.is_empty() { Ok(out) } else { self.adapters.apply(self.ops, layer, x, out, &self.adapted) }
     }
 
-    /// The same for rows that were gathered.
+    /// [`Self::adapt`] for gathered rows.
     pub(super) fn adapt_rows(&self, layer: LayerId, x: &Tensor, out: Tensor, rows: &Rows) -> Result<Tensor> {
         if rows.adapted.is_empty() { Ok(out) } else { self.adapters.apply(self.ops, layer, x, out, &rows.adapted) }
     }
 
-    /// The vectors of the step's tokens with the adapters' changes.
+    /// Adds the adapters' changes to the embeddings of the step's tokens.
     pub(super) fn adapt_table(&self, table: LayerId, out: Tensor) -> Result<Tensor> {
         if self.adapted.is_empty() {
             return Ok(out);

@@ -7,10 +7,10 @@
 
 use crate::{Error, Result};
 
-/// How many logits share one maximum.
+/// Logits that share one maximum.
 const BLOCK: usize = 64;
 
-/// How many logits are compared at a time: a few vector registers.
+/// Logits compared at a time: a few vector registers.
 const LANES: usize = 16;
 
 /// The tokens that may still be picked, with their logits. Every id stands there once.
@@ -32,12 +32,12 @@ impl<'a> Candidates<'a> {
         Ok(Self { ids, logits, len, sorted })
     }
 
-    /// How many are left.
+    /// Number of candidates left.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether none are left.
+    /// No candidates are left.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -52,7 +52,7 @@ impl<'a> Candidates<'a> {
         &self.logits[..self.len]
     }
 
-    /// Whether [`rank`]s descend: the highest logit first, and the lower id first among equals.
+    /// The candidates are in order of [`rank`]: highest logit first, ties by the lower id.
     pub fn is_sorted(&self) -> bool {
         self.sorted
     }

@@ -1,4 +1,4 @@
-//! Checkpoints of random weights: a model file can be tried before anyone has downloaded a model.
+//! Checkpoints of random weights, so that a model file can be tried without downloading a model.
 
 use std::{
     fs::{self, File},
@@ -13,8 +13,8 @@ use crate::Result;
 /// Writes a folder with this `config.json` and random weights of these names and shapes in `f32`, the same at every call.
 /// It has no tokenizer: it can be loaded, and not served.
 ///
-/// Matrices keep the size of what they multiply, and vectors lie around one if they are weights (of norms) and around zero if they
-/// are biases, so that a mistake anywhere shows in the logits.
+/// Matrices preserve the magnitude of their inputs; vectors are near one if they are weights (of norms) and near zero if they are
+/// biases, so that a mistake anywhere shows in the logits.
 pub fn random_checkpoint(folder: &Path, config: &str, tensors: &[(String, Vec<usize>)]) -> Result<()> {
     fs::write(folder.join("config.json"), config)?;
     let (mut header, mut end) = (Map::new(), 0);

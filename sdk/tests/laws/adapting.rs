@@ -16,7 +16,7 @@ use crate::{WIDTH, dot, embed};
 const VOCABULARY: usize = 29;
 const TARGET: &str = "lm_head";
 
-/// What is wrong with the format or the model: the table says it in words.
+/// The planted fault of the format or the model; the test's table describes each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     None,

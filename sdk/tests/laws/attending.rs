@@ -11,7 +11,7 @@ use crate::{WIDTH, dot, embed};
 pub(crate) const VOCABULARY: usize = 31;
 const BLOCK: usize = 16;
 
-/// What is wrong with the model: the table says it in words.
+/// The model's planted fault; the test's table describes each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     None,
@@ -51,7 +51,7 @@ type Entry = ([f32; WIDTH], [f32; WIDTH]);
 pub(crate) struct Attending {
     fault: Fault,
     context: u32,
-    /// How much the past counts against the token itself.
+    /// Weight of the past relative to the token itself.
     attention: f32,
     slots: Vec<Entry>,
     by_id: HashMap<u64, Vec<Entry>>,
@@ -281,7 +281,7 @@ impl KvTransfer for Attending {
     }
 }
 
-/// Turns pairs of numbers, of both halves or of neighbours, each by a speed of its own.
+/// Rotates pairs of numbers, of both halves or adjacent ones, each by a frequency of its own.
 fn rotate(x: [f32; WIDTH], position: u32, halves: bool) -> [f32; WIDTH] {
     let mut turned = x;
     for pair in 0..WIDTH / 2 {

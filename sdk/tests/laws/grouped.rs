@@ -20,7 +20,7 @@ const ALL: usize = 0;
 const NEAR: usize = 1;
 const STATE: usize = 2;
 
-/// What is wrong with the model: the table says it in words.
+/// The model's planted fault; the test's table describes each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     None,
@@ -67,7 +67,7 @@ pub(crate) struct Grouped {
     kv: [Vec<Entry>; 2],
     states: Vec<Vector>,
     by_id: HashMap<u64, Vector>,
-    /// How far each sequence ever came.
+    /// The most tokens that each sequence ever had.
     farthest: HashMap<u64, usize>,
 }
 
@@ -100,7 +100,7 @@ impl Grouped {
         span.blocks(group)[place / BLOCK] as usize * BLOCK + place % BLOCK
     }
 
-    /// The first of the tokens that a token reads.
+    /// The first token that a token attends to.
     fn first(&self, span: &Span<'_>, group: usize, index: usize) -> usize {
         let read = span.past + index + 1;
         match (self.fault, group) {
@@ -226,7 +226,7 @@ impl Grouped {
         outputs
     }
 
-    /// What the last layer makes of each wanted token.
+    /// The last layer's output for each wanted token.
     fn rows(&mut self, batch: &Batch<'_>) -> Vec<Vector> {
         let mut rows = Vec::new();
         for span in &batch.spans {
@@ -378,7 +378,7 @@ fn scores(row: &Vector) -> [f32; VOCABULARY] {
     std::array::from_fn(|token| dot(row, &embed(token as u32, 4)))
 }
 
-/// Turns halves, each pair by a speed of its own.
+/// Rotates pairs of both halves, each by a frequency of its own.
 fn turned(x: Vector, position: u32) -> Vector {
     let mut turned = x;
     for pair in 0..WIDTH / 2 {

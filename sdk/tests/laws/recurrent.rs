@@ -10,7 +10,7 @@ use crate::{WIDTH, dot, embed};
 
 const VOCABULARY: usize = 37;
 
-/// What is wrong with the model: the table says it in words.
+/// The model's planted fault; the test's table describes each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     None,

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-/// What is wrong with the sampler: the table says it in words.
+/// The sampler's planted fault; the test's table describes each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     None,
@@ -42,7 +42,7 @@ pub(crate) fn check(fault: Fault, _compared: bool) -> Report {
     sampler_conformance(Halving(fault), &options)
 }
 
-/// What stages draw from where they share it.
+/// The random state of stages that share one, against the rules.
 static SHARED: AtomicU64 = AtomicU64::new(1);
 
 /// The place that a stage is about to pick, kept where others keep theirs.

@@ -51,7 +51,7 @@ impl Bytes {
         Ok(Self { map: Arc::new(map.make_read_only()?), range: 0..len, is_in_file: false })
     }
 
-    /// Whether they are mapped from a file: the system reads such pages on demand and may drop them, other memory stays resident.
+    /// Tells bytes mapped from a file, whose pages the system reads on demand and may drop, from memory that stays resident.
     pub fn is_in_file(&self) -> bool {
         self.is_in_file
     }

@@ -59,7 +59,7 @@ impl Checkpoint {
         Self::from_gguf(path, parts, family).map_err(|error| error.context(path.display()))
     }
 
-    /// Where it was opened: a file for GGUF, a folder for safetensors.
+    /// The path that was opened: a file for GGUF, a folder for safetensors.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -68,7 +68,8 @@ impl Checkpoint {
         self.format
     }
 
-    /// What a plugin claims: GGUF's `general.architecture` (`llama`), or the class in `config.json` (`LlamaForCausalLM`).
+    /// The name by which plugins claim it: GGUF's `general.architecture` (`llama`), or the class in `config.json`
+    /// (`LlamaForCausalLM`).
     pub fn architecture(&self) -> &str {
         &self.architecture
     }

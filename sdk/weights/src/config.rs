@@ -189,7 +189,8 @@ impl Config {
         windows.filter(|list| list.len() == layers).ok_or_else(|| is_not("layer_types", types, &what))
     }
 
-    /// What the list `key` (`layer_types`, `layers_block_type`) calls each layer; `None` where there is no such list.
+    /// The entries for each layer of the list `key` (`layer_types`, `layers_block_type`); `None` if the configuration has no such
+    /// list.
     pub fn layer_types(&self, key: &str, layers: usize) -> Result<Option<&[Value]>> {
         let Some(types) = self.value[key].as_array() else { return Ok(None) };
         if types.len() != layers {

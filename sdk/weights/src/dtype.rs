@@ -35,7 +35,7 @@ pub enum Dtype {
     IQ1M,
     TQ1_0,
     TQ2_0,
-    /// What the SDK makes of packed weights in safetensors; no file has these three.
+    /// Unpacked from packed weights in safetensors; no file has this format or the next two.
     Int4,
     Int8,
     Fp8,
@@ -74,7 +74,7 @@ impl Dtype {
         Self::Fp8,
     ];
 
-    /// Whether GGUF files have tensors in this format.
+    /// Tells formats of GGUF files from those that only the SDK makes.
     pub fn is_in_files(self) -> bool {
         !matches!(self, Self::Int4 | Self::Int8 | Self::Fp8)
     }
@@ -94,7 +94,7 @@ impl Dtype {
         self.layout().2
     }
 
-    /// Whether values share scales, so that a single one has no address of its own.
+    /// Tells block formats, whose values share scales and cannot be addressed singly.
     pub fn is_quantized(self) -> bool {
         self.block_len() > 1
     }

@@ -10,7 +10,7 @@ use super::{Bytes, Dtype};
 pub(crate) struct Gguf {
     pub version: u32,
     pub alignment: usize,
-    /// What the header claims, where that differs from what there is.
+    /// The header's counts of tensors and entries, if they are to be wrong.
     pub tensors_claimed: Option<u64>,
     pub entries_claimed: Option<u64>,
     entries: Vec<Vec<u8>>,

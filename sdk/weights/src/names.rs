@@ -1,14 +1,13 @@
-//! What GGUF calls a tensor, and what Hugging Face calls it.
+//! Translates GGUF's tensor names to Hugging Face's.
 //!
-//! Plugins ask for Hugging Face's names, as those stand in the papers' reference code and in adapters. The two naming
-//! schemes differ by a handful of words, so the translation is a table of what most architectures share, and a plugin brings rows
-//! for what its own has besides ([`GgufFamily::names`](super::GgufFamily::names)). A name that is in neither passes through
-//! unchanged.
+//! Plugins use Hugging Face's names, as the papers' reference code and adapters do. The two schemes differ by a handful of words, so
+//! the translation is a table of those that most architectures share, and a plugin adds its own
+//! ([`GgufFamily::names`](super::GgufFamily::names)). Other names pass through unchanged.
 
-/// What GGUF calls a part of a model, within a layer (`attn_q`) or outside (`token_embd`), and what Hugging Face does.
+/// GGUF's names of modules, within a layer (`attn_q`) or outside (`token_embd`), each with Hugging Face's.
 pub type Names = &'static [(&'static str, &'static str)];
 
-/// The Hugging Face name of a tensor in a GGUF file; `own` are the rows that the architecture's plugin brings.
+/// The Hugging Face name of a tensor in a GGUF file; `own` are the names that the architecture's plugin adds.
 pub fn hugging_face(name: &str, own: Names) -> String {
     let Some((path, kind)) = name.rsplit_once('.') else { return name.to_owned() };
     if let Some((layer, part)) = path.strip_prefix("blk.").map(|rest| rest.split_once('.').unwrap_or((rest, ""))) {

@@ -10,17 +10,17 @@ use serde_json::{Value, json};
 
 use crate::{Error, Result, quote};
 
-/// What names in `tokenizer.ggml.pre` stand for.
+/// A pre-tokenizer that `tokenizer.ggml.pre` may name.
 #[derive(Clone, Copy, Debug)]
 pub struct PreTokenizer {
     pub names: &'static [&'static str],
-    /// How text is cut, one step after the other, each within the pieces of the one before.
+    /// Splits applied in order, each within the pieces of the one before.
     pub splits: &'static [Split],
-    /// Whether text is brought into Unicode's composed form (NFC) first.
+    /// Normalizes text to Unicode's composed form (NFC) first.
     pub nfc: bool,
-    /// Whether a word that is in the vocabulary is taken whole, as tiktoken does.
+    /// Takes a word that is in the vocabulary as one token, as tiktoken does.
     pub ignore_merges: bool,
-    /// Whether BOS is put first, where the file does not say.
+    /// Puts BOS before the text, if the file does not say.
     pub add_bos: bool,
 }
 

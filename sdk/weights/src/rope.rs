@@ -9,12 +9,12 @@ use serde_json::{Map, Value, json};
 
 use crate::{Error, Result, quote};
 
-/// The longest context that is believed.
+/// A longer context is taken for a mistake.
 pub(super) const CONTEXT_MAX: f64 = (1u32 << 30) as f64;
 const THETA_DEFAULT: f64 = 10_000.0;
 const PAIRS_MAX: usize = 512;
 
-/// How positions are rotated.
+/// The settings of rotary position embeddings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RopeConfig {
     /// The base of the wavelengths.
@@ -25,7 +25,7 @@ pub struct RopeConfig {
     pub scaling: RopeScaling,
 }
 
-/// Which values of a head form a pair.
+/// The pairs of a head's values that are rotated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RopeStyle {
     /// Value `i` with `i + rotary_dim / 2`: Hugging Face's order.
@@ -34,7 +34,7 @@ pub enum RopeStyle {
     Interleaved,
 }
 
-/// How frequencies are scaled for contexts longer than those of the training.
+/// Scaling of frequencies for contexts longer than those of the training.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RopeScaling {
     None,

@@ -191,7 +191,7 @@ fn open_shard(path: &Path, names: &BTreeSet<&str>) -> Result<Shard> {
     }
 }
 
-/// Whether a name from an index stays within its folder, on any system.
+/// Tells if a file name from an index stays within its folder, on any system.
 fn is_plain_name(file: &str) -> bool {
     let is_path = file.contains(['/', '\\', ':']) || file.contains("..");
     !is_path && file.ends_with(".safetensors") && !file.chars().any(char::is_control)

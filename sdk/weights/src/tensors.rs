@@ -95,7 +95,7 @@ impl Weights {
         }
     }
 
-    /// Whether the checkpoint has a tensor of this name, one that cannot be used included.
+    /// Tells if the checkpoint has a tensor of this name, even one in a format that cannot be used.
     pub fn contains(&self, name: &str) -> bool {
         self.tensors.contains_key(name)
     }

@@ -5,11 +5,8 @@ use std::{fs, path::PathBuf};
 
 use crate::root;
 
-/// All Rust sources are held to it, but for those below [`NOT_YET`].
+/// All Rust sources are held to it.
 const FOLDERS: [&str; 6] = ["plugin-api", "sdk", "host", "plugins", "examples", "tests"];
-
-/// Folders whose comments are still being rewritten.
-const NOT_YET: [&str; 1] = ["sdk"];
 
 /// Comments that nobody understood.
 const QUOTED: [&str; 10] = [
@@ -29,8 +26,7 @@ fn sources() -> Vec<PathBuf> {
     let mut open: Vec<PathBuf> = FOLDERS.iter().map(|folder| root().join(folder)).collect();
     let mut found = Vec::new();
     while let Some(path) = open.pop() {
-        let is_left_out = path.ends_with("target") || NOT_YET.iter().any(|folder| path == root().join(folder));
-        if path.is_dir() && !is_left_out {
+        if path.is_dir() && !path.ends_with("target") {
             open.extend(fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()));
         } else if path.extension().is_some_and(|extension| extension == "rs")
             && path != root().join("tests/structure/src/comments.rs")

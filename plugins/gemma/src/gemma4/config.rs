@@ -9,7 +9,7 @@ use pensieve_sdk::{
 pub struct Config {
     pub sizes: Sizes,
     pub layers: Vec<Layer>,
-    /// Whether keys are the values too, in layers that see everything.
+    /// In layers with full attention, keys serve as values.
     pub attention_k_eq_v: bool,
     pub final_logit_softcapping: Option<f64>,
     pub per_layer_input: Option<PerLayerSizes>,
@@ -25,18 +25,18 @@ pub struct Layer {
     pub head_dim: usize,
     pub num_key_value_heads: usize,
     pub intermediate_size: usize,
-    /// The layer whose keys and values it reads, where it has none of its own.
+    /// The layer whose cache it shares, if it has none of its own.
     pub shares: Option<usize>,
 }
 
-/// How many vectors of tokens' own there are, and how wide they are in each layer.
+/// Sizes of the per-layer embeddings: number of tokens, and width in each layer.
 #[derive(Clone, Copy)]
 pub struct PerLayerSizes {
     pub vocab_size: usize,
     pub width: usize,
 }
 
-/// Sizes of a mixture, and how its router chooses.
+/// Sizes of a mixture, and its router's settings.
 #[derive(Clone, Copy)]
 pub struct Moe {
     pub num_experts: usize,
@@ -92,7 +92,7 @@ fn with_defaults(config: &Settings) -> Result<Settings> {
     ])
 }
 
-/// The rotations of layers that see everything and of those with a window, also where a configuration says nothing of them.
+/// RoPE of layers with full attention and of those with windows, with defaults for configurations without it.
 fn ropes(config: &Settings) -> Result<(RopeConfig, RopeConfig)> {
     let given = &config.value()["rope_parameters"];
     if given.get("full_attention").is_some() || given.get("rope_theta").is_some() {
@@ -114,7 +114,7 @@ fn layers(config: &Settings, sizes: &Sizes) -> Result<Vec<Layer>> {
     let takes_keys = config.bool_or("attention_k_eq_v", false)?;
     let full_dim = config.usize_or("global_head_dim", 512)?;
     let full_heads = config.find_usize("num_global_key_value_heads")?.filter(|_| takes_keys);
-    // Configurations of newer tools say it layer by layer; from ten layers on their numbers begin with zeros.
+    // Newer tools write an entry for each layer, whose numbers are zero-padded in models of ten layers or more.
     let listed = config.value()["per_layer_config"].as_object();
     let own = |layer: usize, key: &str| -> Option<usize> {
         let mut named = listed?.iter().filter(|(name, _)| name.parse() == Ok(layer));
@@ -145,7 +145,7 @@ fn layers(config: &Settings, sizes: &Sizes) -> Result<Vec<Layer>> {
         .collect()
 }
 
-/// The sizes of the vectors that tokens have in each layer, where the checkpoint has such.
+/// The sizes of per-layer embeddings, if the checkpoint has them.
 fn per_layer_sizes(checkpoint: &Checkpoint, config: &Settings, sizes: &Sizes) -> Result<Option<PerLayerSizes>> {
     if !checkpoint.weights().names().any(|name| name.ends_with("embed_tokens_per_layer.weight")) {
         return Ok(None);

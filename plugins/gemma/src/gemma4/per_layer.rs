@@ -1,4 +1,4 @@
-//! Vectors that tokens of small Gemma 4 models have in each layer, beside the embedding that enters the first.
+//! Per-layer embeddings of small Gemma 4 models: a vector for each token and layer, beside the input embedding.
 
 use pensieve_sdk::{
     Result,
@@ -7,7 +7,7 @@ use pensieve_sdk::{
 
 use super::config::{Config, PerLayerSizes};
 
-/// The vectors that tokens have in each layer: one of the token's own, and one that is made of its embedding.
+/// Each token's vector for each layer: the sum of an embedding of its own and a projection of the input embedding.
 pub struct PerLayerInputs {
     embed_tokens_per_layer: Embedding,
     per_layer_model_projection: Linear,
@@ -27,16 +27,16 @@ impl PerLayerInputs {
         })
     }
 
-    /// All of them, layer after layer, for embeddings `x`.
+    /// The vectors of all layers, for embeddings `x`.
     pub fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         let own = (self.embed_tokens_per_layer.forward(step)? * (self.width as f64).sqrt())?;
-        let made = (self.per_layer_model_projection.forward(x, step)? * (x.dim(1)? as f64).powf(-0.5))?;
-        let made = self.per_layer_projection_norm.forward_heads(&made, step)?;
-        Ok(((made + own)? * 0.5_f64.sqrt())?)
+        let projected = (self.per_layer_model_projection.forward(x, step)? * (x.dim(1)? as f64).powf(-0.5))?;
+        let projected = self.per_layer_projection_norm.forward_heads(&projected, step)?;
+        Ok(((projected + own)? * 0.5_f64.sqrt())?)
     }
 }
 
-/// Adds what a layer makes of the token's own vector.
+/// A layer's use of its tokens' per-layer vectors.
 pub struct PerLayerInput {
     per_layer_input_gate: Linear,
     per_layer_projection: Linear,
@@ -55,7 +55,7 @@ impl PerLayerInput {
         })
     }
 
-    /// `x` and what the layer makes of it and of the token's own vector.
+    /// Adds to `x` the layer's gated projection of its per-layer vectors, `input`.
     pub fn add_to(&self, x: &Tensor, input: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         let gated = step.ops().gate(&self.per_layer_input_gate.forward(x, step)?, input, self.act)?;
         self.post_per_layer_input_norm.add_to(x, &self.per_layer_projection.forward(&gated, step)?, step)

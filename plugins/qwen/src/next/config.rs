@@ -10,7 +10,7 @@ use crate::qwen::{Moe, moe};
 
 pub struct Config {
     pub sizes: Sizes,
-    /// Which layers attend; the others are delta nets.
+    /// True for each attention layer; the others are delta nets.
     pub attends: Vec<bool>,
     pub linear: LinearSizes,
     pub rope: RopeConfig,
@@ -36,7 +36,7 @@ impl LinearSizes {
         self.num_value_heads * self.value_head_dim
     }
 
-    /// Queries, keys and values, which are convolved together.
+    /// Channels of the convolution: queries, keys and values.
     pub fn channels(&self) -> usize {
         2 * self.key_dim() + self.value_dim()
     }
@@ -79,7 +79,7 @@ impl Config {
     }
 }
 
-/// Which layers attend: by name, or every `full_attention_interval`th.
+/// The attention layers, by `layer_types` or every `full_attention_interval`th.
 fn attends(config: &Settings, layers: usize) -> Result<Vec<bool>> {
     if let Some(types) = config.layer_types("layer_types", layers)? {
         return Ok(types.iter().map(|of| of == "full_attention").collect());

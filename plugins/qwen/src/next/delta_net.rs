@@ -11,8 +11,7 @@ use super::{
     of_groups,
 };
 
-/// The input projections of a delta net, stored in one of two ways: as one layer, whose outputs follow each
-/// other in groups of a head of keys, or as two layers.
+/// The input projections of a delta net, which checkpoints store as one layer, with its outputs grouped by key head, or as two.
 enum Projection<const N: usize> {
     Grouped { all: Linear, groups: usize, widths: [usize; N] },
     Apart([Linear; 2]),
@@ -29,11 +28,11 @@ impl<const N: usize> Projection<N> {
     }
 }
 
-/// A gated delta net: matrices that take in what a key should mean, read by queries.
+/// A gated delta net: a linear recurrence by the delta rule, behind a short convolution.
 pub struct GatedDeltaNet {
     /// Queries, keys and values, and the gate of the norm.
     qkvz: Projection<4>,
-    /// Rates, and what makes matrices fade.
+    /// `beta`, and the input of the decay.
     ba: Projection<2>,
     conv1d: ShortConv,
     /// `−exp(A_log)`.
@@ -49,7 +48,7 @@ pub struct GatedDeltaNet {
 
 impl GatedDeltaNet {
     pub fn load(loader: &Loader<'_>, config: &Config, layer: usize) -> Result<Self> {
-        // Some GGUF files have heads of values that take turns with those of keys.
+        // In some GGUF files value heads are interleaved over key heads.
         let interleaved = loader.at("interleaved_linear_attn");
         let interleaved_heads = interleaved.has("out_proj.weight");
         let loader = &if interleaved_heads { interleaved } else { loader.at("linear_attn") };

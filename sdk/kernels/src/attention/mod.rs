@@ -18,20 +18,20 @@ use super::pool::{Disjoint, Pool};
 use super::simd::{Kernel, Rows, Simd, exp, tanh};
 use super::tile::{PAIR, TILE, in_tiles, tile};
 
-/// Positions that are taken together.
+/// Positions in a tile.
 const POSITIONS: usize = 64;
-/// Rows that are taken together, about.
+/// Rows in a part, approximately.
 const ROWS: usize = 64;
 
-/// How scores are made out of products of queries and keys.
+/// The settings that turn products of queries and keys into scores.
 #[derive(Clone, Copy, Debug)]
 pub struct Scores<'a> {
     pub scale: f32,
-    /// A row sees that many positions at most, its own counted.
+    /// Sliding window in positions, including the row's own.
     pub window: Option<usize>,
-    /// Scores are bent to stay within ± this.
+    /// Bounds scores to `± cap` by `cap · tanh(score / cap)`.
     pub softcap: Option<f32>,
-    /// For each head of queries a score of nothing: it takes its share of the weights.
+    /// Attention sinks: for each query head an extra score that takes part in the softmax but has no value.
     pub sinks: Option<&'a [f32]>,
 }
 
@@ -152,7 +152,7 @@ impl<F: Float> Attend<'_, F> {
         &cache.bytes()[slot * layout.head_dim * F::BYTES..]
     }
 
-    /// Which head of which token a row of the part is, among all heads of the batch.
+    /// Index of a row's head among all heads of all tokens of the batch.
     #[inline(always)]
     fn head(&self, row: usize) -> usize {
         let group = self.group();
@@ -161,7 +161,7 @@ impl<F: Float> Attend<'_, F> {
     }
 }
 
-/// What a part needs while it goes through its tiles.
+/// Scratch memory of a part, reused for all of its tiles.
 struct Work<S: Simd> {
     rows: usize,
     /// `[rows, head_dim]`, scaled.

@@ -46,8 +46,7 @@ pub(super) struct Activations {
 }
 
 impl Activations {
-    /// How many of `n` rows are best taken together: about as many as the cache takes, but enough that it pays to unpack the
-    /// weights for them.
+    /// Number of the `n` rows to compute together: about as many as fit the cache, but enough to pay for unpacking the weights.
     pub(super) fn batch(n: usize, cols: usize) -> usize {
         let most = (CACHE / (cols.div_ceil(SEGMENT) * size_of::<Piece>())).max(48);
         n.div_ceil((n / most).max(1))

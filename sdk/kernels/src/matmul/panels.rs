@@ -1,4 +1,4 @@
-//! How a matrix is cut into panels, and where their results are summed.
+//! Cuts a matrix into panels, and writes their results.
 //!
 //! A panel is as many rows as a vector has lanes; two stand side by side, so that each activation that is fetched is
 //! used twice. The last pair of a matrix ends with its last row, and so may begin inside the pair before: rows of both

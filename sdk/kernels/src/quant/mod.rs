@@ -32,15 +32,15 @@ pub(super) const SEGMENT: usize = 256;
 /// The most groups in a segment.
 pub(super) const GROUPS: usize = SEGMENT / 16;
 
-/// What products with a format depend on: formats that differ in their bits alone share the code behind the unpacking.
+/// The properties of a format on which products depend; formats that differ only in their bits share the code after unpacking.
 pub(super) trait Layout: Sync + Send + 'static {
     /// Values in a block.
     const BLOCK: usize;
     /// Values that share a scale.
     const GROUP: usize;
-    /// No code is larger.
+    /// The largest code.
     const CODE_MAX: u8;
-    /// Whether groups have a minimum. Those of other formats are 0 and need not be written.
+    /// Groups have a minimum. In other formats it is 0 and need not be written.
     const MINIMUMS: bool;
 }
 
@@ -61,13 +61,13 @@ pub(super) trait Format: Sync + Send + 'static {
     const GROUP: usize = <Self::Shape as Layout>::GROUP;
     /// Bytes of a block.
     const BYTES: usize;
-    /// What is subtracted from a code; 0 where groups have a minimum.
+    /// Subtracted from each code; 0 if groups have a minimum.
     const OFFSET: u8;
 
-    /// Takes one block apart.
+    /// Unpacks one block of one row.
     fn expand(block: &[u8], out: &mut Expanded);
 
-    /// Takes one block of each of `LANES` rows apart.
+    /// Unpacks one block of each of `LANES` rows.
     fn unpack<S: Simd>(simd: S, rows: Rows<'_>, out: &mut Unpacked<'_, S>);
 }
 

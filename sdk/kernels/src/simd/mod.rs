@@ -105,9 +105,9 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
 
     /// Products summed over a run of steps that is short enough not to overflow.
     type Run: Copy;
-    /// Whether codes above 127 are taken as signed numbers with 128 added, and multiplied without that offset.
+    /// Codes above 127 are read as signed numbers plus 128, and multiplied without that offset.
     const WIDE_IS_SIGNED: bool;
-    /// How many steps a run may have when codes are at most `code_max`.
+    /// Limit on the steps of a run whose codes are at most `code_max`.
     fn run_steps(code_max: u8) -> usize;
     /// A run that will be added to `sum`.
     fn begin(self, sum: Self::U) -> Self::Run;
@@ -180,7 +180,7 @@ pub(super) enum Set {
 }
 
 impl Level {
-    /// What every machine has.
+    /// The set that every machine has.
     pub const PORTABLE: Self = Self(Set::Portable(Portable));
 
     /// The fastest that this machine has.

@@ -1,66 +1,66 @@
-//! The linear layers and embeddings of a model by name, as adapters look for them.
+//! The linear layers and embeddings of a model, which adapters look up by name.
 
 use std::collections::HashMap;
 
 use crate::weights::{Names, names};
 
-/// Names a linear layer within its model.
+/// Index of a layer in its model's [`Registry`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LayerId(usize);
 
-/// The weights of a model by name.
+/// The layers that adapters may change, by name.
 #[derive(Debug)]
 pub(in crate::nn) struct Registry {
-    /// What the model's GGUF files have under names of their own.
+    /// The architecture's own GGUF names, beside the shared ones.
     names: Names,
     layers: Vec<Registered>,
     by_name: HashMap<String, LayerId>,
-    /// Names under which several layers stand one above the other.
+    /// Names of weights that stack several layers, with these from top to bottom.
     stacks: Vec<(String, Vec<LayerId>)>,
 }
 
-/// A linear layer as adapters see it.
+/// A layer as adapters see it.
 #[derive(Debug)]
 pub(in crate::nn) struct Registered {
     pub(in crate::nn) name: String,
     pub(in crate::nn) part: Part,
     pub(in crate::nn) inputs: usize,
     pub(in crate::nn) outputs: usize,
-    /// Whether its values are worth adapters of single precision.
+    /// The weight is `f32`, so its adapters are kept in `f32` too.
     pub(in crate::nn) is_f32: bool,
-    /// The order of its rows.
+    /// The order of the weight's rows.
     pub(in crate::nn) order: RowOrder,
-    /// The device of the model that the layer is computed on.
+    /// Index of the layer's device among the model's.
     pub(in crate::nn) place: usize,
-    /// The size of the heads within which that order matters; none where it does not.
+    /// The size of a head, if `order` matters for this layer.
     pub(in crate::nn) rotated_heads: Option<usize>,
 }
 
-/// What a weight is used as.
+/// The use of a weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::nn) enum Part {
-    /// A linear layer.
+    /// A matrix to multiply with.
     Linear,
-    /// A table of vectors, one for each token.
+    /// An embedding: one vector for each token.
     Table,
 }
 
-/// Whose order the rows of queries and keys have.
+/// The order of the rows within a head of queries or keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::nn) enum RowOrder {
-    /// That of Hugging Face's checkpoints.
+    /// The first values of all rotated pairs, then the second: Hugging Face's checkpoints.
     HuggingFace,
-    /// That of GGUF files.
+    /// Pair after pair: GGUF files of permuted families.
     Gguf,
 }
 
 impl Registry {
-    /// `names` are the names of GGUF files that the architecture has of its own.
+    /// `names` are the architecture's own GGUF names, beside the shared ones.
     pub(in crate::nn) fn new(names: Names) -> Self {
         Self { names, layers: Vec::new(), by_name: HashMap::new(), stacks: Vec::new() }
     }
 
-    /// Takes in a layer. Of two with one name, the first is found by it.
+    /// Adds a layer. If two have one name, adapters find the first.
     pub(in crate::nn) fn add(&mut self, layer: Registered) -> LayerId {
         let id = LayerId(self.layers.len());
         self.by_name.entry(layer.name.clone()).or_insert(id);
@@ -68,18 +68,18 @@ impl Registry {
         id
     }
 
-    /// Takes in a name under which layers stand one above the other.
+    /// Adds a name for several layers stacked as rows.
     pub(in crate::nn) fn add_stack(&mut self, name: String, layers: Vec<LayerId>) {
         self.stacks.push((name, layers));
     }
 
-    /// A layer by its id.
+    /// Looks up a layer by id.
     pub(in crate::nn) fn get(&self, id: LayerId) -> Option<&Registered> {
         self.layers.get(id.0)
     }
 
-    /// The layer of this name, or the layers of the stack of this name from top to bottom; nothing where there is neither.
-    /// A name may be Hugging Face's or GGUF's, and tells the order of the rows that come with it.
+    /// The layer `name`, or the layers of the stack `name` from top to bottom; empty if the model has neither. The name may be
+    /// Hugging Face's or GGUF's, and so tells the order of the adapter's rows.
     pub(in crate::nn) fn find(&self, name: &str) -> (RowOrder, Vec<(LayerId, &Registered)>) {
         let found = self.find_named(name);
         if !found.is_empty() {
@@ -100,7 +100,7 @@ impl Registry {
 }
 
 impl Registered {
-    /// The rows of a `b` as they belong to the rows of this layer's weight.
+    /// Rows of a pair's `b`, which are in `order`, in the order of this layer's weight.
     pub(in crate::nn) fn in_order(&self, order: RowOrder, rows: &[f32], width: usize) -> Vec<f32> {
         match self.rotated_heads.filter(|_| order != self.order) {
             Some(head_dim) => reorder(rows, width, head_dim, self.order),
@@ -109,8 +109,7 @@ impl Registered {
     }
 }
 
-/// Brings the rows of each head into the other order: in GGUF's, row `i` of Hugging Face's first half stands beside row `i`
-/// of the second.
+/// Permutes the rows of each head: in GGUF's order, row `i` of Hugging Face's first half is next to row `i` of the second.
 fn reorder(rows: &[f32], width: usize, head_dim: usize, to: RowOrder) -> Vec<f32> {
     let half = head_dim / 2;
     let mut out = Vec::with_capacity(rows.len());

@@ -1,4 +1,4 @@
-//! The backend of the processor: our own kernels from `pensieve-kernels`, with weights and KV memory read where they lie.
+//! The CPU backend: our kernels from `pensieve-kernels`, which read weights and the KV cache in place.
 
 use candle_core::{Device, Tensor};
 use memmap2::MmapMut;
@@ -19,10 +19,10 @@ use crate::{
     weights::{Dtype, RawTensor},
 };
 
-/// Values up to here are kept in half precision without harm.
+/// Factors up to this magnitude are stored in half precision.
 const HALF_MAX: f32 = 32_768.0;
 
-/// The processor's kernels and the threads that run them.
+/// The CPU kernels and the threads that run them.
 pub(in crate::nn) struct CpuKernels {
     pool: Pool,
     formulas: Formulas,
@@ -99,7 +99,7 @@ impl Backend for CpuKernels {
         let (rows, outputs) = (x.dim(0)?, first.layers[2].0.outputs);
         let views = experts.iter().flat_map(|expert| &expert.layers).map(|(_, bias)| bias.map(view).transpose());
         let views = views.collect::<Result<Vec<_>>>()?;
-        let mut found = Vec::with_capacity(experts.len());
+        let mut prepared = Vec::with_capacity(experts.len());
         for (expert, views) in experts.iter().zip(views.chunks_exact(3)) {
             let mut layers = Vec::with_capacity(3);
             for ((weight, _), bias) in expert.layers.iter().zip(views) {
@@ -108,18 +108,18 @@ impl Backend for CpuKernels {
             }
             let rows = expert.rows.clone();
             if let [gate, up, down] = layers[..] {
-                found.push(kernels::Expert { gate, up, down, rows });
+                prepared.push(kernels::Expert { gate, up, down, rows });
             }
         }
         let mut out = vec![0.0; rows * outputs];
-        kernels::experts(&self.pool, &found, glu, &view(x)?, &mut out);
+        kernels::experts(&self.pool, &prepared, glu, &view(x)?, &mut out);
         tensor(out, (rows, outputs)).map(Some)
     }
 
-    fn combine(&self, outs: &Tensor, places: &[u32], weights: &[f32], top_k: usize) -> Result<Tensor> {
-        let (rows, width) = (places.len() / top_k, outs.dim(1)?);
+    fn combine(&self, outs: &Tensor, indices: &[u32], weights: &[f32], top_k: usize) -> Result<Tensor> {
+        let (rows, width) = (indices.len() / top_k, outs.dim(1)?);
         let mut out = vec![0.0; rows * width];
-        kernels::combine(&self.pool, &view(outs)?, places, weights, rows, &mut out);
+        kernels::combine(&self.pool, &view(outs)?, indices, weights, rows, &mut out);
         tensor(out, (rows, width))
     }
 
@@ -135,7 +135,7 @@ impl Backend for CpuKernels {
         tensor(out, (ids.len(), weight.inputs))
     }
 
-    /// Beside weights of less than single precision, factors are kept in half.
+    /// Factors for weights below `f32` are kept in half precision, if their values fit.
     fn low_rank(&self, _rank: usize, down: Vec<f32>, up: Vec<f32>, single: bool) -> Result<LowRankForm> {
         let is_half = !single && down.iter().chain(&up).all(|value| value.abs() < HALF_MAX);
         let pack = |values: Vec<f32>| -> Vec<u8> {
@@ -194,7 +194,7 @@ impl Backend for CpuKernels {
     }
 
     fn store(&self, shape: StoreShape) -> Result<Store> {
-        let bytes = shape.bytes().ok_or_else(|| Error::out_of_memory("more than there can be"))?;
+        let bytes = shape.bytes().ok_or_else(|| Error::out_of_memory("the size overflows"))?;
         let mapped = MmapMut::map_anon(bytes).map_err(|error| Error::out_of_memory(error.to_string()))?;
         Ok(Store::Mapped(mapped))
     }
@@ -250,7 +250,7 @@ impl Backend for CpuKernels {
         tensor(out, x.dims2()?)
     }
 
-    /// Matrices are changed where they lie.
+    /// Updates the matrices in place.
     fn recurrence(&self, spec: &Recurrence, x: Inputs<'_>, pass: &Pass<'_>) -> Result<Tensor> {
         let Recurrence { heads, key_heads, interleaved_heads, key_dim, value_dim, .. } = *spec;
         let shape = kernels::Heads { heads, key_heads, interleaved_heads, key_dim, value_dim };
@@ -266,7 +266,7 @@ impl Backend for CpuKernels {
     }
 }
 
-/// Has a kernel take a part of a layer's states through the rows of a step.
+/// Runs a kernel that advances one part of a layer's states over the rows of a step.
 fn change_states(
     layer: usize,
     part: usize,
@@ -280,30 +280,30 @@ fn change_states(
         let mut slots = Slots::open(memory, values, &read, &kept)?;
         let mut sequences = Vec::with_capacity(spans.len());
         for (index, span) in spans.iter().enumerate() {
-            let mut places = Vec::new();
+            let mut copies = Vec::new();
             for one in kept.iter().filter(|one| one.span == index) {
-                places.push((one.end, slots.take(one.slot)?));
+                copies.push((one.end, slots.take(one.slot)?));
             }
-            let Some((_, state)) = places.pop() else { return Err(no_slot()) };
-            sequences.push(kernels::Stretch { rows: span.start..span.start + span.len, state, copies: places });
+            let Some((_, state)) = copies.pop() else { return Err(no_slot()) };
+            sequences.push(kernels::Stretch { rows: span.start..span.start + span.len, state, copies });
         }
         kernel(sequences);
         Ok(())
     })
 }
 
-/// The slots of a memory of states, each to be had once.
+/// Mutable access to the slots of a layer's states, each of which can be taken once.
 struct Slots<'a>(Vec<Option<&'a mut [f32]>>);
 
 impl<'a> Slots<'a> {
-    /// The slots, where those that sequences go on in hold what they go on from.
+    /// Splits the memory into slots, after copying each sequence's state to the slot in which it continues.
     fn open(memory: &'a mut [f32], values: usize, read: &[Option<u32>], kept: &[StateWrite]) -> Result<Self> {
         let all = memory.len() / values.max(1);
         let range = |slot: u32| {
             let slot = slot as usize;
             if slot < all { Ok(slot * values..(slot + 1) * values) } else { Err(no_slot()) }
         };
-        // All are read before any is written, as one sequence may go on from what another leaves.
+        // All are read before any is written, as a sequence may continue from a slot that another overwrites.
         let mut moved = Vec::new();
         for (index, read) in read.iter().enumerate() {
             let Some(write) = kept.iter().rfind(|one| one.span == index) else { return Err(no_slot()) };

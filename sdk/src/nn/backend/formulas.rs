@@ -31,13 +31,13 @@ use crate::{
 pub(in crate::nn) struct Formulas {
     pub(super) device: Device,
     fused: Fused,
-    /// Whether weights are unpacked to single precision. candle multiplies quantized ones by rounded activations.
+    /// Unpack weights to `f32`; candle's quantized products would round activations.
     unpacks: bool,
-    /// Why kernels of our own are not used on a device that has some.
+    /// The reason why our kernels are not used, on a device for which there are some.
     declined: Option<String>,
 }
 
-/// Which of candle's fused ops may be used.
+/// candle's fused ops that passed their test on this device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Fused {
     rms_norm: bool,
@@ -76,8 +76,8 @@ impl Formulas {
         Self { unpacks: true, ..Self::plain(device) }
     }
 
-    /// The formulas, but for those of candle's fused ops that agree with them on this device, on which kernels of our own are
-    /// not used for this reason.
+    /// Formulas, with those of candle's fused ops that agree with them on this device. `declined` is the reason why our own kernels
+    /// are not used.
     pub(in crate::nn) fn probed(device: Device, declined: Option<String>) -> Self {
         let plain = Self::plain(device);
         Self { fused: plain.probe(), declined, ..plain }
@@ -210,8 +210,7 @@ impl Formulas {
         Ok(normed.broadcast_mul(weight)?.broadcast_add(bias)?)
     }
 
-    /// Sines and cosines of positions, each with what multiplies them. They are computed in `f32`, as the models were
-    /// trained with.
+    /// Sines and cosines of positions, each with a factor. They are computed in `f32`, as in training.
     pub(super) fn rotation(
         &self,
         frequencies: &[f32],
@@ -287,7 +286,7 @@ impl Formulas {
         let StoreShape { kv_heads, slots, head_dim, kind } = shape;
         if self.device.is_cpu() {
             // candle would end the process where there is no memory.
-            let bytes = shape.bytes().ok_or_else(|| Error::out_of_memory("more than there can be"))?;
+            let bytes = shape.bytes().ok_or_else(|| Error::out_of_memory("the size overflows"))?;
             Vec::<u8>::new().try_reserve_exact(bytes).map_err(|error| Error::out_of_memory(error.to_string()))?;
         }
         let dtype = match kind {

@@ -79,7 +79,7 @@ fn remember(formulas: &Formulas, spec: &Attention, new: [Option<&Tensor>; 2], pa
     Ok(())
 }
 
-/// Where the new tokens' heads of this size go: one slot per value, in the shape of the source, as `scatter_set` wants it.
+/// Target slots of the new tokens' heads of this size: one per value, in the shape of the source, as `scatter_set` requires.
 fn targets(formulas: &Formulas, spec: &Attention, dim: usize, pass: &Pass<'_>) -> Result<Tensor> {
     let (tokens, kv_heads, group) = (pass.tokens().len(), spec.kv_heads, pass.kv.group(spec.layer)?);
     let key = (pass.kv.place(spec.layer)?, group, kv_heads, dim);
@@ -175,8 +175,8 @@ fn attend_rows(
     Ok(out.transpose(0, 1)?.contiguous()?.reshape((spans * rows.len, spec.heads * spec.value_dim))?)
 }
 
-/// What is added to the scores: −∞ where a token may not look. Of shape `[1, rows, all]` for a span's rows, and
-/// `[spans, 1, all]` for spans that decode.
+/// The attention mask, added to the scores: −∞ where a token may not attend. `[1, rows, all]` for a span's rows, `[spans, 1, all]`
+/// for spans that decode.
 fn mask(formulas: &Formulas, spec: &Attention, group: Group, rows: Rows, pass: &Pass<'_>) -> Result<Option<Tensor>> {
     let spans = &pass.batch().spans[group.start..group.start + group.len];
     let window = spec.window.filter(|&window| window < group.all);

@@ -1,8 +1,8 @@
-//! Recurrences in stock candle ops: a stretch of tokens at once, by products of matrices; and the short convolutions before them.
+//! Recurrences in stock candle ops, chunkwise by matrix products, and the short convolutions before them.
 //!
-//! Within a stretch, what the tokens write is the solution of a triangular system (arXiv 2406.06484): each token's correction depends
-//! on those of the tokens before it, by how alike their keys are. It is solved by blocks, in as many steps as the length has
-//! binary digits. Sequences that decode one token each are computed together.
+//! Within a stretch of tokens, the values to write solve a triangular system (arXiv 2406.06484): each token's correction depends on
+//! those before it, weighted by the products of their keys. It is solved by blocks, in `log2` of the length steps. Sequences that
+//! decode one token each are computed together.
 
 use candle_core::{Device, Tensor};
 
@@ -18,7 +18,7 @@ use crate::{
 /// Tokens in a stretch.
 const STRETCH: usize = 64;
 
-/// Matrices of `n` sequences' heads, `[n · heads, …]`, and what `len` tokens of each bring.
+/// The inputs of `len` tokens of `n` sequences, head by head: `[n · heads, len, …]`.
 struct Stretch {
     q: Tensor,
     k: Tensor,
@@ -29,7 +29,7 @@ struct Stretch {
     corrects: bool,
 }
 
-/// What a convolution makes of the step's rows. Rows of all states stand before those of the step.
+/// A short convolution over the step's rows, which are gathered from one tensor: the states' rows, then the step's.
 pub(super) fn short_conv(formulas: &Formulas, conv: &ShortConv, x: &Tensor, pass: &Pass<'_>) -> Result<Tensor> {
     let (taps, channels) = conv.taps.dims2()?;
     let states = pass.states(conv.layer, 0)?;
@@ -58,7 +58,7 @@ pub(super) fn short_conv(formulas: &Formulas, conv: &ShortConv, x: &Tensor, pass
     }
 }
 
-/// For each tap, which row each token reads; and the rows that are kept.
+/// For each tap the row that each token reads; and the rows that become states.
 fn conv_rows(
     formulas: &Formulas,
     layer: usize,
@@ -91,13 +91,13 @@ fn conv_rows(
         (1..=before).rev().map(move |back| row(span, count, back)).collect::<Vec<_>>()
     };
     let last: Vec<u32> = kept.iter().flat_map(of).collect();
-    let found = (read, formulas.ids(&last)?);
-    pass.prepared.borrow_mut().convolved.insert(key, found.clone());
-    Ok(found)
+    let indices = (read, formulas.ids(&last)?);
+    pass.prepared.borrow_mut().convolved.insert(key, indices.clone());
+    Ok(indices)
 }
 
 pub(super) fn recurrence(spec: &Recurrence, x: Inputs<'_>, pass: &Pass<'_>) -> Result<Tensor> {
-    let read = read_matrices(spec, x, pass)?;
+    let read = without_skip(spec, x, pass)?;
     let Some(skip) = x.skip else { return Ok(read) };
     let rows = x.v.dim(0)?;
     let heads = |x: &Tensor| x.reshape((rows, spec.heads, spec.value_dim));
@@ -105,8 +105,8 @@ pub(super) fn recurrence(spec: &Recurrence, x: Inputs<'_>, pass: &Pass<'_>) -> R
     Ok((heads(&read)? + past)?.reshape((rows, spec.heads * spec.value_dim))?)
 }
 
-/// What tokens read of matrices.
-fn read_matrices(spec: &Recurrence, x: Inputs<'_>, pass: &Pass<'_>) -> Result<Tensor> {
+/// The output of a recurrence, without the skip connection.
+fn without_skip(spec: &Recurrence, x: Inputs<'_>, pass: &Pass<'_>) -> Result<Tensor> {
     let (spans, kept) = (&pass.batch().spans, pass.state_writes(spec.layer)?);
     let states = pass.states(spec.layer, spec.part)?;
     if spans.iter().all(|span| span.len == 1) && kept.len() == spans.len() {
@@ -115,7 +115,7 @@ fn read_matrices(spec: &Recurrence, x: Inputs<'_>, pass: &Pass<'_>) -> Result<Te
         pass.write_states(spec.layer, spec.part, &kept, &matrices.reshape((spans.len(), spec.values()))?)?;
         return Ok(out.reshape((spans.len(), spec.heads * spec.value_dim))?);
     }
-    let (mut outs, mut made) = (Vec::new(), Vec::with_capacity(kept.len()));
+    let (mut outs, mut stored) = (Vec::new(), Vec::with_capacity(kept.len()));
     for (index, span) in spans.iter().enumerate() {
         let mut matrices = states.narrow(0, index, 1)?.reshape((spec.heads, spec.key_dim, spec.value_dim))?;
         let mut row = span.start;
@@ -127,10 +127,10 @@ fn read_matrices(spec: &Recurrence, x: Inputs<'_>, pass: &Pass<'_>) -> Result<Te
                 outs.push(out);
                 (matrices, row) = (after, row + len);
             }
-            made.push(matrices.reshape((1, spec.values()))?);
+            stored.push(matrices.reshape((1, spec.values()))?);
         }
     }
-    pass.write_states(spec.layer, spec.part, &kept, &Tensor::cat(&made, 0)?)?;
+    pass.write_states(spec.layer, spec.part, &kept, &Tensor::cat(&stored, 0)?)?;
     Ok(Tensor::cat(&outs, 0)?)
 }
 
@@ -166,10 +166,10 @@ impl Stretch {
     }
 }
 
-/// What the tokens of a stretch read, `[n, len, value_dim]`, and the matrices behind them.
+/// The output of a stretch's tokens, `[n, len, value_dim]`, and the matrices after them.
 fn stretch(x: &Stretch, matrices: &Tensor) -> Result<(Tensor, Tensor)> {
     let (_, len, _) = x.k.dims3()?;
-    // How far a matrix has faded by each token, as a logarithm, and from each token to each later one, as a factor.
+    // The decay up to each token, as a logarithm, and from each token to each later one, as a factor.
     let (n, device) = (x.k.dim(0)?, x.k.device());
     let sums = square(len, |row, column| f32::from(u8::from(column <= row)), device)?;
     let faded = sums.broadcast_as((n, len, len))?.contiguous()?.matmul(&x.decay)?;

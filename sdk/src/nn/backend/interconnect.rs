@@ -1,37 +1,37 @@
-//! What connects the devices of a model that is spread over several.
+//! Transfers between the devices of a model that is spread over several.
 
 use candle_core::Tensor;
 
 use super::{Compute, Taken};
 use crate::{Batch, Result};
 
-/// What knows where tensors lie and moves them.
+/// Records the device of each tensor, and moves tensors.
 pub(in crate::nn) trait Interconnect: Send + Sync {
-    /// On which of the devices a tensor lies; none for one that may be read from all.
+    /// Index of a tensor's device; `None` for tensors that all devices can read.
     fn place(&self, tensor: &Tensor) -> Result<Option<usize>>;
 
-    /// The tensor as the device `to` reads it. If it lay elsewhere, it has moved: whoever holds it finds it on that device, too.
+    /// Moves a tensor to the device `to`, unless it is there. It moves for all of its holders.
     fn bring(&self, tensor: &Tensor, to: usize) -> Result<Tensor>;
 
-    /// Takes note that a device has computed this.
+    /// Records that device `at` has computed a tensor.
     fn made(&self, tensor: Tensor, _at: usize) -> Result<Tensor> {
         Ok(tensor)
     }
 
-    /// Takes note that a device keeps this, as a weight or a cache.
+    /// Records that a weight or cache is on device `at`.
     fn keeps(&self, tensor: Tensor, _at: usize) -> Result<Tensor> {
         Ok(tensor)
     }
 
-    /// Forgets what was moved in the step before.
+    /// Forgets the activations of the step before.
     fn clear(&self);
 
-    /// Which kernels run, where they do not on each device by itself.
+    /// The kernels in use, for the log, if they span devices.
     fn note(&self) -> Option<String> {
         None
     }
 
-    /// As [`super::Backend::begin`], where devices do not begin by themselves.
+    /// As [`super::Backend::begin`]; `false` leaves it to each device's backend.
     fn begin(&self, _batch: &Batch<'_>) -> Result<bool> {
         Ok(false)
     }

@@ -1,12 +1,11 @@
-//! The seam between layers and devices: what a layer asks for, once, and who answers.
+//! The interface between layers and devices.
 //!
 //! A layer calls [`Ops`](super::Ops), which checks its arguments and hands them to the [`Backend`] of the model's device.
-//! Each method of the trait has a default: its formula in stock candle ops, from `formulas`. So a backend writes only
-//! what it does better, a new question is answered everywhere as soon as its formula stands, and every backend has the
-//! reference that it is held against. [`Formulas`] overrides nothing, [`CpuKernels`] nearly everything.
+//! Each method of the trait has a default: its formula in stock candle ops, from `formulas`. So a backend implements only
+//! what it does better, a new op works everywhere as soon as it has a formula, and every backend has a reference to be
+//! tested against. [`Formulas`] overrides nothing, [`CpuKernels`] nearly everything.
 //!
-//! What a backend keeps of weights, adapters and the KV cache in a form of its own is a variant of [`Form`],
-//! [`LowRankForm`] or [`Store`].
+//! A backend's own forms of weights, adapters and the KV cache are variants of [`Form`], [`LowRankForm`] and [`Store`].
 
 mod cpu;
 #[cfg(feature = "cuda")]
@@ -57,14 +56,14 @@ use crate::{
 pub(in crate::nn) struct Matrix {
     pub(super) outputs: usize,
     pub(super) inputs: usize,
-    /// On which of the model's devices it lies.
+    /// Index of its device among the model's.
     pub(super) place: usize,
     pub(super) form: Form,
 }
 
 #[derive(Clone, Debug)]
 pub(in crate::nn) enum Form {
-    /// As it lies in the checkpoint's map; the CPU kernels read it there.
+    /// In the mapped checkpoint, where the CPU kernels read it.
     InPlace(RawTensor),
     /// In the weight's own float type.
     Dense(Tensor),
@@ -76,7 +75,7 @@ pub(in crate::nn) enum Form {
 }
 
 impl Matrix {
-    /// Whether it holds numbers of single precision.
+    /// Tells if the weight is stored in `f32`.
     pub(in crate::nn) fn is_f32(&self) -> bool {
         match &self.form {
             Form::InPlace(raw) => raw.dtype == Dtype::F32,
@@ -102,16 +101,16 @@ impl Matrix {
 #[derive(Clone, Debug)]
 pub(in crate::nn) struct LowRank {
     pub(super) rank: usize,
-    /// On which of the model's devices they lie.
+    /// Index of their device among the model's.
     pub(super) place: usize,
     pub(super) form: LowRankForm,
 }
 
 #[derive(Clone, Debug)]
 pub(in crate::nn) enum LowRankForm {
-    /// For the CPU kernels: row after row, in a float type.
+    /// For the CPU kernels: rows in a float type.
     Rows { dtype: Dtype, down: Vec<u8>, up: Vec<u8> },
-    /// One after the other, as a linear layer or an embedding will shape them, and `[rank, outputs]`.
+    /// `down` is flat, as linear layers and embeddings shape it differently; `up` is `[rank, outputs]`.
     Tensors { down: Tensor, up: Tensor },
 }
 
@@ -125,63 +124,63 @@ impl LowRank {
     }
 }
 
-/// An expert's layers (gate, up and down) with their biases, and the rows that want it.
+/// An expert's layers (gate, up and down) with their biases, and the rows routed to it.
 pub(in crate::nn) struct ExpertRows<'a> {
     pub(in crate::nn) layers: [(&'a Matrix, Option<&'a Tensor>); 3],
     pub(in crate::nn) rows: Range<usize>,
 }
 
-/// How a router chooses experts, for the kernels that can: one [`Scoring`](super::Scoring) is left out.
+/// A router's settings for kernels, which do not support [`Scoring::SparseMixer`](super::Scoring::SparseMixer).
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 pub(in crate::nn) struct Routing<'a> {
     pub(in crate::nn) top_k: usize,
-    /// Whether scores are sigmoids, not a softmax.
+    /// Scores are sigmoids rather than a softmax.
     pub(in crate::nn) is_sigmoid: bool,
     pub(in crate::nn) renormalize: bool,
     pub(in crate::nn) scale: f32,
     pub(in crate::nn) correction: Option<&'a [f32]>,
-    /// How many groups there are, how many count, and how many scores of each are compared.
+    /// As in [`Groups`](super::Groups): `count`, `kept` and `compared`.
     pub(in crate::nn) groups: Option<[usize; 3]>,
 }
 
-/// A router's choices that lie on the device: for each row its experts (`u32`) and their weights, `[rows, top_k]` each.
+/// A router's choices on the device: for each row its experts (`u32`) and their weights, `[rows, top_k]` each.
 #[derive(Clone, Debug)]
 pub(in crate::nn) struct Routed {
     pub(in crate::nn) experts: Tensor,
     pub(in crate::nn) weights: Tensor,
 }
 
-/// What a backend finds out once about a layer's experts, to compute with those that were chosen on the device.
+/// A backend's table of a layer's experts, made once, to compute with those that are chosen on the device.
 #[derive(Debug)]
 pub(in crate::nn) enum ExpertTable {
-    /// There is no kernel for them.
+    /// The backend has no kernel for them.
     None,
     #[cfg(feature = "cuda")]
     Cuda(cuda::ExpertTable),
 }
 
-/// Where columns start, and how many they are.
+/// The first column of a range, and their number.
 pub(in crate::nn) type Columns = (usize, usize);
 
-/// A linear layer's weight, and its bias where it has one.
+/// A linear layer's weight and bias.
 pub(in crate::nn) type Layer<'a> = (&'a Matrix, Option<&'a Tensor>);
 
-/// Computes the step of a batch, which may have padding or made-up numbers in it.
+/// Computes the step of a batch, which may have padding or placeholder values.
 pub(in crate::nn) type Compute<'a> = &'a mut dyn FnMut(&Batch<'_>) -> Result<Computed>;
 
-/// Rows of an activation, what changes them, and how much.
+/// Rows of an activation, the low-rank pair that changes them, and its scale.
 pub(in crate::nn) type Changed<'a> = (Range<usize>, &'a LowRank, f32);
 
-/// What is taken of the rows of logits that a step computes.
+/// The output that is wanted of a step's rows of logits.
 pub(in crate::nn) enum Taken<'a> {
     /// All of them.
     Logits(&'a mut [f32]),
-    /// Of each row the first token with the highest logit, as a number, that logit, and the logarithm of the sum of `exp(logit)`,
-    /// which is no number where a logit is none.
+    /// For each row the id of the first token with the highest logit, that logit, and the logarithm of the sum of `exp(logit)`,
+    /// which is NaN if any logit is.
     Best(&'a mut [[f32; 3]]),
 }
 
-/// What [`Taken::Best`] asks of a row.
+/// [`Taken::Best`] of one row.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 fn best_of_row(logits: &[f32]) -> [f32; 3] {
     let highest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
@@ -190,46 +189,46 @@ fn best_of_row(logits: &[f32]) -> [f32; 3] {
     [first as f32, highest, highest + sum.ln()]
 }
 
-/// What a step has come to. Only a backend that replays steps looks at it.
+/// The result of a step; only backends that replay steps use it.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 pub(in crate::nn) struct Computed {
     /// The logits of all its rows.
     pub(in crate::nn) rows: Tensor,
-    /// Whether the model looked at the batch on the host, so that another step may take another way.
+    /// The model read the batch on the host, so that another batch may need other launches.
     pub(in crate::nn) was_read: bool,
 }
 
-/// The computations of a model on one kind of device. Activations are dense `f32` tensors at offset 0, as `Ops::check`
-/// has made sure; methods without a default need a device or hold a choice.
+/// The operations of a model on one kind of device. Activations are dense `f32` tensors at offset 0, as `Ops::check`
+/// ensures.
 pub(in crate::nn) trait Backend: Send + Sync {
-    /// The formulas on this backend's device, for what it has no kernel for.
+    /// Formulas on this backend's device, for ops that it has no kernel for.
     fn formulas(&self) -> &Formulas;
 
-    /// Which kernels run, for a person.
+    /// The kernels in use, for the log.
     fn note(&self) -> String;
 
-    /// Where tensors live.
+    /// The device of its tensors.
     fn device(&self) -> &Device {
         &self.formulas().device
     }
 
-    /// Brings what a batch says to the device, ahead of its step.
+    /// Copies a batch's index data to the device, ahead of its step.
     fn begin(&self, _batch: &Batch<'_>) -> Result<()> {
         Ok(())
     }
 
-    /// Prepares for the steps of a model that has just been loaded. What is computed meanwhile is not remembered.
+    /// Prepares for the steps of a model that has just been loaded. Steps that `run` computes here leave the caches as they are.
     fn warm_up(&self, _groups: usize, _run: Compute<'_>) -> Result<()> {
         Ok(())
     }
 
-    /// Computes a step that only decodes as one launch, where the backend can: `run` may be called once, several times or
-    /// never. `false` where the caller has to run it as any other.
+    /// Computes a step that only decodes as one launch, if the backend can; it may call `run` once, several times or never.
+    /// `false` has the caller compute the step as any other.
     fn decode(&self, _batch: &Batch<'_>, _run: Compute<'_>, _taken: &mut Taken<'_>) -> Result<bool> {
         Ok(false)
     }
 
-    /// Takes in a weight matrix of two dimensions.
+    /// Brings a weight matrix to the device.
     fn matrix(&self, raw: &RawTensor) -> Result<Form> {
         self.formulas().matrix(raw)
     }
@@ -239,14 +238,14 @@ pub(in crate::nn) trait Backend: Send + Sync {
         self.formulas().linear(x, weight, bias)
     }
 
-    /// What several layers make of one input.
+    /// Several linear layers of one input.
     fn linears(&self, x: &Tensor, layers: &[Layer<'_>]) -> Result<Vec<Tensor>> {
         layers.iter().map(|(weight, bias)| self.linear(x, weight, *bias)).collect()
     }
 
-    /// `sum + x · Wᵀ + b`.
-    fn add_linear(&self, sum: &Tensor, x: &Tensor, weight: &Matrix, bias: Option<&Tensor>) -> Result<Tensor> {
-        self.add(sum, &self.linear(x, weight, bias)?)
+    /// `residual + x · Wᵀ + b`.
+    fn add_linear(&self, residual: &Tensor, x: &Tensor, weight: &Matrix, bias: Option<&Tensor>) -> Result<Tensor> {
+        self.add(residual, &self.linear(x, weight, bias)?)
     }
 
     /// `kind(gate(x)) · up(x)`, the first half of a gated MLP.
@@ -259,49 +258,48 @@ pub(in crate::nn) trait Backend: Send + Sync {
         Ok((x + y)?)
     }
 
-    /// What experts make of their rows, which tile `x`, where there is a kernel for it.
+    /// The outputs of experts for their rows, which partition `x`; `None` if there is no kernel for it.
     fn experts(&self, _x: &Tensor, _experts: &[ExpertRows<'_>], _glu: Glu) -> Result<Option<Tensor>> {
         Ok(None)
     }
 
-    /// Weighted sums of `top_k` rows of `outs`: those that `places` names, which are below its first dimension, each times its
-    /// weight.
-    fn combine(&self, outs: &Tensor, places: &[u32], weights: &[f32], top_k: usize) -> Result<Tensor> {
-        self.formulas().combine(outs, places, weights, top_k)
+    /// Weighted sums of `top_k` rows of `outs` each; `indices` are the rows, which are below its first dimension.
+    fn combine(&self, outs: &Tensor, indices: &[u32], weights: &[f32], top_k: usize) -> Result<Tensor> {
+        self.formulas().combine(outs, indices, weights, top_k)
     }
 
-    /// What a router chooses by these logits, where there is a kernel for it.
+    /// A router's choices by these logits; `None` if there is no kernel for it.
     fn route(&self, _logits: &Tensor, _routing: &Routing<'_>) -> Result<Option<Routed>> {
         Ok(None)
     }
 
-    /// Finds out what [`Backend::mixture`] needs to know of a layer's experts (gate, up and down).
+    /// Makes the table of a layer's experts (gate, up and down) for [`Backend::mixture`].
     fn expert_table(&self, _experts: &[[Layer<'_>; 3]]) -> Result<ExpertTable> {
         Ok(ExpertTable::None)
     }
 
-    /// What the experts that a router chose make of each row of `x`, summed by their weights, where there is a kernel for it.
+    /// The weighted sum of the outputs of each row's experts; `None` if there is no kernel for it.
     fn mixture(&self, _x: &Tensor, _routed: &Routed, _table: &ExpertTable, _glu: Glu) -> Result<Option<Tensor>> {
         Ok(None)
     }
 
-    /// The rows of a weight that the step's tokens name, each below its outputs.
+    /// Looks up the embeddings of the step's tokens, whose ids are below the weight's outputs.
     fn embed(&self, weight: &Matrix, pass: &Pass<'_>) -> Result<Tensor> {
         self.formulas().embed(weight, pass.tokens())
     }
 
-    /// Takes in the factors of a low-rank change; `single` where the weight it changes has single precision.
+    /// Brings the factors of a low-rank pair to the device; `single` keeps them in `f32`.
     fn low_rank(&self, rank: usize, down: Vec<f32>, up: Vec<f32>, single: bool) -> Result<LowRankForm> {
         let _ = single;
         self.formulas().low_rank(rank, down, up)
     }
 
-    /// Adds low-rank changes to rows of a linear layer's output; the groups of rows do not overlap.
+    /// Adds low-rank changes to groups of rows of a linear layer's output; groups do not overlap.
     fn add_low_rank(&self, x: &Tensor, out: Tensor, groups: &[Changed<'_>]) -> Result<Tensor> {
         self.formulas().add_low_rank(x, &out, groups)
     }
 
-    /// Adds low-rank changes to the vectors of tokens.
+    /// Adds low-rank changes to the embeddings of `tokens`.
     fn add_low_rank_vectors(&self, tokens: &[u32], out: Tensor, groups: &[Changed<'_>]) -> Result<Tensor> {
         self.formulas().add_low_rank_vectors(tokens, &out, groups)
     }
@@ -323,7 +321,7 @@ pub(in crate::nn) trait Backend: Send + Sync {
         self.formulas().layer_norm(x, weight, bias, eps)
     }
 
-    /// The sines and cosines of a step's positions, times `amplitude` and, where there are any, a factor for each token.
+    /// Sines and cosines of a step's positions, times `amplitude` and, if given, a factor for each token.
     fn rotation(
         &self,
         frequencies: &[f32],
@@ -342,12 +340,12 @@ pub(in crate::nn) trait Backend: Send + Sync {
         self.formulas().rotate(x, head_dim, rotation)
     }
 
-    /// An activation function.
+    /// Applies an activation function to each value.
     fn activate(&self, x: &Tensor, kind: Activation) -> Result<Tensor> {
         self.formulas().activate(x, kind)
     }
 
-    /// `factor · kind(x + bias)`, with a bias and a factor for each column.
+    /// `factor · kind(x + bias)`; bias and factor have a value for each column, and each of the three is optional.
     fn bias_act_scale(
         &self,
         x: &Tensor,
@@ -360,7 +358,7 @@ pub(in crate::nn) trait Backend: Send + Sync {
         Ok(factor.map_or_else(|| Ok(x.clone()), |factor| x.broadcast_mul(factor))?)
     }
 
-    /// Columns of `x` as tensors of their own, each from where it starts and as many as it has.
+    /// Copies of ranges of columns of `x`.
     fn columns(&self, x: &Tensor, parts: &[Columns]) -> Result<Vec<Tensor>> {
         parts.iter().map(|&(start, len)| Ok(x.narrow(1, start, len)?.force_contiguous()?)).collect()
     }
@@ -370,24 +368,24 @@ pub(in crate::nn) trait Backend: Send + Sync {
         Ok((self.activate(gate, kind)? * up)?)
     }
 
-    /// What [`Taken::Best`] asks of rows of logits: `[rows, 3]`.
+    /// [`Taken::Best`] of rows of logits, `[rows, 3]`.
     fn best(&self, logits: &Tensor) -> Result<Tensor> {
         self.formulas().best(logits)
     }
 
-    /// Memory for the keys or the values of one layer, all zero. The error says why there is none.
+    /// Allocates memory for the keys or the values of one layer, all zero.
     fn store(&self, shape: StoreShape) -> Result<Store> {
         self.formulas().store(shape)
     }
 
-    /// Remembers the new tokens' `k` and `v` in the layer's memory, and has each token of `q` attend to its sequence so
-    /// far. The shapes were compared with the attention's and the cache's.
+    /// Writes the new tokens' `k` and `v` to the layer's cache, and has each token of `q` attend to its sequence so far. The
+    /// caller has checked the shapes.
     fn attention(&self, spec: &Attention, q: &Tensor, k: &Tensor, v: &Tensor, pass: &mut Pass<'_>) -> Result<Tensor> {
         formulas_attention::attention(self.formulas(), spec, q, Some((k, Some(v))), pass)
     }
 
-    /// The same for heads of any size: keys of one and values of another, values that are a view of the keys, and layers that
-    /// remember nothing of their own.
+    /// [`Self::attention`] for the rest: keys and values of different sizes, values that are a view of the keys, and layers that
+    /// read another's cache.
     fn attention_over(
         &self,
         spec: &Attention,
@@ -398,18 +396,17 @@ pub(in crate::nn) trait Backend: Send + Sync {
         formulas_attention::attention(self.formulas(), spec, q, new, pass)
     }
 
-    /// What a short convolution makes of the new tokens of every sequence, each with those before it. Its shapes were compared.
+    /// Convolves the new tokens of every sequence with those before them. The caller has checked the shapes.
     fn short_conv(&self, conv: &ShortConv, x: &Tensor, pass: &Pass<'_>) -> Result<Tensor> {
         formulas_recurrence::short_conv(self.formulas(), conv, x, pass)
     }
 
-    /// Takes the matrices of a recurrent layer through the new tokens of every sequence, and answers what these read. The shapes
-    /// were compared with the recurrence's.
+    /// Advances a recurrent layer over the new tokens of every sequence and returns its output. The caller has checked the shapes.
     fn recurrence(&self, spec: &Recurrence, x: Inputs<'_>, pass: &Pass<'_>) -> Result<Tensor> {
         formulas_recurrence::recurrence(spec, x, pass)
     }
 
-    /// The same of queries and keys that are rotated first.
+    /// [`Self::attention`] with queries and keys that are rotated first.
     fn rotated_attention(
         &self,
         spec: &Attention,

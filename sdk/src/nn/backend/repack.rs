@@ -7,7 +7,7 @@ use half::f16;
 
 use crate::weights::{Dtype, RawTensor};
 
-/// What kernels read.
+/// The layouts that kernels read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Packing {
     /// Groups of 32 signed bytes.

@@ -1,8 +1,8 @@
-//! The processor in the place of several devices, so that a model whose layers are spread can be tried without any.
+//! The CPU in place of several devices, so that a model whose layers are spread can be tested without any.
 //!
-//! All tensors lie in the host's memory; which device each is on is only written down, and an activation that was not moved, or
-//! a sum over two devices, is an error as it is on GPUs. What a model file makes of activations by candle's own operations
-//! is followed through the record that candle keeps of operations on variables.
+//! All tensors are in the host's memory and their device is only recorded; an activation that was not moved, or a sum over two
+//! devices, is an error as it is on GPUs. Results of candle's own operations in a model file are traced through candle's
+//! autograd graph, which records operations on variables.
 
 use candle_core::{Tensor, TensorId, Var};
 use std::{
@@ -13,7 +13,7 @@ use std::{
 use super::Interconnect;
 use crate::{Error, Result};
 
-/// Which device each tensor is on.
+/// The recorded device of each tensor.
 #[derive(Default)]
 pub(in crate::nn) struct StandIns {
     /// Activations of the present step.
@@ -26,35 +26,35 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What a tensor was computed from, as far back as something is known of its device.
+/// The recorded tensors that a tensor was computed from.
 fn sources(tensor: &Tensor) -> Vec<TensorId> {
     tensor.sorted_nodes().into_iter().filter(|node| node.is_variable()).map(Tensor::id).collect()
 }
 
-/// The tensor as a variable, which is followed as other tensors are not.
-fn followed(tensor: &Tensor) -> Result<Tensor> {
+/// The tensor as a variable, so that candle traces its use.
+fn traced(tensor: &Tensor) -> Result<Tensor> {
     Ok(Var::from_tensor(&tensor.detach())?.into_inner())
 }
 
 impl Interconnect for StandIns {
     fn place(&self, tensor: &Tensor) -> Result<Option<usize>> {
         let (activations, kept) = (locked(&self.activations), locked(&self.kept));
-        let mut found = None;
+        let mut common = None;
         for source in sources(tensor) {
-            match (found, activations.get(&source).or_else(|| kept.get(&source)).copied()) {
+            match (common, activations.get(&source).or_else(|| kept.get(&source)).copied()) {
                 (Some(before), Some(place)) if before != place => {
                     let dims = tensor.dims();
                     let message = format!("{dims:?} was computed of what lies on devices {before} and {place}");
                     let help = "what a layer joins without the SDK's layers has to come from layers of the same number";
                     return Err(Error::invalid(message).help(help));
                 }
-                (_, place) => found = place.or(found),
+                (_, place) => common = place.or(common),
             }
         }
-        Ok(found)
+        Ok(common)
     }
 
-    /// What an activation was computed from moves along: it belongs to layers before.
+    /// The tensors that an activation was computed from move along, as only earlier layers use them.
     fn bring(&self, tensor: &Tensor, to: usize) -> Result<Tensor> {
         self.place(tensor)?;
         let mut activations = locked(&self.activations);
@@ -66,20 +66,20 @@ impl Interconnect for StandIns {
         Ok(tensor.clone())
     }
 
-    /// Kernels of stock candle operations are followed, too.
+    /// Checks that a kernel made of candle's operations had all inputs on its device.
     fn made(&self, tensor: Tensor, at: usize) -> Result<Tensor> {
         if let Some(place) = self.place(&tensor)?
             && place != at
         {
             return Err(Error::invalid(format!("device {at} has computed of what lies on device {place}")));
         }
-        let tensor = followed(&tensor)?;
+        let tensor = traced(&tensor)?;
         locked(&self.activations).insert(tensor.id(), at);
         Ok(tensor)
     }
 
     fn keeps(&self, tensor: Tensor, at: usize) -> Result<Tensor> {
-        let tensor = followed(&tensor)?;
+        let tensor = traced(&tensor)?;
         locked(&self.kept).insert(tensor.id(), at);
         Ok(tensor)
     }

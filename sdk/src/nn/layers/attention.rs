@@ -1,4 +1,4 @@
-//! Attention as a layer of a model.
+//! Applying [`Attention`] to a step.
 
 use candle_core::Tensor;
 
@@ -10,7 +10,7 @@ use crate::{
 impl Attention {
     /// Writes the new tokens' `k` (`[tokens, kv_heads · head_dim]`) and `v` (`[tokens, kv_heads · value_dim]`) to the cache,
     /// and has each token of `q` (`[tokens, heads · head_dim]`) attend to its sequence so far: `[tokens, heads · value_dim]`.
-    /// Queries and keys are rotated by `angles` on the way, which is faster than rotating them before.
+    /// `angles` rotate queries and keys within the same call, which is faster than rotating them first.
     pub fn forward(
         &self,
         q: &Tensor,
@@ -38,7 +38,7 @@ impl Attention {
         }
     }
 
-    /// The same where the first `value_dim` values of a key are the values too, and only keys are remembered.
+    /// Latent attention (MLA): the first `value_dim` values of a key are its value, so only keys are cached.
     pub fn forward_latent(&self, q: &Tensor, k: &Tensor, step: &mut Step<'_>) -> Result<Tensor> {
         self.check(&[(q, self.heads, self.head_dim), (k, self.kv_heads, self.head_dim)], &step.pass)?;
         self.check_cache(0, &step.pass)?;
@@ -49,7 +49,7 @@ impl Attention {
         step.ops().attention_over(self, q, Some((k, None)), &mut step.pass)
     }
 
-    /// The same over what an earlier layer has written to the cache in this step and before.
+    /// Attends to the cache of an earlier layer, which that layer has already written in this step.
     pub fn forward_shared(&self, q: &Tensor, angles: Option<&Angles>, step: &mut Step<'_>) -> Result<Tensor> {
         self.check(&[(q, self.heads, self.head_dim)], &step.pass)?;
         self.check_cache(self.value_dim, &step.pass)?;

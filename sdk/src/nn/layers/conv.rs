@@ -1,4 +1,4 @@
-//! Short convolutions as layers of a model.
+//! Loading a [`ShortConv`] and applying it to a step.
 
 use candle_core::Tensor;
 
@@ -8,8 +8,8 @@ use crate::{
 };
 
 impl ShortConv {
-    /// The convolution `name.weight` of this place, `[channels, 1, taps]` or `[channels, taps]`, with `name.bias` where the
-    /// checkpoint has one. `layer` is the layer of the caches that is its.
+    /// Loads `name.weight`, `[channels, 1, taps]` or `[channels, taps]`, and `name.bias` where the checkpoint has one. `layer` is
+    /// its index among the model's caches.
     pub fn load(loader: &Loader<'_>, name: &str, layer: usize, channels: usize, taps: usize) -> Result<Self> {
         let here = loader.at(name);
         let values = here.values("weight")?;
@@ -24,16 +24,16 @@ impl ShortConv {
         Ok(Self { layer, taps: loader.tensor(values, &[taps, channels])?, bias, activation: None })
     }
 
-    /// What the convolution makes of the step's rows `[tokens, channels]`, each with the ones of its sequence before it.
+    /// Convolves the step's rows `[tokens, channels]`, each with the rows before it in its sequence.
     pub fn forward(&self, x: &Tensor, step: &mut Step<'_>) -> Result<Tensor> {
         let (taps, channels) = self.taps.dims2()?;
         if x.dims2()? != (step.pass.input().tokens.len(), channels) {
             let dims = x.dims();
             return Err(Error::invalid(format!("a convolution of {channels} channels was given {dims:?}")));
         }
-        let kept = step.pass.kv.states(self.layer, 0)?.dim(2)?;
-        if kept != (taps - 1) * channels {
-            let message = format!("a state of {kept} values for {} inputs of {channels} channels", taps - 1);
+        let state = step.pass.kv.states(self.layer, 0)?.dim(2)?;
+        if state != (taps - 1) * channels {
+            let message = format!("a state of {state} values for {} inputs of {channels} channels", taps - 1);
             return Err(Error::invalid(message));
         }
         step.ops().short_conv(self, x, &step.pass)

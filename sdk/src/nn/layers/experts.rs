@@ -1,13 +1,13 @@
 //! Mixtures of experts (arXiv 1701.06538): a router that chooses a few feed-forward blocks for each row, and those blocks.
 //!
-//! Rows are sorted by expert, so that each expert's weights pass once over all rows that want it, however many sequences they
-//! belong to. What the experts make of a row is summed in the order of its own choice, so a row's result does not depend on its
-//! company. Checkpoints keep experts apart or stacked in one tensor; either way each is a layer of its own, with a name by
-//! which adapters find it.
+//! Rows are sorted by expert, so that each expert's weights are read once for all rows routed to it, however many sequences
+//! they belong to. A row's expert outputs are summed in the order in which its router ranked them, so its result does not
+//! depend on the rest of the batch. Checkpoints keep experts apart or stacked in one tensor; either way each becomes layers of
+//! its own, whose names adapters use.
 //!
-//! A backend may choose and compute without the host ever knowing which experts it were, so that a step of such layers, too,
-//! can be one launch. The choices come to the host where adapters change rows, where the backend has no kernel for the weights,
-//! and where these stay in the host's memory because the device's does not hold them.
+//! A backend may route and compute without the choices ever reaching the host, so that a step with such layers can still be
+//! one launch. The host fetches them if adapters change rows, if the backend has no kernel for the weights, or if the experts
+//! stay in the host's memory because the device's is too small.
 
 use candle_core::Tensor;
 use std::{
@@ -25,75 +25,75 @@ use crate::{
     weights::RawTensor,
 };
 
-/// What makes scores of a router's logits.
+/// The function that turns a router's logits into scores.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scoring {
     /// Softmax over all experts.
     Softmax,
     /// Each logit's own sigmoid.
     Sigmoid,
-    /// Phi-MoE's (arXiv 2409.12136): a softmax for each choice, over those logits that come within this share of the largest.
+    /// Phi-MoE's (arXiv 2409.12136): a softmax for each choice, over the logits that are within a margin of the largest.
     SparseMixer {
-        /// Twice the noise that training added.
+        /// Relative to the larger of the logit and the maximum: twice the jitter noise of the training.
         margin: f32,
     },
 }
 
-/// Experts in groups, of which only the best count (arXiv 2405.04434, 2412.19437).
+/// Group-limited routing: only experts of the best groups can be chosen (arXiv 2405.04434, 2412.19437).
 #[derive(Clone, Copy, Debug)]
 pub struct Groups {
-    /// How many there are.
+    /// Number of groups; they are of equal size.
     pub count: usize,
-    /// How many count.
+    /// Number of groups whose experts can be chosen.
     pub kept: usize,
-    /// How many of a group's scores are summed to compare it: 1 or 2.
+    /// Number of best scores whose sum ranks a group: 1 or 2.
     pub compared: usize,
 }
 
-/// Chooses experts for rows.
+/// Chooses the experts of each row.
 #[derive(Clone, Debug)]
 pub struct Router {
-    /// Makes a logit for each expert.
+    /// One output for each expert: its logit.
     pub gate: Linear,
-    /// How many experts a row has.
+    /// Experts per row.
     pub top_k: usize,
-    /// What makes scores of logits.
+    /// Applied to the logits.
     pub scoring: Scoring,
-    /// Whether the weights of a row's experts are made to add up to one.
+    /// Divides the weights of a row's experts by their sum.
     pub renormalize: bool,
-    /// What the weights are multiplied by.
+    /// Factor of all weights, after any renormalizing.
     pub scale: f32,
-    /// What the weights of each expert are multiplied by besides.
+    /// A further factor for each expert's weights.
     pub expert_scale: Option<Box<[f32]>>,
-    /// What is added to scores for the choice, and to nothing else.
+    /// Added to the scores when experts are ranked; their weights do not include it (`e_score_correction_bias`).
     pub correction: Option<Vec<f32>>,
-    /// Experts in groups.
+    /// Limits the choice to the best groups.
     pub groups: Option<Groups>,
 }
 
-/// The experts of some rows.
+/// The experts chosen for each row, and their weights.
 #[derive(Clone, Debug)]
-pub struct Routes(Place);
+pub struct Routes(RoutesAt);
 
-/// Where choices lie.
+/// Choices, wherever the router left them.
 #[derive(Clone, Debug)]
-enum Place {
+enum RoutesAt {
     Host(Choices),
     Device(Routed),
 }
 
-/// Choices that the host knows.
+/// Choices in the host's memory.
 #[derive(Clone, Debug)]
 struct Choices {
-    /// For each row its experts, the best first.
+    /// `top_k` for each row, the best first.
     experts: Vec<usize>,
-    /// What each is multiplied by.
+    /// Factor of each chosen expert's output.
     weights: Vec<f32>,
     top_k: usize,
 }
 
 impl Router {
-    /// The router whose logits are those of the layer `name`, which chooses `top_k` of `count` experts by softmax.
+    /// Loads the layer `name` as the gate of a router that chooses `top_k` of `count` experts by softmax.
     pub fn load(loader: &Loader<'_>, name: &str, width: usize, count: usize, top_k: usize) -> Result<Self> {
         if top_k == 0 || top_k > count {
             return Err(Error::corrupt(format!("the configuration asks for {top_k} of {count} experts")));
@@ -103,7 +103,7 @@ impl Router {
         Ok(Self { gate, top_k, scoring, renormalize, scale, expert_scale: None, correction: None, groups: None })
     }
 
-    /// The same with the correction of its `count` experts, which has the first of these names that the checkpoint knows.
+    /// Loads the correction of the `count` experts from the first of these tensors that the checkpoint has, if any.
     pub fn with_correction(self, loader: &Loader<'_>, names: &[&str], count: usize) -> Result<Self> {
         let Some(name) = names.iter().find(|name| loader.has(name)) else { return Ok(self) };
         let correction = loader.values(name)?;
@@ -115,13 +115,13 @@ impl Router {
         Ok(Self { correction, ..self })
     }
 
-    /// Chooses for each row of `x`.
+    /// Routes each row of `x`.
     pub fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Routes> {
         let logits = self.gate.forward(x, step)?;
         if let Some(routing) = self.routing()
             && let Some(routed) = step.ops().route(&logits, &routing)?
         {
-            return Ok(Routes(Place::Device(routed)));
+            return Ok(Routes(RoutesAt::Device(routed)));
         }
         let count = logits.dim(1)?;
         let logits = logits.flatten_all()?.to_vec1::<f32>()?;
@@ -143,10 +143,10 @@ impl Router {
                 weights.iter_mut().zip(chosen).for_each(|(weight, scale)| *weight *= scale);
             }
         }
-        Ok(Routes(Place::Host(routes)))
+        Ok(Routes(RoutesAt::Host(routes)))
     }
 
-    /// How it chooses, as kernels are told; none where they could not do it.
+    /// The router's settings for a backend's kernel; `None` if kernels do not support them.
     fn routing(&self) -> Option<Routing<'_>> {
         if self.expert_scale.is_some() {
             return None;
@@ -172,7 +172,7 @@ impl Router {
             ranks.iter_mut().zip(correction).for_each(|(rank, correction)| *rank += correction);
         }
         if let Some(groups) = self.groups {
-            leave_out(&mut ranks, groups);
+            mask_groups(&mut ranks, groups);
         }
         let best = best(&ranks, self.top_k);
         routes.weights.extend(best.iter().map(|&expert| scores[expert]));
@@ -181,14 +181,14 @@ impl Router {
 }
 
 impl Routed {
-    /// The choices as the host knows them.
+    /// Copies the choices to the host.
     fn fetch(&self) -> Result<Choices> {
         let experts = self.experts.flatten_all()?.to_vec1::<u32>()?.into_iter().map(|expert| expert as usize).collect();
         Ok(Choices { experts, weights: self.weights.flatten_all()?.to_vec1()?, top_k: self.experts.dim(1)? })
     }
 }
 
-/// The indices of the `count` largest values, the largest first and of equals the first.
+/// Indices of the `count` largest values, in descending order; ties go to the lower index.
 fn best(values: &[f32], count: usize) -> Vec<usize> {
     let mut indices: Vec<usize> = (0..values.len()).collect();
     let larger = |a: &usize, b: &usize| values[*b].partial_cmp(&values[*a]).unwrap_or(Ordering::Equal).then(a.cmp(b));
@@ -200,8 +200,8 @@ fn best(values: &[f32], count: usize) -> Vec<usize> {
     indices
 }
 
-/// Makes the experts of all but the best groups impossible.
-fn leave_out(ranks: &mut [f32], groups: Groups) {
+/// Masks the experts outside the best groups.
+fn mask_groups(ranks: &mut [f32], groups: Groups) {
     let size = ranks.len() / groups.count.max(1);
     let sum = |group: &[f32]| best(group, groups.compared).iter().map(|&expert| group[expert]).sum::<f32>();
     let sums: Vec<f32> = ranks.chunks(size.max(1)).map(sum).collect();
@@ -234,16 +234,16 @@ fn mix_sparsely(logits: &[f32], top_k: usize, margin: f32, routes: &mut Choices)
     }
 }
 
-/// The names of an expert's layers in a checkpoint.
+/// The checkpoint's names for an expert's layers.
 #[derive(Clone, Copy, Debug)]
 pub struct ExpertNames {
-    /// Of the gate.
+    /// The layer whose output the activation is applied to.
     pub gate: &'static str,
-    /// Of the layer that is gated.
+    /// The layer whose output is gated.
     pub up: &'static str,
-    /// Of the two, where they are stacked one above the other.
+    /// Gate and up as rows of one tensor, the gate's first.
     pub gate_up: &'static str,
-    /// Of the layer back to the width.
+    /// The layer back to the hidden size.
     pub down: &'static str,
 }
 
@@ -253,30 +253,30 @@ impl Default for ExpertNames {
     }
 }
 
-/// One expert's layers.
+/// The three layers of one expert.
 #[derive(Clone, Debug)]
 pub struct Expert {
-    /// The gate; where there is none, anything of its size.
+    /// The gate. Not used with [`Glu::Square`], but must have the gate's shape.
     pub gate: Linear,
-    /// What is gated.
+    /// The layer whose output is gated.
     pub up: Linear,
-    /// Back to the width.
+    /// Back to the hidden size.
     pub down: Linear,
 }
 
 /// The weights of all experts in one tensor.
 struct Stack {
     raw: RawTensor,
-    /// Whether they have rows for columns.
-    is_turned: bool,
+    /// Stored as `[inputs, outputs]` rather than `[outputs, inputs]`.
+    is_transposed: bool,
 }
 
-/// A layer that all experts have: its name, rows and columns.
+/// Name, rows and columns of a layer that every expert has.
 type ExpertLayer = (&'static str, usize, usize);
 
 impl Stack {
-    /// The stacks of these layers, where the checkpoint has them: all are turned, or none is. The shape of one that is not square
-    /// tells which, so the square ones come last. Where all are square, none is turned.
+    /// The stacks of these layers that the checkpoint has. Either all are transposed or none is; the shape of one that is not
+    /// square tells which, so square ones are loaded last. If all are square, none is taken to be transposed.
     fn load_all<const N: usize>(
         loader: &Loader<'_>,
         count: usize,
@@ -289,16 +289,16 @@ impl Stack {
                 let weight = format!("{name}.weight");
                 let found = [weight.as_str(), name].into_iter().find(|name| loader.has(name));
                 let Some(found) = found.filter(|_| (rows == columns) == is_square) else { continue };
-                let of = |is_turned: bool| -> Result<Self> {
-                    let shape = if is_turned { [count, columns, rows] } else { [count, rows, columns] };
-                    Ok(Self { raw: loader.raw(found, &shape)?, is_turned })
+                let of = |is_transposed: bool| -> Result<Self> {
+                    let shape = if is_transposed { [count, columns, rows] } else { [count, rows, columns] };
+                    Ok(Self { raw: loader.raw(found, &shape)?, is_transposed })
                 };
                 let loaded = match known {
-                    Some(is_turned) => of(is_turned)?,
+                    Some(is_transposed) => of(is_transposed)?,
                     None if is_square => of(false)?,
                     None => of(false).or_else(|error| of(true).map_err(|_| error))?,
                 };
-                known = Some(loaded.is_turned);
+                known = Some(loaded.is_transposed);
                 *stack = Some(loaded);
             }
         }
@@ -307,31 +307,31 @@ impl Stack {
 
     fn part(&self, index: usize) -> Result<RawTensor> {
         let part = self.raw.part(index)?;
-        if self.is_turned { part.transposed() } else { Ok(part) }
+        if self.is_transposed { part.transposed() } else { Ok(part) }
     }
 }
 
-/// Feed-forward blocks of which each row uses a few.
+/// The feed-forward blocks of a mixture.
 #[derive(Clone, Debug)]
 pub struct Experts {
     experts: Vec<Expert>,
-    means: Arc<Means>,
+    shared: Arc<Compute>,
 }
 
-/// How experts are computed.
+/// Shared by the clones of a layer.
 #[derive(Debug)]
-struct Means {
+struct Compute {
     glu: Glu,
-    /// What computes them, where that is not what computes the model.
+    /// Computes experts that stay in the host's memory; `None` if the model's own backend does.
     host: Option<Ops>,
-    /// What the backend found out about them when they were first used.
+    /// The backend's view of the weights, made when they are first used.
     table: OnceLock<ExpertTable>,
 }
 
 impl Experts {
     /// Loads `count` experts of inner width `inner`: `0.gate_proj.weight` and so on, or stacked as `gate_proj.weight` or
-    /// `gate_up_proj`, whose first dimension is the expert. Stacks of weights that multiply from the other side, as in
-    /// Qwen3-VL's checkpoints, are told by the shape of those that are not square.
+    /// `gate_up_proj`, whose first dimension is the expert. Stacks of transposed weights, as in Qwen3-VL's checkpoints, are
+    /// recognized by the shape of those that are not square.
     pub fn load(
         loader: &Loader<'_>,
         names: ExpertNames,
@@ -373,28 +373,28 @@ impl Experts {
         Ok(Self::new((0..count).map(expert).collect::<Result<_>>()?, glu).computed_by(host))
     }
 
-    /// The experts that an author has loaded in another way.
+    /// Experts whose layers the model file loaded itself.
     pub fn new(experts: Vec<Expert>, glu: Glu) -> Self {
         let (host, table) = (None, OnceLock::new());
-        Self { experts, means: Arc::new(Means { glu, host, table }) }
+        Self { experts, shared: Arc::new(Compute { glu, host, table }) }
     }
 
-    /// The same where their weights came from [`Loader::for_experts`], computed by what that gave besides.
+    /// Has `host`, the second value of [`Loader::for_experts`], compute experts whose weights came from the first.
     #[must_use]
     pub fn computed_by(self, host: Option<Ops>) -> Self {
-        let (glu, table) = (self.means.glu, OnceLock::new());
-        Self { means: Arc::new(Means { glu, host, table }), ..self }
+        let (glu, table) = (self.shared.glu, OnceLock::new());
+        Self { shared: Arc::new(Compute { glu, host, table }), ..self }
     }
 
-    /// What each row's experts make of it, summed by their weights.
+    /// The weighted sum of each row's expert outputs.
     pub fn forward(&self, x: &Tensor, routes: &Routes, step: &Step<'_>) -> Result<Tensor> {
         let fetched;
         let choices = match &routes.0 {
-            Place::Host(choices) => choices,
-            Place::Device(routed) => {
-                if self.means.host.is_none()
+            RoutesAt::Host(choices) => choices,
+            RoutesAt::Device(routed) => {
+                if self.shared.host.is_none()
                     && !step.is_adapted()
-                    && let Some(out) = step.ops().mixture(x, routed, self.table(step.ops())?, self.means.glu)?
+                    && let Some(out) = step.ops().mixture(x, routed, self.table(step.ops())?, self.shared.glu)?
                 {
                     return Ok(out);
                 }
@@ -406,18 +406,18 @@ impl Experts {
     }
 
     fn table(&self, ops: &Ops) -> Result<&ExpertTable> {
-        if let Some(table) = self.means.table.get() {
+        if let Some(table) = self.shared.table.get() {
             return Ok(table);
         }
         let layers = self.experts.iter().map(|expert| [expert.gate.parts(), expert.up.parts(), expert.down.parts()]);
         let table = ops.expert_table(&layers.collect::<Vec<_>>())?;
-        Ok(self.means.table.get_or_init(|| table))
+        Ok(self.shared.table.get_or_init(|| table))
     }
 
-    /// What experts make of their rows, sorted by the host.
+    /// Sorts rows by expert on the host and computes each expert on its rows.
     fn forward_chosen(&self, x: &Tensor, routes: &Choices, step: &Step<'_>) -> Result<Tensor> {
         let (ops, top_k) = (step.ops(), routes.top_k);
-        // The choices sorted by expert; those of one expert stay in the order of their rows.
+        // A stable sort by expert: the rows of one expert keep their order.
         let mut order: Vec<usize> = (0..routes.experts.len()).collect();
         order.sort_by_key(|&choice| routes.experts[choice]);
         let sources: Vec<u32> = order.iter().map(|choice| (choice / top_k) as u32).collect();
@@ -435,14 +435,14 @@ impl Experts {
             Some(outs) => outs,
             None => self.forward_one_by_one(&gathered, &sources, &groups, step)?,
         };
-        let mut places = vec![0; order.len()];
-        for (place, choice) in order.into_iter().enumerate() {
-            places[choice] = place as u32;
+        let mut positions = vec![0; order.len()];
+        for (position, choice) in order.into_iter().enumerate() {
+            positions[choice] = position as u32;
         }
-        ops.combine(&outs, &places, &routes.weights, top_k)
+        ops.combine(&outs, &positions, &routes.weights, top_k)
     }
 
-    /// All experts in one go, where there is a kernel for that and no adapter changes them.
+    /// All experts in one call, if the backend has a kernel for that and no adapter changes rows.
     fn forward_together(&self, x: &Tensor, groups: &[Group<'_>], step: &Step<'_>) -> Result<Option<Tensor>> {
         if step.is_adapted() {
             return Ok(None);
@@ -451,32 +451,32 @@ impl Experts {
             let layers = [expert.gate.parts(), expert.up.parts(), expert.down.parts()];
             ExpertRows { layers, rows: rows.clone() }
         });
-        let (rows, glu) = (rows.collect::<Vec<_>>(), self.means.glu);
-        let Some(host) = &self.means.host else { return step.ops().experts(x, &rows, glu) };
+        let (rows, glu) = (rows.collect::<Vec<_>>(), self.shared.glu);
+        let Some(host) = &self.shared.host else { return step.ops().experts(x, &rows, glu) };
         let outs = host.experts(&x.to_device(host.device())?, &rows, glu)?;
         Ok(outs.map(|outs| outs.to_device(x.device())).transpose()?)
     }
 
-    /// Expert by expert, with what adapters change.
+    /// Expert by expert, adapters included.
     fn forward_one_by_one(&self, x: &Tensor, sources: &[u32], groups: &[Group<'_>], step: &Step<'_>) -> Result<Tensor> {
-        let ops = self.means.host.as_ref();
+        let ops = self.shared.host.as_ref();
         let forward = |(expert, rows): &Group<'_>| {
             let (x, of) = (step.ops().rows(x, rows.start, rows.len())?, step.rows(&sources[rows.clone()]));
             let up = expert.up.forward_rows_by(ops, &x, &of, step)?;
-            let gate = match self.means.glu {
+            let gate = match self.shared.glu {
                 Glu::Square => up.clone(),
                 _ => expert.gate.forward_rows_by(ops, &x, &of, step)?,
             };
-            expert.down.forward_rows_by(ops, &activated(self.means.glu, &gate, &up, step)?, &of, step)
+            expert.down.forward_rows_by(ops, &activated(self.shared.glu, &gate, &up, step)?, &of, step)
         };
         Ok(Tensor::cat(&groups.iter().map(forward).collect::<Result<Vec<_>>>()?, 0)?)
     }
 }
 
-/// An expert, and the rows that want it among those that were gathered.
+/// An expert and its range of the gathered rows.
 type Group<'a> = (&'a Expert, Range<usize>);
 
-/// What stands between an expert's first layers and its last.
+/// The input of an expert's down projection.
 fn activated(glu: Glu, gate: &Tensor, up: &Tensor, step: &Step<'_>) -> Result<Tensor> {
     match glu {
         Glu::Plain(act) => step.ops().gate(gate, up, act),
@@ -489,7 +489,7 @@ fn activated(glu: Glu, gate: &Tensor, up: &Tensor, step: &Step<'_>) -> Result<Te
     }
 }
 
-/// `x` with each row multiplied by the sigmoid of its value in `gate`, of shape `[rows, 1]`: how a shared expert is weighed.
+/// Multiplies each row of `x` by the sigmoid of its value in `gate`, of shape `[rows, 1]`, as a gated shared expert needs.
 pub fn weighed(x: &Tensor, gate: &Tensor) -> Result<Tensor> {
     Ok(x.broadcast_mul(&(gate.neg()?.exp()? + 1.0)?.recip()?)?)
 }
@@ -508,7 +508,7 @@ mod tests {
     #[test]
     fn all_but_the_best_groups_are_left_out() {
         let mut ranks = [0.5, 0.1, 0.4, 0.3, 0.0, 0.9];
-        leave_out(&mut ranks, Groups { count: 3, kept: 2, compared: 2 });
+        mask_groups(&mut ranks, Groups { count: 3, kept: 2, compared: 2 });
         assert_eq!(ranks[0..2], [f32::NEG_INFINITY; 2]);
         assert_eq!(ranks[2..], [0.4, 0.3, 0.0, 0.9]);
     }

@@ -1,5 +1,5 @@
-//! Mamba-2's mixer (arXiv 2405.21060), which hybrids have in place of attention in most layers: a short convolution over inputs and
-//! what reads and writes them, a recurrence whose steps of time follow from the tokens, and a gated norm.
+//! Mamba-2's mixer (arXiv 2405.21060), which hybrids have in place of attention in most layers: a short convolution over `x`, `B`
+//! and `C`, a recurrence whose time step `dt` is computed from each token, and a gated norm.
 
 use candle_core::Tensor;
 
@@ -9,42 +9,42 @@ use crate::{
     weights::{Config, Format},
 };
 
-/// How what a mixer has read meets its gate.
+/// The order of a mixer's norm and gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GatedNorm {
-    /// The norm is over what was gated.
+    /// `norm(y · silu(z))`.
     AfterGate,
-    /// The gate is for what was normed.
+    /// `norm(y) · silu(z)`.
     BeforeGate,
-    /// There is no norm.
+    /// `y · silu(z)`.
     Absent,
 }
 
-/// The sizes of a mixer.
+/// The sizes and settings of a mixer.
 #[derive(Clone, Copy, Debug)]
 pub struct Mamba2Sizes {
-    /// The width of the stream.
+    /// The width of the residual stream.
     pub hidden_size: usize,
-    /// Heads.
+    /// Number of heads.
     pub heads: usize,
     /// Values in a head.
     pub head_dim: usize,
-    /// Groups of heads that share what reads and writes their states.
+    /// Groups of heads that share `B` and `C`.
     pub groups: usize,
-    /// Values of a state for each value of a head.
+    /// State size for each value of a head, `d_state`.
     pub state: usize,
-    /// Inputs that the convolution sees.
+    /// Kernel size of the convolution, `d_conv`.
     pub taps: usize,
-    /// What the norm adds to a variance.
+    /// The norm's epsilon.
     pub eps: f64,
-    /// The shortest and the longest step of time.
+    /// Bounds of `dt`, after softplus.
     pub time_step_limit: (f64, f64),
-    /// The norm behind the recurrence.
+    /// The norm after the recurrence.
     pub norm: GatedNorm,
 }
 
 impl Mamba2Sizes {
-    /// Reads them under the names `mamba_…` that Granite, Falcon-H1 and Bamba have for them.
+    /// Reads the keys `mamba_…` of Granite, Falcon-H1 and Bamba.
     pub fn read(config: &Config, eps: f64) -> Result<Self> {
         let (hidden_size, heads) = (config.usize("hidden_size")?, config.usize_or("mamba_n_heads", 128)?);
         let expanded = hidden_size.saturating_mul(config.usize_or("mamba_expand", 2)?);
@@ -63,7 +63,7 @@ impl Mamba2Sizes {
         })
     }
 
-    /// The configuration's shortest and longest step of time; no limits where it has none.
+    /// The configuration's bounds of `dt`; zero and infinity if it has none.
     pub fn time_step_limit(config: &Config) -> Result<(f64, f64)> {
         let Some(value) = config.value().get("time_step_limit").filter(|value| !value.is_null()) else {
             return Ok((0.0, f64::INFINITY));
@@ -75,28 +75,28 @@ impl Mamba2Sizes {
         limits.ok_or_else(|| Error::corrupt("the configuration's 'time_step_limit' is not a list of two numbers"))
     }
 
-    /// All values of all heads.
+    /// Values of all heads together.
     fn inner(&self) -> usize {
         self.heads * self.head_dim
     }
 
-    /// What is convolved: inputs, and what writes and reads.
+    /// Channels of the convolution: `x`, `B` and `C`.
     fn channels(&self) -> usize {
         self.inner() + 2 * self.groups * self.state
     }
 
-    /// The outputs of the first layer: the gate, what is convolved, and the steps of time.
+    /// Outputs of `in_proj`: the gate, the convolution's channels, and `dt`.
     pub fn widest(&self) -> usize {
         self.inner() + self.channels() + self.heads
     }
 
-    /// What a mixer remembers of a sequence.
+    /// The state that a mixer keeps for a sequence.
     pub fn cache(&self) -> LayerCache {
         Recurrence::cache((self.channels(), self.taps), self.heads, self.state, self.head_dim)
     }
 }
 
-/// A mixer, whose layers carry the names that they have in checkpoints of Hugging Face.
+/// A mixer; its fields are named as in Hugging Face's checkpoints.
 #[derive(Clone, Debug)]
 pub struct Mamba2 {
     in_proj: Linear,
@@ -104,23 +104,23 @@ pub struct Mamba2 {
     dt_bias: Tensor,
     /// `−exp(A_log)`.
     a: Tensor,
-    /// What of an input goes past the recurrence, head by head.
+    /// The skip connection's factor for each head.
     d: Tensor,
     recurrence: Recurrence,
-    /// The norm over each group, and its weight over all.
+    /// The norm of each group, and the weight that is applied to all groups together.
     norm: Option<(RmsNorm, Tensor)>,
     out_proj: Linear,
-    /// What the outputs of `in_proj` are multiplied by.
+    /// Factors of the outputs of `in_proj`.
     multipliers: Option<Tensor>,
     sizes: Mamba2Sizes,
 }
 
 impl Mamba2 {
-    /// Loads the mixer of this place. `layer` is the layer of the caches that is its.
+    /// Loads the mixer at `loader`'s path. `layer` is its index among the model's caches.
     pub fn load(loader: &Loader<'_>, layer: usize, sizes: Mamba2Sizes) -> Result<Self> {
         let Mamba2Sizes { hidden_size, heads, head_dim, groups, state, .. } = sizes;
         let (inner, group) = (sizes.inner(), sizes.inner().checked_div(groups).unwrap_or_default());
-        // GGUF files give such vectors another dimension.
+        // In GGUF files these vectors have a second dimension.
         let vector = |name: &str, len: usize| -> Result<Tensor> {
             let values = loader.values(name)?.filter(|values| values.len() == len);
             let missing = || Error::corrupt(format!("no tensor '{}.{name}' of {len} values", loader.path()));
@@ -145,10 +145,10 @@ impl Mamba2 {
         })
     }
 
-    /// The mixer whose first layer's outputs are multiplied: the gate, inputs, what writes, what reads, and the steps of time.
-    pub fn multiplied_by(self, loader: &Loader<'_>, [gate, input, write, read, time]: [f64; 5]) -> Result<Self> {
+    /// Multiplies the parts of `in_proj`'s output: the gate, `x`, `B`, `C`, and `dt`.
+    pub fn multiplied_by(self, loader: &Loader<'_>, [gate, x, b, c, dt]: [f64; 5]) -> Result<Self> {
         let (inner, shared) = (self.sizes.inner(), self.sizes.groups * self.sizes.state);
-        let parts = [(gate, inner), (input, inner), (write, shared), (read, shared), (time, self.sizes.heads)];
+        let parts = [(gate, inner), (x, inner), (b, shared), (c, shared), (dt, self.sizes.heads)];
         if parts.iter().all(|(multiplier, _)| *multiplier == 1.0) {
             return Ok(self);
         }
@@ -158,7 +158,7 @@ impl Mamba2 {
         Ok(Self { multipliers: Some(Tensor::from_vec(values, len, loader.device())?), ..self })
     }
 
-    /// Mixes the rows of `x`, `[tokens, hidden_size]`, each with those of its sequence before it.
+    /// Applies the mixer to the step's rows `[tokens, hidden_size]`.
     pub fn forward(&self, x: &Tensor, step: &mut Step<'_>) -> Result<Tensor> {
         self.out_proj.forward(&self.inner(x, step)?, step)
     }
@@ -183,15 +183,15 @@ impl Mamba2 {
             dt = dt.clamp(shortest as f32, longest.min(f64::from(f32::MAX)) as f32)?;
         }
         let decay = step.ops().bias_act_scale(&dt, None, None, Some(&self.a))?;
-        let read = self.recurrence.sum([&c, &b, &x], &decay, &dt, &self.d, step)?;
-        let gated = |read: &Tensor| step.ops().gate(&gate, read, Activation::Silu);
-        let normed = |read: &Tensor| -> Result<Tensor> {
-            let Some((norm, weight)) = &self.norm else { return Ok(read.clone()) };
-            Ok(norm.forward_heads(read, step)?.broadcast_mul(weight)?)
+        let y = self.recurrence.sum([&c, &b, &x], &decay, &dt, &self.d, step)?;
+        let gated = |y: &Tensor| step.ops().gate(&gate, y, Activation::Silu);
+        let normed = |y: &Tensor| -> Result<Tensor> {
+            let Some((norm, weight)) = &self.norm else { return Ok(y.clone()) };
+            Ok(norm.forward_heads(y, step)?.broadcast_mul(weight)?)
         };
         match self.sizes.norm {
-            GatedNorm::BeforeGate => gated(&normed(&read)?),
-            GatedNorm::AfterGate | GatedNorm::Absent => normed(&gated(&read)?),
+            GatedNorm::BeforeGate => gated(&normed(&y)?),
+            GatedNorm::AfterGate | GatedNorm::Absent => normed(&gated(&y)?),
         }
     }
 }

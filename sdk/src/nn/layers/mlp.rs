@@ -1,4 +1,4 @@
-//! The two feed-forward blocks that decoders use.
+//! Dense feed-forward blocks, gated and plain.
 
 use candle_core::Tensor;
 
@@ -23,7 +23,7 @@ impl GatedMlp {
         Self::load_named(loader, ExpertNames::default(), width, inner, act)
     }
 
-    /// The same under other names.
+    /// [`Self::load`] for checkpoints that name the layers otherwise.
     pub fn load_named(
         loader: &Loader<'_>,
         names: ExpertNames,

@@ -1,4 +1,4 @@
-//! Layers that model files are made of.
+//! The layers that model files are built from.
 
 mod attention;
 mod conv;

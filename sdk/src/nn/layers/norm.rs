@@ -20,24 +20,24 @@ impl RmsNorm {
         Ok(Self { weight: loader.at(name).vector("weight", width)?, eps: eps as f32 })
     }
 
-    /// A norm whose weights are no tensor of a checkpoint's own.
+    /// A norm with a weight that the model file made or took out of another tensor.
     pub fn of(weight: Tensor, eps: f64) -> Self {
         Self { weight, eps: eps as f32 }
     }
 
-    /// A norm without weights.
+    /// A norm without weights: `x / √(mean x² + eps)`.
     pub fn without_weight(loader: &Loader<'_>, width: usize, eps: f64) -> Result<Self> {
         Ok(Self::of(Tensor::from_vec(vec![1.0_f32; width], width, loader.device())?, eps))
     }
 
-    /// A norm without weights, which brings vectors of `width` values to a length: `length · x / √(Σ x² + eps)`.
+    /// A norm without weights that scales vectors of `width` values to `length`: `length · x / √(Σ x² + eps)`.
     pub fn to_length(loader: &Loader<'_>, width: usize, length: f64, eps: f64) -> Result<Self> {
         let weight = (length / (width as f64).sqrt()) as f32;
         let weight = Tensor::from_vec(vec![weight; width], width, loader.device())?;
         Ok(Self { weight, eps: (eps / width as f64) as f32 })
     }
 
-    /// The norm with more than its weights, as of models whose weights begin at zero.
+    /// Adds `offset` to the weights, for models that store them as differences from one (Gemma).
     pub fn plus(self, offset: f64) -> Result<Self> {
         Ok(Self { weight: (self.weight + offset)?, ..self })
     }
@@ -47,12 +47,12 @@ impl RmsNorm {
         step.ops().rms_norm(x, &self.weight, self.eps)
     }
 
-    /// `residual + norm(x)`, as in blocks that norm what they made.
+    /// `residual + norm(x)`, for blocks that normalise their output.
     pub fn add_to(&self, residual: &Tensor, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         step.ops().add(residual, &self.forward(x, step)?)
     }
 
-    /// Normalises each head of `x`, of shape `[tokens, heads · width]`, as models with norms on queries and keys do.
+    /// Normalises each head of `x`, of shape `[tokens, heads · width]`, as norms of queries and keys do.
     pub fn forward_heads(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         let (tokens, all) = x.dims2()?;
         let width = self.weight.dim(0)?;

@@ -1,7 +1,7 @@
-//! The projections of attention: queries, keys and values of one input, as attention takes them.
+//! The projections of attention: queries, keys and values of one input.
 //!
-//! The three are asked for at once, so that a backend can read their input once; on a GPU they are one launch. Families differ
-//! in what follows (norms, clipping) and in how a checkpoint stores the weights; both are settled at load time.
+//! The three are computed together, so that a backend reads their input once; on a GPU they are one launch. Families differ
+//! in what follows (norms, clipping) and in how a checkpoint stores the weights; both are decided at load time.
 
 use candle_core::Tensor;
 
@@ -14,7 +14,7 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct Qkv {
     layers: [Linear; 3],
-    /// Of queries and of keys.
+    /// The queries' norm and the keys'.
     norms: Option<[RmsNorm; 2]>,
     clip: Option<f64>,
 }
@@ -26,12 +26,12 @@ impl Qkv {
         Ok(Self::of([q?, k?, v?]))
     }
 
-    /// Loads the same from a checkpoint that may store them stacked, as the rows of `name`: queries, keys, values.
+    /// [`Self::load`] for checkpoints that may stack the three as the rows of `name`: queries, keys, values.
     pub fn load_stacked(loader: &Loader<'_>, name: &str, hidden_size: usize, attention: &Attention) -> Result<Self> {
         Ok(Self::of(loader.stacked(name, hidden_size, parts(attention))?))
     }
 
-    /// Queries, keys and values by layers that were loaded in another way, or have other widths, such as a query with its gate.
+    /// Projections that the model file loaded itself, or that have other widths, such as queries with their gate.
     pub fn of(layers: [Linear; 3]) -> Self {
         Self { layers, norms: None, clip: None }
     }
@@ -42,13 +42,13 @@ impl Qkv {
         Self { norms: Some([q_norm, k_norm]), ..self }
     }
 
-    /// Bounds queries, keys and values to `± limit`, behind the norms (OLMoE's `clip_qkv`).
+    /// Clamps queries, keys and values to `± limit`, after the norms (OLMoE's `clip_qkv`).
     #[must_use]
     pub fn clipped(self, limit: Option<f64>) -> Self {
         Self { clip: limit, ..self }
     }
 
-    /// Queries, keys and values of the rows of `x`, not yet rotated.
+    /// Queries, keys and values of the rows of `x`, before rotation.
     pub fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<[Tensor; 3]> {
         let [mut q, mut k, mut v] = Linear::forward_all(self.layers.each_ref(), x, step)?;
         if let Some([q_norm, k_norm]) = &self.norms {

@@ -1,4 +1,4 @@
-//! Recurrences as layers of a model.
+//! Applying a [`Recurrence`] to a step.
 
 use candle_core::Tensor;
 
@@ -11,15 +11,15 @@ use crate::{
 };
 
 impl Recurrence {
-    /// The gated delta rule: what each token of `q` (`[tokens, key_heads · key_dim]`) reads once `v` (`[tokens, heads · value_dim]`)
-    /// has corrected what `k` means, by a `beta` between 0 and 1, in matrices that fade by `exp(decay)` (`[tokens, heads]` each):
-    /// `[tokens, heads · value_dim]`.
+    /// The gated delta rule: `S ← exp(decay) · S`, then `S ← S + kᵀ · beta · (v − k · S)`; the output is `q · S`, `[tokens, heads ·
+    /// value_dim]`. `q` and `k` are `[tokens, key_heads · key_dim]`, `v` is `[tokens, heads · value_dim]`, `decay` (at most 0) and
+    /// `beta` (0 to 1) are `[tokens, heads]`.
     pub fn delta(&self, [q, k, v]: [&Tensor; 3], decay: &Tensor, beta: &Tensor, step: &mut Step<'_>) -> Result<Tensor> {
         self.forward(Inputs { q, k, v, decay, beta, corrects: true, skip: None }, step)
     }
 
-    /// State space duality: the same where `beta · v` is added to what `k` means, whatever that is, and a token also reads `skip`
-    /// (`[heads]`) of its own value.
+    /// State space duality (Mamba-2): `S ← exp(decay) · S + kᵀ · beta · v`, and the output is `q · S + skip · v`, with a `skip` for
+    /// each head; shapes as in [`Self::delta`].
     pub fn sum(
         &self,
         [q, k, v]: [&Tensor; 3],
@@ -33,9 +33,9 @@ impl Recurrence {
 
     fn forward(&self, x: Inputs<'_>, step: &mut Step<'_>) -> Result<Tensor> {
         self.check(x, step.pass.input().tokens.len())?;
-        let kept = step.pass.kv.states(self.layer, self.part)?.dim(2)?;
-        if kept != self.values() {
-            return Err(Error::invalid(format!("a state of {kept} values for matrices of {}", self.values())));
+        let state = step.pass.kv.states(self.layer, self.part)?.dim(2)?;
+        if state != self.values() {
+            return Err(Error::invalid(format!("a state of {state} values for matrices of {}", self.values())));
         }
         step.ops().recurrence(self, x, &step.pass)
     }

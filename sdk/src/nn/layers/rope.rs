@@ -1,7 +1,7 @@
-//! Rotary position encoding (arXiv 2104.09864) and the ways of stretching it over longer contexts.
+//! Rotary position embeddings (arXiv 2104.09864) and their scalings for longer contexts.
 //!
 //! Angles are computed for the positions of each step instead of being looked up: a table for a context of 128k costs 64 MB,
-//! the sines of a batch cost microseconds. They are computed in `f32`, as the models were trained with.
+//! the sines of a batch microseconds. They are computed in `f32`, as in training.
 
 use candle_core::Tensor;
 use std::f64::consts::PI;
@@ -12,11 +12,11 @@ use crate::{
     weights::{RopeConfig, RopeScaling, RopeStyle},
 };
 
-/// The frequencies of a model's heads.
+/// The frequencies by which a head's pairs rotate.
 #[derive(Clone, Debug)]
 pub struct Rope {
     frequencies: Vec<f32>,
-    /// What scaling multiplies sines and cosines by.
+    /// Factor of sines and cosines, the attention factor of YaRN and LongRoPE.
     amplitude: f32,
     style: RopeStyle,
     head_dim: usize,
@@ -26,15 +26,14 @@ pub struct Rope {
 #[derive(Clone, Debug)]
 pub struct Angles {
     rotation: Rotation,
-    /// What queries are rotated by, where that is not what keys are.
+    /// The rotation of queries, if it differs from that of keys.
     queries: Option<Rotation>,
     head_dim: usize,
 }
 
 impl Rope {
-    /// The frequencies that a config asks for. `context` is the longest sequence that the model is loaded for: LongRoPE
-    /// takes its long factors when that exceeds the original context, for all lengths alike, so that what is in the KV
-    /// cache never changes its meaning.
+    /// The frequencies of a configuration. `context` is the longest sequence that the model is loaded for: LongRoPE uses its
+    /// long factors if that exceeds the original context, whatever a sequence's length, so that keys in the cache stay valid.
     pub fn new(config: &RopeConfig, head_dim: usize, context: usize) -> Result<Self> {
         let rotary_dim = config.rotary_dim(head_dim)?;
         let half = rotary_dim / 2;
@@ -62,13 +61,13 @@ impl Rope {
                 (plain.iter().map(scale).collect(), 1.0)
             }
             RopeScaling::Yarn { factor, original_context, beta_fast, beta_slow, attention_factor, truncate } => {
-                let turns = |beta| turning_dimension(beta, rotary_dim, config.theta, *original_context as f64);
+                let turns = |beta| correction_dim(beta, rotary_dim, config.theta, *original_context as f64);
                 let (mut low, mut high) = (turns(*beta_fast), turns(*beta_slow));
                 if *truncate {
                     (low, high) = (low.floor(), high.ceil());
                 }
                 (low, high) = (low.max(0.0), high.min((rotary_dim - 1) as f64));
-                // Two equal bounds would make the ramp a division by zero.
+                // Equal bounds would divide by zero.
                 let width = if low == high { 0.001 } else { high - low };
                 let scale = |(i, f): (usize, &f64)| {
                     let stretched = ((i as f64 - low) / width).clamp(0.0, 1.0);
@@ -86,8 +85,8 @@ impl Rope {
         Ok(Angles { rotation: self.rotation(step, None)?, queries: None, head_dim: self.head_dim })
     }
 
-    /// Angles that also multiply queries by a factor of their position, as models do whose scores would fade over long
-    /// contexts. The whole of a head must be rotated.
+    /// Angles that also multiply each query by a factor of its position, for models that scale attention with length. The whole
+    /// of a head must be rotated.
     pub fn angles_scaling_queries(&self, step: &Step<'_>, factor: impl Fn(u32) -> f32) -> Result<Angles> {
         let factors: Vec<f32> = step.positions().iter().map(|&position| factor(position)).collect();
         Ok(Angles { queries: Some(self.rotation(step, Some(&factors))?), ..self.angles(step)? })
@@ -99,13 +98,13 @@ impl Rope {
 }
 
 impl Angles {
-    /// The one rotation of queries and keys; none where they have different ones.
+    /// The rotation that queries and keys share; `None` if theirs differ.
     pub(in crate::nn) fn common(&self) -> Option<&Rotation> {
         self.queries.is_none().then_some(&self.rotation)
     }
 
-    /// Rotates the heads of `x`, of shape `[tokens, heads · head_dim]`, for attention that rotates only a part of what it
-    /// compares (MLA). Others hand the angles to [`Attention::forward`](super::Attention::forward), which is faster.
+    /// Rotates the heads of `x`, of shape `[tokens, heads · head_dim]`, for attention that rotates only a part of each head
+    /// (MLA). Elsewhere hand the angles to [`Attention::forward`](crate::nn::Attention::forward), which is faster.
     pub fn rotate(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         step.ops().rotate(x, self.head_dim, &self.rotation)
     }
@@ -115,7 +114,7 @@ impl Angles {
     }
 }
 
-/// Llama 3's scaling: long waves are stretched, short ones kept, those between blended.
+/// Llama 3's scaling: long wavelengths are stretched, short ones kept, those between interpolated.
 fn llama3(frequency: f64, factor: f64, low: f64, high: f64, original: f64) -> f64 {
     let wavelength = 2.0 * PI / frequency;
     if wavelength > original / low {
@@ -128,7 +127,7 @@ fn llama3(frequency: f64, factor: f64, low: f64, high: f64, original: f64) -> f6
     }
 }
 
-/// YaRN (arXiv 2309.00071): the dimension whose wave turns `beta` times within the original context.
-fn turning_dimension(beta: f64, rotary_dim: usize, theta: f64, original: f64) -> f64 {
+/// YaRN (arXiv 2309.00071): the dimension that makes `beta` full rotations within the original context.
+fn correction_dim(beta: f64, rotary_dim: usize, theta: f64, original: f64) -> f64 {
     rotary_dim as f64 * (original / (beta * 2.0 * PI)).ln() / (2.0 * theta.ln())
 }

@@ -1,4 +1,4 @@
-//! Feed-forward blocks with experts, and families in which some layers have them and others do not.
+//! Mixture-of-experts blocks, and the block of families in which only some layers have experts.
 
 use candle_core::Tensor;
 
@@ -7,7 +7,7 @@ use crate::{
     nn::{Experts, GatedMlp, Linear, Router, Step, weighed},
 };
 
-/// The experts that a router chooses for each row, beside a block that all rows share where a family has one.
+/// Routed experts, with a shared block for all rows in families that have one.
 #[derive(Clone, Debug)]
 pub struct SparseMlp {
     gate: Router,
@@ -18,23 +18,23 @@ pub struct SparseMlp {
 #[derive(Clone, Debug)]
 struct Shared {
     mlp: GatedMlp,
-    /// Its sigmoid weighs the block.
+    /// The block's output is multiplied by its sigmoid.
     gate: Option<Linear>,
 }
 
 impl SparseMlp {
-    /// The sum of what each row's experts make of it, weighed by `gate`.
+    /// Routes each row by `gate`, without a shared block.
     pub fn new(gate: Router, experts: Experts) -> Self {
         Self { gate, experts, shared: None }
     }
 
-    /// Adds a block that every row goes through (DeepSeek's shared experts are one wide block).
+    /// Adds a block for all rows (DeepSeek's shared experts are one wide block).
     #[must_use]
     pub fn with_shared(self, mlp: GatedMlp) -> Self {
         Self { shared: Some(Shared { mlp, gate: None }), ..self }
     }
 
-    /// Adds the same, weighed by the sigmoid of `gate`, a layer with one output (Qwen2-MoE).
+    /// Adds a block for all rows, whose output is multiplied by the sigmoid of `gate`, a layer with one output (Qwen2-MoE).
     #[must_use]
     pub fn with_gated_shared(self, mlp: GatedMlp, gate: Linear) -> Self {
         Self { shared: Some(Shared { mlp, gate: Some(gate) }), ..self }
@@ -61,9 +61,9 @@ impl SparseMlp {
 /// The feed-forward block of a layer where some layers are dense and others have experts.
 #[derive(Clone, Debug)]
 pub enum FeedForward {
-    /// Every row goes through the same weights.
+    /// The same weights for all rows.
     Dense(GatedMlp),
-    /// A router chooses.
+    /// Routed experts.
     Sparse(SparseMlp),
 }
 

@@ -1,37 +1,37 @@
-//! Which layer of a model lies on which of its devices.
+//! Assigns a model's layers to its devices.
 //!
-//! Layers are dealt out in their order, so that activations cross each boundary once in a step, and by what they take, so
-//! that each device is filled as far as the others. A layer is known by the number in its weights' names, like
-//! `model.layers.7.mlp.up_proj`; what has none belongs to the first layer or, as the last norm and the head do, to the last.
+//! Layers are assigned in order, so that activations cross each boundary once in a step, and by size, so that all devices are
+//! filled to the same share. A layer is known by the number in its weights' names, as in `model.layers.7.mlp.up_proj`. Weights
+//! without a number belong to the first layer, except the final norm and the head, which belong to the last.
 
 use std::ops::RangeInclusive;
 
 use crate::{Error, Result};
 
-/// What a device keeps free for activations, kernels and what else the driver wants: this much, or a tenth of a small one.
-const BESIDES_BYTES: u64 = 1 << 30;
+/// Reserved on each device for activations, kernels and the driver; at most a tenth of what is free.
+const RESERVE_BYTES_MAX: u64 = 1 << 30;
 
-/// Names of what follows the last layer.
+/// Names of the modules after the last layer.
 const LAST: [&str; 6] = ["lm_head", "norm", "norm_f", "final_norm", "final_layernorm", "embedding_norm"];
 
-/// A device that layers are dealt out to.
+/// A device that takes a share of the layers.
 #[derive(Clone, Debug)]
 pub(in crate::nn) struct Share {
     pub(in crate::nn) name: String,
-    /// What it has left, where it says so.
+    /// `None` if the device does not report its free memory.
     pub(in crate::nn) free_bytes: Option<u64>,
 }
 
-/// The place of each layer.
+/// The device of each layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::nn) struct Layout {
-    /// For each layer, which of the devices it lies on. It never falls.
+    /// For each layer the index of its device, in ascending order.
     places: Vec<usize>,
-    /// How many devices there are.
+    /// Number of devices.
     devices: usize,
 }
 
-/// Where a weight belongs.
+/// The part of the model that a weight is assigned with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
     First,
@@ -56,7 +56,7 @@ impl Layout {
         Self { places: Vec::new(), devices: 1 }
     }
 
-    /// Deals out layers that have these `weights`, by name with their bytes, and `caches`: bytes of each layer of the caches.
+    /// Assigns layers to devices by the bytes of `weights`, by name, and of `caches`, one for each layer that has one.
     pub(in crate::nn) fn plan<'a>(
         shares: &[Share],
         weights: impl Iterator<Item = (&'a str, u64)>,
@@ -95,8 +95,8 @@ impl Layout {
             let taken = layers.iter().zip(&layout.places).filter(|(_, at)| **at == place);
             let taken = taken.fold(0_u64, |sum, (bytes, _)| sum.saturating_add(*bytes));
             if let Some(free) = share.free_bytes
-                && let besides = BESIDES_BYTES.min(free / 10)
-                && taken.saturating_add(besides) > free
+                && let reserve = RESERVE_BYTES_MAX.min(free / 10)
+                && taken.saturating_add(reserve) > free
             {
                 let range = layout.layers_of(place).map_or_else(String::new, |range| in_words(&range));
                 return Err(Error::out_of_memory(format!(
@@ -104,7 +104,7 @@ impl Layout {
                     share.name,
                     free >> 20,
                     taken >> 20,
-                    besides >> 20
+                    reserve >> 20
                 ))
                 .help(
                     "name more devices, lower kv_budget or context, or take a smaller or more quantized checkpoint",
@@ -114,7 +114,7 @@ impl Layout {
         Ok(layout)
     }
 
-    /// The device of what lies at this place of the checkpoint.
+    /// The device of the weights at this path of the checkpoint.
     pub(in crate::nn) fn of_path(&self, path: &str) -> usize {
         match Part::of(path) {
             _ if self.devices == 1 => 0,
@@ -124,7 +124,7 @@ impl Layout {
         }
     }
 
-    /// The device of a layer of the caches, of which there are `count`.
+    /// The device of one of `count` caches.
     pub(in crate::nn) fn of_cache(&self, cache: usize, count: usize) -> usize {
         let layer = cache * self.places.len() / count.max(1);
         self.places.get(layer).copied().unwrap_or(self.devices - 1)
@@ -135,8 +135,8 @@ impl Layout {
         Some(first..=self.places.iter().rposition(|at| *at == place)?)
     }
 
-    /// For a person: which layers lie where.
-    pub(in crate::nn) fn tell(&self, names: &[&str]) -> String {
+    /// The layers of each device, for the log.
+    pub(in crate::nn) fn describe(&self, names: &[&str]) -> String {
         let of = |(place, name): (usize, &&str)| {
             let range = self.layers_of(place)?;
             Some(format!("{} on {name}", in_words(&range)))
@@ -145,26 +145,26 @@ impl Layout {
     }
 }
 
-/// Whether a weight is of the experts that stay in the host's memory, those of the first `layers` layers.
+/// Tells if a weight belongs to experts that stay in the host's memory: those of the first `layers` layers.
 pub(in crate::nn) fn is_on_host(path: &str, layers: usize) -> bool {
     matches!(Part::of(path), Part::Layer(layer) if layer < layers) && path.split('.').any(|part| part == "experts")
 }
 
-/// Whether a weight is of what a checkpoint sees or hears with, which is not loaded.
+/// Tells if a weight belongs to the vision or audio part of a multimodal checkpoint, which is not loaded.
 pub(in crate::nn) fn is_beside_text(path: &str) -> bool {
     path.split('.').any(|part| BESIDE_TEXT.iter().any(|name| part.starts_with(name)))
 }
 
-/// How parts that see or hear begin their names.
+/// Prefixes of the module names of vision and audio parts.
 const BESIDE_TEXT: [&str; 7] =
     ["vision", "visual", "audio", "multi_modal_projector", "embed_vision", "embed_audio", "mm_projector"];
 
-/// Layers beyond this are taken for a mistake in the file.
+/// A larger layer number is taken for a corrupt file.
 const LAYERS_MAX: usize = 4096;
 
-/// Gives each device a run of layers that takes as much of its memory as of the others'. Each gets one at least.
+/// Assigns each device a run of layers, at least one, so that all devices are filled to the same share.
 fn deal(layers: &[u64], shares: &[Share]) -> Vec<usize> {
-    // Where one does not say what it has, all count alike.
+    // If one does not report its memory, all count the same.
     let free: Option<Vec<u64>> = shares.iter().map(|share| share.free_bytes).collect();
     let room = free.map_or(vec![1.0; shares.len()], |free| free.into_iter().map(|free| free.max(1) as f64).collect());
     let (all, total): (f64, f64) = (room.iter().sum(), layers.iter().map(|bytes| *bytes as f64).sum());
@@ -181,7 +181,7 @@ fn deal(layers: &[u64], shares: &[Share]) -> Vec<usize> {
         let middle = (sum + *bytes as f64 / 2.0) / total.max(1.0);
         sum += *bytes as f64;
         let is_first_of_place = places.last() != Some(&place);
-        // As many layers are left as devices that have none yet.
+        // Fewer layers are left than devices from this one on: each further device needs one.
         let is_urgent = layers.len() - layer < shares.len() - place;
         if place + 1 < shares.len() && !is_first_of_place && (middle > ends[place] || is_urgent) {
             place += 1;
@@ -224,7 +224,7 @@ mod tests {
         let layout = plan(&[60, 20], 8, &[0; 8]).unwrap();
         assert_eq!(layout.places.iter().filter(|place| **place == 0).count(), 7, "{layout:?}");
         let layout = plan(&[40, 40, 40], 9, &[0; 9]).unwrap();
-        assert_eq!(layout.tell(&["a", "b", "c"]), "layers 0 to 2 on a, layers 3 to 5 on b, layers 6 to 8 on c");
+        assert_eq!(layout.describe(&["a", "b", "c"]), "layers 0 to 2 on a, layers 3 to 5 on b, layers 6 to 8 on c");
         // Caches count as weights do.
         let layout = plan(&[40, 40], 8, &[0, 0, 0, 0, 0, 0, 0, 8 << 30]).unwrap();
         assert_eq!(layout.places.iter().filter(|place| **place == 1).count(), 1, "{layout:?}");

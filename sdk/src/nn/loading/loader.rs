@@ -1,7 +1,7 @@
-//! Where layers come from: a place in a checkpoint's tree of names, and the device that the weights go to.
+//! Loads layers from a checkpoint: a [`Loader`] is a path in its tree of names and the device that the weights there go to.
 //!
-//! `loader.at("model").at("layers").at(3).linear("q_proj", …)` reads the checkpoint like the model's own module tree, and
-//! remembers each linear layer under its full name, so that adapters find it without the model file's help.
+//! `loader.at("model").at("layers").at(3).linear("q_proj", …)` follows the model's own module tree, and registers each linear
+//! layer under its full name, so that adapters find it without the model file's help.
 
 use candle_core::{Device, Tensor};
 use std::{
@@ -13,7 +13,7 @@ use std::{
 
 use super::{
     layout::Layout,
-    merge::{Merges, Storey},
+    merge::{Merges, StackPart},
     resident::Resident,
 };
 use crate::{
@@ -27,48 +27,48 @@ use crate::{
     weights::{Checkpoint, Format, GgufFamily, GgufRope, RawTensor, Weights, quote},
 };
 
-/// Tensors that hold nothing which a configuration does not say: RoPE's frequencies, which [`Config::rope`] has read from
-/// GGUF files and older folders repeat in every layer.
+/// Tensors that repeat the configuration, and so are not reported as unused: RoPE's frequencies, which [`Config::rope`] reads
+/// from GGUF files and which older checkpoints repeat in every layer.
 ///
 /// [`Config::rope`]: crate::weights::Config::rope
 const DERIVED: [&str; 4] =
     ["rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight", "rotary_emb.inv_freq"];
 
-/// Where a text model lies: by itself, or within a model that also sees or hears.
+/// Paths of the text model: in text-only checkpoints, and in multimodal ones.
 const TEXT_MODELS: [&str; 4] = ["model", "language_model.model", "model.language_model", "language_model"];
 
-/// How many unused tensors are named.
+/// Limit on the unused tensors that a warning names.
 const NAMED_MAX: usize = 4;
 
-/// A place in a checkpoint that is being loaded.
+/// A path in a checkpoint that is being loaded.
 #[derive(Clone)]
 pub struct Loader<'a> {
     shared: &'a Shared<'a>,
-    /// The computations on the device that the weights go to.
+    /// Computes on the device that the weights go to.
     ops: &'a Ops,
-    /// Whether that is the host's memory, while the model is on a device.
+    /// The weights stay in the host's memory although the model is on an accelerator.
     on_host: bool,
     prefix: String,
 }
 
 /// Experts that stay in the host's memory.
 pub(in crate::nn) struct HostExperts {
-    /// What computes them there.
+    /// Computes on the CPU.
     pub(in crate::nn) ops: Ops,
-    /// In how many layers, from the first on.
+    /// Number of layers, counted from the first.
     pub(in crate::nn) layers: usize,
 }
 
-/// What all places of one load share.
+/// The state that all loaders of one model share.
 pub(in crate::nn) struct Shared<'a> {
     checkpoint: &'a Checkpoint,
     services: &'a Services,
-    /// The computations of each of the model's devices.
+    /// One for each of the model's devices.
     parts: &'a [Ops],
     layout: &'a Layout,
     host: Option<&'a HostExperts>,
     context: usize,
-    /// Whether GGUF files have the rows of queries and keys in another order than transformers.
+    /// Rows of queries and keys in GGUF files are permuted, compared with transformers'.
     is_permuted: bool,
     merges: Merges<'a>,
     registry: RefCell<Registry>,
@@ -78,7 +78,7 @@ pub(in crate::nn) struct Shared<'a> {
 }
 
 impl<'a> Shared<'a> {
-    /// `family` is what the plugin knows of the architecture's GGUF files, which adapters may name tensors after.
+    /// `family` describes the architecture's GGUF files, whose tensor names adapters may use.
     pub(in crate::nn) fn new(
         checkpoint: &'a Checkpoint,
         services: &'a Services,
@@ -110,7 +110,7 @@ impl<'a> Shared<'a> {
         Loader { shared: self, ops: self.ops_of(""), on_host: false, prefix: String::new() }
     }
 
-    /// The computations of the device that the weights of a place go to.
+    /// Computes on the device that the weights at `path` go to.
     fn ops_of(&self, path: &str) -> &'a Ops {
         self.parts.get(self.layout.of_path(path)).unwrap_or(&self.parts[0])
     }
@@ -119,15 +119,15 @@ impl<'a> Shared<'a> {
         unused(self.checkpoint.weights(), &self.used.borrow())
     }
 
-    /// What adapters need, once all that was to be merged has found its weight, and what the layers take.
+    /// The registry for adapters, and the memory that the layers take. An error if a merged adapter has not found its weights.
     pub(in crate::nn) fn finish(self) -> Result<(Registry, Resident)> {
         self.merges.finish()?;
         Ok((self.registry.into_inner(), self.resident.into_inner()))
     }
 }
 
-/// Tensors of a checkpoint that nothing asked for, for a person: a part of the model that the plugin does not know, or a
-/// name that it missed.
+/// Lists the tensors that nothing loaded, for a warning: a part of the model that the plugin does not know, or a misspelled
+/// name.
 pub(crate) fn unused(weights: &Weights, used: &HashSet<String>) -> Option<String> {
     let is_unused = |name: &&str| !used.contains(*name) && !DERIVED.iter().any(|derived| name.ends_with(derived));
     let unused: Vec<_> = weights.names().filter(is_unused).collect();
@@ -139,7 +139,7 @@ pub(crate) fn unused(weights: &Weights, used: &HashSet<String>) -> Option<String
 }
 
 impl Loader<'_> {
-    /// The place `part` below this one.
+    /// The path `part` below this one.
     #[must_use]
     pub fn at(&self, part: impl Display) -> Self {
         let prefix = self.name(part);
@@ -147,8 +147,8 @@ impl Loader<'_> {
         Self { shared: self.shared, ops, on_host: self.on_host, prefix }
     }
 
-    /// This place, whose weights go to the device that experts of its layer are computed on, and what computes there if that
-    /// is not the model's: for [`Experts::computed_by`](crate::nn::Experts::computed_by).
+    /// This path, with its weights on the device that computes the experts of its layer. The second value computes there, if
+    /// that is not the model's device: pass it to [`Experts::computed_by`](crate::nn::Experts::computed_by).
     pub fn for_experts(&self) -> (Self, Option<Ops>) {
         let layer = self.prefix.split('.').find_map(|part| part.parse::<usize>().ok());
         match self.shared.host.filter(|host| layer.is_some_and(|layer| layer < host.layers)) {
@@ -160,26 +160,26 @@ impl Loader<'_> {
         }
     }
 
-    /// The place of the text model: `model`, or where a checkpoint that also sees or hears keeps it.
+    /// The path of the text model: `model`, or below it in multimodal checkpoints.
     #[must_use]
     pub fn text_model(&self) -> Self {
-        let is_there = |place: &&&str| self.at(place).has("embed_tokens.weight");
+        let is_there = |path: &&&str| self.at(path).has("embed_tokens.weight");
         self.at(TEXT_MODELS.iter().find(is_there).unwrap_or(&TEXT_MODELS[0]))
     }
 
-    /// The layers `layers.0`, `layers.1` … below this place, each loaded by `load`.
+    /// The layers `layers.0`, `layers.1` … below this path, each loaded by `load`.
     pub fn layers<L>(&self, count: usize, load: impl Fn(&Self, usize) -> Result<L>) -> Result<Vec<L>> {
         (0..count).map(|index| load(&self.at("layers").at(index), index)).collect()
     }
 
-    /// The output layer `lm_head`: the embedding's table, if `tied` and the checkpoint has no other.
+    /// The output layer `lm_head`; if `tied` and the checkpoint has none, the embedding's weight.
     pub fn lm_head(&self, embedding: &Embedding, tied: bool) -> Result<Linear> {
         let nested = "language_model.lm_head";
         let name = if self.at(nested).has("weight") { nested } else { "lm_head" };
         let here = self.at(name);
         if tied && !here.has("weight") {
             let head = embedding.tied(self, name);
-            // The bias goes where the table is, whose device is not that of a head of its own.
+            // The table may lie on another device than an `lm_head` of its own would, and the bias goes along with it.
             let beside = Self { ops: self.shared.parts.get(head.place()).unwrap_or(self.ops), ..here.clone() };
             let bias = if here.has("bias") { Some(beside.vector("bias", embedding.rows())?) } else { None };
             return Ok(head.with_bias(bias));
@@ -187,12 +187,12 @@ impl Loader<'_> {
         self.linear(name, embedding.width(), embedding.rows())
     }
 
-    /// Which of the model's devices the weights go to.
+    /// Index of the weights' device among the model's.
     fn place(&self) -> usize {
         self.shared.layout.of_path(&self.prefix)
     }
 
-    /// The name of this place.
+    /// The full name of this path, as in `model.layers.3`.
     pub fn path(&self) -> &str {
         &self.prefix
     }
@@ -207,38 +207,38 @@ impl Loader<'_> {
         self.ops.device()
     }
 
-    /// The format of the checkpoint, for the few places where its conventions show.
+    /// The format of the checkpoint, for the few models that have to tell GGUF's conventions from Hugging Face's.
     pub fn format(&self) -> Format {
         self.shared.checkpoint.format()
     }
 
-    /// Whether the checkpoint has a tensor of this name here.
+    /// Looks for the tensor `name` below this path.
     pub fn has(&self, name: &str) -> bool {
         self.shared.checkpoint.weights().contains(&self.name(name))
     }
 
     /// The linear layer `name.weight`, of shape `[outputs, inputs]`, with `name.bias` where the checkpoint has one.
     pub fn linear(&self, name: &str, inputs: usize, outputs: usize) -> Result<Linear> {
-        self.storey(name, inputs, outputs, None)
+        self.linear_in(name, inputs, outputs, None)
     }
 
-    /// The linear layer of a weight `[outputs, inputs]` that an author has taken out of the checkpoint: a part of a tensor, or one
-    /// that was transposed. Adapters find it under `name`.
+    /// A linear layer of a weight `[outputs, inputs]` that the model file made itself, such as a part of a tensor or a transposed
+    /// one. Adapters find it under `name`.
     pub fn linear_of(&self, name: &str, weight: &RawTensor) -> Result<Linear> {
         let (weight, id) = self.at(name).weight(weight, Part::Linear, None)?;
         Ok(Linear::new(weight, None, id))
     }
 
-    fn storey(&self, name: &str, inputs: usize, outputs: usize, storey: Option<Storey<'_>>) -> Result<Linear> {
+    fn linear_in(&self, name: &str, inputs: usize, outputs: usize, stack: Option<StackPart<'_>>) -> Result<Linear> {
         let here = self.at(name);
         let weight = here.raw("weight", &[outputs, inputs])?;
         let bias = if here.has("bias") { Some(here.vector("bias", outputs)?) } else { None };
-        let (weight, id) = here.weight(&weight, Part::Linear, storey)?;
+        let (weight, id) = here.weight(&weight, Part::Linear, stack)?;
         Ok(Linear::new(weight, bias, id))
     }
 
-    /// Linear layers of one input, which a checkpoint has each by itself or stacked as the rows of `name.weight`: queries,
-    /// keys and values as `qkv_proj`, gate and up as `gate_up_proj`. Adapters find the parts and the stack in either case.
+    /// Linear layers of one input, which the checkpoint has separately or stacked as the rows of `name.weight`: queries, keys and
+    /// values as `qkv_proj`, gate and up as `gate_up_proj`. Adapters may name the parts or the stack in either case.
     pub fn stacked<const N: usize>(&self, name: &str, inputs: usize, parts: [(&str, usize); N]) -> Result<[Linear; N]> {
         let stack = self.at(name);
         let all = parts.iter().map(|(_, outputs)| outputs).sum();
@@ -249,18 +249,18 @@ impl Loader<'_> {
             let bias = if stack.has("bias") { Some(stack.raw("bias", &[outputs])?) } else { None };
             let part = |(part, outputs): (&str, usize)| {
                 let rows = start..start + outputs;
-                let storey = Storey { stack: &stack.prefix, outputs: all, start };
+                let stack_part = StackPart { stack: &stack.prefix, outputs: all, start };
                 start = rows.end;
                 let bias = bias.as_ref().map(|bias| self.vector_of(&bias.rows(rows.clone())?)).transpose()?;
-                let (weight, id) = self.at(part).weight(&weight.rows(rows)?, Part::Linear, Some(storey))?;
+                let (weight, id) = self.at(part).weight(&weight.rows(rows)?, Part::Linear, Some(stack_part))?;
                 Ok(Linear::new(weight, bias, id))
             };
             parts.into_iter().map(part).collect::<Result<_>>()?
         } else {
             let part = |(part, outputs): (&str, usize)| {
-                let storey = Storey { stack: &stack.prefix, outputs: all, start };
+                let stack_part = StackPart { stack: &stack.prefix, outputs: all, start };
                 start += outputs;
-                self.storey(part, inputs, outputs, Some(storey))
+                self.linear_in(part, inputs, outputs, Some(stack_part))
             };
             parts.into_iter().map(part).collect::<Result<_>>()?
         };
@@ -277,10 +277,10 @@ impl Loader<'_> {
         Ok(Embedding::new(weight, raw, id))
     }
 
-    /// The output layer of this place, which shares a table's weight unless an adapter was merged into one of the two.
+    /// The output layer at this path. It shares the table's weight unless an adapter is merged into one of the two.
     fn tied(&self, table: LayerId, raw: &RawTensor, weight: &Arc<Matrix>) -> Linear {
         let merges = &self.shared.merges;
-        let is_changed = |name: &str| merges.concern(name);
+        let is_changed = |name: &str| merges.changes(name);
         let table_is_changed = self.shared.registry.borrow().get(table).is_some_and(|it| is_changed(&it.name));
         if table_is_changed || is_changed(&self.prefix) {
             match self.weight(raw, Part::Linear, None) {
@@ -293,32 +293,32 @@ impl Loader<'_> {
         Linear::new(weight.clone(), None, self.register(layer))
     }
 
-    /// A small dense tensor of one dimension, as `f32`.
+    /// A tensor of one dimension in `f32`, such as a bias or a norm's weight.
     pub fn vector(&self, name: &str, len: usize) -> Result<Tensor> {
         self.vector_of(&self.raw(name, &[len])?)
     }
 
-    /// A tensor of any format and shape in single precision, for what is no linear layer by itself.
+    /// A tensor of any format and shape, unpacked to `f32`, for weights that are not a linear layer's.
     pub fn dense(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
         let raw = self.raw(name, shape)?;
         self.shared.resident.borrow_mut().add_small(shape.iter().product(), self.place());
         self.ops.dense(pensieve_kernels::dequantize(&raw)?, shape)
     }
 
-    /// A small tensor of these values, on this place's device.
+    /// A small tensor of these values, on this path's device.
     pub(in crate::nn) fn tensor(&self, values: Vec<f32>, shape: &[usize]) -> Result<Tensor> {
         self.shared.resident.borrow_mut().add_small(values.len(), self.place());
         self.ops.dense(values, shape)
     }
 
-    /// The values of a small dense tensor that an author has taken out of the checkpoint, such as a bias, as `f32`.
+    /// [`Self::vector`] for a tensor that the model file took out of the checkpoint, such as a part of a bias.
     pub fn vector_of(&self, raw: &RawTensor) -> Result<Tensor> {
         let vector = self.ops.vector(raw)?;
         self.shared.resident.borrow_mut().add_small(vector.elem_count(), self.place());
         Ok(vector)
     }
 
-    /// The values of a small dense tensor of one dimension, where the checkpoint has it.
+    /// A small tensor's values in the host's memory; `None` if the checkpoint does not have it.
     pub fn values(&self, name: &str) -> Result<Option<Vec<f32>>> {
         let name = self.name(name);
         let weights = self.shared.checkpoint.weights();
@@ -327,7 +327,7 @@ impl Loader<'_> {
         Ok(values)
     }
 
-    /// A tensor as it lies in the checkpoint, if it has this shape.
+    /// A tensor as stored in the checkpoint; an error if it has another shape.
     pub fn raw(&self, name: &str, shape: &[usize]) -> Result<RawTensor> {
         let raw = self.shared.checkpoint.weights().get(&self.name(name))?.expect_shape(shape)?;
         self.count(&raw.name, raw.data.len())?;
@@ -335,13 +335,13 @@ impl Loader<'_> {
         Ok(raw)
     }
 
-    /// The weight of the layer at this place, in the form that the device computes with, and the layer's name for adapters.
-    fn weight(&self, raw: &RawTensor, part: Part, storey: Option<Storey<'_>>) -> Result<(Arc<Matrix>, LayerId)> {
+    /// The weight of the layer at this path, in the form that the device computes with, and the layer's id for adapters.
+    fn weight(&self, raw: &RawTensor, part: Part, stack_part: Option<StackPart<'_>>) -> Result<(Arc<Matrix>, LayerId)> {
         let &[outputs, inputs] = raw.shape.as_slice() else {
             return Err(Error::corrupt(format!("tensor '{}' has shape {:?}, not two dimensions", raw.name, raw.shape)));
         };
         let layer = self.describe(part, inputs, outputs);
-        let merged = self.shared.merges.add(&layer, raw, storey)?;
+        let merged = self.shared.merges.add(&layer, raw, stack_part)?;
         let from = merged.as_ref().unwrap_or(raw);
         let matrix = self.ops.matrix(from);
         let matrix = matrix.map_err(|error| error.context(format!("tensor '{}'", raw.name)))?;
@@ -350,7 +350,7 @@ impl Loader<'_> {
         Ok((Arc::new(matrix), id))
     }
 
-    /// The layer at this place as adapters see it, but for the type of its weight.
+    /// The registry's entry for the layer at this path, but for `is_f32`.
     fn describe(&self, part: Part, inputs: usize, outputs: usize) -> Registered {
         let order = if self.format() == Format::Gguf { RowOrder::Gguf } else { RowOrder::HuggingFace };
         let rotated_heads = self.rotated_heads(&self.prefix, outputs);
@@ -362,8 +362,7 @@ impl Loader<'_> {
         self.shared.registry.borrow_mut().add(layer)
     }
 
-    /// The size of the heads, where the rows of a layer are those of queries or keys whose rotating pairs are neighbours in
-    /// GGUF files.
+    /// The size of a head, if the layer projects queries or keys whose rotated pairs are adjacent in GGUF files.
     fn rotated_heads(&self, name: &str, outputs: usize) -> Option<usize> {
         let config = self.shared.checkpoint.config();
         let is_rotated = ["q_proj", "k_proj"].iter().any(|projection| name.ends_with(projection));
@@ -373,7 +372,7 @@ impl Loader<'_> {
         (is_reordered && head_dim > 1 && outputs.is_multiple_of(head_dim)).then_some(head_dim)
     }
 
-    /// Reports progress, and stops when the host wants it.
+    /// Reports progress; an error if the host has cancelled the load.
     fn count(&self, name: &str, bytes: usize) -> Result<()> {
         let shared = self.shared;
         shared.services.go_on()?;
@@ -388,8 +387,8 @@ impl Loader<'_> {
 }
 
 impl Embedding {
-    /// The output layer `name` that shares this table, as in models with tied embeddings. An adapter for `name` changes the
-    /// output alone.
+    /// The output layer `name` of a model with tied embeddings, which shares this table. An adapter for `name` changes the output
+    /// alone.
     pub fn tied(&self, loader: &Loader<'_>, name: &str) -> Linear {
         let (id, raw, weight) = self.parts();
         loader.at(name).tied(id, raw, weight)

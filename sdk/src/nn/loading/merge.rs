@@ -1,7 +1,7 @@
 //! Adapters that become part of the weights: `W + strength · scale · B·A`, computed once while a checkpoint is loaded.
 //!
-//! A merged adapter costs nothing afterwards, and cannot be taken away. The sum is written back in the weight's own type, so
-//! only dense weights can take one: a quantized weight would lose in its rounding what the adapter says.
+//! A merged adapter costs nothing afterwards, and cannot be detached. The sum is rounded to the weight's own type, so only
+//! dense weights can take one: requantizing would lose the adapter's change.
 
 use std::{cell::Cell, cell::RefCell};
 
@@ -14,38 +14,38 @@ use crate::{
     weights::{Bytes, Dtype, Names, RawTensor, names, quote},
 };
 
-/// What is to be merged into the weights of a load.
+/// The adapters to merge while a model is loaded.
 #[derive(Debug, Default)]
 pub(in crate::nn) struct Merges<'a> {
     changes: Vec<Change<'a>>,
-    /// What went wrong where no error could be returned.
-    trouble: RefCell<Option<Error>>,
+    /// The first error of a caller that cannot return one; [`Merges::finish`] does.
+    error: RefCell<Option<Error>>,
 }
 
-/// One pair on its way into a weight.
+/// One low-rank pair to add to a weight.
 #[derive(Debug)]
 struct Change<'a> {
     pair: &'a LowRankPair,
     factor: f32,
-    /// The weight's name in Hugging Face's terms.
+    /// The weight's name in Hugging Face's scheme.
     name: String,
-    /// The order of the rows that it came with.
+    /// The order of the pair's rows.
     order: RowOrder,
     used: Cell<bool>,
 }
 
-/// The place of a layer among those that stand one above the other under a name of their own.
+/// A layer's rows within a stack of layers that has a name of its own.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::nn) struct Storey<'a> {
+pub(in crate::nn) struct StackPart<'a> {
     pub(in crate::nn) stack: &'a str,
-    /// The rows of all of them.
+    /// Rows of the whole stack.
     pub(in crate::nn) outputs: usize,
-    /// The first row of this one.
+    /// The layer's first row.
     pub(in crate::nn) start: usize,
 }
 
 impl<'a> Merges<'a> {
-    /// `own` are the names of GGUF files that the architecture has of its own.
+    /// `own` are the architecture's own GGUF names, beside the shared ones.
     pub(in crate::nn) fn new(merged: &'a [Merged], own: Names) -> Self {
         let of = |pair: &'a LowRankPair, strength: f32| {
             let name = names::hugging_face(&format!("{}.weight", pair.target), own);
@@ -54,29 +54,29 @@ impl<'a> Merges<'a> {
             Change { pair, factor: pair.scale * strength, name, order, used: Cell::new(false) }
         };
         let changes = merged.iter().flat_map(|one| one.adapter.pairs.iter().map(|pair| of(pair, one.strength)));
-        Self { changes: changes.collect(), trouble: RefCell::default() }
+        Self { changes: changes.collect(), error: RefCell::default() }
     }
 
-    /// Whether a weight of this name is to be changed.
-    pub(in crate::nn) fn concern(&self, name: &str) -> bool {
+    /// Tells if an adapter is to be merged into the weight `name`.
+    pub(in crate::nn) fn changes(&self, name: &str) -> bool {
         self.changes.iter().any(|change| change.name == name)
     }
 
-    /// The weight of a layer with all that is merged into it; none if that is nothing.
+    /// The layer's weight with its adapters merged; `None` if it has none.
     pub(in crate::nn) fn add(
         &self,
         layer: &Registered,
         raw: &RawTensor,
-        storey: Option<Storey<'_>>,
+        stack_part: Option<StackPart<'_>>,
     ) -> Result<Option<RawTensor>> {
-        let own = Storey { stack: &layer.name, outputs: layer.outputs, start: 0 };
-        let places = [Some(own), storey];
+        let own = StackPart { stack: &layer.name, outputs: layer.outputs, start: 0 };
+        let parts = [Some(own), stack_part];
         let mut values = None;
         for change in &self.changes {
-            let Some(place) = places.iter().flatten().find(|place| place.stack == change.name) else { continue };
+            let Some(part) = parts.iter().flatten().find(|part| part.stack == change.name) else { continue };
             change.used.set(true);
             let here = |error: Error| error.context(format!("'{}'", change.pair.target));
-            adapters::check(change.pair, layer.inputs, place.outputs).map_err(here)?;
+            adapters::check(change.pair, layer.inputs, part.outputs).map_err(here)?;
             if raw.dtype.is_quantized() {
                 let (name, dtype) = (quote(&raw.name), raw.dtype);
                 let message =
@@ -89,19 +89,19 @@ impl<'a> Merges<'a> {
                 Some(values) => values,
                 none => none.insert(raw.to_f32()?),
             };
-            change.add_to(values, layer, place.start);
+            change.add_to(values, layer, part.start);
         }
         values.map(|values| written(raw, &values)).transpose()
     }
 
-    /// Keeps an error for the end of the load.
+    /// Has [`Self::finish`] return this error.
     pub(in crate::nn) fn fail(&self, error: Error) {
-        self.trouble.borrow_mut().get_or_insert(error);
+        self.error.borrow_mut().get_or_insert(error);
     }
 
-    /// Whether everything has found its weight.
+    /// Checks that every change has found its weight.
     pub(in crate::nn) fn finish(&self) -> Result<()> {
-        if let Some(error) = self.trouble.take() {
+        if let Some(error) = self.error.take() {
             return Err(error);
         }
         match self.changes.iter().find(|change| !change.used.get()) {
@@ -112,7 +112,7 @@ impl<'a> Merges<'a> {
 }
 
 impl Change<'_> {
-    /// Adds the rows of the change that begin at `start` to the rows of a weight.
+    /// Adds the change's rows, from `start` on, to the layer's values.
     fn add_to(&self, values: &mut [f32], layer: &Registered, start: usize) {
         let LowRankPair { rank, a, b, .. } = self.pair;
         let rows = layer.in_order(self.order, &b[start * rank..(start + layer.outputs) * rank], *rank);
@@ -125,7 +125,7 @@ impl Change<'_> {
     }
 }
 
-/// Values in the type and under the name of a tensor.
+/// `values` in the type and under the name of the tensor `raw`.
 fn written(raw: &RawTensor, values: &[f32]) -> Result<RawTensor> {
     let bytes: Vec<u8> = match raw.dtype {
         Dtype::F16 => values.iter().flat_map(|value| half::f16::from_f32(*value).to_le_bytes()).collect(),
@@ -201,8 +201,8 @@ mod tests {
         let pair = &mut merged[0].adapter.pairs[0];
         (pair.outputs, pair.b) = (4, vec![9.0, 9.0, 0.5, -0.25]);
         let merges = Merges::new(&merged, &[]);
-        let storey = Storey { stack: "qkv", outputs: 4, start: 2 };
-        let found = merges.add(&layer("k"), &raw(Dtype::F32), Some(storey)).unwrap().unwrap().to_f32().unwrap();
+        let stack_part = StackPart { stack: "qkv", outputs: 4, start: 2 };
+        let found = merges.add(&layer("k"), &raw(Dtype::F32), Some(stack_part)).unwrap().unwrap().to_f32().unwrap();
         assert!((found[0] - 0.6).abs() < 1e-6 && (found[5] + 1.05).abs() < 1e-6, "{found:?}");
     }
 

@@ -1,4 +1,4 @@
-//! From a checkpoint to weights on their devices: where layers lie, what adapters were merged into them, what they take.
+//! Loading a checkpoint's weights: the device of each layer, merged adapters, and the memory that all of it takes.
 
 pub(super) mod layout;
 pub(super) mod loader;

@@ -1,5 +1,5 @@
-//! What a loaded model takes where, for the log: a person who wonders what fills a card, or why memory is held twice, reads
-//! it there.
+//! The memory that a loaded model takes, by place and purpose, for the log: it answers what fills a card, and why weights are
+//! held twice.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -10,7 +10,7 @@ use crate::nn::{
     spec::KvType,
 };
 
-/// What memory is taken for.
+/// The purpose of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::nn) enum Class {
     Linear,
@@ -20,14 +20,14 @@ pub(in crate::nn) enum Class {
     Cache,
 }
 
-/// Where it is.
+/// A kind of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Place {
     /// One of the model's devices.
     Device(usize),
-    /// In the host's memory, while the model is on a device.
+    /// The host's memory, while the model is on a device.
     Host,
-    /// In the checkpoint's files, which are mapped.
+    /// The checkpoint's files, which are mapped.
     Mapped,
 }
 
@@ -43,7 +43,7 @@ impl Resident {
         let class = if part == Part::Table { Class::Embedding } else { Class::Linear };
         let device = Place::Device(matrix.place);
         let (place, bytes) = match &matrix.form {
-            // What an adapter was merged into, and what was put together from parts, are in no file.
+            // Weights with a merged adapter, or put together from parts, are in no file.
             Form::InPlace(raw) if raw.data.is_in_file() => (Place::Mapped, raw.data.len()),
             Form::InPlace(raw) => (device, raw.data.len()),
             Form::Dense(tensor) => (device, tensor.elem_count() * tensor.dtype().size_in_bytes()),
@@ -55,12 +55,12 @@ impl Resident {
         self.add(place, class, bytes as u64);
     }
 
-    /// Adds a small tensor of single precision on one of the model's devices.
+    /// Adds a small `f32` tensor on one of the model's devices.
     pub(in crate::nn) fn add_small(&mut self, values: usize, place: usize) {
         self.add(Place::Device(place), Class::Small, 4 * values as u64);
     }
 
-    /// Adds all of a cache.
+    /// Adds a cache on all of its devices.
     pub(in crate::nn) fn add_cache(&mut self, kv: &KvCache) {
         for (place, bytes) in kv.bytes_by_place() {
             self.add(Place::Device(place), Class::Cache, bytes);
@@ -72,8 +72,8 @@ impl Resident {
         *sum = sum.saturating_add(bytes);
     }
 
-    /// In words, for a model on `devices` whose cache is of `kind`.
-    pub(in crate::nn) fn on(&self, devices: &[&str], kind: KvType) -> String {
+    /// The log line for a model on `devices` whose cache is of `kind`.
+    pub(in crate::nn) fn describe(&self, devices: &[&str], kind: KvType) -> String {
         let list = |place: Place| -> Option<String> {
             let parts = self.bytes.iter().filter(|((at, _), bytes)| *at == place && **bytes > 0);
             let parts: Vec<_> =
@@ -99,7 +99,7 @@ impl Class {
     }
 }
 
-/// Bytes for a person.
+/// Bytes, shown in a readable unit.
 struct Size(u64);
 
 impl fmt::Display for Size {
@@ -169,7 +169,7 @@ mod tests {
         }
     }
 
-    fn said(options: &str) -> String {
+    fn logged(options: &str) -> String {
         let folder = tempfile::tempdir().unwrap();
         let tensors = [
             ("embed_tokens.weight".to_owned(), vec![VOCABULARY, WIDTH]),
@@ -189,14 +189,14 @@ mod tests {
 
     #[test]
     fn a_model_that_has_loaded_says_what_it_takes_where() {
-        // Our kernels read weights where the file is mapped; the formulas have candle's copies.
+        // Our kernels read weights from the mapped file; the formulas use candle's copies.
         let mapped = "memory on cpu: norms and biases 128 B, cache in f32 64.0 KiB; mapped from the checkpoint: linear layers \
                       12.0 KiB, embeddings 12.0 KiB";
         let copied =
             "memory on cpu: linear layers 12.0 KiB, embeddings 12.0 KiB, norms and biases 128 B, cache in f32 64.0 KiB";
         let is_forced = std::env::var("PENSIEVE_KERNELS").is_ok_and(|kernels| kernels == "generic");
-        assert_eq!(said(r#"{"kernels": "auto"}"#), if is_forced { copied } else { mapped });
-        assert_eq!(said(r#"{"kernels": "generic"}"#), copied);
+        assert_eq!(logged(r#"{"kernels": "auto"}"#), if is_forced { copied } else { mapped });
+        assert_eq!(logged(r#"{"kernels": "generic"}"#), copied);
     }
 
     #[test]

@@ -1,9 +1,9 @@
-//! The memory of a model, layer by layer: for attention one K and one V, `[kv_heads, slots, dim]`, with `BLOCK_TOKENS` slots in
-//! a block; for a recurrent layer each part of its state, `[slots, values]`.
+//! The caches of a model, layer by layer: for attention keys and values, `[kv_heads, slots, dim]` each, with `BLOCK_TOKENS`
+//! slots in a block; for a recurrent layer each part of its state, `[slots, values]`.
 //!
-//! Layers that remember alike form a group, and the host deals out the ids of each group's blocks or slots. Token `i` of a
+//! Layers with the same kind of cache form a group, and the host allocates the blocks or slots of each group. Token `i` of a
 //! sequence lies in slot `blocks[i / BLOCK_TOKENS] · BLOCK_TOKENS + i mod BLOCK_TOKENS` of its group's layers. On the CPU the
-//! memory is mapped and zero, so that blocks cost nothing until they are written.
+//! memory is mapped and zeroed lazily, so that blocks cost nothing until they are written.
 
 use candle_core::{Device, Tensor};
 use half::f16;
@@ -16,30 +16,30 @@ use crate::{
     nn::spec::{AttentionCache, BLOCK_TOKENS, KvShape, KvType, LayerCache},
 };
 
-/// What a model remembers of all sequences.
+/// The caches of a model, for all sequences.
 pub struct KvCache {
     pub(in crate::nn) kind: KvType,
     groups: Vec<(Cache, usize)>,
     layers: Vec<Layer>,
 }
 
-/// What one layer remembers of all sequences.
+/// The cache of one layer, for all sequences.
 struct Layer {
     group: usize,
-    /// Which of the model's devices it lies on.
+    /// Index of its device among the model's.
     place: usize,
     memory: Memory,
 }
 
 enum Memory {
     Attention(AttentionCache, Box<[Store; 2]>),
-    /// The values of each part, and where they lie.
+    /// For each part the number of values and the memory.
     State(Vec<(usize, Store)>),
     SharedWith(usize),
 }
 
 impl Layer {
-    /// Its stores, with heads and values of a token or slot of one head.
+    /// The layer's stores; for each its heads, its type, and the values of one head per token (or per slot of a state).
     fn stores(&self, kind: KvType) -> impl Iterator<Item = (&Store, usize, KvType, usize)> {
         let stores: Vec<_> = match &self.memory {
             Memory::Attention(cache, stores) => {
@@ -56,8 +56,8 @@ impl Layer {
 }
 
 impl KvCache {
-    /// Memory for so many blocks and slots of each group. `places` says on which of the model's devices a layer's lies; `make` is
-    /// told that, and whether kernels may have it in a form of their own.
+    /// Allocates `counts` blocks or slots of each group. `places` gives the device of a layer's cache. `make` allocates a store on
+    /// a device; its last argument says whether the backend may choose a form of its own.
     pub(in crate::nn) fn new(
         shape: &KvShape,
         kind: KvType,
@@ -103,12 +103,12 @@ impl KvCache {
         Ok(Self { kind, groups: groups.into_iter().zip(counts.iter().copied()).collect(), layers })
     }
 
-    /// The groups and how many blocks or slots of each there are.
+    /// The groups, each with its number of blocks or slots.
     pub(in crate::nn) fn groups(&self) -> &[(Cache, usize)] {
         &self.groups
     }
 
-    /// The layer whose memory a layer reads.
+    /// The layer whose cache a layer reads: its own, or that of the layer it shares with.
     fn owner(&self, layer: usize) -> Result<usize> {
         let count = self.layers.len();
         let missing = || Error::invalid(format!("layer {layer} of a model whose shape has {count}"));
@@ -119,17 +119,17 @@ impl KvCache {
         Ok(owner)
     }
 
-    /// The group of a layer.
+    /// Index of a layer's group.
     pub(in crate::nn) fn group(&self, layer: usize) -> Result<usize> {
         Ok(self.layers[self.owner(layer)?].group)
     }
 
-    /// Which of the model's devices has what a layer reads.
+    /// Index of the device with the cache that a layer reads.
     pub(in crate::nn) fn place(&self, layer: usize) -> Result<usize> {
         Ok(self.layers[self.owner(layer)?].place)
     }
 
-    /// What an attention layer keeps.
+    /// The sizes of an attention layer's cache; an error for layers that keep a state.
     pub(in crate::nn) fn attention(&self, layer: usize) -> Result<AttentionCache> {
         match self.layers[self.owner(layer)?].memory {
             Memory::Attention(cache, _) => Ok(cache),
@@ -137,14 +137,14 @@ impl KvCache {
         }
     }
 
-    /// The shapes of keys and values as the CPU kernels know them; values of no size are a view of the keys.
+    /// The layouts of keys and values for the CPU kernels. A `head_dim` of 0 for the values means a view of the keys.
     pub(in crate::nn) fn layouts(&self, layer: usize) -> Result<[KvLayout; 2]> {
         let AttentionCache { kv_heads, key_dim, value_dim, .. } = self.attention(layer)?;
         let slots = self.groups[self.group(layer)?].1 * BLOCK_TOKENS;
         Ok([key_dim, value_dim].map(|head_dim| KvLayout { kv_heads, slots, head_dim, block_len: BLOCK_TOKENS }))
     }
 
-    /// The keys and the values of a layer.
+    /// The stores of a layer's keys and values.
     pub(in crate::nn) fn layer(&mut self, layer: usize) -> Result<&mut [Store; 2]> {
         let owner = self.owner(layer)?;
         match &mut self.layers[owner].memory {
@@ -153,7 +153,7 @@ impl KvCache {
         }
     }
 
-    /// A part of the states of a layer: a tensor `[1, slots, values]`.
+    /// One part of a layer's states: a tensor `[1, slots, values]`.
     pub(in crate::nn) fn states(&self, layer: usize, part: usize) -> Result<&Tensor> {
         match &self.layers[self.owner(layer)?].memory {
             Memory::State(parts) => match parts.get(part) {
@@ -164,7 +164,7 @@ impl KvCache {
         }
     }
 
-    /// The slots of tokens `tokens` of a span's sequence in a group.
+    /// The slots of a range of a sequence's tokens in a group.
     pub(in crate::nn) fn slots_of(span: &Span<'_>, group: usize, tokens: Range<usize>) -> Result<Vec<u32>> {
         let Some(Table::Blocks(blocks)) = span.caches.get(group) else { return Err(no_table()) };
         let slot = |token: usize| {
@@ -174,16 +174,16 @@ impl KvCache {
         tokens.map(slot).collect()
     }
 
-    /// The stores of a group, with heads and bytes of a block or slot of one head.
+    /// The stores of all layers of a group, as [`Layer::stores`] lists them.
     fn stores(&self, group: usize) -> impl Iterator<Item = (&Store, usize, KvType, usize)> {
         self.layers.iter().filter(move |layer| layer.group == group).flat_map(|layer| layer.stores(self.kind))
     }
 
-    /// What lies on each of the model's devices, in bytes.
+    /// Bytes of the caches on each of the model's devices.
     pub(in crate::nn) fn bytes_by_place(&self) -> BTreeMap<usize, u64> {
         let mut sums = BTreeMap::new();
         for layer in &self.layers {
-            let (tokens, count) = (self.place_tokens(layer.group), self.groups[layer.group].1);
+            let (tokens, count) = (self.unit_tokens(layer.group), self.groups[layer.group].1);
             let each = layer.stores(self.kind).map(|(_, heads, kind, dim)| heads * tokens * dim * kind.bytes());
             let sum: &mut u64 = sums.entry(layer.place).or_default();
             *sum = sum.saturating_add((each.sum::<usize>() as u64).saturating_mul(count as u64));
@@ -191,21 +191,21 @@ impl KvCache {
         sums
     }
 
-    /// Tokens in a place of a group: of a block, or one for a slot.
-    fn place_tokens(&self, group: usize) -> usize {
+    /// Tokens in a unit of a group: those of a block, or 1 for a slot of a state.
+    fn unit_tokens(&self, group: usize) -> usize {
         if matches!(self.groups[group].0, Cache::State { .. }) { 1 } else { BLOCK_TOKENS }
     }
 }
 
-/// An exported block or slot holds, layer by layer, its keys and then its values, head by head, little-endian.
+/// An exported block or slot has, for each layer, its keys and then its values, head by head, in little-endian order.
 impl KvTransfer for KvCache {
     fn bytes(&self, group: usize) -> usize {
-        let tokens = self.place_tokens(group);
+        let tokens = self.unit_tokens(group);
         self.stores(group).map(|(_, heads, kind, dim)| heads * tokens * dim * kind.bytes()).sum()
     }
 
     fn export(&self, group: usize, id: u32, mut bytes: &mut [u8]) -> Result<()> {
-        let (tokens, count) = (self.place_tokens(group), self.groups[group].1);
+        let (tokens, count) = (self.unit_tokens(group), self.groups[group].1);
         for (store, heads, kind, dim) in self.stores(group) {
             let piece = tokens * dim * kind.bytes();
             let (part, rest) = std::mem::take(&mut bytes).split_at_mut(heads * piece);
@@ -218,7 +218,7 @@ impl KvTransfer for KvCache {
                     }
                 }
                 Store::Tensor(tensor) => {
-                    // A view's copy to the host would take the whole storage along.
+                    // Copying a view to the host would copy its whole storage.
                     let block = tensor.narrow(1, id as usize * tokens, tokens)?;
                     to_bytes(&block.force_contiguous()?, kind, part)?;
                 }
@@ -229,7 +229,7 @@ impl KvTransfer for KvCache {
     }
 
     fn import(&mut self, group: usize, id: u32, mut bytes: &[u8]) -> Result<()> {
-        let (tokens, count, kv) = (self.place_tokens(group), self.groups[group].1, self.kind);
+        let (tokens, count, kv) = (self.unit_tokens(group), self.groups[group].1, self.kind);
         for layer in self.layers.iter_mut().filter(|layer| layer.group == group) {
             let (stores, heads, kind): (Vec<_>, _, _) = match &mut layer.memory {
                 Memory::Attention(cache, stores) => {
@@ -263,7 +263,8 @@ impl KvTransfer for KvCache {
     }
 }
 
-/// A batch from a host has its tables; one that a backend made up for a capture has none.
+/// Error for a span without a block table: a host's batches have one for each group, those that a backend makes up for a
+/// graph capture have none.
 pub(in crate::nn) fn no_table() -> Error {
     Error::invalid("a sequence has no table for a group of caches")
 }

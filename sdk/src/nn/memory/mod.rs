@@ -1,5 +1,5 @@
-//! What a model remembers of its sequences, and how a step finds its way in it: `kv` knows where a token's keys lie, `pass` is a
-//! batch on its way through the layers.
+//! The caches of a model, and their use by a forward pass: `kv` knows where a token's keys are, `pass` is a batch on its way
+//! through the layers.
 
 pub(super) mod kv;
 pub(super) mod pass;

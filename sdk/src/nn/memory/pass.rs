@@ -1,4 +1,4 @@
-//! What a backend sees of a forward pass: the batch, the KV cache, and the index tensors that its layers share.
+//! A forward pass as a backend sees it: the batch, the KV cache, and the index tensors that its layers share.
 
 use candle_core::Tensor;
 use std::{
@@ -17,29 +17,29 @@ pub(in crate::nn) struct Pass<'a> {
     pub(in crate::nn) prepared: RefCell<Prepared>,
 }
 
-/// Index tensors that all layers of a step share, those on one device: its place among the model's comes first in each key.
+/// Index tensors that all layers of a step on one device share. The first part of each key is the device's index.
 #[derive(Default)]
 pub(in crate::nn) struct Prepared {
-    /// For each group of caches and of spans, the slots of its tokens, oldest first.
+    /// By group of caches and group of spans: the slots of their tokens, oldest first.
     pub(in crate::nn) slots: HashMap<(usize, usize, Group), Tensor>,
-    /// For each group, first row and window, what the tokens may not see.
+    /// By group of spans, first row and window: the attention mask.
     pub(in crate::nn) masks: HashMap<(usize, Group, usize, Option<usize>), Tensor>,
-    /// For each group of caches, heads and their size: where the new tokens' keys or values go.
+    /// By group of caches, heads and head size: where the new tokens' keys or values are written.
     pub(in crate::nn) targets: HashMap<(usize, usize, usize, usize), Tensor>,
-    /// For each group of caches and size of a state: where the states that are kept go.
-    pub(in crate::nn) kept: HashMap<(usize, usize, usize), Tensor>,
-    /// For each group of caches and length of a convolution: which rows it reads.
+    /// By group of caches and size of a state: the slots that states are written to.
+    pub(in crate::nn) state_targets: HashMap<(usize, usize, usize), Tensor>,
+    /// By group of caches and kernel size of a convolution: the rows that it reads.
     pub(in crate::nn) convolved: HashMap<(usize, usize, usize), (Vec<Tensor>, Tensor)>,
 }
 
-/// Spans that are computed together: one that is longer than a token, or several that decode.
+/// Spans that are computed together: one of several tokens, or several that decode.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(in crate::nn) struct Group {
     /// The first span.
     pub(in crate::nn) start: usize,
     /// Spans in the group.
     pub(in crate::nn) len: usize,
-    /// Tokens that each of them attends to, or is padded to.
+    /// Tokens that each of them attends to, after padding.
     pub(in crate::nn) all: usize,
 }
 
@@ -48,7 +48,7 @@ impl<'a> Pass<'a> {
         Self { batch, kv, was_read: Cell::new(false), prepared: RefCell::default() }
     }
 
-    /// The batch.
+    /// The batch, for whatever depends on its contents; sets [`Self::was_read`].
     pub(in crate::nn) fn batch(&self) -> &'a Batch<'a> {
         self.was_read.set(true);
         self.batch
@@ -59,17 +59,17 @@ impl<'a> Pass<'a> {
         self.batch().tokens
     }
 
-    /// Their positions.
+    /// The new tokens' positions.
     pub(in crate::nn) fn positions(&self) -> &'a [u32] {
         self.batch().positions
     }
 
-    /// The batch, for what is the same in all steps of as many tokens.
+    /// The batch, for what only depends on its number of tokens; does not set [`Self::was_read`].
     pub(in crate::nn) fn input(&self) -> &'a Batch<'a> {
         self.batch
     }
 
-    /// Whether anything has looked at the batch, so that what was computed may not hold for another of as many tokens.
+    /// The host has read the batch's contents, so the launches of this pass may not fit another batch of as many tokens.
     pub(in crate::nn) fn was_read(&self) -> bool {
         self.was_read.get()
     }

@@ -1,4 +1,4 @@
-//! The memory of a layer's keys, values or states, in the form that its device computes with.
+//! Memory for a layer's keys, values or states, in the form that its device computes with.
 
 use candle_core::Tensor;
 use memmap2::MmapMut;
@@ -6,7 +6,7 @@ use pensieve_kernels::{Kv, KvMut};
 
 use crate::{Error, Result, nn::spec::KvType};
 
-/// How keys and values lie in memory: `[kv_heads, slots, head_dim]`, and in what type.
+/// The shape of a store, `[kv_heads, slots, head_dim]`, and its type.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::nn) struct StoreShape {
     pub(in crate::nn) kv_heads: usize,
@@ -16,22 +16,22 @@ pub(in crate::nn) struct StoreShape {
 }
 
 impl StoreShape {
-    /// Bytes of the whole; none where that is more than there can be.
+    /// Size of the store; `None` if it overflows.
     pub(in crate::nn) fn bytes(&self) -> Option<usize> {
         self.kv_heads.checked_mul(self.slots)?.checked_mul(self.head_dim)?.checked_mul(self.kind.bytes())
     }
 }
 
-/// The keys or the values, or the states, of one layer.
+/// The keys, the values or one part of the states of one layer.
 pub(in crate::nn) enum Store {
     Mapped(MmapMut),
     Tensor(Tensor),
-    /// Values that are a view of the keys.
+    /// For values that are a view of the keys.
     Nothing,
 }
 
 impl Store {
-    /// The memory that the CPU kernels read.
+    /// The values, for the CPU kernels.
     pub(in crate::nn) fn mapped(&self, kind: KvType) -> Result<Kv<'_>> {
         match (self, kind) {
             (Self::Mapped(memory), KvType::F32) => Ok(Kv::F32(bytemuck::cast_slice(memory))),
@@ -40,7 +40,7 @@ impl Store {
         }
     }
 
-    /// The memory that the CPU kernels write.
+    /// The values, for the CPU kernels to write.
     pub(in crate::nn) fn mapped_mut(&mut self, kind: KvType) -> Result<KvMut<'_>> {
         match (self, kind) {
             (Self::Mapped(memory), KvType::F32) => Ok(KvMut::F32(bytemuck::cast_slice_mut(memory))),
@@ -49,7 +49,7 @@ impl Store {
         }
     }
 
-    /// The memory of the generic path.
+    /// The tensor, for formulas and kernels on other devices.
     pub(in crate::nn) fn tensor(&self) -> Result<&Tensor> {
         match self {
             Self::Tensor(tensor) => Ok(tensor),
@@ -58,7 +58,7 @@ impl Store {
     }
 }
 
-/// What is said where a weight, a change or a cache came from another backend than is asked to compute with it.
+/// Error for a weight, an adapter or a cache that another backend made.
 pub(in crate::nn) fn foreign(what: &str) -> Error {
     Error::invalid(format!("{what} was made for other kernels"))
 }

@@ -1,4 +1,4 @@
-//! CPU tensors as slices, for our own kernels: they read candle's storage where it lies and hand their results back.
+//! CPU tensors as slices, so that our kernels read and write candle's storage without copies.
 
 use candle_core::{CpuStorage, Device, InplaceOp1, Layout, Shape, Storage, Tensor};
 use std::{
@@ -20,7 +20,7 @@ pub(in crate::nn) fn view(tensor: &Tensor) -> Result<impl Deref<Target = [f32]>>
     }
 }
 
-/// A part of a storage that stays locked while it is read.
+/// Keeps the storage locked while the slice is read.
 struct View<S> {
     storage: S,
     range: Range<usize>,
@@ -38,7 +38,7 @@ impl<S: Deref<Target = Storage>> Deref for View<S> {
     }
 }
 
-/// Has a kernel change the values of such a tensor where they lie.
+/// Runs a kernel on the values of a dense `f32` tensor in place.
 pub(in crate::nn) fn change(tensor: &Tensor, kernel: impl FnMut(&mut [f32]) -> Result<()>) -> Result<()> {
     Ok(tensor.inplace_op1(&InPlace(RefCell::new(kernel)))?)
 }
@@ -60,12 +60,12 @@ impl<K: FnMut(&mut [f32]) -> Result<()>> InplaceOp1 for InPlace<K> {
     }
 }
 
-/// A tensor out of a kernel's result.
+/// A CPU tensor of a kernel's result.
 pub(in crate::nn) fn tensor(values: Vec<f32>, shape: impl Into<Shape>) -> Result<Tensor> {
     Ok(Tensor::from_vec(values, shape.into(), &Device::Cpu)?)
 }
 
-/// Copies a dense tensor's values into a slice of their number, from whatever device.
+/// Copies a dense tensor's values from any device into a slice of the same length.
 pub(crate) fn copy_to(tensor: &Tensor, out: &mut [f32]) -> Result<()> {
     if tensor.elem_count() != out.len() {
         return Err(Error::invalid(format!("{} values do not fill {} places", tensor.elem_count(), out.len())));

@@ -1,4 +1,4 @@
-//! Who computes on a device: our kernels where it has some that prove right on it, or else formulas.
+//! Chooses the backend of each device: our kernels if they pass their self-test on it, otherwise formulas.
 
 use candle_core::Device;
 use std::{env, sync::Arc};
@@ -12,19 +12,19 @@ use crate::{
     },
 };
 
-/// Which implementation computes.
+/// The option `kernels`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::nn) enum Kernels {
-    /// The fastest that gives right results.
+    /// The fastest backend that passes its self-test.
     Auto,
     /// Plain formulas of stock candle ops.
     Generic,
-    /// The same over weights that are unpacked to single precision, so that nothing is rounded on the way.
+    /// Formulas over weights unpacked to `f32`, so that nothing is rounded on the way.
     Exact,
 }
 
 impl Kernels {
-    /// What the environment's `PENSIEVE_KERNELS` forces, or else what was asked for.
+    /// The environment's `PENSIEVE_KERNELS`, or else the option.
     pub(in crate::nn) fn choose(asked: Option<&str>) -> Result<Self> {
         let forced = env::var("PENSIEVE_KERNELS").ok().filter(|name| !name.is_empty());
         let (name, place) = match (&forced, asked) {
@@ -40,7 +40,7 @@ impl Kernels {
     }
 }
 
-/// What computes on the devices that were chosen for a model.
+/// The backends of the devices that were chosen for a model.
 pub(super) fn parts(chosen: &Chosen, threads: usize, kernels: Kernels) -> Result<Parts> {
     match chosen.beside.is_empty() {
         true => Ok(Parts::one(backend(chosen.device.clone(), threads, kernels))),
@@ -48,7 +48,7 @@ pub(super) fn parts(chosen: &Chosen, threads: usize, kernels: Kernels) -> Result
     }
 }
 
-/// What computes on a device.
+/// The backend of one device.
 fn backend(device: Device, threads: usize, kernels: Kernels) -> Arc<dyn Backend> {
     match kernels {
         Kernels::Generic => Arc::new(Formulas::plain(device)),
@@ -58,7 +58,7 @@ fn backend(device: Device, threads: usize, kernels: Kernels) -> Arc<dyn Backend>
     }
 }
 
-/// What computes on several devices.
+/// The backends of several devices, and what connects them.
 fn spread(chosen: &Chosen, threads: usize, kernels: Kernels) -> Result<Parts> {
     let devices: Vec<Device> = std::iter::once(&chosen.device).chain(&chosen.beside).cloned().collect();
     #[cfg(feature = "cuda")]
@@ -84,7 +84,7 @@ fn spread(chosen: &Chosen, threads: usize, kernels: Kernels) -> Result<Parts> {
     Ok(Parts::several(parts, Arc::new(StandIns::default())))
 }
 
-/// Our kernels for a device that has some which prove right on it, or else the formulas.
+/// Our kernels if the device has some and they pass their self-test, otherwise formulas, with the reason.
 fn best(device: Device) -> Arc<dyn Backend> {
     #[allow(unused_mut, reason = "without such a device nothing declines")]
     let mut declined = None;

@@ -1,5 +1,5 @@
-//! What layers ask of what they remember. It is computed where the layer's cache lies, and what comes out goes back to where the
-//! layer's input was.
+//! Ops that read or write caches. They run on the device with the layer's cache, and their output goes back to the device of the
+//! layer's input.
 
 use candle_core::Tensor;
 
@@ -18,7 +18,7 @@ use crate::{
 };
 
 impl Ops {
-    /// Memory for so many blocks and slots of each group of a model's caches, all zero, each on the device that `places` says.
+    /// Allocates `counts` blocks or slots of each group of caches, all zero; `places` gives the device of each layer's.
     pub(in crate::nn) fn kv_cache(
         &self,
         shape: &KvShape,
@@ -41,7 +41,7 @@ impl Ops {
         )
     }
 
-    /// Remembers `k` and `v`, and has each token of `q` attend to its sequence so far.
+    /// Writes `k` and `v` to the cache, and has each token of `q` attend to its sequence so far.
     pub(in crate::nn) fn attention(
         &self,
         spec: &Attention,
@@ -57,8 +57,8 @@ impl Ops {
         self.parts.and_back(place, [q, k, v], |part, [q, k, v]| part.attention(spec, q, k, v, pass))
     }
 
-    /// Remembers what is new, if there is anything, and has each token of `q` attend to its sequence so far; heads may be of
-    /// any size, and the values a view of the keys.
+    /// Writes `new` keys and values to the cache, if there are any, and has each token of `q` attend to its sequence so far. Heads
+    /// may be of any size, and values a view of the keys.
     pub(in crate::nn) fn attention_over(
         &self,
         spec: &Attention,
@@ -82,7 +82,7 @@ impl Ops {
         }
     }
 
-    /// Convolves the step's tokens with those before them.
+    /// Convolves the step's tokens with those before them in their sequences.
     pub(in crate::nn) fn short_conv(&self, conv: &ShortConv, x: &Tensor, pass: &Pass<'_>) -> Result<Tensor> {
         self.check(x, 2)?;
         let place = pass.kv.place(conv.layer)?;
@@ -92,7 +92,7 @@ impl Ops {
         })
     }
 
-    /// Takes a recurrence through the step's tokens.
+    /// Advances a recurrence over the step's tokens.
     pub(in crate::nn) fn recurrence(&self, spec: &Recurrence, x: Inputs<'_>, pass: &Pass<'_>) -> Result<Tensor> {
         for x in [x.q, x.k, x.v, x.decay, x.beta] {
             self.check(x, 2)?;
@@ -104,7 +104,7 @@ impl Ops {
         })
     }
 
-    /// The same of queries and keys that are rotated first.
+    /// [`Ops::attention`] with queries and keys that are rotated first.
     pub(in crate::nn) fn rotated_attention(
         &self,
         spec: &Attention,

@@ -1,10 +1,10 @@
-//! What layers compute with: every call is checked here, goes to the device that it is about, and is answered there by a
-//! [`Backend`](super::backend::Backend). A new op is a method here, one with its formula as default there, and an override for each
+//! The operations that layers compute with. Every call is validated here and handed to the [`Backend`](super::backend::Backend) of
+//! the device with the weight or cache. A new op is a method here, one with its formula as default there, and an override for each
 //! backend that has a kernel for it.
 //!
-//! candle's backends do not agree on what they accept, and several Metal kernels silently compute nonsense on views. So
-//! the rules that every activation keeps are checked here, on every device, so that a breach shows on the machine where it
-//! is written. `PENSIEVE_KERNELS=generic` uses formulas only, on every device, so that every machine tests them.
+//! candle's backends do not agree on what they accept, and several Metal kernels silently compute nonsense on views. So the
+//! rules for activations are checked here on every device, and a mistake shows on the machine where it is made.
+//! `PENSIEVE_KERNELS=generic` uses only formulas, on every device, so that every machine tests them.
 
 mod kernels;
 mod memory;
@@ -29,7 +29,7 @@ use crate::{
     weights::{RawTensor, RopeStyle},
 };
 
-/// The activation that a config calls `name` in its `hidden_act`.
+/// The activation function for a `hidden_act` of transformers.
 pub fn activation(name: &str) -> Result<Activation> {
     match name {
         "silu" | "swish" => Ok(Activation::Silu),
@@ -40,11 +40,11 @@ pub fn activation(name: &str) -> Result<Activation> {
     }
 }
 
-/// The computations of one model on its device.
+/// The operations of one model on its devices.
 #[derive(Clone)]
 pub struct Ops {
     parts: Parts,
-    /// The device that weights are brought to.
+    /// Index of the device that weights are brought to.
     place: usize,
 }
 
@@ -55,27 +55,27 @@ impl fmt::Debug for Ops {
 }
 
 impl Ops {
-    /// The computations for a device, on `threads` CPU threads (0: all cores).
+    /// The operations on the chosen devices, with `threads` CPU threads (0: all cores).
     pub(super) fn new(chosen: &Chosen, threads: usize, kernels: Kernels) -> Result<Self> {
         Ok(Self { parts: kernels::parts(chosen, threads, kernels)?, place: 0 })
     }
 
-    /// The same computations for each of the model's devices, to which that one's weights are brought.
+    /// For each of the model's devices the same operations, which bring weights to that device.
     pub(super) fn by_place(&self) -> Vec<Self> {
         (0..self.parts.count()).map(|place| Self { parts: self.parts.clone(), place }).collect()
     }
 
-    /// Where tensors live.
+    /// The device that weights are brought to.
     pub fn device(&self) -> &Device {
         self.parts.device(self.place)
     }
 
-    /// Which kernels run, for a person.
+    /// The kernels in use, for the log.
     pub fn note(&self) -> String {
         self.parts.note()
     }
 
-    /// The rules that every activation keeps.
+    /// Checks that `x` is a dense `f32` tensor of this rank at offset 0, as backends rely on.
     pub fn check(&self, x: &Tensor, rank: usize) -> Result<()> {
         let layout = x.layout();
         if x.dtype() == DType::F32 && x.rank() == rank && layout.is_contiguous() && layout.start_offset() == 0 {
@@ -91,22 +91,22 @@ impl Ops {
         .help("take parts of activations by Step::columns, or of other tensors by .force_contiguous(): .contiguous() keeps a one-row view as it is"))
     }
 
-    /// Brings what a batch says to the device, ahead of its step.
+    /// Copies a batch's index data to the devices, ahead of its step.
     pub(super) fn begin(&self, batch: &Batch<'_>) -> Result<()> {
         self.parts.begin(batch)
     }
 
-    /// Prepares for the steps of a model that has just been loaded.
+    /// Lets backends prepare, once a model is loaded, by running steps of it.
     pub(super) fn warm_up(&self, groups: usize, run: Compute<'_>) -> Result<()> {
         self.parts.warm_up(groups, run)
     }
 
-    /// Computes a step that only decodes as one launch, where the backend can. `false` where it cannot.
+    /// Computes a step that only decodes as one launch; `false` if the backend cannot.
     pub(super) fn decode(&self, batch: &Batch<'_>, run: Compute<'_>, taken: &mut Taken<'_>) -> Result<bool> {
         self.parts.decode(batch, run, taken)
     }
 
-    /// Takes what is wanted of rows of logits.
+    /// Copies the wanted output of rows of logits to the host.
     pub(super) fn take(&self, logits: &Tensor, taken: &mut Taken<'_>) -> Result<()> {
         let logits = logits.to_dtype(DType::F32)?;
         match taken {
@@ -118,7 +118,7 @@ impl Ops {
         }
     }
 
-    /// Takes in a weight matrix.
+    /// Brings a weight matrix to the device.
     pub(super) fn matrix(&self, raw: &RawTensor) -> Result<Matrix> {
         let &[outputs, inputs] = raw.shape.as_slice() else {
             return Err(Error::corrupt(format!("tensor '{}' has shape {:?}, not two dimensions", raw.name, raw.shape)));
@@ -131,7 +131,7 @@ impl Ops {
         self.dense(raw.to_f32()?, &raw.shape)
     }
 
-    /// Takes in the values of a tensor of single precision.
+    /// Brings `f32` values to the device.
     pub(super) fn dense(&self, values: Vec<f32>, shape: &[usize]) -> Result<Tensor> {
         self.parts.keeps(Tensor::from_vec(values, shape, self.device())?, self.place)
     }
@@ -142,7 +142,7 @@ impl Ops {
         self.parts.at(weight.place, [x], |part, [x]| part.linear(x, weight, bias))
     }
 
-    /// What several layers make of one input.
+    /// Several linear layers of one input.
     pub(super) fn linears(&self, x: &Tensor, layers: &[Layer<'_>]) -> Result<Vec<Tensor>> {
         layers.iter().try_for_each(|(weight, _)| self.check_input(x, weight))?;
         let place = layers.first().map_or(0, |(weight, _)| weight.place);
@@ -152,15 +152,16 @@ impl Ops {
         self.parts.at(place, [x], |part, [x]| part.linears(x, layers))
     }
 
-    /// `sum + x · Wᵀ + b`.
-    pub(super) fn add_linear(&self, sum: &Tensor, x: &Tensor, (weight, bias): Layer<'_>) -> Result<Tensor> {
+    /// `residual + x · Wᵀ + b`.
+    pub(super) fn add_linear(&self, residual: &Tensor, x: &Tensor, (weight, bias): Layer<'_>) -> Result<Tensor> {
         self.check_input(x, weight)?;
-        self.check(sum, 2)?;
-        if sum.dims2()? != (x.dim(0)?, weight.outputs) {
-            let message = format!("a linear layer of {} outputs cannot be added to {:?}", weight.outputs, sum.dims());
+        self.check(residual, 2)?;
+        if residual.dims2()? != (x.dim(0)?, weight.outputs) {
+            let message =
+                format!("a linear layer of {} outputs cannot be added to {:?}", weight.outputs, residual.dims());
             return Err(Error::invalid(message));
         }
-        self.parts.at(weight.place, [sum, x], |part, [sum, x]| part.add_linear(sum, x, weight, bias))
+        self.parts.at(weight.place, [residual, x], |part, [residual, x]| part.add_linear(residual, x, weight, bias))
     }
 
     /// `kind(gate(x)) · up(x)`, the first half of a gated MLP.
@@ -192,48 +193,46 @@ impl Ops {
         self.parts.near([x, y], |part, [x, y]| part.add(x, y))
     }
 
-    /// What experts make of their rows, which tile `x`, where there is a kernel for it.
+    /// The outputs of experts for their rows, which partition `x`; `None` if the backend has no kernel for it.
     pub(super) fn experts(&self, x: &Tensor, experts: &[ExpertRows<'_>], glu: Glu) -> Result<Option<Tensor>> {
         self.check(x, 2)?;
         let place = experts.first().map_or(0, |expert| expert.layers[2].0.place);
         self.parts.at(place, [x], |part, [x]| part.experts(x, experts, glu))
     }
 
-    /// Weighted sums of `top_k` rows of `outs`: those that `places` names, which are below its first dimension, each times its
-    /// weight.
-    pub(super) fn combine(&self, outs: &Tensor, places: &[u32], weights: &[f32], top_k: usize) -> Result<Tensor> {
+    /// Weighted sums of `top_k` rows of `outs` each; `indices` are the rows.
+    pub(super) fn combine(&self, outs: &Tensor, indices: &[u32], weights: &[f32], top_k: usize) -> Result<Tensor> {
         self.check(outs, 2)?;
         let rows = outs.dim(0)?;
-        let is_wrong = top_k == 0 || !places.len().is_multiple_of(top_k) || weights.len() != places.len();
-        if is_wrong || places.iter().any(|&place| place as usize >= rows) {
-            let (places, weights) = (places.len(), weights.len());
-            let message = format!("{places} places and {weights} weights of {rows} rows make no sums of {top_k}");
+        let is_wrong = top_k == 0 || !indices.len().is_multiple_of(top_k) || weights.len() != indices.len();
+        if is_wrong || indices.iter().any(|&place| place as usize >= rows) {
+            let (indices, weights) = (indices.len(), weights.len());
+            let message = format!("{indices} indices and {weights} weights of {rows} rows make no sums of {top_k}");
             return Err(Error::invalid(message));
         }
-        self.parts.near([outs], |part, [outs]| part.combine(outs, places, weights, top_k))
+        self.parts.near([outs], |part, [outs]| part.combine(outs, indices, weights, top_k))
     }
 
-    /// What a router chooses by these logits, where a kernel leaves it on the device.
+    /// A router's choices by these logits, on the device; `None` if the backend has no kernel for it.
     pub(super) fn route(&self, logits: &Tensor, routing: &Routing<'_>) -> Result<Option<Routed>> {
         self.check(logits, 2)?;
         self.parts.near([logits], |part, [logits]| part.route(logits, routing))
     }
 
-    /// What [`Ops::mixture`] has to know of a layer's experts.
+    /// The table of a layer's experts for [`Ops::mixture`].
     pub(super) fn expert_table(&self, experts: &[[Layer<'_>; 3]]) -> Result<ExpertTable> {
         self.parts.backend(experts.first().map_or(0, |[gate, ..]| gate.0.place))?.expert_table(experts)
     }
 
-    /// What experts that were chosen on the device make of each row, where there is a kernel for it.
+    /// The weighted outputs of experts that were chosen on the device; `None` if the backend has no kernel for it.
     pub(super) fn mixture(&self, x: &Tensor, routed: &Routed, table: &ExpertTable, glu: Glu) -> Result<Option<Tensor>> {
         self.check(x, 2)?;
-        // Who chose experts has them.
+        // The device that routed the rows has the experts.
         let place = self.parts.latest(&[&routed.experts])?;
         self.parts.at(place, [x], |part, [x]| part.mixture(x, routed, table, glu))
     }
 
-    /// The rows of a weight that the step's tokens name. They are below its outputs, as the batch was checked against the
-    /// vocabulary.
+    /// Looks up the embeddings of the step's tokens; an error if an id is beyond the table.
     pub(super) fn embed(&self, weight: &Matrix, pass: &Pass<'_>) -> Result<Tensor> {
         if let Some(id) = pass.input().tokens.iter().find(|&&id| id as usize >= weight.outputs) {
             return Err(Error::invalid(format!("row {id} of an embedding of {}", weight.outputs)));
@@ -241,8 +240,8 @@ impl Ops {
         self.parts.at(weight.place, [], |part, []| part.embed(weight, pass))
     }
 
-    /// Takes in the factors of a change: `down` of `rank` rows, or of an embedding with `rank` columns, and `up` of `rank`
-    /// rows. `single` where the weight it changes has single precision; `place` is the device that the layer is computed on.
+    /// Brings the factors of a low-rank pair to the device `place` of its layer: `down` has `rank` rows (for an embedding `rank`
+    /// columns), `up` has `rank` rows. `single` keeps them in `f32`, as for weights in `f32`.
     pub(super) fn low_rank(
         &self,
         (rank, place): (usize, usize),
@@ -253,46 +252,46 @@ impl Ops {
         Ok(LowRank { rank, place, form: self.parts.backend(place)?.low_rank(rank, down, up, single)? })
     }
 
-    /// Adds low-rank changes to rows of a linear layer's output; the groups of rows do not overlap.
+    /// Adds low-rank changes to groups of rows of a linear layer's output; groups do not overlap.
     pub(super) fn add_low_rank(&self, x: &Tensor, out: Tensor, groups: &[Changed<'_>]) -> Result<Tensor> {
         self.check(x, 2)?;
         let Some((_, change, _)) = groups.first() else { return Ok(out) };
         self.parts.at(change.place, [x, &out], |part, [x, out]| part.add_low_rank(x, out.clone(), groups))
     }
 
-    /// Adds low-rank changes to the vectors of tokens.
+    /// Adds low-rank changes to the embeddings of `tokens`.
     pub(super) fn add_low_rank_vectors(&self, tokens: &[u32], out: Tensor, groups: &[Changed<'_>]) -> Result<Tensor> {
         let Some((_, change, _)) = groups.first() else { return Ok(out) };
         self.parts.at(change.place, [&out], |part, [out]| part.add_low_rank_vectors(tokens, out.clone(), groups))
     }
 
-    /// On which of the model's devices an activation lies.
+    /// Index of the device that an activation is on.
     pub(super) fn place_of(&self, x: &Tensor) -> Result<usize> {
         self.parts.latest(&[x])
     }
 
-    /// An activation on one of the model's devices, to which it moves if it lies on another.
+    /// Moves an activation to one of the model's devices, unless it is there.
     pub(super) fn bring(&self, x: &Tensor, place: usize) -> Result<Tensor> {
         self.parts.bring(x, place)
     }
 
-    /// An activation on the device that another lies on.
+    /// Moves `x` to the device of `other`.
     pub(super) fn beside(&self, x: &Tensor, other: &Tensor) -> Result<Tensor> {
         self.bring(x, self.place_of(other)?)
     }
 
-    /// Indices as a tensor on the device that `beside` lies on.
+    /// Indices as a tensor on the device of `beside`.
     pub(super) fn ids(&self, ids: &[u32], beside: &Tensor) -> Result<Tensor> {
         self.parts.backend(self.place_of(beside)?)?.formulas().ids(ids)
     }
 
-    /// The rows `rows` of an activation; they are below its first dimension.
+    /// Gathers rows of an activation by index.
     pub(super) fn select_rows(&self, x: &Tensor, rows: &[u32]) -> Result<Tensor> {
         self.check(x, 2)?;
         Ok(x.index_select(&self.ids(rows, x)?, 0)?)
     }
 
-    /// The rows `start..start + len` of an activation as a tensor of their own.
+    /// A copy of the rows `start..start + len` of an activation.
     pub(super) fn rows(&self, x: &Tensor, start: usize, len: usize) -> Result<Tensor> {
         self.parts.backend(0)?.formulas().rows(&self.beside(x, x)?, start, len)
     }
@@ -319,7 +318,7 @@ impl Ops {
         self.parts.at(place, [x], |part, [x]| part.layer_norm(x, weight, bias, eps))
     }
 
-    /// The sines and cosines of a step's positions, times `amplitude` and, where there are any, a factor for each token.
+    /// Sines and cosines of a step's positions, times `amplitude` and, if given, a factor for each token.
     pub(super) fn rotation(
         &self,
         frequencies: &[f32],
@@ -328,7 +327,7 @@ impl Ops {
         style: RopeStyle,
         pass: &Pass<'_>,
     ) -> Result<Rotation> {
-        // All layers rotate by the same: it moves along with the stream.
+        // Computed once on the first device; it moves along with the residual stream.
         self.parts.at(0, [], |part, []| part.rotation(frequencies, amplitude, factors, style, pass))
     }
 
@@ -342,13 +341,13 @@ impl Ops {
         })
     }
 
-    /// An activation function.
+    /// Applies an activation function to each value.
     pub fn activate(&self, x: &Tensor, kind: Activation) -> Result<Tensor> {
         self.check(x, 2)?;
         self.parts.near([x], |part, [x]| part.activate(x, kind))
     }
 
-    /// `factor · kind(x + bias)`, with a bias and a factor for each column where there are any.
+    /// `factor · kind(x + bias)`; bias and factor have a value for each column, and each of the three is optional.
     pub fn bias_act_scale(
         &self,
         x: &Tensor,
@@ -366,7 +365,7 @@ impl Ops {
         self.parts.at(place, [x], |part, [x]| part.bias_act_scale(x, bias.as_ref(), kind, factor.as_ref()))
     }
 
-    /// Columns of an activation as tensors of their own, each from where it starts and as many as it has.
+    /// Copies of ranges of columns of an activation.
     pub(super) fn columns(&self, x: &Tensor, parts: &[Columns]) -> Result<Vec<Tensor>> {
         self.check(x, 2)?;
         let width = x.dim(1)?;

@@ -1,9 +1,8 @@
-//! On which of a model's devices a question is answered. Layers of a model that is spread know nothing of this: a question goes
-//! to the device on which the weight or the cache that it is about lies, activations follow, and what comes out is known to be
-//! there.
+//! Runs each op on the right one of a model's devices: the one with its weight or cache. Layers know nothing of this;
+//! activations move along, and the device of each output is recorded.
 //!
-//! Model files add a layer's output to the stream of the layer before, so the stream has to lie where the output does: when a
-//! layer first reads an activation that lies on another device, it moves there with all who hold it ([`Interconnect::bring`]).
+//! Model files add a layer's output to the residual stream, so both must be on one device: when a layer first reads an
+//! activation that is on another device, the activation moves, for all holders of it ([`Interconnect::bring`]).
 
 use candle_core::{Device, Tensor};
 use std::sync::Arc;
@@ -16,12 +15,12 @@ use crate::{
     },
 };
 
-/// What computes on each of a model's devices.
+/// The backends of a model's devices.
 #[derive(Clone)]
 pub(super) struct Parts {
-    /// One or more.
+    /// One for each device, at least one.
     backends: Vec<Arc<dyn Backend>>,
-    /// What connects them; nothing where there is one.
+    /// `None` if there is one device.
     interconnect: Option<Arc<dyn Interconnect>>,
 }
 
@@ -40,17 +39,17 @@ impl Parts {
         self.backends.len()
     }
 
-    /// What computes on one of the devices.
+    /// The backend of device `at`.
     pub(super) fn backend(&self, at: usize) -> Result<&dyn Backend> {
         self.backends.get(at).map(|part| &**part).ok_or_else(|| Error::invalid(format!("there is no device {at}")))
     }
 
-    /// Where tensors of one of the devices live.
+    /// Device `at`, for candle's tensors.
     pub(super) fn device(&self, at: usize) -> &Device {
         self.backends.get(at).unwrap_or(&self.backends[0]).device()
     }
 
-    /// Which kernels run, for a person.
+    /// The kernels in use, for the log.
     pub(super) fn note(&self) -> String {
         let notes = || self.backends.iter().map(|part| part.note()).collect::<Vec<_>>().join(" and ");
         self.interconnect.as_ref().and_then(|interconnect| interconnect.note()).unwrap_or_else(notes)
@@ -79,8 +78,8 @@ impl Parts {
         interconnect.decode(batch, run, taken)
     }
 
-    /// Has a device compute with these tensors, which move to it.
-    pub(super) fn at<const N: usize, M: Made>(
+    /// Runs an op on device `at`, to which its inputs move.
+    pub(super) fn at<const N: usize, M: OpOutput>(
         &self,
         at: usize,
         inputs: [&Tensor; N],
@@ -92,8 +91,8 @@ impl Parts {
         run(self.backend(at)?, brought)?.each(&|tensor| interconnect.made(tensor, at))
     }
 
-    /// The same on the latest of the devices that these tensors lie on, for what is about no weight.
-    pub(super) fn near<const N: usize, M: Made>(
+    /// Runs an op without a weight, on the latest of its inputs' devices.
+    pub(super) fn near<const N: usize, M: OpOutput>(
         &self,
         inputs: [&Tensor; N],
         run: impl FnOnce(&dyn Backend, [&Tensor; N]) -> Result<M>,
@@ -101,7 +100,7 @@ impl Parts {
         self.at(self.latest(&inputs)?, inputs, run)
     }
 
-    /// The same, and brings the result to where the first of these tensors was.
+    /// Runs an op on device `at`, and moves its output to the device that the first input was on.
     pub(super) fn and_back<const N: usize>(
         &self,
         at: usize,
@@ -113,20 +112,20 @@ impl Parts {
         self.bring(&out, home)
     }
 
-    /// The latest of the devices that tensors lie on: layers follow each other in that order.
+    /// The latest of the tensors' devices, in the order of the model's layers.
     pub(super) fn latest(&self, tensors: &[&Tensor]) -> Result<usize> {
         let Some(interconnect) = &self.interconnect else { return Ok(0) };
         let places = tensors.iter().map(|tensor| interconnect.place(tensor)).collect::<Result<Vec<_>>>()?;
         Ok(places.into_iter().flatten().max().unwrap_or(0))
     }
 
-    /// Where a norm is computed: where its weight lies, or else its input.
+    /// The device of a norm: its weight's, or that of its inputs if the weight has none recorded.
     pub(super) fn of_weight(&self, weight: &Tensor, inputs: &[&Tensor]) -> Result<usize> {
         let place = self.interconnect.as_ref().map(|interconnect| interconnect.place(weight)).transpose()?;
         place.flatten().map_or_else(|| self.latest(inputs), Ok)
     }
 
-    /// An activation as one of the devices reads it, to which it moves if it lies elsewhere.
+    /// Moves a tensor to the device `to`, unless it is there.
     pub(super) fn bring(&self, tensor: &Tensor, to: usize) -> Result<Tensor> {
         let Some(interconnect) = &self.interconnect else { return Ok(tensor.clone()) };
         let brought = interconnect.bring(tensor, to)?;
@@ -139,12 +138,12 @@ impl Parts {
         }
     }
 
-    /// The same of a tensor that there may be.
+    /// [`Self::bring`] for an optional tensor.
     pub(super) fn bring_some(&self, tensor: Option<&Tensor>, to: usize) -> Result<Option<Tensor>> {
         tensor.map(|tensor| self.bring(tensor, to)).transpose()
     }
 
-    /// Takes note that a device keeps this, as a weight or a cache.
+    /// Records that a weight or cache is on device `at`.
     pub(super) fn keeps(&self, tensor: Tensor, at: usize) -> Result<Tensor> {
         match &self.interconnect {
             Some(interconnect) => interconnect.keeps(tensor, at),
@@ -153,42 +152,42 @@ impl Parts {
     }
 }
 
-/// What a device has computed: tensors, each of which is now known to lie there.
-pub(super) trait Made: Sized {
+/// The output of an op, each of whose tensors is recorded as being on its device.
+pub(super) trait OpOutput: Sized {
     fn each(self, made: &dyn Fn(Tensor) -> Result<Tensor>) -> Result<Self>;
 }
 
-impl Made for Tensor {
+impl OpOutput for Tensor {
     fn each(self, made: &dyn Fn(Tensor) -> Result<Tensor>) -> Result<Self> {
         made(self)
     }
 }
 
-impl<M: Made> Made for Option<M> {
+impl<M: OpOutput> OpOutput for Option<M> {
     fn each(self, made: &dyn Fn(Tensor) -> Result<Tensor>) -> Result<Self> {
         self.map(|inner| inner.each(made)).transpose()
     }
 }
 
-impl<M: Made> Made for Vec<M> {
+impl<M: OpOutput> OpOutput for Vec<M> {
     fn each(self, made: &dyn Fn(Tensor) -> Result<Tensor>) -> Result<Self> {
         self.into_iter().map(|inner| inner.each(made)).collect()
     }
 }
 
-impl<A: Made, B: Made> Made for (A, B) {
+impl<A: OpOutput, B: OpOutput> OpOutput for (A, B) {
     fn each(self, made: &dyn Fn(Tensor) -> Result<Tensor>) -> Result<Self> {
         Ok((self.0.each(made)?, self.1.each(made)?))
     }
 }
 
-impl Made for Rotation {
+impl OpOutput for Rotation {
     fn each(self, made: &dyn Fn(Tensor) -> Result<Tensor>) -> Result<Self> {
         Ok(Self { cos: made(self.cos)?, sin: made(self.sin)?, style: self.style })
     }
 }
 
-impl Made for Routed {
+impl OpOutput for Routed {
     fn each(self, made: &dyn Fn(Tensor) -> Result<Tensor>) -> Result<Self> {
         Ok(Self { experts: made(self.experts)?, weights: made(self.weights)? })
     }

@@ -4,10 +4,10 @@ use candle_core::Tensor;
 
 use crate::{Error, Result};
 
-/// One layer's attention. It owns no weights: projections are linear layers of the model's own.
+/// The attention of one layer. It has no weights: projections are the model's own linear layers.
 #[derive(Clone, Debug)]
 pub struct Attention {
-    /// Which layer of the KV cache is its.
+    /// Index of its layer in the KV cache.
     pub layer: usize,
     /// Heads of queries.
     pub heads: usize,
@@ -15,21 +15,21 @@ pub struct Attention {
     pub kv_heads: usize,
     /// Values in a head of queries and keys.
     pub head_dim: usize,
-    /// Values in a head of values; as many unless the cache says otherwise.
+    /// Values in a head of values; `head_dim` unless the model's caches say otherwise.
     pub value_dim: usize,
-    /// What scores are multiplied by; commonly `1 / √head_dim`.
+    /// Factor of the scores, usually `1 / √head_dim`.
     pub scale: f32,
-    /// How many tokens back a token sees, itself included.
+    /// Sliding window in tokens, including the token itself; `None` for full attention.
     pub window: Option<usize>,
     /// Bounds scores to `± cap` by `cap · tanh(score / cap)`.
     pub softcap: Option<f32>,
-    /// A score for each head that stands beside those of tokens and takes its share of the weights, but has no value: where
-    /// nothing in the past is worth looking at, attention sinks into it (gpt-oss).
+    /// Attention sinks (gpt-oss): for each head an extra score that takes part in the softmax but has no value, so that a token
+    /// can attend to nothing.
     pub sinks: Option<Tensor>,
 }
 
 impl Attention {
-    /// Plain causal attention of a layer.
+    /// Plain causal attention, without window, softcap or sinks.
     pub fn new(layer: usize, heads: usize, kv_heads: usize, head_dim: usize) -> Result<Self> {
         if kv_heads == 0 || head_dim == 0 || !heads.is_multiple_of(kv_heads) {
             let message = format!("{heads} query heads cannot share {kv_heads} key heads of {head_dim} values");

@@ -1,12 +1,12 @@
-//! What the layers of a decoder remember, as data: which of them form a group of caches, what a block or a slot of each
-//! group takes, and how a budget is divided among the groups.
+//! The shape of a decoder's caches: which layers form a group, the size of a block or slot of each group, and how a memory
+//! budget is divided among the groups.
 
 use crate::{Cache, Error, Result};
 
-/// Tokens in a block.
+/// Tokens in a block of the paged KV cache.
 pub const BLOCK_TOKENS: usize = 16;
 
-/// How keys and values are stored.
+/// The type of cached keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KvType {
     /// Four bytes a value.
@@ -25,45 +25,45 @@ impl KvType {
     }
 }
 
-/// What a decoder remembers, layer by layer.
+/// The caches of a decoder, layer by layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvShape {
     pub(in crate::nn) layers: Vec<LayerCache>,
 }
 
-/// What one layer remembers.
+/// The cache of one layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LayerCache {
     /// Keys and values of all tokens, or of a window.
     Attention(AttentionCache),
-    /// Nothing of its own: it reads what an earlier layer remembers.
+    /// None of its own: it reads the cache of this earlier layer.
     SharedWith(usize),
-    /// A state of this many values in single precision, which is the whole past up to a token.
+    /// A recurrent state of this many `f32` values.
     State(usize),
-    /// The same in two parts that lie apart, such as a convolution's last inputs and what a recurrence keeps.
+    /// A state of two parts, such as a convolution's last inputs and a recurrence's matrices.
     States([usize; 2]),
 }
 
-/// The keys and values of one layer.
+/// The sizes of one layer's keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttentionCache {
     /// Heads of keys and values.
     pub kv_heads: usize,
     /// Values in a head of keys.
     pub key_dim: usize,
-    /// Values in a head of values; 0 where the values are a view of the keys, as of a latent that serves as both.
+    /// Values in a head of values; 0 if values are a view of the keys, as with MLA's latents.
     pub value_dim: usize,
-    /// How many tokens a token reads, itself included; none for all. The blocks before them are free for other sequences.
+    /// Sliding window in tokens, including the token itself; `None` for full attention. The host may free blocks before it.
     pub window: Option<usize>,
 }
 
 impl AttentionCache {
-    /// Heads of one size that read all tokens.
+    /// Full attention, with keys and values of one size.
     pub fn new(kv_heads: usize, head_dim: usize) -> Self {
         Self { kv_heads, key_dim: head_dim, value_dim: head_dim, window: None }
     }
 
-    /// Bytes of one block; none if that is more than there can be.
+    /// Bytes of one block; `None` if they overflow.
     fn block_bytes(&self, kv: KvType) -> Option<usize> {
         let dims = self.key_dim.checked_add(self.value_dim)?;
         self.kv_heads.checked_mul(dims)?.checked_mul(BLOCK_TOKENS)?.checked_mul(kv.bytes())
@@ -71,17 +71,17 @@ impl AttentionCache {
 }
 
 impl KvShape {
-    /// Layers that may each remember something else.
+    /// Layers with different caches.
     pub fn new(layers: Vec<LayerCache>) -> Self {
         Self { layers }
     }
 
-    /// Layers that all have keys and values of one shape.
+    /// Layers whose caches are all the same.
     pub fn uniform(layers: usize, kv_heads: usize, head_dim: usize) -> Self {
         Self { layers: vec![LayerCache::Attention(AttentionCache::new(kv_heads, head_dim)); layers] }
     }
 
-    /// The same with windows: how many tokens a token of a layer reads, itself included; none for all.
+    /// Sets each attention layer's sliding window in tokens, including the token itself; `None` for full attention.
     #[must_use]
     pub fn windowed(mut self, window: impl Fn(usize) -> Option<usize>) -> Self {
         for (place, layer) in self.layers.iter_mut().enumerate() {
@@ -92,7 +92,7 @@ impl KvShape {
         self
     }
 
-    /// The groups that the layers form, those that keep all tokens first and states last, and which group each layer is in.
+    /// The groups of caches, full attention first and states last, and the index of each layer's group.
     pub(in crate::nn) fn groups(&self, kv: KvType) -> Result<(Vec<Cache>, Vec<usize>)> {
         let wrong = |what: &str| Error::corrupt(format!("the model's caches: {what}"));
         let mut kinds: Vec<(usize, Option<usize>)> = Vec::new();
@@ -144,7 +144,7 @@ impl KvShape {
 }
 
 impl KvShape {
-    /// Bytes of each layer, if each group has so many blocks or slots.
+    /// Bytes of each layer's cache, for `counts` blocks or slots of each group.
     pub(in crate::nn) fn layer_bytes(&self, kv: KvType, counts: &[usize]) -> Result<Vec<u64>> {
         let (_, group_of) = self.groups(kv)?;
         let bytes = |(layer, group): (&LayerCache, usize)| {
@@ -160,19 +160,19 @@ impl KvShape {
     }
 }
 
-/// The longest sequence that memory is divided for: longer ones take from others.
+/// Sequence length for which memory is divided among the groups; the context, if that is shorter.
 const SEQUENCE_TOKENS: usize = 16_384;
 /// Tokens that a step may add to a window.
 const CHUNK_TOKENS: usize = 512;
-/// Slots for one sequence: its own, and copies of its state at the ends of its last turns.
+/// Slots for one sequence: its current state, and copies for the prefix cache.
 const SLOTS: usize = 4;
 
-/// How many blocks or slots of each group a budget holds: as many as equally long sequences take of each, so that no group
-/// is used up while another has room. One group gets all.
+/// Divides a budget in bytes into blocks or slots of each group, in the ratio in which sequences of equal length use them, so
+/// that no group runs out long before the others.
 pub(in crate::nn) fn divide(budget: u64, groups: &[Cache], context: usize) -> Result<Vec<usize>> {
     let tokens = context.clamp(1, SEQUENCE_TOKENS);
     let blocks = |tokens: usize| tokens.div_ceil(BLOCK_TOKENS);
-    // What a sequence takes of each group, the least that a group works with, and the bytes of each.
+    // For each group: blocks or slots of a sequence, the fewest that it can work with, and the bytes of one.
     let wants: Vec<(usize, usize, u64)> = groups
         .iter()
         .map(|group| match *group {
@@ -202,7 +202,7 @@ fn too_small(budget: u64, least: u64) -> Error {
     Error::out_of_memory(message).help("raise kv_budget")
 }
 
-/// Slots are numbered in 32 bits.
+/// Slot numbers have 32 bits.
 fn within_u32(count: u64) -> usize {
     count.min(u64::from(u32::MAX) / BLOCK_TOKENS as u64 - 1) as usize
 }
@@ -224,7 +224,7 @@ mod tests {
         assert!(matches!(mixed[..], [Cache::Tokens { .. }, Cache::Window { tokens: 1024, .. }]));
         let (whole, mixed) = (divide(budget, &whole, 131_072).unwrap(), divide(budget, &mixed, 131_072).unwrap());
         assert!(mixed[0] >= 3 * whole[0], "{mixed:?} blocks against {whole:?}");
-        // Each sequence of the length that memory is divided for has its windows.
+        // Windows suffice for as many sequences of `SEQUENCE_TOKENS` as full attention holds.
         let sequences = mixed[0] * BLOCK_TOKENS / SEQUENCE_TOKENS;
         assert!(mixed[1] * BLOCK_TOKENS >= sequences * (1024 + CHUNK_TOKENS), "{mixed:?}");
     }

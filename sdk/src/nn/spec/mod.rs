@@ -1,5 +1,5 @@
-//! What layers ask for, as plain data: sizes and settings, and the tensors that they come with. Nothing here computes or knows a
-//! device, a cache or a checkpoint.
+//! Plain descriptions of what a layer computes: sizes, settings and their tensors. Nothing here computes, or knows a device, a
+//! cache or a checkpoint.
 
 mod attention;
 mod conv;

@@ -1,26 +1,25 @@
-//! Linear recurrences: what some layers have in place of attention. Each head keeps a matrix from keys to values, into which
-//! every token writes and from which it reads, so that memory does not grow with what was read.
+//! Linear recurrences, which some layers have in place of attention. The state of a head is a matrix from keys to values, so
+//! memory does not grow with the sequence.
 //!
-//! The matrix `S` of a head fades by a factor and takes in `kᵀ · u`; what a token reads is `q · S`. Mamba-2's state space
-//! duality (arXiv 2405.21060) writes its value, `u = β · v`; the gated delta rule (arXiv 2412.06464) corrects what the key means so
-//! far, `u = β · (v − k · S)`.
+//! For each token the matrix `S` of a head is multiplied by a decay, `kᵀ · u` is added to it, and the output is `q · S`. Mamba-2's
+//! state space duality (arXiv 2405.21060) has `u = β · v`, the gated delta rule (arXiv 2412.06464) `u = β · (v − k · S)`.
 
 use candle_core::Tensor;
 
 use crate::{Error, Result, nn::LayerCache};
 
-/// One layer's recurrence. It owns no weights: what makes queries, keys and values is the model's own.
+/// The recurrence of one layer. It has no weights: queries, keys and values come from the model's own layers.
 #[derive(Clone, Debug)]
 pub struct Recurrence {
-    /// Which layer of the caches is its.
+    /// Index of its layer among the model's caches.
     pub layer: usize,
-    /// Which part of that layer's state holds its matrices; the second, behind a convolution's.
+    /// The part of the layer's state with the matrices: 1 if a convolution's inputs come first.
     pub part: usize,
     /// Heads, each with a matrix.
     pub heads: usize,
     /// Heads of queries and keys; `heads` is a multiple of it.
     pub key_heads: usize,
-    /// Whether heads take turns with the heads of keys, as in some GGUF files, instead of following each in a group.
+    /// Head `i` uses the keys of head `i mod key_heads`, as in some GGUF files, rather than `i / (heads / key_heads)`.
     pub interleaved_heads: bool,
     /// Values in a head of queries and keys.
     pub key_dim: usize,
@@ -28,7 +27,7 @@ pub struct Recurrence {
     pub value_dim: usize,
 }
 
-/// What the tokens of a step bring to a recurrence, a row for each.
+/// The inputs of a recurrence, with a row for each token of the step.
 #[derive(Clone, Copy)]
 pub(in crate::nn) struct Inputs<'a> {
     /// `[tokens, key_heads · key_dim]`.
@@ -37,18 +36,18 @@ pub(in crate::nn) struct Inputs<'a> {
     pub(in crate::nn) k: &'a Tensor,
     /// `[tokens, heads · value_dim]`.
     pub(in crate::nn) v: &'a Tensor,
-    /// The logarithm of the factor by which a matrix fades, at most 0: `[tokens, heads]`.
+    /// The logarithm of the decay, at most 0: `[tokens, heads]`.
     pub(in crate::nn) decay: &'a Tensor,
-    /// The factor by which what is written is multiplied, `[tokens, heads]`.
+    /// The factor of what is written, `[tokens, heads]`.
     pub(in crate::nn) beta: &'a Tensor,
-    /// Whether only what differs from what the key means so far is written: the delta rule.
+    /// Writes `v − k · S` rather than `v`: the delta rule.
     pub(in crate::nn) corrects: bool,
-    /// How much of its own value a token reads besides, `[heads]`.
+    /// Adds this multiple of a token's own `v` to its output, `[heads]`.
     pub(in crate::nn) skip: Option<&'a Tensor>,
 }
 
 impl Recurrence {
-    /// The recurrence of a layer that convolves before it.
+    /// The recurrence of a layer whose state begins with a convolution's.
     pub fn new(layer: usize, heads: usize, key_heads: usize, key_dim: usize, value_dim: usize) -> Result<Self> {
         if key_heads == 0 || key_dim == 0 || value_dim == 0 || heads == 0 || !heads.is_multiple_of(key_heads) {
             let message = format!("{heads} heads of {value_dim} values cannot share {key_heads} of {key_dim}");
@@ -57,18 +56,18 @@ impl Recurrence {
         Ok(Self { layer, part: 1, heads, key_heads, interleaved_heads: false, key_dim, value_dim })
     }
 
-    /// What such a layer remembers of a sequence: the last inputs of a convolution of `channels`, and a matrix for each head.
+    /// The state of such a layer: the last inputs of a convolution of `channels`, and a matrix for each head.
     pub fn cache((channels, taps): (usize, usize), heads: usize, key_dim: usize, value_dim: usize) -> LayerCache {
         let matrices = heads.saturating_mul(key_dim).saturating_mul(value_dim);
         LayerCache::States([channels.saturating_mul(taps.saturating_sub(1)), matrices])
     }
 
-    /// The values of all its matrices.
+    /// Values of all matrices together.
     pub(in crate::nn) fn values(&self) -> usize {
         self.heads * self.key_dim * self.value_dim
     }
 
-    /// Whether the inputs of a step of so many tokens have its sizes.
+    /// Checks the shapes of the inputs for a step of `tokens` tokens.
     pub(in crate::nn) fn check(&self, x: Inputs<'_>, tokens: usize) -> Result<()> {
         let Self { heads, key_heads, key_dim, value_dim, .. } = *self;
         if key_heads == 0 || !heads.is_multiple_of(key_heads) || self.values() == 0 {
@@ -86,7 +85,9 @@ impl Recurrence {
         match x.skip.map(Tensor::dims) {
             None => Ok(()),
             Some(dims) if dims == [heads] => Ok(()),
-            Some(dims) => Err(Error::invalid(format!("{heads} heads skip by factors of shape {dims:?}"))),
+            Some(dims) => {
+                Err(Error::invalid(format!("a recurrence of {heads} heads was given a skip of shape {dims:?}")))
+            }
         }
     }
 }

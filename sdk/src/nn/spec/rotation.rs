@@ -1,4 +1,4 @@
-//! What heads are rotated by.
+//! The rotations of a step.
 
 use candle_core::Tensor;
 

@@ -46,7 +46,7 @@ const NUMBERS: &[(&str, &str)] = &[
     ("expert_weights_scale", "routed_scaling_factor"),
 ];
 
-/// Writes what a file says as `config.json` would.
+/// Translates a file's metadata to the keys of `config.json`.
 pub(super) fn translate(
     architecture: &str,
     family: &GgufFamily,

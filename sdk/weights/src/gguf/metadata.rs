@@ -14,7 +14,7 @@ const ENTRIES_MAX: u64 = 65_536;
 const ARRAY_LEN_MAX: u64 = 16 << 20;
 const KEY_BYTES_MAX: usize = 1024;
 
-/// What a file says about itself: `general.architecture`, `llama.block_count`, `tokenizer.ggml.tokens`, …
+/// A GGUF file's key-value metadata: `general.architecture`, `llama.block_count`, `tokenizer.ggml.tokens`, …
 #[derive(Clone, Debug, Default)]
 pub struct Metadata {
     entries: BTreeMap<String, Value>,

@@ -1,4 +1,4 @@
-//! What several families make of their metadata, for [`GgufFamily::complete`](crate::GgufFamily::complete).
+//! Conversions of metadata that several families share, for [`GgufFamily::complete`](crate::GgufFamily::complete).
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! Numbers of 8 bits (1 sign, 4 exponent, 3 mantissa) with a scale for the tensor, for each row, or for each square of it.
+//! FP8 (E4M3) with a scale for the tensor, for each row, or for each block.
 
 use std::collections::BTreeMap;
 

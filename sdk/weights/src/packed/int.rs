@@ -1,8 +1,9 @@
 //! Integers of 4 or 8 bits with a scale, and perhaps a zero point, for each group of a row.
 //!
-//! The tools differ in how eight codes lie in a word of 32 bits, along which dimension, and in whether the zero point is there
-//! and one too small. What comes out is blocks of 32 values, each with a scale in single precision, so that nothing is rounded. Where a
-//! group is not a stretch of its row (GPTQ's "act order"), no block can have one scale, and the weight becomes numbers of half precision.
+//! The tools differ in the order of eight codes in a word of 32 bits, in the dimension along which they are packed, and in whether
+//! there is a zero point, and whether it is stored minus one. The output is blocks of 32 values, each with a scale in `f32`, so that
+//! nothing is rounded. If groups are not contiguous in a row (GPTQ's "act order"), no block has a single scale, and the weight is
+//! unpacked to half precision.
 
 use std::{collections::BTreeMap, ops::Range};
 
@@ -22,14 +23,14 @@ pub(super) struct Int {
     cols: usize,
     scales: Stored,
     zeros: Option<Stored>,
-    /// What is added to a stored zero point.
+    /// Added to a stored zero point: 1 for GPTQ, whose first version stores it minus one.
     zero_shift: u8,
     groups: usize,
     /// The group of each column, where groups are not stretches of a row.
     group_of: Option<Bytes>,
 }
 
-/// Where the code of a row and column lies.
+/// The order of codes in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Order {
     /// Words along the rows, eight rows to a word, even ones first.
@@ -42,7 +43,7 @@ enum Order {
     Bytes,
 }
 
-/// Which quarter of a byte pair holds the code of the row `i` of eight.
+/// Position, in units of a code's bits, of each of the eight rows that AWQ packs into a word.
 const AWQ_PLACES: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
 
 pub(super) fn awq_or_gptq(

@@ -2,9 +2,9 @@
 //!
 //! `quantization_config` says by which tool they were made, and the tensors' names say the rest: AWQ and GPTQ have `qweight`,
 //! `qzeros` and `scales`, compressed-tensors `weight_packed` and `weight_scale`, FP8 checkpoints `weight` and
-//! `weight_scale_inv`, gpt-oss `…_blocks` and `…_scales`. Each becomes one tensor `….weight`, whose rows are whole and which a
-//! kernel can read. That costs a pass over the weight, so it is done when a model asks for it and not when
-//! a folder is opened. What the tools can make and nothing here reads is refused by its name, with what to take instead.
+//! `weight_scale_inv`, gpt-oss `…_blocks` and `…_scales`. Each becomes one tensor `….weight` that kernels can read. That costs a
+//! pass over the weight, so it is done when a model asks for it and not when a folder is opened. Formats of these tools that are
+//! not supported are refused by name, with an alternative.
 
 mod entry;
 mod fp8;
@@ -26,7 +26,7 @@ use crate::{Error, Result};
 /// A weight of several tensors.
 #[derive(Clone, Debug)]
 pub(super) struct Packed {
-    /// What it will be. Its data is the largest of the tensors, which is as good as all of them for a fingerprint.
+    /// The unpacked tensor's name, type and shape. The data is that of the largest part, for the checkpoint's fingerprint.
     pub(super) head: RawTensor,
     recipe: Recipe,
 }
@@ -51,7 +51,7 @@ impl Packed {
     }
 }
 
-/// How a checkpoint was quantized.
+/// The `quant_method` of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Method {
     Awq,

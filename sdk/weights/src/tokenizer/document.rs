@@ -31,10 +31,10 @@ pub(super) struct AddedToken<'a> {
     pub content: &'a str,
     pub single_word: bool,
     pub lstrip: bool,
-    /// Whether white space behind the token belongs to it.
+    /// White space after the token belongs to it.
     pub rstrip: bool,
     pub normalized: bool,
-    /// Whether decoding may leave it out.
+    /// Decoding may leave it out.
     pub special: bool,
 }
 
@@ -49,7 +49,7 @@ pub(super) struct Bpe<'a> {
     pub end_of_word_suffix: Option<()>,
     pub fuse_unk: bool,
     pub byte_fallback: bool,
-    /// Whether a whole word that is in the vocabulary is taken as it is, even where merging would not get there.
+    /// Takes a word that is in the vocabulary as one token, even if merges would not produce it.
     pub ignore_merges: bool,
     pub vocab: Ids<'a>,
     pub merges: Vec<(&'a str, &'a str)>,

@@ -50,9 +50,9 @@ pub struct Tokenizer {
     pub pad: Option<u32>,
     /// The token that stands for what the vocabulary cannot express.
     pub unknown: Option<u32>,
-    /// Whether encoding with special tokens puts `bos` in front.
+    /// Encoding with special tokens puts `bos` before the text.
     pub add_bos: bool,
-    /// Whether encoding with special tokens puts the first `eos` behind.
+    /// Encoding with special tokens puts the first `eos` after the text.
     pub add_eos: bool,
 }
 

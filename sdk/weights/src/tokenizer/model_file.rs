@@ -6,12 +6,12 @@
 use super::vocabulary::Kind;
 use crate::{Error, Result};
 
-/// What a `tokenizer.model` says.
+/// The parts of a `tokenizer.model` that encoding needs.
 pub(super) struct ModelFile {
     pub texts: Vec<String>,
     pub kinds: Vec<Kind>,
     pub scores: Vec<f32>,
-    /// Whether a space is put in front of text.
+    /// Encoding puts a space before the text (`add_dummy_prefix`).
     pub prefix: bool,
     pub bos: Option<u32>,
     pub eos: Option<u32>,

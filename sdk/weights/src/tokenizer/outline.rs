@@ -92,12 +92,12 @@ impl Outline {
         added.or_else(|| self.tokens().find(|(_, known)| *known == id).map(|(text, _)| text))
     }
 
-    /// Whether encoding would cut a long text or fill up a short one, as training sometimes leaves the file.
+    /// Tells if encoding would truncate or pad, a leftover of training in some files.
     pub(super) fn resizes(&self) -> bool {
         !self.truncation.is_null() || !self.padding.is_null()
     }
 
-    /// Whether the post-processor puts this token at this end of a text.
+    /// Tells if the post-processor puts this token at this end of a text.
     pub(super) fn adds(&self, id: Option<u32>, place: Place) -> bool {
         id.is_some_and(|id| adds(&self.post_processor, id, place))
     }

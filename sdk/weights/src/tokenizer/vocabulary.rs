@@ -15,7 +15,7 @@ const TOKENS_MAX: usize = 1 << 20;
 const TOKENS: &str = "tokenizer.ggml.tokens";
 const TYPES: &str = "tokenizer.ggml.token_type";
 
-/// What a token is for.
+/// A token's type, as in `tokenizer.ggml.token_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Normal,

@@ -1,4 +1,4 @@
-//! Attention over block tables: one launch that rotates and remembers, and one that attends, for all sequences of a step.
+//! Attention over block tables: one launch that rotates and writes the cache, and one that attends, for all sequences of a step.
 
 use candle_core::{DType, Tensor};
 
@@ -15,7 +15,7 @@ use crate::{
     weights::RopeStyle,
 };
 
-/// Parts that a context is divided into at most, and the keys of the smallest part, as `attention.cu` has them.
+/// Limit on the parts of a context, and the keys of the smallest part, as `attention.cu` has them.
 const SPLITS_MAX: usize = 32;
 const SPLIT_KEYS: usize = 64;
 
@@ -28,7 +28,7 @@ const HELD_HEAD_DIM_MAX: usize = 192;
 /// Counters of blocks that have finished their part of a context.
 pub(super) const COUNTERS: usize = 1 << 16;
 
-/// Blocks that fill a device: as soon as tokens and heads are that many, contexts are not divided.
+/// Thread blocks that fill a device: if tokens times heads reach this number, contexts are not split.
 const BLOCKS_MIN: usize = 256;
 
 /// Shared memory up to which a block holds two tiles at once, so that several blocks still share a multiprocessor.
@@ -40,13 +40,13 @@ struct Cache {
     values: u64,
     slots: usize,
     suffix: &'static str,
-    /// The group of caches whose tables say where tokens lie.
+    /// The group of caches whose block tables apply.
     group: usize,
 }
 
 impl CudaKernels {
-    /// Remembers keys and values and attends, rotating queries and keys before where there is a rotation. `None` where no
-    /// kernel takes the shape.
+    /// Writes keys and values to the cache and attends; queries and keys are rotated first if there is a rotation. `None` if no
+    /// kernel supports the shape.
     pub(super) fn attend_step(
         &self,
         spec: &Attention,

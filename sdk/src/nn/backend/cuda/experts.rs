@@ -23,10 +23,10 @@ const ROUTE_THREADS: usize = 128;
 const SORT_THREADS: usize = 1024;
 const PREPARE_THREADS: usize = 256;
 
-/// Choices of a row that are taken for sure to be computed at once, in deciding how large a block should be.
+/// Choices of a row that are assumed to run concurrently, for the choice of a block's size.
 const CHOICES_MANY: usize = 4;
 
-/// The number in kernels of gpt-oss's gate.
+/// Number of gpt-oss's gate in kernels.
 const CLAMPED: i32 = 3;
 
 /// The experts of a layer, where the kernels find them.
@@ -49,7 +49,7 @@ type Entry = [u64; 6];
 struct Tiles {
     list: CudaSlice<u32>,
     count: usize,
-    /// How often eight slots a tile has.
+    /// Slots of a tile, in units of eight.
     eights: usize,
     choice_of: CudaSlice<i32>,
     slot_of: CudaSlice<i32>,
@@ -60,7 +60,7 @@ struct Tiles {
 struct Read {
     x: u64,
     width: usize,
-    /// How many choices have a row in common; 0 where each slot has its own.
+    /// Choices that share a row; 0 if each slot has its own.
     sharing: usize,
 }
 
@@ -90,7 +90,7 @@ struct Half<'a> {
     gate: Gate,
 }
 
-/// What stands between the halves, as kernels are told: a number, and what a clamped gate needs besides.
+/// The activation between the halves, as kernels take it: its number, and the parameters of a clamped gate.
 #[derive(Clone, Copy)]
 struct Gate {
     kind: i32,
@@ -118,7 +118,7 @@ impl Half<'_> {
 }
 
 impl CudaKernels {
-    /// What a router chooses. `None` where it has too many experts for the kernel.
+    /// A router's choices; `None` if it has too many experts for the kernel.
     pub(super) fn choose_experts(&self, logits: &Tensor, routing: &Routing<'_>) -> Result<Option<Routed>> {
         let (module, (rows, count)) = (&self.module, logits.dims2()?);
         let [groups, kept, compared] = routing.groups.unwrap_or_default();
@@ -148,7 +148,7 @@ impl CudaKernels {
         Ok(Some(Routed { experts: module.wrap(experts, shape), weights: module.wrap(weights, shape) }))
     }
 
-    /// Where the experts of a layer lie, if all are in one of our forms each half.
+    /// The addresses of a layer's experts, if each half has one of our formats for all of them.
     pub(super) fn table_of(&self, experts: &[[Layer<'_>; 3]]) -> Result<Option<ExpertTable>> {
         let Some([gate, _, down]) = experts.first() else { return Ok(None) };
         let (width, inner) = (gate.0.inputs, gate.0.outputs);
@@ -176,7 +176,7 @@ impl CudaKernels {
         Ok(Some(ExpertTable { gated: send(&gated)?, down: send(&back)?, formats, count: experts.len(), width, inner }))
     }
 
-    /// What the chosen experts make of each row of `x`, summed by their weights. `None` where they have no gate.
+    /// The weighted sum of the outputs of each row's experts; `None` if they have no gate.
     pub(super) fn mix(&self, x: &Tensor, routed: &Routed, table: &ExpertTable, glu: Glu) -> Result<Option<Tensor>> {
         let Some(gate) = Gate::of(glu) else { return Ok(None) };
         let (module, (rows, width), top_k) = (&self.module, x.dims2()?, routed.experts.dim(1)?);
@@ -204,7 +204,7 @@ impl CudaKernels {
         Ok(Some(out))
     }
 
-    /// How the halves of each choice are computed by themselves, if there are so few that most experts have a row or two.
+    /// The launches that compute each choice separately, if there are so few that most experts have a row or two.
     fn one_by_one(&self, gated: &Half<'_>, back: &Half<'_>, choices: usize, experts: usize) -> Option<[OneRow; 2]> {
         let plan = |half: &Half<'_>, inputs: usize, matrices: usize| {
             OneRow::plan(half.format, [1, inputs], half.outputs.div_ceil(OUTPUTS) * CHOICES_MANY, matrices)
@@ -243,7 +243,7 @@ impl CudaKernels {
         Ok(tiles)
     }
 
-    /// What one half of the experts makes of tiles: a row for each slot.
+    /// One half of the experts over tiles: a row for each slot.
     fn half_of_tiles(&self, half: &Half<'_>, tiles: &Tiles, read: Read) -> Result<Tensor> {
         let (module, inputs, slots) = (&self.module, read.width, 8 * tiles.eights * tiles.count);
         let out = module.room::<f32>(slots * half.outputs)?;
@@ -260,7 +260,7 @@ impl CudaKernels {
         Ok(module.wrap(out, (slots, half.outputs)))
     }
 
-    /// What one half of the experts makes of choices one by one: a row for each.
+    /// One half of the experts over single choices: a row for each.
     fn half_of_choices(
         &self,
         half: &Half<'_>,

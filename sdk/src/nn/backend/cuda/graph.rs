@@ -1,11 +1,11 @@
-//! Steps that only decode, as one launch: the kernels of such a step are captured into a CUDA graph once for a number of
-//! rows, and replayed with the next step's numbers in the same buffers.
+//! Steps that only decode, as one launch: the kernels of such a step are captured into a CUDA graph once for a number of rows, and
+//! replayed with the next step's data in the same buffers.
 //!
-//! Rows are filled up to a few sizes, so that few graphs serve all batches; rows of padding see no tokens and are not
-//! remembered. A graph is captured from a step with made-up numbers. The step is run once before, so that all it needs is
-//! loaded: with the real numbers on the host, as what a model copies to the device in between has to be the same in both, or
-//! candle refuses to capture it; but with no sequences on the device, where a recurrent state would otherwise advance twice. A
-//! model that looks at the step's numbers on the host cannot be replayed, and runs launch by launch.
+//! Rows are padded to a few sizes, so that few graphs serve all batches; padding attends to no tokens and is not written to caches.
+//! A graph is captured from a step with placeholder data. The step is run once before, so that everything it needs is loaded: with
+//! the real data on the host, as copies that a model makes to the device must be the same in both runs, or candle refuses to
+//! capture them; but with no sequences on the device, where a recurrent state would otherwise advance twice. A model that reads the
+//! step's data on the host cannot be replayed, and runs launch by launch.
 
 use candle_core::cuda_backend::cudarc::driver::{CudaGraph, CudaSlice, sys};
 use std::{
@@ -28,7 +28,7 @@ use crate::{
 /// Numbers of rows that graphs are captured for.
 const ROWS: [usize; 20] = [1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256];
 
-/// Rows up to which a graph keeps its memory, so that its kernels overlap. More rows take more of it, and gain less.
+/// Up to this many rows a graph keeps its memory, so that its kernels overlap. With more rows it costs more and gains less.
 const OVERLAPPED_ROWS_MAX: usize = 8;
 
 /// Rows of the step that a model begins with.
@@ -45,7 +45,7 @@ const GRAPHS_MAX: usize = 40;
 pub(super) struct Graphs {
     /// By rows and parts of the longest context.
     captured: HashMap<(usize, usize), Captured>,
-    /// Why there are none.
+    /// The reason why steps are not captured.
     refused: Option<String>,
     /// Kernels in the graph that was captured last.
     launches: usize,
@@ -54,13 +54,13 @@ pub(super) struct Graphs {
     width: usize,
 }
 
-/// A graph, and what it computes in.
+/// A graph, and the memory of its activations.
 struct Captured(CudaGraph, #[allow(dead_code, reason = "it lives as long as the graph")] Kept);
 
 // SAFETY: a graph is launched and dropped under the mutex that holds it, by one thread at a time, as its documentation asks.
 unsafe impl Send for Captured {}
 
-/// What has several devices compute one step.
+/// Synchronizes the devices of one step.
 pub(super) trait Connection {
     /// Has a device wait for all others.
     fn gather(&self, at: usize) -> Result<()>;
@@ -68,7 +68,7 @@ pub(super) trait Connection {
     /// Has all others wait for a device.
     fn fan_out(&self, from: usize) -> Result<()>;
 
-    /// Forgets what was moved in a run.
+    /// Forgets the activations that a run has moved.
     fn forget(&self);
 }
 
@@ -78,7 +78,7 @@ pub(super) struct DeviceGroup<'a> {
     pub(super) origin: &'a CudaKernels,
     pub(super) others: Vec<&'a CudaKernels>,
     pub(super) graphs: &'a Mutex<Graphs>,
-    /// What connects them, and which of them is the first of these.
+    /// Their interconnect, and the index of the first of these devices in it.
     pub(super) interconnect: Option<(&'a dyn Connection, usize)>,
 }
 
@@ -137,7 +137,7 @@ impl Deref for DeviceGroup<'_> {
 }
 
 impl Graphs {
-    /// How steps that decode are launched, for a person.
+    /// The launch mode of steps that decode, for the log.
     pub(super) fn note(&self) -> String {
         match &self.refused {
             Some(why) => format!("launched one by one ({why})"),
@@ -152,8 +152,8 @@ impl Graphs {
     }
 }
 
-/// Runs a step as long as a short prompt, so that the first of them need not wait until what multiplies many rows is loaded,
-/// and captures a step of one row, so that a model which cannot be captured says so when it is loaded.
+/// Runs a step of a short prompt's length, so that the kernels for many rows are loaded before the first request, and captures a
+/// step of one row, so that a model which cannot be captured is reported at load.
 pub(super) fn warm_up(kernels: &DeviceGroup<'_>, groups: usize, run: Compute<'_>) -> Result<()> {
     let mut graphs = locked(kernels.graphs);
     kernels.all().for_each(|kernels| locked(&kernels.inputs).groups = groups);
@@ -173,7 +173,7 @@ pub(super) fn warm_up(kernels: &DeviceGroup<'_>, groups: usize, run: Compute<'_>
     Ok(())
 }
 
-/// The span of a row that only stands for one.
+/// The span of a placeholder row.
 fn made_up_span(start: usize) -> Span<'static> {
     Span {
         sequence: 0,
@@ -189,7 +189,7 @@ fn made_up_span(start: usize) -> Span<'static> {
     }
 }
 
-/// Computes a step that only decodes. Nothing is done, and `false` returned, where it does more or cannot be captured.
+/// Computes a step that only decodes. Does nothing and returns `false` for other steps, or if it cannot be captured.
 pub(super) fn decode(
     kernels: &DeviceGroup<'_>,
     batch: &Batch<'_>,
@@ -230,7 +230,7 @@ pub(super) fn decode(
     Ok(true)
 }
 
-/// Has a graph for the batch that the inputs hold. None where the model cannot be captured.
+/// Captures or finds the graph for the batch in the inputs. `None` if the model cannot be captured.
 fn graph_for(
     kernels: &DeviceGroup<'_>,
     graphs: &mut Graphs,

@@ -1,27 +1,27 @@
-//! What a step brings to the device besides weights: tokens, positions, slots, block tables and where states lie, in one copy
-//! into one buffer that stays where it is, so that a captured graph finds the next step's numbers there.
+//! The index data of a step: tokens, positions, slots, block tables and the slots of states. One copy brings all of it to a buffer
+//! at a fixed address, where a captured graph finds the next step's data.
 
 use candle_core::cuda_backend::cudarc::driver::CudaSlice;
 
 use super::{memory::failed, module::Module};
 use crate::{Batch, Result, Span, Table, nn::BLOCK_TOKENS};
 
-/// Words that there is room for at first: a million blocks.
+/// Initial capacity in words: a million blocks.
 const ROOM: usize = 1 << 20;
 
-/// New tokens of a prompt that are attended by tiles; fewer are attended one by one.
+/// From this many new tokens on, a prompt attends in tiles; fewer attend one by one.
 const TILED_MIN: usize = 16;
 
 /// Tokens of a tile of `attend_tiles`.
 const TILE: usize = 64;
 
-/// Words that say where a sequence's rows and states are, as `recurrence.cu` has them.
+/// Words for the rows and states of a sequence, as `recurrence.cu` has them.
 const SEQUENCE_WORDS: usize = 5;
 
-/// The number that stands for "no slot" and keeps padding from being remembered.
+/// Stands for no slot, so that padding is not written to caches.
 pub(super) const NO_SLOT: u32 = u32::MAX;
 
-/// The buffer, and where the parts of the present step lie.
+/// The buffer, and the offsets of the current step's parts.
 pub(super) struct Inputs {
     buffer: CudaSlice<u32>,
     words: Vec<u32>,
@@ -37,7 +37,7 @@ pub(super) struct Inputs {
     pub(super) groups: usize,
     /// Sequences, and rows of padding.
     pub(super) sequences: usize,
-    /// Whether each of them has one row.
+    /// Each of them has one row.
     pub(super) is_single_rows: bool,
     groups_at: usize,
     sequences_at: usize,
@@ -139,7 +139,7 @@ impl Inputs {
         self.at(module, self.tokens)
     }
 
-    /// For each token, how many tokens of its sequence it sees.
+    /// For each token, the number of tokens that it attends to.
     pub(super) fn lens(&self, module: &Module) -> u64 {
         self.at(module, 2 * self.tokens)
     }
@@ -149,7 +149,7 @@ impl Inputs {
         self.at(module, 3 * self.tokens)
     }
 
-    /// For each token, where its keys and values go in a group of caches.
+    /// For each token, the slot of its keys and values in a group of caches.
     pub(super) fn slots(&self, module: &Module, group: usize) -> u64 {
         self.at(module, self.groups_at + 2 * group * self.tokens)
     }
@@ -164,7 +164,7 @@ impl Inputs {
         self.table_starts(module, group)
     }
 
-    /// Where each sequence's rows and states are in a group of states.
+    /// For each sequence, its rows and slots in a group of states.
     pub(super) fn sequences(&self, module: &Module, group: usize) -> u64 {
         self.at(module, self.sequences_at + group * self.sequences * SEQUENCE_WORDS)
     }

@@ -1,9 +1,8 @@
-//! Several CUDA devices under one model: where its tensors lie, how activations move, and its steps as one launch.
+//! Several CUDA devices under one model: the devices of its tensors, moves of activations, and its steps as one launch.
 //!
-//! Each device computes on one stream of its own. A move waits for what the sender has computed so far, and the sender goes on
-//! once it is done, so that nobody else is given the memory meanwhile. Where the devices can read each other's memory, that
-//! is one copy, which can be captured like a kernel. What the connection says it can do is tried at load: some virtual
-//! machines promise more than they keep.
+//! Each device computes on one stream of its own. A move waits for the sender's earlier work, and the sender waits for the move, so
+//! that the memory is not reused meanwhile. If the devices can read each other's memory, a move is one copy, which can be captured
+//! like a kernel. The connection is tested at load, as some virtual machines report peer access that does not work.
 
 use candle_core::{
     CudaDevice, CudaStorage, Device, DeviceLocation, InplaceOp1, Layout, Storage, Tensor, TensorId,
@@ -34,15 +33,15 @@ use crate::{
     nn::backend::{Compute, Interconnect, Taken},
 };
 
-/// How bytes go from one device to another.
+/// The transport between devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 enum Way {
     /// Each reads the other's memory.
     Direct,
-    /// The driver finds a way.
+    /// The driver chooses.
     Driver,
-    /// Through the host's memory, waiting for both.
+    /// Through the host's memory, synchronizing with both.
     Host,
 }
 
@@ -67,7 +66,7 @@ pub(in crate::nn) struct CudaInterconnect {
 struct End {
     device: CudaDevice,
     stream: Arc<CudaStream>,
-    /// Marks what the stream has done so far.
+    /// Recorded on the stream before a move.
     event: sys::CUevent,
 }
 
@@ -168,7 +167,7 @@ impl CudaInterconnect {
         }
     }
 
-    /// Whether what is sent arrives.
+    /// Tests a transfer between two devices.
     fn arrives(&self, (from, to): (usize, usize)) -> Result<bool> {
         let values: Vec<f32> = (0..100_000).map(|value| (value as f32 * 0.37).sin()).collect();
         let device = Device::Cuda(self.ends[from].device.clone());
@@ -191,13 +190,13 @@ impl CudaInterconnect {
         unsafe { result::stream::wait_event(then.stream.cu_stream(), first.event, flags) }.map_err(failed)
     }
 
-    /// Which of the devices has this number.
+    /// Index of the device at this location.
     fn of(&self, location: DeviceLocation) -> Result<usize> {
         let found = self.ends.iter().position(|end| end.device.location() == location);
         found.ok_or_else(|| failed(format!("a tensor lies on {location:?}, which is none of the model's devices")))
     }
 
-    /// Where a tensor's memory is, whatever candle says of the tensor.
+    /// Index of the device that owns a tensor's memory, whatever candle reports.
     fn memory_of(&self, tensor: &Tensor) -> Result<usize> {
         self.of(tensor.storage_and_layout().0.device().location())
     }
@@ -276,7 +275,7 @@ impl CudaInterconnect {
         Ok(fresh)
     }
 
-    /// Keeps what a captured step computes in.
+    /// Keeps memory of a captured step.
     fn keep(&self, at: usize, value: impl std::any::Any + Send) {
         if let Some(kernels) = self.kernels.get(at) {
             kernels.module.memory.keep(value);
@@ -293,7 +292,7 @@ impl CudaInterconnect {
         stream.cu_stream() == self.ends[at].stream.cu_stream()
     }
 
-    /// What captures steps; none where there is nothing that can be.
+    /// The devices to capture steps on; `None` if there are no kernels that can be captured.
     fn group(&self) -> Option<DeviceGroup<'_>> {
         if self.way() == Way::Host {
             return None;
@@ -323,12 +322,12 @@ impl Connection for CudaInterconnect {
     }
 }
 
-/// What activations are made of.
+/// The types of activations' values.
 trait Value: candle_core::cuda_backend::cudarc::driver::DeviceRepr + Clone + Default {}
 impl Value for f32 {}
 impl Value for u32 {}
 
-/// Puts other memory under a tensor.
+/// Replaces the memory of a tensor.
 struct Replace<'a> {
     interconnect: &'a CudaInterconnect,
     ends: [usize; 2],

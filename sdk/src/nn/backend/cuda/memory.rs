@@ -1,9 +1,9 @@
 //! Memory for activations.
 //!
-//! Everything is computed on one stream, and tensors come from the device's pool in its order; while a step is captured,
-//! taking memory and giving it back become nodes of the graph. But kernels do not overlap across such a node, which costs
-//! steps of few rows a tenth of their time. So their tensors are taken on a second stream, which is not captured, and kept as
-//! long as the graph: none has the place of another, and nobody else has it between two replays.
+//! Everything is computed on one stream, and tensors are allocated from the device's pool in stream order; while a step is
+//! captured, allocating and freeing become nodes of the graph. But kernels do not overlap across such a node, which costs steps of
+//! few rows a tenth of their time. So their tensors are allocated on a second stream, which is not captured, and live as long as
+//! the graph: no two share memory, and nothing else uses it between two replays.
 
 use candle_core::{
     CudaDevice,
@@ -17,16 +17,16 @@ use std::{
 use super::locked;
 use crate::{Error, Result};
 
-/// What a graph computes in, which lives as long as it does.
+/// The memory of a graph's activations, which lives as long as the graph.
 pub(super) type Kept = Vec<Box<dyn Any + Send>>;
 
-/// The memory of a device's activations.
+/// The allocator of a device's activations.
 pub(super) struct Memory {
     /// The stream that computes.
     computing: Arc<CudaStream>,
-    /// The stream that steps of few rows take memory on while they are captured.
+    /// The stream on which steps of few rows allocate while they are captured.
     aside: Arc<CudaStream>,
-    /// What was taken there so far, while such a step is captured.
+    /// The allocations of the step that is being captured; `None` outside of captures.
     kept: Mutex<Option<Kept>>,
 }
 
@@ -38,26 +38,26 @@ impl Memory {
         Ok(Self { computing, aside, kept: Mutex::new(None) })
     }
 
-    /// Has what is taken from now on be kept.
+    /// Starts keeping all allocations, for a capture.
     pub(super) fn keep_all(&self) {
         *locked(&self.kept) = Some(Kept::new());
     }
 
-    /// What was taken since, all of it there to be computed with.
+    /// Ends a capture's allocations and returns them, once they are ready for use.
     pub(super) fn take_kept(&self) -> Result<Kept> {
         let kept = locked(&self.kept).take();
         self.aside.synchronize().map_err(failed)?;
         Ok(kept.unwrap_or_default())
     }
 
-    /// Keeps a value with memory, if all are kept at present.
+    /// Keeps a value that owns memory, if a capture is running.
     pub(super) fn keep(&self, value: impl Any + Send) {
         if let Some(kept) = locked(&self.kept).as_mut() {
             kept.push(Box::new(value));
         }
     }
 
-    /// Memory that the next launch fills. Whoever takes it while all is kept has to say so by [`Memory::keep`].
+    /// Allocates memory that the next launch fills. During a capture the caller passes its owner to [`Memory::keep`].
     pub(super) fn room<T: DeviceRepr>(&self, len: usize) -> Result<CudaSlice<T>> {
         let stream = if locked(&self.kept).is_some() { &self.aside } else { &self.computing };
         // SAFETY: a kernel writes all of it before anything reads.
@@ -66,7 +66,7 @@ impl Memory {
     }
 }
 
-/// Has the device's pool keep what is freed for the next step, instead of giving it back to the driver at each wait.
+/// Has the device's pool keep freed memory for the next step, instead of returning it to the driver at each synchronization.
 fn keep_freed_memory(ordinal: usize) {
     let mut pool = std::ptr::null_mut();
     let mut most = u64::MAX;
@@ -80,7 +80,7 @@ fn keep_freed_memory(ordinal: usize) {
     }
 }
 
-/// What a call of the driver answered.
+/// Error for a failed call of the driver.
 pub(super) fn failed(error: impl std::fmt::Display) -> Error {
     Error::new(crate::Code::Device, format!("CUDA: {error}"))
 }

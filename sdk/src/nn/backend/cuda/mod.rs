@@ -1,7 +1,7 @@
 //! The backend of CUDA devices: our own kernels, cuBLAS for products of many rows, and one launch for a step that decodes.
 //!
 //! A step's tokens, positions and block tables go to the device in one copy ([`inputs`]), and every kernel takes all
-//! sequences of the batch at once. What a kernel does not cover (formats, head sizes, adapters) is left to the formulas,
+//! sequences of the batch at once. Cases that a kernel does not cover (formats, head sizes, adapters) are left to the formulas,
 //! which run on the same device. At load a few kernels are held against the formulas, and none of them is used on a device
 //! where they differ.
 
@@ -61,26 +61,26 @@ const THREADS: usize = 256;
 /// Parts that `columns` copies at once.
 const PARTS: usize = 4;
 
-/// Threads that look through one row of logits.
+/// Threads that search one row of logits.
 const BEST_THREADS: usize = 1024;
 
-/// The kernels on a device, and what a step needs of it.
+/// The kernels on a device, and the buffers of its steps.
 pub(in crate::nn) struct CudaKernels {
     module: Module,
     formulas: Formulas,
     inputs: Mutex<Inputs>,
     graphs: Mutex<Graphs>,
-    /// Whether a step is being captured, or tried for it.
+    /// A step is being captured, or run as a trial before its capture.
     captures: AtomicBool,
     prepared: Mutex<PreparedCache>,
     /// Small tables such as frequencies, by their bits.
     constants: Mutex<HashMap<Vec<u32>, CudaSlice<f32>>>,
     counters: CudaSlice<u32>,
-    /// Whether the kernel that looks through logits agrees with its formula.
+    /// The kernel for the best logits agreed with its formula.
     finds_best: bool,
-    /// Whether the kernels that choose experts and compute with them do.
+    /// The kernels that route and compute experts agreed with their formulas.
     mixes: bool,
-    /// Why those of recurrent layers are not used, if they do not.
+    /// The reason why the kernels of recurrent layers are not used, if they disagreed.
     recurrence_differs: Option<String>,
 }
 
@@ -93,12 +93,12 @@ pub(in crate::nn) fn open(ordinal: usize) -> candle_core::Result<Device> {
     Ok(device)
 }
 
-/// How many devices the driver knows.
+/// Number of devices that the driver reports.
 pub(in crate::nn) fn count() -> usize {
     CudaContext::device_count().ok().and_then(|count| usize::try_from(count).ok()).unwrap_or_default()
 }
 
-/// What a device has left.
+/// Free memory of a device.
 pub(in crate::nn) fn free_bytes(device: &CudaDevice) -> Option<u64> {
     let (free, _) = device.cuda_stream().context().mem_get_info().ok()?;
     u64::try_from(free).ok()

@@ -42,10 +42,10 @@ const MODULES: [&[u8]; 6] = [
     include_bytes!(concat!(env!("OUT_DIR"), "/recurrence.fatbin")),
 ];
 
-/// Whether kernels were compiled to wait for what they read, so that they may start before the one before them has ended.
+/// Kernels were compiled to wait for their inputs, so that each may start before the previous one has ended.
 const MAY_OVERLAP: bool = matches!(env!("PENSIEVE_CUDA_OVERLAP").as_bytes(), b"yes");
 
-/// As much as cuBLAS takes on devices of compute capability 9.0.
+/// The workspace that cuBLAS uses by default on devices of compute capability 9.0.
 const WORKSPACE_BYTES: usize = 32 << 20;
 
 /// The kernels of a device.
@@ -59,8 +59,8 @@ pub(super) struct Module {
     /// Bytes of shared memory that a block may have.
     shared_max: i32,
     launches: AtomicUsize,
-    /// What cuBLAS computes in. Left to itself it would take memory of the graph that a product is captured into, and use
-    /// that for other products, too.
+    /// cuBLAS's workspace. By default it would allocate one from the graph that a product is captured into, and use that for other
+    /// products, too.
     _workspace: CudaSlice<u8>,
 }
 
@@ -71,7 +71,7 @@ pub(super) struct Segment {
     pub(super) data: u64,
     pub(super) scales: u64,
     pub(super) bias: u64,
-    /// What the product is added to.
+    /// Address of the addend.
     pub(super) added: u64,
     pub(super) out: u64,
     pub(super) outputs: i32,
@@ -120,7 +120,7 @@ impl From<usize> for Arg {
 }
 
 impl Arg {
-    /// Where the driver finds the value; it only reads.
+    /// Pointer to the value, for the driver to read.
     fn pointer(&self) -> *mut c_void {
         match self {
             Self::Segments(value) => ptr::from_ref(value).cast_mut().cast(),
@@ -186,7 +186,7 @@ impl Module {
         usize::try_from(self.shared_max).unwrap_or_default()
     }
 
-    /// How often a kernel was launched so far.
+    /// Number of launches so far.
     pub(super) fn launches(&self) -> usize {
         self.launches.load(Ordering::Relaxed)
     }
@@ -318,7 +318,7 @@ impl Module {
     }
 }
 
-/// How the rows of a product by cuBLAS are stored.
+/// The type of a cuBLAS product's rows.
 #[derive(Clone, Copy)]
 pub(super) enum Numbers {
     Bf16,

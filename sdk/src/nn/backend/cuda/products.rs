@@ -43,7 +43,7 @@ pub(super) type PreparedCache = Vec<(TensorId, Reader, Arc<Prepared>)>;
 /// An activation as products read it.
 pub(super) struct Prepared {
     high: CudaSlice<u16>,
-    /// What products of few rows read besides.
+    /// For products of few rows only.
     few: Option<Few>,
 }
 
@@ -53,7 +53,7 @@ struct Few {
     row_scales: CudaSlice<f32>,
 }
 
-/// What an activation is prepared for.
+/// The kind of product that an activation is prepared for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Reader {
     /// Few rows with quantized weights.

@@ -68,7 +68,7 @@ pub(super) struct NormShape {
     pub(super) eps: f32,
 }
 
-/// What a batch says to attention.
+/// A batch's index data for the attention kernels.
 #[derive(Debug, Default)]
 pub(super) struct Inputs {
     /// Of each new token.
@@ -82,7 +82,7 @@ pub(super) struct Inputs {
 }
 
 impl Inputs {
-    /// What attention over a group of caches takes: tables of a group without blocks are empty, and so is all else.
+    /// The index data for a group of caches; empty for a group without blocks.
     pub(super) fn of(batch: &Batch<'_>, group: usize) -> Self {
         let mut inputs = Self::default();
         for span in &batch.spans {

@@ -56,7 +56,7 @@ enum Arg<'a> {
     Bytes(&'a [u8]),
 }
 
-/// What a kernel is launched over.
+/// A kernel's launch size, in threads or in threadgroups and their size.
 enum Grid {
     Threads([usize; 3]),
     Groups([usize; 3], usize),
@@ -180,7 +180,7 @@ impl MetalKernels {
         Ok(())
     }
 
-    /// Remembers and attends, rotating first where there is a rotation. None where the step's inputs are not there.
+    /// Writes the cache and attends, rotating first if there is a rotation. `None` if the step's inputs are not on the device.
     fn attend_step(
         &self,
         spec: &Attention,
@@ -322,7 +322,7 @@ impl Backend for MetalKernels {
     }
 }
 
-/// Whether a kernel computes what its formula does.
+/// Checks that a kernel's output is its formula's, within `most`.
 fn same(what: &str, ours: &Tensor, formula: &Tensor, most: f32) -> Result<()> {
     let difference = (ours - formula)?.abs()?.max_all()?.to_scalar::<f32>()?;
     if difference < most { Ok(()) } else { Err(failed(format!("{what} differs by {difference}"))) }

@@ -1,4 +1,4 @@
-//! What the kernels' tests are worth: mistakes planted in `kernels.metal`, each of which they find.
+//! Mutation tests of the kernels: mistakes planted in `kernels.metal`, each of which their tests find.
 //!
 //! All mistakes are in one source, so that it is compiled once, and a run says which one it makes.
 

@@ -1,4 +1,4 @@
-//! What runs on Apple's GPUs. The kernels are tried on every machine; only what launches them needs Metal.
+//! The backend of Apple's GPUs. The kernels are tested on every machine; only the code that launches them needs Metal.
 
 mod inputs;
 #[cfg(any(feature = "metal", target_os = "macos"))]

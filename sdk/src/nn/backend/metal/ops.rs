@@ -1,4 +1,4 @@
-//! What the formulas ask of candle, held against what candle does on Metal.
+//! Checks the ops that the formulas use against those that candle has on Metal.
 //!
 //! `ops.txt` has every op that ran, with the types and layouts of its operands, as `.ci/metal-ops` noted them. candle's Metal
 //! backend picks a kernel by op, type and layout, and answers the rest with an error at run time; its source says which it has.
