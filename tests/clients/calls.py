@@ -1,6 +1,6 @@
 """A table of calls: each is a function that raises where an answer is not what it should be.
 
-The server is told by PENSIEVE_URL; what its model says, by tests/src/clients.rs.
+The server is told by PENSIEVE_URL; what its model says, by tests/src/slow/clients.rs.
 """
 
 import asyncio

@@ -1,0 +1,12 @@
+//! The suites that take longest: whole clients, plugins built by other toolchains, hours of faults in a minute. They are as much a
+//! part of the truth as all others; `-- --skip slow::` leaves them out while one works on something else.
+
+mod authors;
+mod boundaries;
+mod chaos;
+mod claude_code;
+mod clients;
+mod codex;
+mod opencode;
+mod siege;
+mod toolchains;
