@@ -245,31 +245,37 @@ fn a_worker_that_dies_ends_its_streams_with_an_error() {
     for _ in 0..4 {
         assert!(incoming.event().is_some());
     }
-    for child in children(server.pid()) {
-        // SAFETY: the server's children are waited for by the server, and at worst the signal finds no process.
-        unsafe { libc::kill(child, libc::SIGKILL) };
-    }
+    kill_children(server.pid());
     let events = incoming.events();
     let last = events.last().unwrap().json();
     assert_eq!(last["error"]["type"], "server_error", "{last}");
     assert!(events.iter().all(|event| event.data != "[DONE]"));
     // The next request gets a new worker.
-    std::thread::sleep(Duration::from_millis(200));
     assert_eq!(post(server.address, CHAT, &chat("hello", json!({}))).status(), 200);
 }
 
-/// The processes that a process has started.
+/// Kills the processes that a process has started, and waits until they have ended.
 #[cfg(target_os = "linux")]
-pub fn children(parent: u32) -> Vec<i32> {
-    let processes =
-        std::fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-    let is_child = |pid: &i32| {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        // The name in brackets may hold anything.
-        let parent_of = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(1)?.parse().ok());
-        parent_of == Some(parent)
+pub fn kill_children(parent: u32) {
+    // State and parent; the name in brackets before them may hold anything.
+    let stat = |pid: i32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+        Some((fields.next()?.to_owned(), fields.next()?.parse::<u32>().ok()?))
     };
-    processes.filter(is_child).collect()
+    let processes = std::fs::read_dir("/proc").unwrap();
+    let processes = processes.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let children: Vec<i32> = processes.filter(|pid| stat(*pid).is_some_and(|(_, of)| of == parent)).collect();
+    assert!(!children.is_empty());
+    for child in &children {
+        // SAFETY: the server's children are waited for by the server, and at worst the signal finds no process.
+        unsafe { libc::kill(*child, libc::SIGKILL) };
+    }
+    let deadline = std::time::Instant::now() + Duration::from_secs(20);
+    while children.iter().any(|child| stat(*child).is_some_and(|(state, of)| state != "Z" && of == parent)) {
+        assert!(std::time::Instant::now() < deadline, "a killed process does not end");
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 #[test]

@@ -169,10 +169,7 @@ fn a_worker_that_dies_ends_its_streams_with_an_error() {
     let mut body = about("Go on forever", &json!({"stream": true}));
     let mut incoming = Incoming::open(server.address, MESSAGES, &[], &body);
     while incoming.event().unwrap().name != "content_block_delta" {}
-    for child in crate::openai::children(server.pid()) {
-        // SAFETY: the server's children are waited for by the server, and at worst the signal finds no process.
-        unsafe { libc::kill(child, libc::SIGKILL) };
-    }
+    crate::openai::kill_children(server.pid());
     let last = incoming.events().pop().unwrap();
     assert_eq!((last.name.as_str(), &last.json()["error"]["type"]), ("error", &json!("api_error")));
     assert!(last.json()["request_id"].as_str().unwrap().starts_with("req_"));
