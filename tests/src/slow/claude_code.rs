@@ -26,12 +26,12 @@ const SAID: &str = "The command has told me the product.";
 
 #[test]
 fn claude_code_runs_a_command_and_hears_what_it_says() {
-    CLAUDE_CODE.run("claude_code::round_trip");
+    CLAUDE_CODE.run("slow::claude_code::round_trip");
 }
 
 #[test]
 fn claude_code_runs_what_the_starter_is_asked_for() {
-    CLAUDE_CODE.run("claude_code::with_the_starter");
+    CLAUDE_CODE.run("slow::claude_code::with_the_starter");
 }
 
 #[test]
@@ -46,7 +46,7 @@ fn round_trip() {
 
 #[test]
 fn claude_code_runs_a_command_in_the_form_of_every_family() {
-    CLAUDE_CODE.run("claude_code::in_every_form");
+    CLAUDE_CODE.run("slow::claude_code::in_every_form");
 }
 
 #[test]

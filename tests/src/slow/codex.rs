@@ -22,17 +22,17 @@ const COMMAND: &str = "echo tangerine-42";
 
 #[test]
 fn codex_runs_what_the_starter_is_asked_for() {
-    CODEX.run("codex::with_the_starter");
+    CODEX.run("slow::codex::with_the_starter");
 }
 
 #[test]
 fn codex_runs_a_command_in_the_form_of_every_family() {
-    CODEX.run("codex::in_every_form");
+    CODEX.run("slow::codex::in_every_form");
 }
 
 #[test]
 fn codex_applies_a_patch_that_its_grammar_has_shaped() {
-    CODEX.run("codex::with_a_patch");
+    CODEX.run("slow::codex::with_a_patch");
 }
 
 #[test]

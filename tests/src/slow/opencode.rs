@@ -21,7 +21,7 @@ const OPENCODE: Agent = Agent { name: "opencode", package: "opencode-ai", versio
 
 #[test]
 fn opencode_runs_what_the_starter_is_asked_for() {
-    OPENCODE.run("opencode::with_the_starter");
+    OPENCODE.run("slow::opencode::with_the_starter");
 }
 
 #[test]
