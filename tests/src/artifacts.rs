@@ -23,7 +23,7 @@ const QUICK: [&str; 4] = [
     "profile.dev.package.pensieve-kernels.opt-level=1",
 ];
 
-/// What the SDK needs of this workspace when it is published.
+/// The crates that are published for authors, in their order.
 const PUBLISHED: [&str; 6] =
     ["pensieve-plugin-api", "pensieve-laws", "pensieve-error", "pensieve-weights", "pensieve-kernels", "pensieve-sdk"];
 

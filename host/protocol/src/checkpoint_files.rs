@@ -41,7 +41,7 @@ const PARTS_MAX: u32 = 1000;
 const LINK_CHARS_SHOWN: usize = 300;
 
 /// The paths that a child must be able to read: the folder and the targets of its links, or the file with its other parts. A
-/// missing source is returned unchanged; whoever reads it reports the error.
+/// missing source is returned unchanged; the reader reports the error.
 pub fn readable(source: &Path) -> Result<Vec<PathBuf>, Failure> {
     let Ok(resolved) = source.canonicalize() else { return Ok(vec![source.to_path_buf()]) };
     if resolved.is_dir() { folder(source, &resolved) } else { file(source, &resolved) }

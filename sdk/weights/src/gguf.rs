@@ -29,7 +29,7 @@ const ALIGNMENT_DEFAULT: usize = 32;
 pub(super) struct Gguf {
     pub metadata: Metadata,
     pub tensors: Vec<RawTensor>,
-    /// Tensors of types that are not supported, each with the error for whoever asks for it.
+    /// Tensors of types that are not supported, each with the error that reading it returns.
     pub refused: Vec<(String, Error)>,
     /// The header's bytes.
     pub header: Bytes,

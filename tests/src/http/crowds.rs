@@ -164,7 +164,7 @@ fn requests_have_a_number_of_which_no_key_has_all() {
         let reply = ask("one", path);
         assert_eq!((reply.status(), reply.header("retry-after")), (status, Some("1")), "{reply:?}");
         assert_eq!(reply.json()["error"]["type"], kind);
-        // Whoever has read an answer to its end may ask again at once.
+        // A client that has read an answer to its end may ask again at once.
         for _ in 0..20 {
             assert_eq!(ask("two", path).status(), 200);
         }

@@ -82,7 +82,8 @@ impl Options {
 
     /// Starts it and waits until it has ended, as it has something to complain about.
     pub fn fail(&self) -> (ExitStatus, String) {
-        let mut child = self.spawn(&home());
+        let home = home();
+        let mut child = self.spawn(&home);
         let (log, reading) = listen(&mut child);
         let status = ended(&mut child, PATIENCE).expect("it does not end");
         reading.join().unwrap();

@@ -8,7 +8,7 @@ use crate::root;
 /// All Rust sources are held to it.
 const FOLDERS: [&str; 6] = ["plugin-api", "sdk", "host", "plugins", "examples", "tests"];
 
-/// Comments that nobody understood.
+/// Comments that readers could not make sense of.
 const QUOTED: [&str; 10] = [
     "from outside the process of thought that made the cache",
     "When it last did what it is waited for",

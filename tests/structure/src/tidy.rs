@@ -215,7 +215,7 @@ fn model_code(text: &str) -> Vec<&str> {
     text.lines().filter(is_code).collect()
 }
 
-/// What is wrong with files of models, for a person.
+/// Complaints about model files, for a person.
 fn unlike_a_paper(files: &[(String, String)]) -> Vec<String> {
     let mut wrong = Vec::new();
     for (file, text) in files {

@@ -206,7 +206,7 @@ impl Control {
         ControlFlow::Continue(())
     }
 
-    /// Carries out an effect that no event follows. Whoever waits for a reply may have gone.
+    /// Carries out an effect that no event follows. The receiver of a reply may be gone.
     fn perform(&mut self, effect: Effect) {
         match effect {
             Effect::Probe { model } => self.probe(model),

@@ -161,7 +161,7 @@ pub(super) struct JobStreams(Arc<Mutex<HashMap<u64, JobStream>>>);
 #[derive(Debug)]
 struct JobStream {
     updates: UpdateSender,
-    /// What the worker may still send for the job.
+    /// Tokens that the worker may still send for the job.
     tokens_left: u64,
     bytes_left: u64,
     logprobs_max: usize,

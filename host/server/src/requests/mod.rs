@@ -48,7 +48,7 @@ pub struct Prepared {
     reading: Reading,
 }
 
-/// What the parser of the answer needs.
+/// Inputs of the answer parser.
 #[derive(Clone, Debug)]
 struct Reading {
     is_taught: bool,

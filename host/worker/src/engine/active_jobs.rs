@@ -19,7 +19,7 @@ pub struct ActiveJobs {
 /// How a job ends, as far as the prefix cache is concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Close {
-    /// What the model remembers of it may be reused.
+    /// Its cached blocks may be reused.
     Intact,
     /// The model or a sampler failed: its state is not to be relied on.
     Broken,

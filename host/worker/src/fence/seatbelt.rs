@@ -169,7 +169,7 @@ mod tests {
         let policy = Policy {
             kind: Kind::Worker,
             read: vec!["/models/m".into(), "/plugins/p.dylib".into()],
-            write: vec!["/home/cache".into()],
+            write: vec!["/own/cache".into()],
             ..Policy::default()
         };
         let text = profile(&policy, &surroundings());
@@ -179,7 +179,7 @@ mod tests {
         for path in ["/opt/pensieve", "/lib here", "/models/m", "/plugins/p.dylib", "/usr/lib"] {
             assert!(read.contains(&format!("(subpath \"{path}\")")), "{path}: {text}");
         }
-        assert_eq!(written, "\n  (subpath \"/home/cache\"))\n");
+        assert_eq!(written, "\n  (subpath \"/own/cache\"))\n");
         for word in ["iokit", "mach-lookup", "(allow network", "(allow process-fork", "(allow process-exec", "Users"] {
             assert!(!text.contains(word), "{word}: {text}");
         }

@@ -10,7 +10,7 @@ pub(crate) enum Entry {
     Plain(RawTensor),
     /// Has to be assembled from several tensors.
     Packed(Box<Packed>),
-    /// Present but unusable: its name, and the error for whoever asks for it.
+    /// Present but unusable: its name, and the error that reading it returns.
     Refused(String, Error),
 }
 

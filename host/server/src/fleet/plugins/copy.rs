@@ -2,7 +2,7 @@
 //!
 //! A user replaces a plugin by copying over it, which would change code under a running worker, and a check of a file that
 //! can still change proves nothing. Several servers may share the cache folder, so a copy is locked (`flock`, shared) as long
-//! as a process may still map it. The [`Cache`] owns the locks and deletes what nobody uses any more, now and then and when
+//! as a process may still map it. The [`Cache`] owns the locks and deletes unused copies, now and then and when
 //! it is dropped; a [`PrivateCopy`] is data and may be dropped anywhere. What a killed server left is swept at the next start.
 
 use sha2::{Digest, Sha256};
@@ -105,7 +105,7 @@ impl Cache {
         Ok(cache)
     }
 
-    /// Deletes copies that nobody uses: its own first, then what other servers left. A copy whose lock a child has just
+    /// Deletes unused copies: its own first, then what other servers left. A copy whose lock a child has just
     /// inherited, which keeps it until it runs its program, is deleted by a later sweep.
     pub(super) fn sweep(&self) {
         let held = &mut *self.held.lock().unwrap_or_else(PoisonError::into_inner);

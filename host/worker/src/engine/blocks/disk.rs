@@ -13,7 +13,7 @@ use super::{
     pool::{Pool, WARM},
 };
 
-/// What is stored beside a block or slot on disk, so that it is found again after a restart.
+/// Header of a block or slot on disk, by which it is found again after a restart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
     /// Names the block and all text before it.
