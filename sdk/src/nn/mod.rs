@@ -5,6 +5,7 @@
 //! [`Decoder`] into an architecture. The modules stand in ranks, and each imports from those below it alone:
 //!
 //! - `causal_lm`, `sizes`, `paged` and `layers` are used by model files,
+//! - `diagnostics` measures a device for reports about machines,
 //! - `loading` brings a checkpoint's weights to their devices, most of them as layers of `linear`,
 //! - `step` is one forward pass, with the `adapters` of its rows,
 //! - `ops` validates each call of a layer and hands it to a `backend`: CPU kernels, stock candle ops, or a device's own kernels,
@@ -15,6 +16,7 @@ mod adapters;
 mod backend;
 mod causal_lm;
 pub mod device;
+pub(crate) mod diagnostics;
 mod layers;
 mod linear;
 mod loading;

@@ -82,7 +82,7 @@ const LAYERS: &[(&str, &str, &[&[&str]])] = &[
         "sdk",
         "nn",
         &[
-            &["causal_lm"],
+            &["causal_lm", "diagnostics"],
             &["sizes"],
             &["layers", "paged"],
             &["loading"],

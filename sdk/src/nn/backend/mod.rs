@@ -36,7 +36,7 @@ pub(super) use cuda::{
 pub(super) use formulas::Formulas;
 pub(super) use interconnect::Interconnect;
 #[cfg(any(feature = "metal", target_os = "macos"))]
-pub(super) use metal::MetalKernels;
+pub(super) use metal::{MetalKernels, report as metal_report};
 pub(super) use stand_ins::StandIns;
 
 use super::{

@@ -23,12 +23,12 @@ use crate::{
     weights::RopeStyle,
 };
 
-const SOURCE: &str = include_str!("kernels.metal");
+pub(super) const SOURCE: &str = include_str!("kernels.metal");
 
 /// Threads of a threadgroup of `attend` and `add_rms_norm`.
 const THREADS: usize = 128;
 
-const NAMES: [&str; 5] = ["store_f16", "store_f32", "attend_f16", "attend_f32", "add_rms_norm"];
+pub(super) const NAMES: [&str; 5] = ["store_f16", "store_f32", "attend_f16", "attend_f32", "add_rms_norm"];
 
 /// The kernels on a device, and what a step brings to it.
 pub(in crate::nn) struct MetalKernels {
@@ -62,7 +62,7 @@ enum Grid {
     Groups([usize; 3], usize),
 }
 
-fn failed(error: impl std::fmt::Display) -> Error {
+pub(super) fn failed(error: impl std::fmt::Display) -> Error {
     Error::new(crate::Code::Device, format!("Metal: {error}"))
 }
 

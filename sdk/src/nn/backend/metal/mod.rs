@@ -7,6 +7,8 @@ mod kernels;
 mod mistakes;
 #[cfg(test)]
 mod ops;
+#[cfg(any(feature = "metal", target_os = "macos"))]
+pub(in crate::nn) mod report;
 #[cfg(test)]
 mod tests;
 
