@@ -24,11 +24,11 @@ use serde_json::{Value, json};
 
 use super::{
     common_args::CommonArgs,
-    error::{CliError, CliResult, Exit},
+    error::{CliError, CliResult},
     terminal::{say, tell},
 };
 use document::{Document, Measured, State};
-use pensieve_protocol::outside::Outside;
+use pensieve_protocol::{job::Failure, outside::Outside};
 use pensieve_server::fleet::{Claimed, Fleet, plugins::Status};
 
 pub(super) use section::RunSection;
@@ -74,8 +74,9 @@ struct Plan<'a> {
     common: &'a CommonArgs,
     model: Option<&'a str>,
     quick: bool,
-    claimed: Claimed,
     program: PathBuf,
+    /// The plugin that takes the model, or why there is none.
+    claimed: Result<Claimed, String>,
     /// Sections that run the plugin's own code do so behind a fence.
     fenced: bool,
 }
@@ -88,34 +89,45 @@ pub(super) fn write(common: &CommonArgs, model: Option<&str>, file: &Path, quick
     let mut document = Document::begin(file, quick, &resolved.config)?;
     announce(file, quick)?;
     let config = resolved.fleet()?;
+    let program = std::env::current_exe().map_err(|error| CliError::system("this program's file", &error))?;
     super::runtime()?.block_on(async {
-        let fleet = Fleet::start(config).await?;
-        let card = fleet.target(&id).await?.card;
-        let claimed = match fleet.models().iter().find(|model| model.id == id) {
-            Some(model) => fleet.claimed(&id, &model.source).await?,
-            None => return Err(CliError::new(Exit::Usage, format!("'{id}' is an alias; name the model itself"))),
+        // A machine on which no plugin is found, or none takes the model, is one to hear of.
+        let fleet = Fleet::start(config).await.map_err(|refusal| refusal.to_string());
+        let claimed = match &fleet {
+            Ok(fleet) => claim(fleet, &id, &mut document).await.map_err(|failure| failure.to_string()),
+            Err(why) => Err(why.clone()),
         };
-        let facts: Value = serde_json::from_str(&card.facts).unwrap_or_default();
-        document.model = json!({
-            "architecture": card.architecture, "weight_bytes": card.weight_bytes, "context": card.context, "facts": facts,
-        });
-        let program = fleet.program().to_path_buf();
-        let mut plan = Plan { common, model, quick, claimed, program, fenced: true };
+        let mut plan = Plan { common, model, quick, program, claimed, fenced: true };
         for (number, section) in (1..).zip(&SECTIONS) {
             let label = format!("{number} of {}, {}", SECTIONS.len(), section.0);
             let started = Instant::now();
-            let mut measured = match section.1 {
-                Way::Plugins => plugins(&fleet).await,
+            let mut measured = match (section.1, &fleet) {
+                (Way::Plugins, Ok(fleet)) => plugins(fleet).await,
+                (Way::Plugins, Err(why)) => Measured::failed(section.0, why),
                 _ => plan.measure(section, &label).await,
             };
             measured.seconds = started.elapsed().as_secs_f64();
             tell(measured.line());
             document.add(measured)?;
         }
-        fleet.shutdown(Duration::ZERO).await;
+        if let Ok(fleet) = fleet {
+            fleet.shutdown(Duration::ZERO).await;
+        }
         document.complete()?;
         say(&format!("\nthe report is in '{}': it is JSON, to be read before it is sent", Outside::path(&file)))
     })
+}
+
+/// Finds the plugin that takes the model, and notes the model in the report.
+async fn claim(fleet: &Fleet, id: &str, document: &mut Document) -> Result<Claimed, Failure> {
+    let target = fleet.target(id).await?;
+    let card = target.card;
+    let facts: Value = serde_json::from_str(&card.facts).unwrap_or_default();
+    document.model = json!({
+        "architecture": card.architecture, "weight_bytes": card.weight_bytes, "context": card.context, "facts": facts,
+    });
+    let source = fleet.models().iter().find(|model| model.id == target.id).map(|model| model.source.clone());
+    fleet.claimed(id, &source.unwrap_or_default()).await
 }
 
 /// Says what the report will have before anything is measured.
@@ -157,6 +169,9 @@ async fn plugins(fleet: &Fleet) -> Measured {
 impl Plan<'_> {
     async fn measure(&mut self, section: &Section, label: &str) -> Measured {
         let (name, way, _) = *section;
+        if let (Way::Device | Way::Laws { .. }, Err(why)) = (way, &self.claimed) {
+            return Measured::failed(name, why);
+        }
         match way {
             Way::Laws { validated } => laws::measure(self, name, validated, label).await,
             Way::Device if name == "device" => {

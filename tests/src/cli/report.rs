@@ -249,6 +249,19 @@ fn a_crash_costs_its_section_and_an_interrupted_report_keeps_what_it_has() {
 }
 
 #[test]
+fn a_machine_on_which_no_plugin_is_found_has_a_report_that_says_so() {
+    let desk = Desk::new();
+    let (said, report) = report(&desk, &[]);
+    assert_eq!((said.code, &report["complete"]), (Some(0), &true.into()), "{said:?}");
+    assert_eq!(result(&report, "plugins")["plugins"], Value::Array(Vec::new()));
+    assert_eq!(section(&report, "system")["state"], "measured");
+    for name in ["kernels", "laws", "soak"] {
+        let section = section(&report, name);
+        assert!(section["why"].as_str().is_some_and(|why| why.contains("no plugin claims")), "{section:#}");
+    }
+}
+
+#[test]
 fn a_report_that_cannot_be_written_is_refused_before_anything_is_measured() {
     let desk = Desk::new();
     let refused = desk.run(&["doctor", "--report", "nowhere/report.json", "--quick"]);

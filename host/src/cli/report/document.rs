@@ -54,6 +54,10 @@ impl Measured {
         Self { why: Some(why.into()), ..Self::new(name, State::NotHere, Value::Null) }
     }
 
+    pub(super) fn failed(name: &'static str, why: &str) -> Self {
+        Self { why: Some(why.to_owned()), ..Self::new(name, State::Failed, Value::Null) }
+    }
+
     pub(super) fn warning(mut self, line: String) -> Self {
         self.warnings.push(line);
         self

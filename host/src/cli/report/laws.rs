@@ -22,7 +22,10 @@ pub(super) async fn measure(plan: &Plan<'_>, name: &'static str, validated: bool
     if validated && cfg!(not(target_os = "macos")) {
         return Measured::not_here(name, "Metal's validation is a part of macOS");
     }
-    let claimed = &plan.claimed;
+    let claimed = match &plan.claimed {
+        Ok(claimed) => claimed,
+        Err(why) => return Measured::failed(name, why),
+    };
     let longest = if plan.quick { QUICK_LONGEST } else { "0" };
     let mut arguments: Vec<OsString> = ["probe", "laws", "--longest", longest].map(OsString::from).into();
     arguments.push(format!("--device={}", claimed.spec.device).into());

@@ -18,8 +18,8 @@ use super::{
 use pensieve_protocol::refusal::clean;
 use pensieve_server::fleet::child::{self, ChildError, signal_name};
 
-/// How long a child may be silent: a large model loads, and a compiler may take a minute for one library.
-pub(super) const SILENCE_MAX: Duration = Duration::from_secs(600);
+/// How long a child may be silent: a prompt of 18,000 tokens takes a small machine ten minutes.
+pub(super) const SILENCE_MAX: Duration = Duration::from_secs(1200);
 
 /// Measure a section of a report.
 #[derive(Args)]
@@ -88,10 +88,11 @@ pub(super) async fn ask(plan: &Plan<'_>, name: &'static str, way: Way, label: &s
     if plan.quick {
         arguments.push("--quick".into());
     }
-    let policy = (way == Way::Device && plan.fenced).then_some(&plan.claimed.policy);
-    if way == Way::Device {
-        arguments.extend(["--plugin".into(), plan.claimed.plugin.clone().into()]);
-        arguments.extend(["--device".into(), plan.claimed.spec.device.clone().into()]);
+    let claimed = plan.claimed.as_ref().ok().filter(|_| way == Way::Device);
+    let policy = claimed.filter(|_| plan.fenced).map(|claimed| &claimed.policy);
+    if let Some(claimed) = claimed {
+        arguments.extend(["--plugin".into(), claimed.plugin.clone().into()]);
+        arguments.extend(["--device".into(), claimed.spec.device.clone().into()]);
     } else {
         arguments.extend(plan.common.arguments());
         arguments.extend(plan.model.into_iter().flat_map(|model| ["--model".into(), model.into()]));
