@@ -120,7 +120,7 @@ impl Constraint {
                 let barred = rules.end.as_ref().and_then(|watch| rules.barred(watch, *at));
                 Ok(if rules.start.is_some() { Some(rules.without_end(barred.as_deref())) } else { barred })
             }
-            Phase::Opening { .. } if rules.start.is_none() => Ok(None),
+            Phase::Opening { at, .. } if rules.start.is_none() => Ok(rules.barred(&rules.free, *at)),
             Phase::Opening { answer, written, .. } => {
                 let mut bits = match answer {
                     Some(matcher) => rules.compute(matcher)?,
@@ -130,9 +130,13 @@ impl Constraint {
                 Ok(Some(bits.into()))
             }
             Phase::Bound { rule, matcher } => {
-                // A text that may end leaves the output free: whatever does not continue it follows it.
+                // A text that may end leaves the output free: whatever does not continue it follows it, but for tokens
+                // that hold the next trigger and go on wrongly.
                 if rules.resumes(*rule) && accepts(matcher)? {
-                    return Ok(None);
+                    let Some(barred) = rules.barred(&rules.free, ROOT) else { return Ok(None) };
+                    let continuing = matcher.compute_mask().map_err(|error| ConstraintError::failed(&error))?;
+                    let continuing = continuing.as_slice().iter().chain(std::iter::repeat(&0));
+                    return Ok(Some(barred.iter().zip(continuing).map(|(allowed, more)| allowed | more).collect()));
                 }
                 let bits = rules.compute(matcher).inspect_err(|_| rules.rules[*rule].template.spoil())?;
                 Ok(Some(bits.into()))

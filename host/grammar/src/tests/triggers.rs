@@ -152,6 +152,34 @@ fn a_token_with_a_whole_marker_in_it_is_barred_if_it_goes_on_wrongly() {
     assert!(letters.is_complete());
 }
 
+/// The token `x</tool_call>y` holds a whole trigger, and its `y` is not in `[0-9]+`.
+#[test]
+fn such_a_token_is_barred_wherever_free_text_may_come() {
+    let vocabulary = vocabulary(true);
+    let whole = token(&vocabulary, "x</tool_call>y");
+    let digits = rule(Trigger::After(text("</tool_call>")), Grammar::Regex("[0-9]+".to_owned()), Then::Resume);
+    let compiler = compiler(&vocabulary);
+
+    let reasoning = Reasoning { begin: Some(text("<think>")), end: text("</think>") };
+    let spec = Spec { reasoning: Some(reasoning), rules: vec![digits.clone()] };
+    let mut opening = compiler.compile(&spec).unwrap();
+    assert!(!allows(&mut opening, whole), "an answer may begin here");
+    assert!(allows(&mut opening, token(&vocabulary, "<think>")) && allows(&mut opening, END));
+    write(&vocabulary, &mut opening, &["</tool_call>", "1"]);
+
+    let mut ended = compiler.compile(&Spec { reasoning: None, rules: vec![digits] }).unwrap();
+    write(&vocabulary, &mut ended, &["</tool_call>", "1"]);
+    assert!(!allows(&mut ended, whole), "free text may follow the number");
+    assert!(allows(&mut ended, token(&vocabulary, "12")) && allows(&mut ended, END));
+    write(&vocabulary, &mut ended, &["2", "</tool_call>", "00", "x"]);
+
+    // Where the token continues the grammar's text, it is no trigger.
+    let any = rule(Trigger::After(text("<think>")), Grammar::Regex("[a-z<>/_]+".to_owned()), Then::Resume);
+    let digits = rule(Trigger::After(text("</tool_call>")), Grammar::Regex("[0-9]+".to_owned()), Then::Resume);
+    let mut within = compiler.compile(&Spec { reasoning: None, rules: vec![any, digits] }).unwrap();
+    write(&vocabulary, &mut within, &["<think>", "x", "x</tool_call>y"]);
+}
+
 #[test]
 fn nothing_counts_within_reasoning_and_the_answer_begins_after_it() {
     let vocabulary = vocabulary(true);
