@@ -18,7 +18,7 @@ use super::{
     CudaKernels,
     attention::splits,
     locked,
-    memory::{Kept, failed},
+    memory::{GraphMemory, failed},
 };
 use crate::{
     Batch, Code, Error, Output, Result, Span, Want,
@@ -37,7 +37,7 @@ const WARM_ROWS: usize = 64;
 /// A step without sequences.
 const NOTHING: Batch<'static> = Batch { tokens: &[], positions: &[], spans: Vec::new(), top: 0 };
 
-/// Graphs that are kept; each holds the memory of its activations.
+/// Graphs in the cache; each holds the memory of its activations.
 const GRAPHS_MAX: usize = 40;
 
 /// The graphs of a model.
@@ -55,7 +55,7 @@ pub(super) struct Graphs {
 }
 
 /// A graph, and the memory of its activations.
-struct Captured(CudaGraph, #[allow(dead_code, reason = "it lives as long as the graph")] Kept);
+struct Captured(CudaGraph, #[allow(dead_code, reason = "it lives as long as the graph")] GraphMemory);
 
 // SAFETY: a graph is launched and dropped under the mutex that holds it, by one thread at a time, as its documentation asks.
 unsafe impl Send for Captured {}
@@ -310,7 +310,7 @@ fn capture(
     let before = kernels.launches();
     stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).map_err(failed)?;
     if rows <= OVERLAPPED_ROWS_MAX {
-        kernels.all().for_each(|kernels| kernels.module.memory.keep_all());
+        kernels.all().for_each(|kernels| kernels.module.memory.begin_capture());
     }
     let mut compute = || -> Result<()> {
         kernels.fan_out()?;
@@ -325,13 +325,13 @@ fn capture(
     let flags = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
     let captured = stream.end_capture(flags);
     // All are asked, as each keeps memory until it is.
-    let taken: Vec<_> = kernels.all().map(|kernels| kernels.module.memory.take_kept()).collect();
-    let kept = taken.into_iter().collect::<Result<Vec<_>>>()?.into_iter().flatten().collect();
+    let taken: Vec<_> = kernels.all().map(|kernels| kernels.module.memory.end_capture()).collect();
+    let memory = taken.into_iter().collect::<Result<Vec<_>>>()?.into_iter().flatten().collect();
     computed.and(gathered)?;
     let graph = captured.map_err(failed)?.ok_or_else(|| not_capturable("nothing was launched"))?;
     graph.upload().map_err(failed)?;
     graphs.launches = kernels.launches() - before;
-    Ok(Captured(graph, kept))
+    Ok(Captured(graph, memory))
 }
 
 /// Takes in a batch of as many rows as before.

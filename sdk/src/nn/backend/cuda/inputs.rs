@@ -191,10 +191,10 @@ fn place_state(
     let mut one = [span.start as u32, span.len as u32, NO_SLOT, tables.len() as u32, 0];
     if let Some(Table::Slots { read, write, copies }) = span.caches.get(group) {
         starts[span.start..span.start + span.len].fill(index as u32);
-        let kept = copies.iter().map(|copy| [(span.start + copy.after - span.past) as u32, copy.slot]);
+        let saves = copies.iter().map(|copy| [(span.start + copy.after - span.past) as u32, copy.slot]);
         let last = [(span.start + span.len) as u32, *write];
         (one[2], one[4]) = (read.unwrap_or(NO_SLOT), copies.len() as u32 + 1);
-        tables.extend(kept.chain([last]).flatten());
+        tables.extend(saves.chain([last]).flatten());
     }
     sequences.extend(one);
 }

@@ -144,7 +144,7 @@ impl CudaInterconnect {
         let number = |end: &End| i32::try_from(end.number()).map_err(failed);
         let (reads, owns) = (number(reader)?, number(owner)?);
         let mut can = 0;
-        // SAFETY: the places that are written are ours.
+        // SAFETY: the memory that is written is ours.
         unsafe { sys::cuDeviceCanAccessPeer(&raw mut can, reads, owns) }.result().map_err(failed)?;
         if can == 0 {
             return Err(failed("the devices do not see each other's memory"));
@@ -228,7 +228,7 @@ impl CudaInterconnect {
         }
         target.bind()?;
         let stream = target.stream.cu_stream();
-        // SAFETY: both places have as many bytes, and live until the stream is done, as their own streams wait for it.
+        // SAFETY: both ranges have as many bytes, and live until the stream is done, as their own streams wait for it.
         unsafe {
             match self.way() {
                 Way::Driver if ends[0] != ends[1] => {

@@ -18,7 +18,7 @@ pub(in crate::nn) enum Format {
     Q5K,
     Q6K,
     Q80,
-    /// Groups of 32 places in a table of 16 integers, with a scale each.
+    /// Groups of 32 indices into a table of 16 integers, with a scale each.
     Nibbles,
     /// The same with a minimum besides.
     LoweredNibbles,

@@ -46,7 +46,7 @@ __device__ __forceinline__ float warp_max(float value) {
     return value;
 }
 
-// The sum over a block of at most 1024 threads, for every thread; `scratch` has 32 places.
+// The sum over a block of at most 1024 threads, for every thread; `scratch` has 32 elements.
 __device__ __forceinline__ float block_sum(float value, float *scratch) {
     value = warp_sum(value);
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;

@@ -21,34 +21,34 @@ extern "C" __global__ void rms_norm(const float *x, const float *delta, const fl
     for (int i = threadIdx.x; i < width; i += blockDim.x) out[row + i] = from[row + i] * scale * weight[i];
 }
 
-// Of each row of logits: the first place with the highest, the highest, and the logarithm of the sum of exp(logit), which is
+// Of each row of logits: the index of the first highest value, the highest, and the logarithm of the sum of exp(logit), which is
 // no number where a logit is none.
 extern "C" __global__ void best(const float *logits, int width, float *out) {
     __shared__ float scratch[32];
-    __shared__ int places[32];
+    __shared__ int indices[32];
     begin();
     const float *row = logits + (size_t)blockIdx.x * width;
     float highest = -INFINITY;
-    int place = width;
+    int index = width;
     for (int i = threadIdx.x; i < width; i += blockDim.x) {
         const float value = row[i];
         if (value > highest) {
             highest = value;
-            place = i;
+            index = i;
         }
     }
     const float all = block_max(highest, scratch);
-    place = highest == all ? place : width;
+    index = highest == all ? index : width;
 #pragma unroll
-    for (int offset = WARP / 2; offset > 0; offset /= 2) place = min(place, __shfl_xor_sync(0xffffffffu, place, offset));
-    if (threadIdx.x % WARP == 0) places[threadIdx.x / WARP] = place;
+    for (int offset = WARP / 2; offset > 0; offset /= 2) index = min(index, __shfl_xor_sync(0xffffffffu, index, offset));
+    if (threadIdx.x % WARP == 0) indices[threadIdx.x / WARP] = index;
     float sum = 0.0f;
     for (int i = threadIdx.x; i < width; i += blockDim.x) sum += expf(row[i] - all);
-    // Waits for the places, too.
+    // This barrier covers the indices, too.
     sum = block_sum(sum, scratch);
     if (threadIdx.x == 0) {
-        for (int warp = 1; warp < (blockDim.x + WARP - 1) / WARP; warp++) place = min(place, places[warp]);
-        out[3 * blockIdx.x] = (float)place;
+        for (int warp = 1; warp < (blockDim.x + WARP - 1) / WARP; warp++) index = min(index, indices[warp]);
+        out[3 * blockIdx.x] = (float)index;
         out[3 * blockIdx.x + 1] = all;
         out[3 * blockIdx.x + 2] = all + logf(sum);
     }

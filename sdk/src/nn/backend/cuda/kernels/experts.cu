@@ -65,7 +65,7 @@ extern "C" __global__ void route(const float *logits, const float *correction, i
             is_kept[group] = false;
         }
         __syncthreads();
-        for (int kept = 0; threadIdx.x < WARP && kept < groups_kept; kept++) {
+        for (int round = 0; threadIdx.x < WARP && round < groups_kept; round++) {
             const int group = largest(group_ranks, groups);
             __syncwarp();
             if (threadIdx.x == 0) group_ranks[group] = NAN, is_kept[group] = true;

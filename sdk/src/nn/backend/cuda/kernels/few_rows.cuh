@@ -229,7 +229,7 @@ struct SixBits {
     }
 };
 
-// Groups of 32 with a scale each: signed bytes, or places of four bits in a table of 16 of these, which stands ahead of the
+// Groups of 32 with a scale each: signed bytes, or 4-bit indices into a table of 16 of these, which stands ahead of the
 // first row. Some have a minimum besides, behind each scale. A row is padded to whole parts, in which a thread's values of
 // all four groups lie side by side: 16 bytes of them at a time.
 template <int BITS, bool MINIMUM> struct Groups {
@@ -267,9 +267,9 @@ template <int BITS, bool MINIMUM> struct Groups {
         }
     }
 
-    // The signed bytes of four places.
-    __device__ __forceinline__ uint32_t looked_up(uint32_t places, uint32_t which) const {
-        const uint32_t low = __byte_perm(table.x, table.y, places), high = __byte_perm(table.z, table.w, places);
+    // The signed bytes of four indices.
+    __device__ __forceinline__ uint32_t looked_up(uint32_t indices, uint32_t which) const {
+        const uint32_t low = __byte_perm(table.x, table.y, indices), high = __byte_perm(table.z, table.w, indices);
         return __byte_perm(low, high, which);
     }
     // The signed bytes of a thread's eight values of group i.
@@ -278,8 +278,8 @@ template <int BITS, bool MINIMUM> struct Groups {
             return i % 2 == 0 ? make_uint2(q[i / 2].x, q[i / 2].y) : make_uint2(q[i / 2].z, q[i / 2].w);
         } else {
             const uint32_t word = i == 0 ? q[0].x : i == 1 ? q[0].y : i == 2 ? q[0].z : q[0].w;
-            const uint32_t places = word & 0x77777777u, which = ((word >> 1) & 0x44444444u) | 0x32103210u;
-            return make_uint2(looked_up(places & 0xFFFF, which & 0xFFFF), looked_up(places >> 16, which >> 16));
+            const uint32_t indices = word & 0x77777777u, which = ((word >> 1) & 0x44444444u) | 0x32103210u;
+            return make_uint2(looked_up(indices & 0xFFFF, which & 0xFFFF), looked_up(indices >> 16, which >> 16));
         }
     }
     // The scale and the minimum of group i.

@@ -2,8 +2,8 @@
 //
 // With one row there is little to multiply and much to unpack, so what counts is how few instructions a weight takes. A
 // weight stays the integer that it is. An activation is two signed bytes, x = scale · (256 · high + low), with a scale for
-// each 32 values. A product of 16 rows of W with 32 columns has place for eight columns of activations; a row needs two of
-// them, so four groups of columns take their places side by side, each with zeros where the others are. Four products thus
+// each 32 values. A product of 16 rows of W with 32 columns has room for eight columns of activations; a row needs two of
+// them, so four groups of columns stand side by side, each with zeros where the others are. Four products thus
 // leave the exact sums of four groups in the four threads that share rows of W: each scales one of them. Nothing is known
 // of the activation until the kernel before has ended, but all of W is: a block has its rows in shared memory by then.
 #pragma once

@@ -1,5 +1,5 @@
 // The block formats that our products read, as `weights.rs` lays them out: Q4_K and Q5_K as in GGUF files, Q6_K and Q8_0
-// with the scale of each block apart, so that what a thread loads is aligned; others of four bits as places in a table.
+// with the scale of each block apart, so that what a thread loads is aligned; other 4-bit ones as indices into a table.
 #pragma once
 #include "common.cuh"
 
@@ -67,7 +67,7 @@ struct Q80 {
     }
 };
 
-// The same for places of four bits in a table that stands ahead of the first row.
+// The same for 4-bit indices into a table that stands ahead of the first row.
 template <bool MINIMUM> struct Table16 {
     static constexpr int BLOCK = 32;
     static __device__ __forceinline__ int blocks(int width) { return (width + 127) / 128 * 4; }

@@ -1,7 +1,7 @@
 // Recurrent layers, all sequences of a step in one launch: short convolutions, and matrices that take in tokens one by one.
 //
 // A sequence's state lies in a slot of its layer's memory. Five words say of each sequence where its rows begin, how many they are,
-// from which slot it goes on, and where in the tables the states that are kept begin and how many they are: pairs of the first row
+// from which slot it goes on, and where in the tables the states to save begin and how many they are: pairs of the first row
 // that is not yet in a state, and its slot. Rows that only fill up a step have no slots. No slot that a sequence reads is written
 // by another.
 #include "common.cuh"
@@ -9,7 +9,7 @@
 static constexpr uint32_t NO_SLOT = 0xFFFFFFFFu;
 
 struct Sequence {
-    uint32_t start, rows, read, kept, kept_count;
+    uint32_t start, rows, read, saves, save_count;
 };
 
 // Taps of a convolution at most.
@@ -41,8 +41,8 @@ struct Channel {
     }
 
     __device__ __forceinline__ void keep(const uint32_t *tables, float *states) const {
-        for (uint32_t one = 0; one < sequence.kept_count; one++) {
-            const uint32_t end = tables[sequence.kept + 2 * one], slot = tables[sequence.kept + 2 * one + 1];
+        for (uint32_t one = 0; one < sequence.save_count; one++) {
+            const uint32_t end = tables[sequence.saves + 2 * one], slot = tables[sequence.saves + 2 * one + 1];
             for (int i = 0; i < before; i++)
                 states[((size_t)slot * before + i) * channels] = at(end - sequence.start, before - i);
         }
@@ -50,7 +50,7 @@ struct Channel {
 };
 
 // A channel of a token to a thread; the grid is [channels / threads, tokens]. `taps` is [before + 1, channels], the oldest first.
-// States are kept here where each sequence has one row: a thread then reads all that it overwrites.
+// States are saved here where each sequence has one row: a thread then reads all that it overwrites.
 extern "C" __global__ void short_conv(const float *x, float *states, const uint32_t *sequence_of, const Sequence *sequences,
                                       const uint32_t *tables, const float *taps, const float *bias, int kind, int channels,
                                       int before, int keeps, float *out) {
@@ -102,18 +102,18 @@ __device__ __forceinline__ void recurrence(const float *q, const float *k, const
         const bool is_there = row < key_dim && column < value_dim && sequence.read != NO_SLOT;
         state[i] = is_there ? states[sequence.read * state_size + matrix + (size_t)row * value_dim] : 0.0f;
     }
-    // The state that is kept next, and the row before which it is.
-    uint32_t kept = 0, end = sequence.kept_count > 0 ? tables[sequence.kept] : NO_SLOT;
+    // The state to save next, and the row before which it is.
+    uint32_t save = 0, end = sequence.save_count > 0 ? tables[sequence.saves] : NO_SLOT;
     const auto keep = [&](uint32_t row) {
         while (end <= row) {
-            float *to = states + tables[sequence.kept + 2 * kept + 1] * state_size + matrix;
+            float *to = states + tables[sequence.saves + 2 * save + 1] * state_size + matrix;
 #pragma unroll
             for (int i = 0; i < ROWS; i++) {
                 const int at = i / 4 * 4 * LANES + 4 * lane + i % 4;
                 if (at < key_dim && column < value_dim) to[(size_t)at * value_dim] = state[i];
             }
-            kept++;
-            end = kept < sequence.kept_count ? tables[sequence.kept + 2 * kept] : NO_SLOT;
+            save++;
+            end = save < sequence.save_count ? tables[sequence.saves + 2 * save] : NO_SLOT;
         }
     };
     for (uint32_t done = 0; done < sequence.rows; done += TOKENS) {
