@@ -11,7 +11,10 @@ use std::{
     sync::LazyLock,
 };
 
-use super::inputs::{AttendShape, Inputs, NormShape, StoreShape};
+use super::{
+    inputs::{AttendShape, Inputs, NormShape, StoreShape},
+    launch::Launch,
+};
 use crate::{
     Batch, Output, Span, Table, Want,
     nn::{
@@ -25,7 +28,7 @@ use crate::{
 };
 
 /// The program that runs the kernels, compiled once.
-static PROGRAM: LazyLock<Program> = LazyLock::new(|| Program::compile(include_str!("kernels.metal"), "-O2"));
+pub(super) static PROGRAM: LazyLock<Program> = LazyLock::new(|| Program::compile(include_str!("kernels.metal"), "-O2"));
 
 /// Kernels compiled as C++.
 pub(super) struct Program {
@@ -52,6 +55,14 @@ impl Program {
             .unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         Self { folder, mistake: 0 }
+    }
+
+    /// Runs a dispatch over its buffers.
+    pub(super) fn launch(&self, launch: &Launch, buffers: &[Vec<u8>]) -> Result<Vec<Vec<u8>>, String> {
+        let [x, y, z] = launch.groups;
+        // What takes a position in the grid is run by threads.
+        let grid = if launch.kernel.starts_with("store_") { [x * launch.threads, y, z] } else { launch.groups };
+        self.run(launch.kernel, grid, launch.shared_bytes, buffers)
     }
 
     /// Runs a kernel over its buffers, and answers what has become of them.
