@@ -12,7 +12,11 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use super::inputs::{AttendShape, Inputs, NormShape, StoreShape};
+use super::{
+    inputs::{AttendShape, Inputs, NormShape, StoreShape},
+    launch::Launch,
+    libraries::LIBRARIES,
+};
 use crate::{
     Batch, Error, Output, Result, Span, Table, Want,
     nn::{
@@ -22,13 +26,6 @@ use crate::{
     },
     weights::RopeStyle,
 };
-
-const SOURCE: &str = include_str!("kernels.metal");
-
-/// Threads of a threadgroup of `attend` and `add_rms_norm`.
-const THREADS: usize = 128;
-
-const NAMES: [&str; 5] = ["store_f16", "store_f32", "attend_f16", "attend_f32", "add_rms_norm"];
 
 /// The kernels on a device, and what a step brings to it.
 pub(in crate::nn) struct MetalKernels {
@@ -56,12 +53,6 @@ enum Arg<'a> {
     Bytes(&'a [u8]),
 }
 
-/// A kernel's launch size, in threads or in threadgroups and their size.
-enum Grid {
-    Threads([usize; 3]),
-    Groups([usize; 3], usize),
-}
-
 fn failed(error: impl std::fmt::Display) -> Error {
     Error::new(crate::Code::Device, format!("Metal: {error}"))
 }
@@ -70,13 +61,16 @@ impl MetalKernels {
     /// The kernels, if they compute what the formulas do on this device.
     pub(in crate::nn) fn proved(device: &Device) -> Result<Self> {
         let metal = device.as_metal_device()?.clone();
-        let library = metal.metal_device().new_library_with_source(SOURCE, None).map_err(failed)?;
-        let pipeline = |name: &'static str| {
-            let function = library.get_function(name, None).map_err(failed)?;
-            let pipeline = metal.metal_device().new_compute_pipeline_state_with_function(&function).map_err(failed)?;
-            Ok((name, pipeline))
-        };
-        let pipelines = NAMES.into_iter().map(pipeline).collect::<Result<_>>()?;
+        let mut pipelines = HashMap::new();
+        for library in LIBRARIES {
+            let compiled = metal.metal_device().new_library_with_source(library.source, None);
+            let compiled = compiled.map_err(|error| failed(format!("library '{}': {error}", library.name)))?;
+            for name in library.kernels {
+                let function = compiled.get_function(name, None).map_err(failed)?;
+                let pipeline = metal.metal_device().new_compute_pipeline_state_with_function(&function);
+                pipelines.insert(*name, pipeline.map_err(failed)?);
+            }
+        }
         let formulas = Formulas::probed(device.clone(), None);
         let kernels = Self { device: metal, formulas, pipelines, inputs: Mutex::default() };
         kernels.prove_norm()?;
@@ -142,7 +136,8 @@ impl MetalKernels {
     }
 
     /// Puts a kernel behind what candle has encoded so far.
-    fn launch(&self, name: &str, grid: &Grid, args: &[Arg<'_>]) -> Result<()> {
+    fn launch(&self, launch: &Launch, args: &[Arg<'_>]) -> Result<()> {
+        let name = launch.kernel;
         let pipeline = self.pipelines.get(name).ok_or_else(|| failed(format!("there is no kernel '{name}'")))?;
         let guard = self.device.command_encoder()?;
         let encoder: &ComputeCommandEncoder = guard.as_ref();
@@ -168,15 +163,10 @@ impl MetalKernels {
             }
         }
         let size = |[width, height, depth]: [usize; 3]| MTLSize { width, height, depth };
-        match grid {
-            Grid::Threads(threads) => encoder.dispatch_threads(size(*threads), size([256, 1, 1])),
-            Grid::Groups(groups, shared_bytes) => {
-                if *shared_bytes > 0 {
-                    encoder.set_threadgroup_memory_length(0, *shared_bytes);
-                }
-                encoder.dispatch_thread_groups(size(*groups), size([THREADS, 1, 1]));
-            }
+        if launch.shared_bytes > 0 {
+            encoder.set_threadgroup_memory_length(0, launch.shared_bytes);
         }
+        encoder.dispatch_thread_groups(size(launch.groups), size([launch.threads, 1, 1]));
         Ok(())
     }
 
@@ -192,9 +182,9 @@ impl MetalKernels {
         let Some(inputs) = self.inputs().get(group).cloned() else { return Ok(None) };
         let [keys, values] = pass.kv.layer(spec.layer)?;
         let (keys, values) = (keys.tensor()?, values.tensor()?);
-        let suffix = match keys.dtype() {
-            DType::F16 => "f16",
-            DType::F32 => "f32",
+        let kind = match keys.dtype() {
+            DType::F16 => KvType::F16,
+            DType::F32 => KvType::F32,
             _ => return Ok(None),
         };
         let (tokens, slots) = (q.dim(0)?, keys.dim(1)?);
@@ -212,8 +202,7 @@ impl MetalKernels {
         let rotated = if rotation.is_some() { self.room(tokens, q.dim(1)?)? } else { q.clone() };
         let (cos, sin) = rotation.map_or((q, q), |rotation| (&rotation.cos, &rotation.sin));
         self.launch(
-            &format!("store_{suffix}"),
-            &Grid::Threads(shape.grid()),
+            &shape.launch(kind),
             &[
                 Arg::Read(q),
                 Arg::Read(k),
@@ -240,8 +229,7 @@ impl MetalKernels {
         };
         let out = self.room(tokens, q.dim(1)?)?;
         self.launch(
-            &format!("attend_{suffix}"),
-            &Grid::Groups(shape.grid(inputs.longest), shape.shared_bytes()),
+            &shape.launch(kind, inputs.longest),
             &[
                 Arg::Read(&rotated),
                 Arg::Read(keys),
@@ -287,8 +275,7 @@ impl Backend for MetalKernels {
         let shape = NormShape { width: width as u32, eps };
         let (sum, out) = (self.room(rows, width)?, self.room(rows, width)?);
         self.launch(
-            "add_rms_norm",
-            &Grid::Groups([rows, 1, 1], 0),
+            &NormShape::launch(rows),
             &[
                 Arg::Read(x),
                 Arg::Read(delta),

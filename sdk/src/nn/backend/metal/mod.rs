@@ -3,10 +3,14 @@
 mod inputs;
 #[cfg(any(feature = "metal", target_os = "macos"))]
 mod kernels;
+mod launch;
+mod libraries;
 #[cfg(test)]
 mod mistakes;
 #[cfg(test)]
 mod ops;
+#[cfg(test)]
+mod program;
 #[cfg(test)]
 mod tests;
 
