@@ -14,12 +14,9 @@ use super::{
     figures::Figures,
     kernels::{MetalKernels, failed},
     launch::Launch,
+    libraries::LIBRARIES,
 };
 use crate::{Error, Result, nn::backend::{Backend, Formulas}};
-
-const SOURCE: &str = include_str!("kernels.metal");
-
-const NAMES: [&str; 5] = ["store_f16", "store_f32", "attend_f16", "attend_f32", "add_rms_norm"];
 
 /// As candle allocates, whose encoder orders the use of buffers that Metal does not track.
 const SHARED: MTLResourceOptions =
@@ -69,13 +66,16 @@ struct Apple {
 impl Apple {
     fn new(device: &Device) -> Result<Self> {
         let metal = device.as_metal_device()?.clone();
-        let library = metal.metal_device().new_library_with_source(SOURCE, None).map_err(failed)?;
-        let pipeline = |name: &'static str| {
-            let function = library.get_function(name, None).map_err(failed)?;
-            let pipeline = metal.metal_device().new_compute_pipeline_state_with_function(&function).map_err(failed)?;
-            Ok((name, pipeline))
-        };
-        let pipelines = NAMES.into_iter().map(pipeline).collect::<Result<_>>()?;
+        let mut pipelines = HashMap::new();
+        for library in LIBRARIES {
+            let compiled = metal.metal_device().new_library_with_source(library.source, None);
+            let compiled = compiled.map_err(|error| failed(format!("library '{}': {error}", library.name)))?;
+            for name in library.kernels {
+                let function = compiled.get_function(name, None).map_err(failed)?;
+                let pipeline = metal.metal_device().new_compute_pipeline_state_with_function(&function);
+                pipelines.insert(*name, pipeline.map_err(failed)?);
+            }
+        }
         Ok(Self { metal, pipelines, resident: Mutex::default() })
     }
 

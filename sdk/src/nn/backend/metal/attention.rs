@@ -5,20 +5,16 @@ use candle_core::{DType, Tensor};
 use super::{
     driver::{Arg, Driver},
     inputs::{AttendShape, StoreShape},
-    kernels::{MetalKernels, THREADS, failed},
-    launch::Launch,
+    kernels::{MetalKernels, failed},
 };
 use crate::{
     Result,
     nn::{
         memory::pass::Pass,
-        spec::{Attention, Rotation},
+        spec::{Attention, KvType, Rotation},
     },
     weights::RopeStyle,
 };
-
-/// Threads of a threadgroup of `store`, which takes any number.
-const STORE_THREADS: usize = 256;
 
 impl<D: Driver> MetalKernels<D> {
     /// Writes the cache and attends, rotating first if there is a rotation. `None` if the step's inputs are not on the device.
@@ -32,9 +28,9 @@ impl<D: Driver> MetalKernels<D> {
         let Some(inputs) = self.inputs_of(pass.kv.group(spec.layer)?) else { return Ok(None) };
         let [keys, values] = pass.kv.layer(spec.layer)?;
         let (keys, values) = (keys.tensor()?, values.tensor()?);
-        let is_half = match keys.dtype() {
-            DType::F16 => true,
-            DType::F32 => false,
+        let kind = match keys.dtype() {
+            DType::F16 => KvType::F16,
+            DType::F32 => KvType::F32,
             _ => return Ok(None),
         };
         let (tokens, slots) = (q.dim(0)?, keys.dim(1)?);
@@ -51,14 +47,8 @@ impl<D: Driver> MetalKernels<D> {
         };
         let rotated = if rotation.is_some() { self.room(tokens, q.dim(1)?)? } else { q.clone() };
         let (cos, sin) = rotation.map_or((q, q), |rotation| (&rotation.cos, &rotation.sin));
-        let [width, height, _] = shape.grid();
         self.launch(
-            &Launch {
-                kernel: if is_half { "store_f16" } else { "store_f32" },
-                groups: [width.div_ceil(STORE_THREADS), height, 1],
-                threads: STORE_THREADS,
-                shared_bytes: 0,
-            },
+            &shape.launch(kind),
             &[
                 Arg::Read(q),
                 Arg::Read(k),
@@ -85,12 +75,7 @@ impl<D: Driver> MetalKernels<D> {
         };
         let out = self.room(tokens, q.dim(1)?)?;
         self.launch(
-            &Launch {
-                kernel: if is_half { "attend_f16" } else { "attend_f32" },
-                groups: shape.grid(inputs.longest),
-                threads: THREADS,
-                shared_bytes: shape.shared_bytes(),
-            },
+            &shape.launch(kind, inputs.longest),
             &[
                 Arg::Read(&rotated),
                 Arg::Read(keys),

@@ -7,14 +7,15 @@ use candle_core::{
 use half::f16;
 use std::{
     cell::RefCell,
-    sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError},
 };
 
 use super::{
     driver::{Arg, Driver},
     kernels::{MetalKernels, failed},
     launch::Launch,
-    tests::PROGRAM,
+    libraries::LIBRARIES,
+    program::Program,
 };
 use crate::{
     Result,
@@ -64,6 +65,9 @@ struct Lease {
     dtype: DType,
     dims: Vec<usize>,
 }
+
+/// The libraries, each compiled once.
+static PROGRAMS: [OnceLock<Program>; LIBRARIES.len()] = [const { OnceLock::new() }; LIBRARIES.len()];
 
 /// What candle tracks the use of.
 static TRACKED: LazyLock<Tensor> = LazyLock::new(|| {
@@ -175,7 +179,10 @@ impl Driver for Double {
         if is_idle {
             return Ok(());
         }
-        let results = PROGRAM.launch(launch, &buffers.collect::<Result<Vec<_>>>()?).map_err(failed)?;
+        let library = LIBRARIES.iter().position(|library| library.kernels.contains(&launch.kernel));
+        let library = library.ok_or_else(|| failed(format!("there is no kernel '{}'", launch.kernel)))?;
+        let program = PROGRAMS[library].get_or_init(|| Program::compile(LIBRARIES[library]));
+        let results = program.run(launch, &buffers.collect::<Result<Vec<_>>>()?).map_err(failed)?;
         for (arg, result) in args.iter().zip(results) {
             if let Arg::Written(tensor) = arg {
                 change(tensor, |bytes| bytes.copy_from_slice(&result))?;

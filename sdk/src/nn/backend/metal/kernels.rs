@@ -28,9 +28,6 @@ use crate::{
     weights::RopeStyle,
 };
 
-/// Threads of a threadgroup of `attend` and `add_rms_norm`.
-pub(super) const THREADS: usize = 128;
-
 /// Rows of the step that a model begins with, and of the longest chunk of a prompt that the host makes by default.
 const WARM_ROWS: usize = 64;
 const CHUNK_ROWS: usize = 512;
@@ -209,7 +206,7 @@ impl<D: Driver> Backend for MetalKernels<D> {
         let shape = NormShape { width: width as u32, eps };
         let (sum, out) = (self.room(rows, width)?, self.room(rows, width)?);
         self.launch(
-            &Launch { kernel: "add_rms_norm", groups: [rows, 1, 1], threads: THREADS, shared_bytes: 0 },
+            &NormShape::launch(rows),
             &[
                 Arg::Read(x),
                 Arg::Read(delta),

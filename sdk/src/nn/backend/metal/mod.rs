@@ -12,11 +12,15 @@ mod figures;
 mod inputs;
 mod kernels;
 mod launch;
+#[cfg(any(test, feature = "metal", target_os = "macos"))]
+mod libraries;
 #[cfg(test)]
 mod mistakes;
 #[cfg(test)]
 mod ops;
 mod proofs;
+#[cfg(test)]
+mod program;
 #[cfg(test)]
 mod tests;
 
