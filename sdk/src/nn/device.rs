@@ -112,6 +112,8 @@ pub(super) fn free_bytes(device: &Device) -> Option<u64> {
     match device {
         #[cfg(feature = "cuda")]
         Device::Cuda(device) => super::backend::cuda_free_bytes(device),
+        #[cfg(any(feature = "metal", target_os = "macos"))]
+        Device::Metal(device) => Some(super::backend::metal_free_bytes(device)),
         _ => None,
     }
 }
@@ -141,7 +143,12 @@ fn open(name: &str) -> Result<Device> {
     let new: fn(usize) -> candle_core::Result<Device> = match kind {
         #[cfg(feature = "cuda")]
         "cuda" => super::backend::cuda_device,
-        "metal" if candle_core::utils::metal_is_available() => Device::new_metal,
+        "metal" if candle_core::utils::metal_is_available() => {
+            if let Some(why) = metal_refusal(has_residency_sets()) {
+                return Err(unavailable(why.into()));
+            }
+            Device::new_metal
+        }
         _ if ["cuda", "metal"].contains(&kind) => {
             return Err(unavailable(format!("this plugin was built without {kind}")));
         }
@@ -159,6 +166,19 @@ fn open(name: &str) -> Result<Device> {
     }
 }
 
+/// The reason why candle's Metal backend would panic on this system.
+fn metal_refusal(has_residency_sets: bool) -> Option<&'static str> {
+    (!has_residency_sets).then_some("Metal needs macOS 15 or newer here (residency sets)")
+}
+
+/// Whether the system knows `MTLResidencySet`.
+fn has_residency_sets() -> bool {
+    #[cfg(target_os = "macos")]
+    return objc2::available!(macos = 15.0);
+    #[cfg(not(target_os = "macos"))]
+    true
+}
+
 fn smoke(device: &Device) -> candle_core::Result<()> {
     let ones = Tensor::ones((2, 32), DType::F32, device)?;
     let sum: f32 = ones.matmul(&ones.t()?)?.sum_all()?.to_scalar()?;
@@ -173,6 +193,12 @@ mod tests {
     fn auto_takes_something_and_says_why() {
         let chosen = choose("auto").unwrap();
         assert!(!chosen.note.is_empty());
+    }
+
+    #[test]
+    fn an_older_macos_is_told_which_one_metal_needs() {
+        assert!(metal_refusal(false).unwrap().contains("needs macOS 15"));
+        assert_eq!(metal_refusal(true), None);
     }
 
     #[test]

@@ -83,9 +83,20 @@ impl Formulas {
         Self { fused: plain.probe(), declined, ..plain }
     }
 
+    /// Waits for a device that computes behind the host, and returns its errors.
+    pub(super) fn finish(&self) -> Result<()> {
+        // On CUDA every read-back waits, and its launch queue bounds how far the host is ahead.
+        if self.device.is_metal() {
+            self.device.synchronize()?;
+        }
+        Ok(())
+    }
+
     pub(super) fn matrix(&self, raw: &RawTensor) -> Result<Form> {
         // Unpacked on CUDA: there our own kernels read quantized weights, and candle's are left out of the build.
-        let dtype = ggml(raw.dtype).filter(|_| !self.unpacks && !self.device.is_cuda());
+        let rows = raw.shape.first().copied().unwrap_or(0);
+        let has_kernel = |dtype: &GgmlDType| !self.device.is_metal() || stays_within_bounds(*dtype, rows);
+        let dtype = ggml(raw.dtype).filter(|_| !self.unpacks && !self.device.is_cuda()).filter(has_kernel);
         let Some(dtype) = dtype else { return Ok(Form::Dense(self.dense(raw)?)) };
         let storage = QStorage::from_data(Cow::Borrowed(&*raw.data), &self.device, dtype)?;
         let weight = Arc::new(QTensor::new(storage, raw.shape.as_slice())?);
@@ -218,7 +229,18 @@ impl Formulas {
         style: RopeStyle,
     ) -> Result<Rotation> {
         let shape = (positions.len(), frequencies.len());
-        let (mut cos, mut sin) = (Vec::with_capacity(shape.0 * shape.1), Vec::with_capacity(shape.0 * shape.1));
+        let [cos, sin] = Self::angles(frequencies, positions);
+        let (cos, sin) = (Tensor::from_vec(cos, shape, &self.device)?, Tensor::from_vec(sin, shape, &self.device)?);
+        Ok(Rotation { cos, sin, style })
+    }
+
+    /// Cosines and sines of positions, `[positions, frequencies]`.
+    pub(super) fn angles(
+        frequencies: &[f32],
+        positions: impl ExactSizeIterator<Item = (u32, f32)>,
+    ) -> [Vec<f32>; 2] {
+        let count = positions.len() * frequencies.len();
+        let (mut cos, mut sin) = (Vec::with_capacity(count), Vec::with_capacity(count));
         for (position, amplitude) in positions {
             for frequency in frequencies {
                 let (s, c) = (position as f32 * frequency).sin_cos();
@@ -226,8 +248,7 @@ impl Formulas {
                 sin.push(s * amplitude);
             }
         }
-        let (cos, sin) = (Tensor::from_vec(cos, shape, &self.device)?, Tensor::from_vec(sin, shape, &self.device)?);
-        Ok(Rotation { cos, sin, style })
+        [cos, sin]
     }
 
     pub(super) fn rotate(&self, x: &Tensor, head_dim: usize, rotation: &Rotation) -> Result<Tensor> {
@@ -367,9 +388,35 @@ fn ggml(dtype: Dtype) -> Option<GgmlDType> {
     }
 }
 
+/// Whether candle's Metal kernel for a product with one row computes no more outputs than the weight has rows. Those for
+/// k-quants do not look: a threadgroup writes all of its rows, and for `Q2_K` there are twice as many threadgroups as rows.
+fn stays_within_bounds(dtype: GgmlDType, rows: usize) -> bool {
+    match dtype {
+        GgmlDType::Q2K => false,
+        GgmlDType::Q3K | GgmlDType::Q4K | GgmlDType::Q5K => rows.is_multiple_of(4),
+        GgmlDType::Q6K => rows.is_multiple_of(2),
+        _ => true,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn candle_s_metal_products_are_used_where_they_write_no_row_too_many() {
+        for (dtype, rows, expect) in [
+            (GgmlDType::Q4K, 4096, true),
+            (GgmlDType::Q4K, 32_003, false),
+            (GgmlDType::Q5K, 6, false),
+            (GgmlDType::Q6K, 6, true),
+            (GgmlDType::Q6K, 32_003, false),
+            (GgmlDType::Q2K, 4096, false),
+            (GgmlDType::Q8_0, 32_003, true),
+        ] {
+            assert_eq!(stays_within_bounds(dtype, rows), expect, "{dtype:?}, {rows} rows");
+        }
+    }
 
     #[test]
     fn the_best_of_a_row_is_its_first_highest_and_a_total_tells_of_what_is_no_number() {

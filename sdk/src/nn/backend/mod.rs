@@ -36,13 +36,16 @@ pub(super) use cuda::{
 pub(super) use formulas::Formulas;
 pub(super) use interconnect::Interconnect;
 #[cfg(any(feature = "metal", target_os = "macos"))]
-pub(super) use metal::MetalKernels;
+pub(super) use metal::{free_bytes as metal_free_bytes, proved as metal_kernels};
+#[cfg(test)]
+pub(super) use metal::Double;
 pub(super) use stand_ins::StandIns;
 
 use super::{
     memory::{
         pass::Pass,
         store::{Store, StoreShape, foreign},
+        view::copy_to,
     },
     spec::{Attention, Inputs, Recurrence, Rotation, ShortConv},
 };
@@ -222,6 +225,22 @@ pub(in crate::nn) trait Backend: Send + Sync {
         Ok(())
     }
 
+    /// Waits until everything that was launched has been computed, and returns the device's errors, where launches run behind.
+    fn finish(&self) -> Result<()> {
+        self.formulas().finish()
+    }
+
+    /// Finding the best token of a row where the logits are is cheaper than copying the row to the host.
+    fn finds_best(&self) -> bool {
+        !self.device().is_cpu()
+    }
+
+    /// Copies a dense `f32` tensor to the host, once the step has been computed.
+    fn read(&self, tensor: &Tensor, out: &mut [f32]) -> Result<()> {
+        self.finish()?;
+        copy_to(&tensor.flatten_all()?, out)
+    }
+
     /// Computes a step that only decodes as one launch, if the backend can; it may call `run` once, several times or never.
     /// `false` has the caller compute the step as any other.
     fn decode(&self, _batch: &Batch<'_>, _run: Compute<'_>, _taken: &mut Taken<'_>) -> Result<bool> {
@@ -375,6 +394,11 @@ pub(in crate::nn) trait Backend: Send + Sync {
 
     /// Allocates memory for the keys or the values of one layer, all zero.
     fn store(&self, shape: StoreShape) -> Result<Store> {
+        self.formulas().store(shape)
+    }
+
+    /// Allocates memory for one part of the states of a layer, all zero, that formulas can use.
+    fn state_store(&self, shape: StoreShape) -> Result<Store> {
         self.formulas().store(shape)
     }
 

@@ -97,8 +97,8 @@ fn best(device: Device) -> Arc<dyn Backend> {
     }
     #[cfg(any(feature = "metal", target_os = "macos"))]
     if device.is_metal() {
-        match crate::nn::backend::MetalKernels::proved(&device) {
-            Ok(kernels) => return Arc::new(kernels),
+        match crate::nn::backend::metal_kernels(&device) {
+            Ok(kernels) => return kernels,
             Err(error) => declined = Some(error.message),
         }
     }

@@ -7,7 +7,6 @@ use super::Ops;
 use crate::{
     Result,
     nn::{
-        backend::Backend,
         memory::{
             kv::KvCache,
             pass::Pass,
@@ -33,7 +32,7 @@ impl Ops {
             places,
             |place: usize, shape: StoreShape, by_kernels: bool| -> Result<Store> {
                 let part = self.parts.backend(place)?;
-                match if by_kernels { part.store(shape)? } else { part.formulas().store(shape)? } {
+                match if by_kernels { part.store(shape)? } else { part.state_store(shape)? } {
                     Store::Tensor(tensor) => Ok(Store::Tensor(self.parts.keeps(tensor, place)?)),
                     store => Ok(store),
                 }

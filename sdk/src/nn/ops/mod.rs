@@ -19,9 +19,9 @@ use std::fmt;
 pub(super) use self::kernels::Kernels;
 use self::parts::Parts;
 use super::{
-    backend::{Changed, Columns, Compute, ExpertRows, ExpertTable, Layer, LowRank, Matrix, Routed, Routing, Taken},
+    backend::{Backend, Changed, Columns, Compute, ExpertRows, ExpertTable, Layer, LowRank, Matrix, Routed, Routing, Taken},
     device::Chosen,
-    memory::{pass::Pass, view::copy_to},
+    memory::pass::Pass,
     spec::Rotation,
 };
 use crate::{
@@ -58,6 +58,12 @@ impl Ops {
     /// The operations on the chosen devices, with `threads` CPU threads (0: all cores).
     pub(super) fn new(chosen: &Chosen, threads: usize, kernels: Kernels) -> Result<Self> {
         Ok(Self { parts: kernels::parts(chosen, threads, kernels)?, place: 0 })
+    }
+
+    /// The operations of one backend.
+    #[cfg(test)]
+    pub(super) fn on(backend: std::sync::Arc<dyn Backend>) -> Self {
+        Self { parts: Parts::one(backend), place: 0 }
     }
 
     /// For each of the model's devices the same operations, which bring weights to that device.
@@ -110,12 +116,29 @@ impl Ops {
     pub(super) fn take(&self, logits: &Tensor, taken: &mut Taken<'_>) -> Result<()> {
         let logits = logits.to_dtype(DType::F32)?;
         match taken {
-            Taken::Logits(out) => copy_to(&logits.flatten_all()?, out),
+            Taken::Logits(out) => self.read(&logits, out),
             Taken::Best(out) => {
                 let best = self.parts.near([&logits], |part, [logits]| part.best(logits))?;
-                copy_to(&best.flatten_all()?, out.as_flattened_mut())
+                self.read(&best, out.as_flattened_mut())
             }
         }
+    }
+
+    /// Finding the best token of a row on its device is cheaper than copying the row to the host.
+    pub(super) fn finds_best(&self) -> bool {
+        self.parts.backend(self.place).is_ok_and(Backend::finds_best)
+    }
+
+    /// Copies a dense tensor's values to the host.
+    pub(super) fn read(&self, x: &Tensor, out: &mut [f32]) -> Result<()> {
+        let x = x.to_dtype(DType::F32)?;
+        self.parts.backend(self.place_of(&x)?)?.read(&x, out)
+    }
+
+    /// Waits until a step has been computed whose output nobody wants, and returns its errors: steps must not pile up on the
+    /// device, and the host measures how long each takes.
+    pub(super) fn finish(&self) -> Result<()> {
+        (0..self.parts.count()).try_for_each(|at| self.parts.backend(at)?.finish())
     }
 
     /// Brings a weight matrix to the device.

@@ -18,6 +18,9 @@ const PAUSE_SECONDS: f64 = 0.005;
 /// One step in this many mixed ones goes without a chunk.
 const PROBE_INTERVAL: u32 = 32;
 
+/// GPUs and the CPU's kernels take prompts in tiles of rows; what is left of a chunk costs as much as a whole tile.
+const TILE: usize = 32;
+
 #[derive(Debug)]
 pub(super) struct Pace {
     chunk_min: usize,
@@ -55,7 +58,9 @@ impl Pace {
             },
         };
         let tokens = self.token_seconds().map_or(0.0, |each| seconds / each);
-        (tokens as usize).clamp(self.chunk_min, self.chunk_max)
+        let tokens = (tokens as usize).clamp(self.chunk_min, self.chunk_max);
+        // A small chunk would lose too much of its time.
+        if tokens >= 2 * TILE { tokens - tokens % TILE } else { tokens }
     }
 
     /// Records the time of a step.
@@ -127,8 +132,8 @@ mod tests {
         let mut pace = pace();
         assert_eq!(pace.chunk(0), 16);
         pace.record(0, 16, ms(16.0));
-        assert_eq!(pace.chunk(0), 500);
-        pace.record(0, 500, ms(250.0));
+        assert_eq!(pace.chunk(0), 480, "a whole number of tiles");
+        pace.record(0, 480, ms(240.0));
         assert_eq!(pace.chunk(0), 512, "the configured most");
     }
 
@@ -195,15 +200,15 @@ mod tests {
         pace.record(4, 0, ms(100.0));
         pace.record(4, 100, ms(200.0));
         pace.record(4, 0, ms(10_000.0));
-        assert!((100..=120).contains(&pace.chunk(4)), "{}", pace.chunk(4));
+        assert!((96..=120).contains(&pace.chunk(4)), "{}", pace.chunk(4));
         for _ in 0..20 {
             pace.record(4, 0, ms(300.0));
         }
-        assert!((280..=310).contains(&pace.chunk(4)), "{}", pace.chunk(4));
+        assert!((256..=310).contains(&pace.chunk(4)), "{}", pace.chunk(4));
         for _ in 0..20 {
             pace.record(4, 100, ms(700.0));
         }
-        assert!((70..=80).contains(&pace.chunk(4)), "{}", pace.chunk(4));
+        assert!((64..=80).contains(&pace.chunk(4)), "{}", pace.chunk(4));
     }
 
     #[test]
