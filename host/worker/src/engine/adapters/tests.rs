@@ -21,7 +21,7 @@ use pensieve_protocol::{
 struct Fake {
     held: BTreeMap<u32, u64>,
     last: u32,
-    /// The most bytes that it ever held.
+    /// Rank of the largest adapter that it was ever given.
     most: u64,
 }
 
