@@ -235,10 +235,7 @@ impl Formulas {
     }
 
     /// Cosines and sines of positions, `[positions, frequencies]`.
-    pub(super) fn angles(
-        frequencies: &[f32],
-        positions: impl ExactSizeIterator<Item = (u32, f32)>,
-    ) -> [Vec<f32>; 2] {
+    pub(super) fn angles(frequencies: &[f32], positions: impl ExactSizeIterator<Item = (u32, f32)>) -> [Vec<f32>; 2] {
         let count = positions.len() * frequencies.len();
         let (mut cos, mut sin) = (Vec::with_capacity(count), Vec::with_capacity(count));
         for (position, amplitude) in positions {

@@ -36,10 +36,10 @@ pub(super) use cuda::{
 };
 pub(super) use formulas::Formulas;
 pub(super) use interconnect::Interconnect;
-#[cfg(any(feature = "metal", target_os = "macos"))]
-pub(super) use metal::{free_bytes as metal_free_bytes, proved as metal_kernels};
 #[cfg(test)]
 pub(super) use metal::Double;
+#[cfg(any(feature = "metal", target_os = "macos"))]
+pub(super) use metal::{free_bytes as metal_free_bytes, proved as metal_kernels};
 pub(super) use stand_ins::StandIns;
 
 use super::{

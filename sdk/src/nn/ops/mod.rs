@@ -19,7 +19,9 @@ use std::fmt;
 pub(super) use self::kernels::Kernels;
 use self::parts::Parts;
 use super::{
-    backend::{Backend, Changed, Columns, Compute, ExpertRows, ExpertTable, Layer, LowRank, Matrix, Routed, Routing, Taken},
+    backend::{
+        Backend, Changed, Columns, Compute, ExpertRows, ExpertTable, Layer, LowRank, Matrix, Routed, Routing, Taken,
+    },
     device::Chosen,
     memory::pass::Pass,
     spec::Rotation,

@@ -16,7 +16,10 @@ use super::{
     launch::Launch,
     libraries::LIBRARIES,
 };
-use crate::{Error, Result, nn::backend::{Backend, Formulas}};
+use crate::{
+    Error, Result,
+    nn::backend::{Backend, Formulas},
+};
 
 /// As candle allocates, whose encoder orders the use of buffers that Metal does not track.
 const SHARED: MTLResourceOptions =
@@ -45,9 +48,8 @@ pub(in crate::nn) fn free_bytes(device: &MetalDevice) -> u64 {
 fn system_figure(name: &std::ffi::CStr) -> Option<u64> {
     let (mut value, mut size) = (0_u64, size_of::<u64>());
     // SAFETY: `value` has `size` bytes, and the name ends with a zero. Where the number is shorter, it fills the lower bytes.
-    let result = unsafe {
-        libc::sysctlbyname(name.as_ptr(), (&raw mut value).cast(), &raw mut size, std::ptr::null_mut(), 0)
-    };
+    let result =
+        unsafe { libc::sysctlbyname(name.as_ptr(), (&raw mut value).cast(), &raw mut size, std::ptr::null_mut(), 0) };
     (result == 0).then_some(value)
 }
 

@@ -18,9 +18,9 @@ mod libraries;
 mod mistakes;
 #[cfg(test)]
 mod ops;
-mod proofs;
 #[cfg(test)]
 mod program;
+mod proofs;
 #[cfg(test)]
 mod tests;
 
