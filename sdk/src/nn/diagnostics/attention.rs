@@ -38,7 +38,7 @@ pub(super) fn measure(bench: &Bench<'_>) -> Result<Value> {
             let parts: Vec<Part> = vec![(past, new); streams];
             let mut layer = Layer::new(&*backend, case, &vec![past + new; streams])?;
             let x = Activations::of(case, streams * new, &bench.device)?;
-            time(&bench.device, bench.quick, || layer.step(&parts, &x).map(drop))
+            time(&*backend, bench.quick, |times| layer.step(&parts, &x, times).map(drop))
         })();
         let mut row = json!({ "streams": streams, "past": past, "new": new });
         match timed {

@@ -105,8 +105,8 @@ impl<'a> Layer<'a> {
         Ok(Self { backend, case, cache, tables })
     }
 
-    /// Attends for new tokens of the sequences; one without any is left out. Ids are those of `new`'s lengths.
-    pub(super) fn step(&mut self, parts: &[Part], x: &Activations) -> Result<Tensor> {
+    /// Attends for new tokens of the sequences; one without any is left out. `times` over, as layers of one step do.
+    pub(super) fn step(&mut self, parts: &[Part], x: &Activations, times: u32) -> Result<Tensor> {
         let (mut spans, mut start) = (Vec::new(), 0);
         for (sequence, (&(past, len), table)) in parts.iter().zip(&self.tables).enumerate() {
             if len == 0 {
@@ -134,6 +134,9 @@ impl<'a> Layer<'a> {
         self.backend.begin(&batch)?;
         let mut pass = Pass::new(&batch, &mut self.cache);
         let [q, k, v] = &x.qkv;
+        for _ in 1..times {
+            self.backend.rotated_attention(&spec, [q, k, v], &x.rotation, &mut pass)?;
+        }
         self.backend.rotated_attention(&spec, [q, k, v], &x.rotation, &mut pass)
     }
 }

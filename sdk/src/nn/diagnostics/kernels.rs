@@ -58,7 +58,10 @@ pub(super) fn measure(bench: &Bench<'_>) -> Result<Value> {
             let (gate, up) = (wave(3, 1000, backend.device())?, wave(3, 1000, backend.device())?);
             backend.gate(&gate, &up, kind)
         };
-        let result = on(&*backend).and_then(|ours| difference(&ours, &on(&formulas)?));
+        let result = on(&*backend).and_then(|ours| {
+            backend.finish()?;
+            difference(&ours, &on(&formulas)?)
+        });
         rows.push(row(&format!("gate: {name}"), result, NORM_TOLERANCE));
     }
     Ok(json!({ "device": bench.name, "kernels": backend.note(), "cases": rows }))
@@ -95,7 +98,9 @@ fn sum_norm(backend: &dyn Backend, rows: usize, width: usize) -> Result<Tensor> 
 }
 
 fn compare(ours: &dyn Backend, formulas: &Formulas, rows: usize, width: usize, compute: Compute) -> Result<[f32; 2]> {
-    difference(&compute(ours, rows, width)?, &compute(formulas, rows, width)?)
+    let computed = compute(ours, rows, width)?;
+    ours.finish()?;
+    difference(&computed, &compute(formulas, rows, width)?)
 }
 
 /// Differences of two steps over one cache, and the largest values.
@@ -106,8 +111,9 @@ fn both_steps(backend: &dyn Backend, formulas: &Formulas, case: Case) -> Result<
     let mut reference = Layer::new(formulas, case, &lengths)?;
     let mut step = |parts: &[Part]| -> Result<[f32; 2]> {
         let tokens = parts.iter().map(|(_, len)| len).sum();
-        let attended = ours.step(parts, &Activations::of(case, tokens, backend.device())?)?;
-        difference(&attended, &reference.step(parts, &Activations::of(case, tokens, &Device::Cpu)?)?)
+        let attended = ours.step(parts, &Activations::of(case, tokens, backend.device())?, 1)?;
+        backend.finish()?;
+        difference(&attended, &reference.step(parts, &Activations::of(case, tokens, &Device::Cpu)?, 1)?)
     };
     Ok([step(&FIRST)?, step(&SECOND)?])
 }

@@ -106,10 +106,13 @@ impl Weight {
     fn measure(&self, bench: &Bench<'_>, backend: &dyn Backend, rows: usize) -> Result<(Timed, [f32; 2], usize)> {
         let x = wave(rows, self.matrix.inputs(), &bench.device)?;
         let ours = backend.linear(&x, &self.matrix, None)?;
+        backend.finish()?;
         let reference = x.to_device(&Device::Cpu)?.matmul(&self.distinct.t()?)?;
         let reference = reference.repeat((1, self.matrix.outputs() / DISTINCT))?;
         let error = difference(&ours, &reference)?;
-        let timed = time(&bench.device, bench.quick, || backend.linear(&x, &self.matrix, None).map(drop))?;
+        let timed = time(backend, bench.quick, |times| {
+            (0..times).try_for_each(|_| backend.linear(&x, &self.matrix, None).map(drop))
+        })?;
         Ok((timed, error, self.bytes))
     }
 }

@@ -7,7 +7,7 @@ use objc2_metal::{MTLCompileOptions, MTLComputePipelineState, MTLDevice, MTLGPUF
 use serde_json::{Value, json};
 use std::time::Instant;
 
-use super::kernels::{NAMES, SOURCE, failed};
+use super::{kernels::failed, libraries::LIBRARIES};
 use crate::Result;
 
 const FAMILIES: [(MTLGPUFamily, &str); 10] = [
@@ -96,7 +96,7 @@ pub(in crate::nn) fn device(metal: &MetalDevice) -> Value {
 
 /// What the compiler says of each library, how long it takes, and the pipelines of our kernels.
 pub(in crate::nn) fn compiler(metal: &MetalDevice) -> Value {
-    let ours = [("kernels", SOURCE, &NAMES[..])].into_iter();
+    let ours = LIBRARIES.into_iter().map(|library| (library.name, library.source, library.kernels));
     let candle = OF_CANDLE.into_iter().map(|(name, source)| (name, source, &[][..]));
     let libraries: Vec<Value> =
         ours.chain(candle).map(|(name, source, kernels)| library(metal, name, source, kernels)).collect();
