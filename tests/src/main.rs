@@ -25,6 +25,7 @@ mod cli;
 mod conformance;
 mod damage;
 mod deaths;
+mod descriptors;
 mod docs;
 mod dropped;
 mod extensions;
