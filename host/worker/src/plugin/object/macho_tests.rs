@@ -64,7 +64,8 @@ fn linked() -> Option<Vec<u8>> {
     );
     std::fs::write(&source, text).expect("a source");
     let flags = ["--edition=2024", "--crate-type=cdylib", "-Cpanic=abort", "--target", TARGET];
-    let linker = ["-Clinker=rust-lld", "-Clinker-flavor=ld64.lld", "-Clink-arg=-undefined", "-Clink-arg=dynamic_lookup"];
+    let linker =
+        ["-Clinker=rust-lld", "-Clinker-flavor=ld64.lld", "-Clink-arg=-undefined", "-Clink-arg=dynamic_lookup"];
     let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let output = Command::new(rustc).args(flags).args(linker).arg("-o").args([&library, &source]).output();
     let output = output.expect("a compiler");
