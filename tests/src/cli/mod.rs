@@ -20,7 +20,7 @@ use std::{
 };
 use tempfile::TempDir;
 
-use crate::artifacts::{plugin, program};
+use crate::artifacts::{place_program, plugin};
 
 /// A user's home, and the program in it. Nothing of the machine's own settings is seen.
 pub struct Desk {
@@ -66,7 +66,7 @@ impl Desk {
         if !own.exists() {
             fs::create_dir(self.path("bin")).unwrap();
             // A symbolic link would lead the program back to the plugins that lie beside the original.
-            fs::hard_link(program(), &own).or_else(|_| fs::copy(program(), &own).map(drop)).unwrap();
+            place_program(&own);
         }
         let mut command = Command::new(own);
         command.args(arguments);

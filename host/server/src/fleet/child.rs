@@ -5,6 +5,10 @@
 //! as soon as the answer or the deadline is there, and its output is read up to a limit. What it wrote to stderr last goes
 //! into the error, as it is often the only trace of the reason.
 
+use super::{
+    footprint::{OverLimit, over_limit},
+    program,
+};
 use pensieve_protocol::{
     fence::{Policy, VARIABLE},
     questions::Checked,
@@ -66,6 +70,8 @@ pub(super) fn environment(policy: Option<&Policy>) -> impl Iterator<Item = (&'st
 pub enum ChildError {
     Spawn(std::io::Error),
     TimedOut(Duration),
+    /// It was ended at its limit of memory.
+    TooLarge(OverLimit),
     Crashed {
         signal: i32,
         stderr: String,
@@ -84,6 +90,7 @@ impl ChildError {
         match self {
             Self::Spawn(_) => RefusalKind::NotInspected,
             Self::TimedOut(_) => RefusalKind::TimedOut,
+            Self::TooLarge(_) => RefusalKind::TooLarge,
             Self::Crashed { .. } => RefusalKind::Crashed,
             Self::Ended { .. } => RefusalKind::Exited,
             Self::Garbled(_) => RefusalKind::Garbled,
@@ -100,6 +107,7 @@ impl fmt::Display for ChildError {
         match self {
             Self::Spawn(error) => write!(f, "could not be looked at: a child process does not start: {error}"),
             Self::TimedOut(limit) => write!(f, "did not answer within {} s", limit.as_secs_f32()),
+            Self::TooLarge(over) => write!(f, "{over}, while it was looked at"),
             Self::Crashed { signal, stderr } => {
                 write!(f, "crashed the process that looked at it, by {}", signal_name(*signal))?;
                 shown(f, stderr)
@@ -184,6 +192,7 @@ pub async fn ask_for_lines<T: DeserializeOwned>(
 struct RunningChild {
     child: Child,
     group: ProcessGroup,
+    memory_limit: Option<u64>,
     stdout: BufReader<Take<ChildStdout>>,
     stderr: JoinHandle<String>,
 }
@@ -195,6 +204,7 @@ impl RunningChild {
         policy: Option<&Policy>,
         bytes_max: u64,
     ) -> Result<Self, ChildError> {
+        program::check(program).map_err(ChildError::Spawn)?;
         let mut command = Command::new(program);
         command.args(arguments).env_clear().envs(environment(policy)).process_group(0).kill_on_drop(true);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -204,17 +214,23 @@ impl RunningChild {
         let Some(stdout) = child.stdout.take() else {
             return Err(ChildError::Garbled("its output is missing".into()));
         };
-        Ok(Self { child, group, stdout: BufReader::new(stdout.take(bytes_max)), stderr })
+        let memory_limit = policy.and_then(|policy| policy.data_bytes);
+        Ok(Self { child, group, memory_limit, stdout: BufReader::new(stdout.take(bytes_max)), stderr })
     }
 
     async fn line<T: DeserializeOwned>(&mut self, deadline: Duration) -> Result<T, ChildError> {
         let mut line = Vec::new();
+        let over_limit = over_limit(self.child.id(), self.memory_limit);
         let answered = async {
             self.stdout.read_until(b'\n', &mut line).await.ok();
             let is_cut = line.last() != Some(&b'\n') && self.stdout.get_ref().limit() == 0;
             if is_cut || line.last() == Some(&b'\n') { None } else { Some(self.child.wait().await) }
         };
-        match timeout(deadline, answered).await {
+        let answered = tokio::select! {
+            answered = timeout(deadline, answered) => answered,
+            over = over_limit => return Err(ChildError::TooLarge(over)),
+        };
+        match answered {
             Err(_) => Err(ChildError::TimedOut(deadline)),
             Ok(None) => serde_json::from_slice(&line).map_err(|error| ChildError::Garbled(error.to_string())),
             Ok(Some(Err(error))) => Err(ChildError::Spawn(error)),

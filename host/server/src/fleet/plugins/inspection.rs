@@ -1,5 +1,6 @@
 //! Inspects one file: copies it, has a child open the copy, and keeps the child's report.
 
+use rustix::process::Signal;
 use std::{ffi::OsString, path::Path, sync::Arc};
 
 use super::{
@@ -65,8 +66,10 @@ pub(super) async fn inspect(
     let arguments = ["plugins", "check", "--json"].map(OsString::from);
     let arguments = arguments.into_iter().chain([copy.path().into()]).collect::<Vec<_>>();
     let policy = fence::inspection(copy.path());
-    let refusal = match child::inspect(&settings.program, &arguments, &policy, settings.limits.inspection).await {
+    let deadline = settings.limits.inspection_of(copy.is_new());
+    let refusal = match child::inspect(&settings.program, &arguments, &policy, deadline).await {
         Ok(Checked::Manifest(manifest)) => {
+            copy.stay();
             let plugin = Plugin { file: found.path, manifest, copy };
             return Inspected::Knowledge(Knowledge::Plugin(Arc::new(plugin)));
         }
@@ -74,7 +77,10 @@ pub(super) async fn inspect(
             let reason = format!("{} {}", name(&found.path), refusal.reason);
             Refusal { reason, ..refusal }.cleaned()
         }
-        Err(error) => Refusal::new(error.kind(), format!("{} {error}", name(&found.path)), help(&error)),
+        Err(error) => {
+            let help = help(&error, &found.path, cfg!(target_os = "macos"));
+            Refusal::new(error.kind(), format!("{} {error}", name(&found.path)), help)
+        }
     };
     if refusal.kind == RefusalKind::Truncated {
         return Inspected::Incomplete { sha256, refusal };
@@ -86,12 +92,33 @@ fn name(path: &Path) -> String {
     format!("plugin '{}'", Outside::path(path.file_name().unwrap_or(path.as_os_str())))
 }
 
-fn help(error: &ChildError) -> &'static str {
+fn help(error: &ChildError, file: &Path, on_macos: bool) -> String {
     match error {
-        ChildError::Spawn(_) => "free processes or memory, then touch the file",
-        ChildError::TimedOut(_) | ChildError::Crashed { .. } | ChildError::Ended { .. } => {
-            "copy or download it again; if that does not help, tell its author"
+        // What macOS does to a process that maps code without a valid signature.
+        ChildError::Crashed { signal, .. } if on_macos && *signal == Signal::KILL.as_raw() => {
+            let file = Outside::path(file).to_string().replace('\'', r"'\''");
+            format!("most likely its signature does not fit it; sign it anew: codesign --force --sign - '{file}'")
         }
-        ChildError::Garbled(_) => "tell its author that plugins must not print while they start",
+        ChildError::Spawn(_) => "free processes or memory, then touch the file".into(),
+        ChildError::TimedOut(_) | ChildError::TooLarge(_) | ChildError::Crashed { .. } | ChildError::Ended { .. } => {
+            "copy or download it again; if that does not help, tell its author".into()
+        }
+        ChildError::Garbled(_) => "tell its author that plugins must not print while they start".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn on_a_mac_a_killed_inspection_names_the_command_that_signs() {
+        let crashed = |signal: Signal| ChildError::Crashed { signal: signal.as_raw(), stderr: String::new() };
+        let on = |error: &ChildError, on_macos| help(error, Path::new("/plugins/it's.dylib"), on_macos);
+        let helped = on(&crashed(Signal::KILL), true);
+        assert!(helped.contains(r"codesign --force --sign - '/plugins/it'\''s.dylib'"), "{helped}");
+        for other in [on(&crashed(Signal::KILL), false), on(&crashed(Signal::SEGV), true)] {
+            assert!(!other.contains("codesign"), "{other}");
+        }
     }
 }
