@@ -7,6 +7,8 @@
 
 #![cfg(target_os = "linux")]
 
+pub mod families;
+
 use std::{
     env, fs,
     path::{Path, PathBuf},

@@ -151,6 +151,11 @@ pub fn test_plugin(name: &str) -> PathBuf {
     library(&workspace_build(), name)
 }
 
+/// The file of a library of that name, as this system has it.
+pub fn library_name(name: &str) -> String {
+    format!("{}{name}{}", env::consts::DLL_PREFIX, env::consts::DLL_SUFFIX)
+}
+
 /// The program itself.
 pub fn program() -> PathBuf {
     library(&workspace_build(), "pensieve")

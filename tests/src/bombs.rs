@@ -15,7 +15,7 @@ use crate::{
         client::{Reply, post},
         server::{Options, Server},
     },
-    scripted,
+    processes, scripted,
 };
 
 /// Time limit of another client's small request meanwhile, on a machine that is busy with other tests.
@@ -50,29 +50,10 @@ fn others_are_served(server: &Server) {
     assert!(began.elapsed() < OTHERS_TIME_MAX, "another client waited {:?}", began.elapsed());
 }
 
-/// Peak memory of the server and each of its workers, in bytes; nothing where the system does not report it.
+/// Peak memory of the server and each of its workers, in bytes.
 fn peaks(server: &Server) -> Vec<(u32, u64)> {
-    let is_worker = |pid: &u32| {
-        let arguments = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        arguments.split(|byte| *byte == 0).nth(1) == Some(b"worker")
-    };
-    let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", server.pid())).unwrap_or_default();
-    let all = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let by_parent = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok()).filter(|pid| {
-        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-        status.lines().any(|line| line == format!("PPid:\t{}", server.pid()))
-    });
-    let listed = children.split_whitespace().filter_map(|pid| pid.parse().ok());
-    let workers = by_parent.chain(listed).filter(is_worker);
-    let mut pids: Vec<u32> = workers.chain([server.pid()]).collect();
-    pids.sort_unstable();
-    pids.dedup();
-    let peak = |pid: u32| {
-        let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-        Some((pid, line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? << 10))
-    };
-    pids.into_iter().filter_map(peak).collect()
+    let pids = processes::under("worker", server.pid()).into_iter().chain([server.pid()]);
+    pids.filter_map(|pid| Some((pid, processes::memory(pid)?.peak))).collect()
 }
 
 /// Fails if a process of before has grown by too much, or is gone.

@@ -11,7 +11,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{artifacts::plugin, random::Random};
+use crate::{
+    artifacts::{library_name, plugin},
+    random::Random,
+};
 
 #[test]
 fn recognises_a_plugin_truncated_anywhere() {
@@ -21,7 +24,7 @@ fn recognises_a_plugin_truncated_anywhere() {
     let inside = (1..=40).map(|part| bytes.len() * part / 41);
     let ends = [bytes.len() - 4096, bytes.len() - 64, bytes.len() - 2, bytes.len() - 1];
     for length in headers.into_iter().chain(inside).chain(ends) {
-        let path = folder.path().join(format!("lib{length}.so"));
+        let path = folder.path().join(library_name(&length.to_string()));
         fs::write(&path, &bytes[..length]).unwrap();
         let error = LoadedPlugin::open(&path).expect_err("a refusal");
         let Reason::Truncated { needed, length: found } = error.reason else {
@@ -42,7 +45,7 @@ fn answers_for_every_flipped_bit_in_the_headers() {
         let place = headers(&bytes, &mut random);
         let mut damaged = bytes.clone();
         damaged[place] ^= 1 << random.below(8);
-        let path = folder.path().join(format!("lib{case}.so"));
+        let path = folder.path().join(library_name(&case.to_string()));
         fs::write(&path, &damaged).unwrap();
         let (status, said) = open_in_child(&path);
         match status.code() {
@@ -52,7 +55,7 @@ fn answers_for_every_flipped_bit_in_the_headers() {
             }
             Some(1) => {
                 assert!(
-                    said.starts_with(&format!("plugin 'lib{case}.so' ")) && said.contains("; "),
+                    said.starts_with(&format!("plugin '{}' ", library_name(&case.to_string()))) && said.contains("; "),
                     "byte {place}: {said}"
                 );
                 refused += 1;

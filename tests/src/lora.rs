@@ -14,6 +14,7 @@ use std::{
 use crate::{
     artifacts::plugin,
     driver::{Driver, Options},
+    processes::memory,
     reference::{EXACT, Reference, distance, fixture},
     worker::{Outcome, Worker, faults, job, with},
 };
@@ -250,9 +251,7 @@ fn sequences_under_different_adapters_share_a_batch_and_say_what_they_say_alone(
 }
 
 fn resident_kib(worker: &Worker) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{}/status", worker.child.id())).unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(0)
+    memory(worker.child.id()).unwrap().resident >> 10
 }
 
 #[test]

@@ -9,6 +9,7 @@ mod artifacts;
 mod checkpoints;
 mod driver;
 mod hub;
+mod processes;
 mod random;
 mod reference;
 mod worker;

@@ -4,7 +4,6 @@
 
 use serde_json::{Value, json};
 use std::{
-    fs,
     net::SocketAddr,
     sync::{
         Mutex, MutexGuard, PoisonError,
@@ -21,6 +20,7 @@ use crate::{
         client::{Connection, Reply, post, request},
         server::{Options, Server},
     },
+    processes::{self, Memory},
     scripted,
 };
 
@@ -63,7 +63,7 @@ impl Attacked {
         let server = Options { plugins, models: vec![("m".into(), source)], config, ..Options::default() }.start();
         let reply = post(server.address, "/v1/chat/completions", &chat("hello"));
         assert_eq!(reply.status(), 200, "{reply:?}");
-        let before = memory(&server, "VmRSS");
+        let before = memory(&server).resident;
         Self { server, before, _root: root, _alone: alone }
     }
 
@@ -90,8 +90,8 @@ impl Attacked {
         self.has_kept_within_its_memory();
         let rest = self.with_a_full_store() + LEFT_BYTES_MAX;
         let deadline = Instant::now() + Duration::from_secs(10);
-        while memory(&self.server, "VmRSS") > rest {
-            let now = memory(&self.server, "VmRSS");
+        while memory(&self.server).resident > rest {
+            let now = memory(&self.server).resident;
             assert!(Instant::now() < deadline, "{} MiB are left, of {} MiB before", now >> 20, self.before >> 20);
             thread::sleep(Duration::from_millis(100));
         }
@@ -108,7 +108,7 @@ impl Attacked {
     }
 
     pub fn has_kept_within_its_memory(&self) {
-        let peak = memory(&self.server, "VmHWM");
+        let peak = memory(&self.server).peak;
         let most = self.with_a_full_store() + (3 * REQUESTS_MIB * MIB) as u64 + FREED_BYTES_MAX;
         println!("{} MiB before, {} MiB at the most", self.before >> 20, peak >> 20);
         assert!(peak < most, "it had {} MiB, more than {} MiB", peak >> 20, most >> 20);
@@ -128,20 +128,8 @@ pub fn chat(text: &str) -> Value {
     json!({ "model": "m", "max_tokens": 8, "messages": [{ "role": "user", "content": text }] })
 }
 
-/// A line of the server's status, in bytes.
-pub fn memory(server: &Server, name: &str) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
-    let kilobytes = line.trim_start_matches(':').trim().strip_suffix(" kB").unwrap();
-    kilobytes.parse::<u64>().unwrap() << 10
-}
-
-pub fn can_measure() -> bool {
-    let can = fs::exists("/proc/self/status").unwrap_or(false);
-    if !can {
-        println!("skipped: this system does not tell how much memory a process has");
-    }
-    can
+pub fn memory(server: &Server) -> Memory {
+    processes::memory(server.pid()).unwrap()
 }
 
 pub fn send(address: SocketAddr, path: &str, body: &str) -> Reply {
@@ -167,9 +155,6 @@ pub fn dense(count: usize) -> String {
 
 #[test]
 fn unread_fields_of_a_body_take_no_memory() {
-    if !can_measure() {
-        return;
-    }
     let attacked = Attacked::start();
     let plain = chat("hello").to_string();
     let ignored = format!("{},\"ignored\":{}}}", plain.strip_suffix('}').unwrap(), dense(300_000));
@@ -209,9 +194,6 @@ fn stored_items(address: SocketAddr, bytes: usize) -> Option<String> {
 
 #[test]
 fn stored_responses_that_are_asked_for_and_not_read_take_no_more_than_requests_may() {
-    if !can_measure() {
-        return;
-    }
     let attacked = Attacked::start();
     let large = stored(attacked.server.address, 20 * MIB).unwrap();
     attacked.survives(|address| {
@@ -254,9 +236,6 @@ fn stored_responses_that_are_asked_for_and_not_read_take_no_more_than_requests_m
 
 #[test]
 fn a_conversation_that_grows_from_response_to_response_counts_whole() {
-    if !can_measure() {
-        return;
-    }
     let attacked = Attacked::start();
     let statuses = attacked.survives(|address| {
         let item = format!("{{\"type\":\"unknown\",\"content\":{}}}", dense(40_000));
@@ -302,9 +281,6 @@ fn a_conversation_that_grows_from_response_to_response_counts_whole() {
 
 #[test]
 fn what_answers_repeat_is_shared_and_counts_until_they_are_read() {
-    if !can_measure() {
-        return;
-    }
     let attacked = Attacked::start();
     let metadata = "x".repeat(20 * MIB);
     let body = |stored: bool| {
@@ -333,9 +309,6 @@ fn what_answers_repeat_is_shared_and_counts_until_they_are_read() {
 
 #[test]
 fn metadata_that_is_deep_is_found_again() {
-    if !can_measure() {
-        return;
-    }
     let attacked = Attacked::start();
     let deep = format!("{}{}", "[".repeat(120), "]".repeat(120));
     let body = format!("{{\"model\":\"m\",\"input\":\"hello\",\"max_output_tokens\":8,\"metadata\":{{\"a\":{deep}}}}}");

@@ -2,7 +2,7 @@
 //! client has gone. What its SDKs make of all that is in `clients`.
 
 use serde_json::{Value, json};
-use std::{path::Path, time::Duration};
+use std::path::Path;
 
 use crate::{
     artifacts::{plugin, test_plugin},
@@ -10,6 +10,7 @@ use crate::{
         client::{Incoming, Reply, post},
         server::{Options, Server},
     },
+    processes::kill_children,
     scripted,
 };
 
@@ -236,7 +237,6 @@ fn a_client_that_leaves_stops_the_work() {
     });
 }
 
-#[cfg(target_os = "linux")]
 #[test]
 fn a_worker_that_dies_ends_its_streams_with_an_error() {
     let root = tempfile::tempdir().unwrap();
@@ -252,30 +252,6 @@ fn a_worker_that_dies_ends_its_streams_with_an_error() {
     assert!(events.iter().all(|event| event.data != "[DONE]"));
     // The next request gets a new worker.
     assert_eq!(post(server.address, CHAT, &chat("hello", json!({}))).status(), 200);
-}
-
-/// Kills the processes that a process has started, and waits until they have ended.
-#[cfg(target_os = "linux")]
-pub fn kill_children(parent: u32) {
-    // State and parent; the name in brackets before them may hold anything.
-    let stat = |pid: i32| {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
-        Some((fields.next()?.to_owned(), fields.next()?.parse::<u32>().ok()?))
-    };
-    let processes = std::fs::read_dir("/proc").unwrap();
-    let processes = processes.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-    let children: Vec<i32> = processes.filter(|pid| stat(*pid).is_some_and(|(_, of)| of == parent)).collect();
-    assert!(!children.is_empty());
-    for child in &children {
-        // SAFETY: the server's children are waited for by the server, and at worst the signal finds no process.
-        unsafe { libc::kill(*child, libc::SIGKILL) };
-    }
-    let deadline = std::time::Instant::now() + Duration::from_secs(20);
-    while children.iter().any(|child| stat(*child).is_some_and(|(state, of)| state != "Z" && of == parent)) {
-        assert!(std::time::Instant::now() < deadline, "a killed process does not end");
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 #[test]

@@ -18,6 +18,7 @@ use crate::{
         server::{Options, Server},
     },
     memory::HEALTH_TIME_MAX,
+    processes::{memory, under},
     prompts::merging,
     scripted,
 };
@@ -69,22 +70,12 @@ fn patched(reply: &Reply) -> String {
 
 /// The prompt processes of a server, both kinds.
 fn processes(server: &Server) -> HashSet<u32> {
-    let all = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    let parent = format!("PPid:\t{}", server.pid());
-    let is_it = |pid: &u32| {
-        let read = |file: &str| fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
-        let is_child = String::from_utf8_lossy(&read("status")).lines().any(|line| line == parent);
-        is_child && read("cmdline").split(|byte| *byte == 0).nth(1) == Some(b"prompt")
-    };
-    pids.filter(is_it).collect()
+    under("prompt", server.pid())
 }
 
 /// The server's peak memory, in bytes.
 fn peak(server: &Server) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok()).unwrap_or(0) << 10
+    memory(server.pid()).unwrap().peak
 }
 
 fn until_gone(server: &Server, before: &HashSet<u32>) {

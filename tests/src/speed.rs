@@ -43,9 +43,7 @@ fn decode(driver: &mut Driver, sequences: &mut [Sequence], tokens: &[u32]) -> Ve
 
 /// Bytes of this process that are in memory, of which some are the file's pages.
 fn resident_bytes() -> Option<u64> {
-    let status = fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find(|line| line.starts_with("VmRSS:"))?;
-    Some(line.split_whitespace().nth(1)?.parse::<u64>().ok()? * 1024)
+    Some(crate::processes::memory(std::process::id())?.resident)
 }
 
 /// Tokens per second of as many streams as there are adapters, each under its own.

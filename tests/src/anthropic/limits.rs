@@ -161,7 +161,6 @@ fn a_template_that_runs_away_costs_its_own_requests() {
     }
 }
 
-#[cfg(target_os = "linux")]
 #[test]
 fn a_worker_that_dies_ends_its_streams_with_an_error() {
     let root = tempfile::tempdir().unwrap();
@@ -169,7 +168,7 @@ fn a_worker_that_dies_ends_its_streams_with_an_error() {
     let mut body = about("Go on forever", &json!({"stream": true}));
     let mut incoming = Incoming::open(server.address, MESSAGES, &[], &body);
     while incoming.event().unwrap().name != "content_block_delta" {}
-    crate::openai::kill_children(server.pid());
+    crate::processes::kill_children(server.pid());
     let last = incoming.events().pop().unwrap();
     assert_eq!((last.name.as_str(), &last.json()["error"]["type"]), ("error", &json!("api_error")));
     assert!(last.json()["request_id"].as_str().unwrap().starts_with("req_"));

@@ -9,6 +9,7 @@ use std::{
 };
 
 use super::{Home, PATIENCE, answer, begun, gone};
+use crate::processes::memory;
 
 // What the model of these tests obeys.
 const PANIC: u32 = 259;
@@ -194,18 +195,14 @@ fn a_flooding_worker_takes_no_memory_from_its_server() {
 #[ignore = "run by a_flooding_worker_takes_no_memory_from_its_server"]
 async fn flooded() {
     const BYTES_MAX: u64 = 150 << 20;
-    let resident = || {
-        let status = fs::read_to_string("/proc/self/status").unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
-        line.trim().trim_end_matches("kB").trim().parse::<u64>().unwrap() << 10
-    };
+    let peak = || memory(std::process::id()).unwrap().peak;
     let home = Home::open(&["one"], |config| config.program = fake_worker(config, "flooder")).await;
-    let before = resident();
+    let before = peak();
     // Nothing of it is read.
     let streams: Vec<_> = (0..8).map(|token| home.submit("one", &[token], 1000)).collect();
     let until = Instant::now() + Duration::from_secs(5);
     while Instant::now() < until {
-        let taken = resident().saturating_sub(before);
+        let taken = peak().saturating_sub(before);
         assert!(taken < BYTES_MAX, "{} MiB", taken >> 20);
         // The supervisor answers all the while.
         let asked = Instant::now();
@@ -235,7 +232,8 @@ fn workers_leave_no_descriptor_behind() {
 #[tokio::test]
 #[ignore = "run by workers_leave_no_descriptor_behind"]
 async fn descriptors() {
-    let count = || fs::read_dir("/proc/self/fd").unwrap().count();
+    let own = if cfg!(target_os = "linux") { "/proc/self/fd" } else { "/dev/fd" };
+    let count = || fs::read_dir(own).unwrap().count();
     let home = Home::open(&["one"], |config| config.restart.deaths_max = 1000).await;
     home.ask("one", &[1], 1).await.unwrap();
     tokio::time::sleep(Duration::from_millis(200)).await;

@@ -18,7 +18,10 @@ use std::{
 };
 use tempfile::TempDir;
 
-use crate::artifacts::{program, test_plugin};
+use crate::{
+    artifacts::{library_name, program, test_plugin},
+    processes::is_alive,
+};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -34,7 +37,7 @@ impl Home {
         let mut config = Config::new(&[], root.path());
         let folder = root.path().join("plugins");
         fs::create_dir(&folder).unwrap();
-        fs::copy(test_plugin("faults"), folder.join("libfaults.so")).unwrap();
+        fs::copy(test_plugin("faults"), folder.join(library_name("faults"))).unwrap();
         config.plugins.folders = vec![folder];
         config.plugins.program = program();
         config.program = program();
@@ -80,7 +83,7 @@ impl Home {
     }
 
     fn plugin(&self) -> PathBuf {
-        self.root.path().join("plugins/libfaults.so")
+        self.root.path().join("plugins").join(library_name("faults"))
     }
 }
 
@@ -120,14 +123,9 @@ async fn begun(stream: &mut EventStream) -> usize {
     }
 }
 
-fn alive(pid: u32) -> bool {
-    // A process that was ended and not waited for has no command line.
-    fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| !line.is_empty())
-}
-
 async fn gone(pid: u32) {
     let deadline = Instant::now() + PATIENCE;
-    while alive(pid) {
+    while is_alive(pid) {
         assert!(Instant::now() < deadline, "process {pid} is still there");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
@@ -254,7 +252,7 @@ async fn a_shutdown_lets_streams_finish_and_leaves_nothing_behind() {
     let pid = home.model(0).await.pid.unwrap();
     home.fleet.shutdown(Duration::from_secs(20)).await;
     assert_eq!(answer(stream).await.unwrap().len() + first, 100);
-    assert!(!alive(pid));
+    assert!(!is_alive(pid));
     assert_eq!(home.fleet.submit_to("one", Job::default()).unwrap_err().code, FailureCode::Draining);
 }
 

@@ -13,7 +13,13 @@ use super::{
     client::{Incoming, Reply, post, request},
     server::{Options, Server},
 };
-use crate::{artifacts::plugin, hub::Hub, lora::bad_adapters, reference::fixture};
+use crate::{
+    artifacts::plugin,
+    hub::Hub,
+    lora::bad_adapters,
+    processes::{memory, under},
+    reference::fixture,
+};
 
 /// A server with a tiny Llama, to which these folders are open.
 fn options(folders: &[&Path], more: &str) -> Options {
@@ -205,18 +211,9 @@ fn a_bad_adapter_is_refused_by_the_name_of_its_tensor_and_the_model_serves_on() 
 
 /// Kilobytes that the server's only worker has in memory.
 fn worker_kib(server: &Server) -> u64 {
-    let of_server = |entry: &fs::DirEntry| {
-        let stat = fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
-        let parent = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(1)?.parse::<u32>().ok());
-        let arguments = fs::read(entry.path().join("cmdline")).unwrap_or_default();
-        let verb = arguments.split(|byte| *byte == 0).nth(1);
-        parent == Some(server.pid()) && verb == Some(b"worker")
-    };
-    let mut workers = fs::read_dir("/proc").unwrap().flatten().filter(of_server);
-    let status = fs::read_to_string(workers.next().unwrap().path().join("status")).unwrap();
-    assert!(workers.next().is_none(), "two workers");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
-    line.split_whitespace().next().unwrap().parse().unwrap()
+    let workers = Vec::from_iter(under("worker", server.pid()));
+    let [worker] = workers[..] else { panic!("not one worker: {workers:?}") };
+    memory(worker).unwrap().resident >> 10
 }
 
 #[test]

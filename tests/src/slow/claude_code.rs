@@ -53,7 +53,7 @@ fn claude_code_runs_a_command_in_the_form_of_every_family() {
 #[ignore = "the test above runs it in a network of its own"]
 fn in_every_form() {
     let Some(claude) = agents::client() else { return };
-    for family in &scripted::FAMILIES {
+    for family in &agents::families::FAMILIES {
         println!("{}", family.template);
         let call = family.call("Bash", "command", "echo $((SECRET * 7)) | tee product");
         let (said, background) = (family.text(SAID), family.text("Background."));

@@ -46,7 +46,7 @@ fn with_the_starter() {
 #[ignore = "a test above runs it in a network of its own"]
 fn in_every_form() {
     let Some(codex) = agents::client() else { return };
-    for family in &scripted::FAMILIES {
+    for family in &agents::families::FAMILIES {
         println!("{}", family.template);
         let root = tempfile::tempdir().unwrap();
         let source = root.path().join("scripted");

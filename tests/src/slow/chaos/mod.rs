@@ -32,6 +32,7 @@ use crate::{
         client::{post, request},
         server::{Options, Server},
     },
+    processes::{memory, under},
     random::Random,
     scripted,
 };
@@ -80,22 +81,12 @@ fn start(root: &Path) -> Server {
 
 /// The server's children that run under this verb.
 fn children(server: &Server, verb: &str) -> Vec<i32> {
-    let all = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-    let own = pids.filter(|pid| {
-        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-        let arguments = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        status.lines().any(|line| line == format!("PPid:\t{}", server.pid()))
-            && arguments.split(|byte| *byte == 0).nth(1) == Some(verb.as_bytes())
-    });
-    own.collect()
+    under(verb, server.pid()).into_iter().map(u32::cast_signed).collect()
 }
 
-/// The server's memory, in bytes; nothing where the system does not tell.
+/// The server's memory, in bytes; nothing once it has ended.
 fn resident(server: &Server) -> Option<u64> {
-    let status = fs::read_to_string(format!("/proc/{}/status", server.pid())).ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
-    Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? << 10)
+    Some(memory(server.pid())?.resident)
 }
 
 fn signal(pid: i32, signal: i32) {

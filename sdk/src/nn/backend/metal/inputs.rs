@@ -1,12 +1,25 @@
-//! What the kernels take besides tensors: shapes in the layout that `kernels.metal` has them in, and a step's slots, tiles
-//! and block tables.
+//! What the kernels take besides tensors: shapes in the layout of the kernels' sources, and a step's slots, tiles and block
+//! tables.
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::{Batch, nn::BLOCK_TOKENS};
+use super::launch::Launch;
+use crate::{
+    Batch,
+    nn::{BLOCK_TOKENS, spec::KvType},
+};
+
+/// Threads of a threadgroup of `store`.
+const STORE_THREADS: usize = 256;
+
+/// Threads of a threadgroup of all other kernels.
+const THREADS: usize = 128;
 
 /// Query rows that a threadgroup of `attend` holds.
 const ROWS: usize = 8;
+
+/// The slot of a row that only fills up a batch: it is not remembered.
+pub(super) const NO_SLOT: u32 = u32::MAX;
 
 /// Tokens of a tile.
 const TILE_TOKENS: usize = 64;
@@ -26,9 +39,15 @@ pub(super) struct StoreShape {
 }
 
 impl StoreShape {
-    /// Threads: a value of each token's queries, keys and values each.
-    pub(super) fn grid(&self) -> [usize; 3] {
-        [((self.heads + 2 * self.kv_heads) * self.head_dim) as usize, self.tokens as usize, 1]
+    /// A thread for a value of each token's queries, keys and values each.
+    pub(super) fn launch(&self, kind: KvType) -> Launch {
+        let kernel = match kind {
+            KvType::F16 => "store_f16",
+            KvType::F32 => "store_f32",
+        };
+        let width = ((self.heads + 2 * self.kv_heads) * self.head_dim) as usize;
+        let groups = [width.div_ceil(STORE_THREADS), self.tokens as usize, 1];
+        Launch { kernel, groups, threads: STORE_THREADS, shared_bytes: 0 }
     }
 }
 
@@ -49,15 +68,16 @@ pub(super) struct AttendShape {
 }
 
 impl AttendShape {
-    /// Threadgroups, for tiles of up to `longest` tokens.
-    pub(super) fn grid(&self, longest: usize) -> [usize; 3] {
+    /// For tiles of up to `longest` tokens; a threadgroup has memory for its queries and as many sums.
+    pub(super) fn launch(&self, kind: KvType, longest: usize) -> Launch {
+        let kernel = match kind {
+            KvType::F16 => "attend_f16",
+            KvType::F32 => "attend_f32",
+        };
         let rows = longest * (self.heads / self.kv_heads) as usize;
-        [rows.div_ceil(ROWS), self.kv_heads as usize, self.tiles as usize]
-    }
-
-    /// Memory of a threadgroup: its queries and as many sums.
-    pub(super) fn shared_bytes(&self) -> usize {
-        2 * ROWS * self.head_dim as usize * size_of::<f32>()
+        let groups = [rows.div_ceil(ROWS), self.kv_heads as usize, self.tiles as usize];
+        let shared_bytes = 2 * ROWS * self.head_dim as usize * size_of::<f32>();
+        Launch { kernel, groups, threads: THREADS, shared_bytes }
     }
 }
 
@@ -68,8 +88,15 @@ pub(super) struct NormShape {
     pub(super) eps: f32,
 }
 
+impl NormShape {
+    /// A threadgroup to a row.
+    pub(super) fn launch(rows: usize) -> Launch {
+        Launch { kernel: "add_rms_norm", groups: [rows, 1, 1], threads: THREADS, shared_bytes: 0 }
+    }
+}
+
 /// A batch's index data for the attention kernels.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Inputs {
     /// Of each new token.
     pub(super) slots: Vec<u32>,

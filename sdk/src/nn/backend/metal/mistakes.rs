@@ -1,10 +1,12 @@
-//! Mutation tests of the kernels: mistakes planted in `kernels.metal`, each of which their tests find.
+//! Mutation tests of the kernels: mistakes planted in their sources, each of which their tests find.
 //!
 //! All mistakes are in one source, so that it is compiled once, and a run says which one it makes.
 
-use super::tests::{CASES, Program, check, check_norm};
-
-const SOURCE: &str = include_str!("kernels.metal");
+use super::{
+    libraries::{ATTENTION, Library, NORMS},
+    program::Program,
+    tests::{CASES, check, check_norm},
+};
 
 const BARRIER: &str = "threadgroup_barrier(mem_flags::mem_threadgroup);";
 
@@ -13,8 +15,8 @@ const BARRIER: &str = "threadgroup_barrier(mem_flags::mem_threadgroup);";
 enum Found {
     /// The numbers are not the formula's for the heads of this family.
     In(&'static str),
-    /// The norm is not the formula's.
-    InTheNorm,
+    /// The numbers are not the formula's for any input.
+    InAll,
     /// Threads wait where others never come.
     Waiting,
 }
@@ -29,7 +31,7 @@ struct Mistake {
     found: Found,
 }
 
-const MISTAKES: &[Mistake] = &[
+const ATTENTION_MISTAKES: &[Mistake] = &[
     Mistake {
         what: "keys are read before all queries are there",
         behind: "start += TILE) {",
@@ -64,13 +66,6 @@ const MISTAKES: &[Mistake] = &[
         right: BARRIER,
         wrong: "if (!HERE || thread_index < 64) threadgroup_barrier(mem_flags::mem_threadgroup);",
         found: Found::Waiting,
-    },
-    Mistake {
-        what: "a norm is taken before all squares are there",
-        behind: "partial[simd] = squares;",
-        right: BARRIER,
-        wrong: "if (!HERE) threadgroup_barrier(mem_flags::mem_threadgroup);",
-        found: Found::InTheNorm,
     },
     Mistake {
         what: "queries of the last token are not written",
@@ -144,10 +139,18 @@ const MISTAKES: &[Mistake] = &[
     },
 ];
 
-/// The source with all mistakes, of which a run makes one or none.
-fn planted() -> String {
-    let mut source = SOURCE.to_owned();
-    for (number, mistake) in MISTAKES.iter().enumerate() {
+const NORM_MISTAKES: &[Mistake] = &[Mistake {
+    what: "a norm is taken before all squares are there",
+    behind: "partial[simd] = squares;",
+    right: BARRIER,
+    wrong: "if (!HERE) threadgroup_barrier(mem_flags::mem_threadgroup);",
+    found: Found::InAll,
+}];
+
+/// The library with all mistakes, of which a run makes one or none.
+fn planted(library: &Library, mistakes: &[Mistake]) -> Program {
+    let mut source = library.source.to_owned();
+    for (number, mistake) in mistakes.iter().enumerate() {
         let Mistake { what, behind, right, .. } = mistake;
         let behind_at = source.find(behind).unwrap_or_else(|| panic!("{what}: '{behind}' is not in the source"));
         let start = behind_at + behind.len();
@@ -157,25 +160,32 @@ fn planted() -> String {
         source.replace_range(at..at + right.len(), &wrong);
     }
     let chosen = "#include <cstdlib>\nstatic const int mistake = atoi(getenv(\"MISTAKE\"));\n";
-    format!("{chosen}{source}")
+    let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
+    Program::compile_with(&compiler, &["-O1"], &format!("{chosen}{source}"), library.kernels)
 }
 
-#[test]
-fn mistakes_in_the_kernels_are_found() {
-    let mut program = Program::compile(&planted(), "-O1");
-    let cases = |name: &str| CASES.into_iter().find(|case| case.family == name).unwrap();
-    check(&program, CASES[0]).expect("the kernels without a mistake");
-    check_norm(&program).expect("the norm without a mistake");
-    for (number, Mistake { what, found, .. }) in MISTAKES.iter().enumerate() {
+/// Makes each mistake and expects that the check finds it.
+fn are_found(library: &Library, mistakes: &[Mistake], check: impl Fn(&Program, Found) -> Result<(), String>) {
+    let mut program = planted(library, mistakes);
+    check(&program, Found::Waiting).expect("the kernels without a mistake");
+    for (number, Mistake { what, found, .. }) in mistakes.iter().enumerate() {
         program.mistake = number + 1;
-        let result = match found {
-            Found::In(family) => check(&program, cases(family)),
-            Found::InTheNorm => check_norm(&program),
-            Found::Waiting => check(&program, CASES[0]),
-        };
-        let said = result.expect_err(what);
+        let said = check(&program, *found).expect_err(what);
         let waits = said.contains("wait where others never come");
         assert_eq!(waits, matches!(found, Found::Waiting), "{what}: {said}");
         assert!(waits || (said.contains(" is ") && said.contains(", not ")), "{what}: {said}");
     }
+}
+
+#[test]
+fn mistakes_in_the_attention_kernels_are_found() {
+    are_found(&ATTENTION, ATTENTION_MISTAKES, |program, found| match found {
+        Found::In(family) => check(program, CASES.into_iter().find(|case| case.family == family).unwrap()),
+        Found::InAll | Found::Waiting => check(program, CASES[0]),
+    });
+}
+
+#[test]
+fn mistakes_in_the_norm_kernels_are_found() {
+    are_found(&NORMS, NORM_MISTAKES, |program, _| check_norm(program));
 }

@@ -1,17 +1,14 @@
-//! The kernels without a Mac: `kernels.metal` compiled as C++ (see `emulation`), threads in step, and held against the
-//! formulas on the CPU.
+//! The kernels without a Mac: compiled as C++ (see `emulation`), threads in step, and held against the formulas on the CPU.
 
 use candle_core::{Device, Tensor};
 use half::f16;
-use std::{
-    cmp::Ordering,
-    io::Write,
-    path::Path,
-    process::{Command, Stdio},
-    sync::LazyLock,
-};
+use std::sync::LazyLock;
 
-use super::inputs::{AttendShape, Inputs, NormShape, StoreShape};
+use super::{
+    inputs::{AttendShape, Inputs, NormShape, StoreShape},
+    libraries,
+    program::{Program, bytes, close, of, values},
+};
 use crate::{
     Batch, Output, Span, Table, Want,
     nn::{
@@ -24,93 +21,8 @@ use crate::{
     weights::RopeStyle,
 };
 
-/// The program that runs the kernels, compiled once.
-static PROGRAM: LazyLock<Program> = LazyLock::new(|| Program::compile(include_str!("kernels.metal"), "-O2"));
-
-/// Kernels compiled as C++.
-pub(super) struct Program {
-    folder: tempfile::TempDir,
-    /// Which of the mistakes in its source it makes (see `mistakes`); 0: none.
-    pub(super) mistake: usize,
-}
-
-impl Program {
-    pub(super) fn compile(source: &str, level: &str) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join("kernels.metal"), source).unwrap();
-        let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/nn/backend/metal/emulation");
-        let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
-        let output = Command::new(compiler)
-            .args(["-std=c++20", level, "-w", "-x", "c++", "-I"])
-            .arg(&here)
-            .arg("-I")
-            .arg(folder.path())
-            .arg(here.join("run.cpp"))
-            .arg("-o")
-            .arg(folder.path().join("run"))
-            .output()
-            .unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        Self { folder, mistake: 0 }
-    }
-
-    /// Runs a kernel over its buffers, and answers what has become of them.
-    fn run(
-        &self,
-        kernel: &str,
-        grid: [usize; 3],
-        shared_bytes: usize,
-        buffers: &[Vec<u8>],
-    ) -> Result<Vec<Vec<u8>>, String> {
-        let mut command = Command::new(self.folder.path().join("run"));
-        command.arg(kernel).args(grid.map(|side| side.to_string())).arg(shared_bytes.to_string());
-        command.env("MISTAKE", self.mistake.to_string());
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        let mut stdin = child.stdin.take().unwrap();
-        for buffer in buffers {
-            stdin.write_all(&(buffer.len() as u64).to_le_bytes()).unwrap();
-            stdin.write_all(buffer).unwrap();
-        }
-        drop(stdin);
-        let output = child.wait_with_output().unwrap();
-        if !output.status.success() {
-            return Err(format!("{kernel}: {}: {}", output.status, String::from_utf8_lossy(&output.stderr)));
-        }
-        let (mut out, mut rest) = (Vec::new(), output.stdout.as_slice());
-        while let Some((length, after)) = rest.split_first_chunk::<8>() {
-            let (bytes, after) = after.split_at(u64::from_le_bytes(*length) as usize);
-            out.push(bytes.to_vec());
-            rest = after;
-        }
-        Ok(out)
-    }
-}
-
-fn bytes(values: &[f32]) -> Vec<u8> {
-    bytemuck::cast_slice(values).to_vec()
-}
-
-fn values(bytes: &[u8]) -> Vec<f32> {
-    bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
-}
-
-fn of(tensor: &Tensor) -> Vec<f32> {
-    tensor.flatten_all().unwrap().to_vec1().unwrap()
-}
-
-/// Says where values are not the formula's.
-fn close(ours: &[f32], formula: &[f32], most: f32, what: &str) -> Result<(), String> {
-    if ours.len() != formula.len() {
-        return Err(format!("{what}: {} values, not {}", ours.len(), formula.len()));
-    }
-    for (place, (ours, formula)) in ours.iter().zip(formula).enumerate() {
-        // What is no number is not close to any.
-        if !matches!((ours - formula).abs().partial_cmp(&most), Some(Ordering::Less | Ordering::Equal)) {
-            return Err(format!("{what}: value {place} is {ours}, not {formula}"));
-        }
-    }
-    Ok(())
-}
+static ATTENTION: LazyLock<Program> = LazyLock::new(|| Program::compile(&libraries::ATTENTION));
+static NORMS: LazyLock<Program> = LazyLock::new(|| Program::compile(&libraries::NORMS));
 
 /// A model's attention, and how its heads are rotated.
 #[derive(Clone, Copy, Debug)]
@@ -225,7 +137,6 @@ pub(super) fn check(program: &Program, case: Case) -> Result<(), String> {
         true => values.iter().flat_map(|value| f16::from_f32(*value).to_le_bytes()).collect(),
         false => bytes(values),
     };
-    let suffix = if is_half { "f16" } else { "f32" };
     let shape = StoreShape {
         heads: heads as u32,
         kv_heads: kv_heads as u32,
@@ -238,9 +149,7 @@ pub(super) fn check(program: &Program, case: Case) -> Result<(), String> {
     };
     let words = |words: &[u32]| bytemuck::cast_slice(words).to_vec();
     let stored = program.run(
-        &format!("store_{suffix}"),
-        shape.grid(),
-        0,
+        &shape.launch(kind),
         &[
             bytes(&of(&q)),
             bytes(&of(&k)),
@@ -276,9 +185,7 @@ pub(super) fn check(program: &Program, case: Case) -> Result<(), String> {
         softcap: softcap.unwrap_or(0.0),
     };
     let attended = program.run(
-        &format!("attend_{suffix}"),
-        shape.grid(inputs.longest),
-        shape.shared_bytes(),
+        &shape.launch(kind, inputs.longest),
         &[
             stored[7].clone(),
             stored[8].clone(),
@@ -309,7 +216,7 @@ pub(super) fn check_norm(program: &Program) -> Result<(), String> {
         let empty = vec![0xFF; 4 * rows * width];
         let mut buffers: Vec<Vec<u8>> = [&x, &delta, &weight].map(|tensor| bytes(&of(tensor))).to_vec();
         buffers.extend([bytemuck::bytes_of(&shape).to_vec(), empty.clone(), empty]);
-        let out = program.run("add_rms_norm", [rows, 1, 1], 0, &buffers)?;
+        let out = program.run(&NormShape::launch(rows), &buffers)?;
         close(&values(&out[4]), &of(&sum), 0.0, "sum")?;
         close(&values(&out[5]), &of(&normed), 1e-5, "norm")?;
     }
@@ -319,11 +226,11 @@ pub(super) fn check_norm(program: &Program) -> Result<(), String> {
 #[test]
 fn paged_attention_on_metal_is_the_formula_s_for_the_shapes_of_all_families() {
     for case in CASES {
-        check(&PROGRAM, case).unwrap();
+        check(&ATTENTION, case).unwrap();
     }
 }
 
 #[test]
 fn the_norm_of_a_sum_on_metal_is_the_formula_s() {
-    check_norm(&PROGRAM).unwrap();
+    check_norm(&NORMS).unwrap();
 }

@@ -1,24 +1,12 @@
-// What a step asks of a Metal device beyond candle's kernels: rotating and remembering, attending over block tables, and
-// the norm of a sum. One dispatch each for all sequences of a step.
+// Rotating and remembering, and attending over block tables: one dispatch each for all sequences of a step.
 //
-// Keys and values lie as [kv_heads, slots, head_dim]; token i of a sequence has slot table[i / 16] · 16 + i % 16. Activations
-// and sums are f32. Everything here is also C++: the tests beside compile it against a header that stands for metal_stdlib,
-// and hold it against the formulas on any machine.
-#include <metal_stdlib>
-using namespace metal;
-
-// Memory of a threadgroup that a kernel declares or is given; C++ has other words for it.
-#ifndef SHARED
-#define SHARED threadgroup
-#define SHARED_AT(index) [[threadgroup(index)]]
-#endif
+// Keys and values lie as [kv_heads, slots, head_dim]; token i of a sequence has slot table[i / 16] · 16 + i % 16.
 
 constant constexpr uint BLOCK_TOKENS = 16;
 // The slot of a row that only fills up a batch: it is not remembered.
 constant constexpr uint NO_SLOT = 0xFFFFFFFFu;
-constant constexpr uint SIMD = 32;
-// Threads of a threadgroup of `attend`, the keys that it looks at at once, and the query rows that it holds.
-constant constexpr uint THREADS = 128, TILE = 32, ROWS = 8;
+// The keys that a threadgroup of `attend` looks at at once, and the query rows that it holds.
+constant constexpr uint TILE = 32, ROWS = 8;
 
 struct StoreShape {
     uint heads, kv_heads, head_dim, half_dim, is_interleaved, rotates, tokens;
@@ -194,31 +182,3 @@ inline void attend(device const float *q, device const T *keys, device const T *
 
 ATTEND(attend_f16, half)
 ATTEND(attend_f32, float)
-
-struct NormShape {
-    uint width;
-    float eps;
-};
-
-// x + delta, and its root-mean-square norm: a threadgroup of THREADS to a row.
-kernel void add_rms_norm(device const float *x [[buffer(0)]], device const float *delta [[buffer(1)]],
-                         device const float *weight [[buffer(2)]], constant NormShape &shape [[buffer(3)]],
-                         device float *sum_out [[buffer(4)]], device float *out [[buffer(5)]],
-                         uint3 group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
-                         uint lane [[thread_index_in_simdgroup]], uint simd [[simdgroup_index_in_threadgroup]]) {
-    SHARED float partial[THREADS / SIMD];
-    const ulong row = (ulong)group.x * shape.width;
-    float squares = 0.0f;
-    for (uint i = thread_index; i < shape.width; i += THREADS) {
-        const float value = x[row + i] + delta[row + i];
-        sum_out[row + i] = value;
-        squares += value * value;
-    }
-    squares = simd_sum(squares);
-    if (lane == 0) partial[simd] = squares;
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    float all = 0.0f;
-    for (uint i = 0; i < THREADS / SIMD; i++) all += partial[i];
-    const float scale = rsqrt(all / (float)shape.width + shape.eps);
-    for (uint i = thread_index; i < shape.width; i += THREADS) out[row + i] = sum_out[row + i] * scale * weight[i];
-}

@@ -1,0 +1,10 @@
+//! The size of a dispatch.
+
+/// One dispatch: a kernel, its threadgroups, the threads of each, and the threadgroup memory that it is given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Launch {
+    pub(super) kernel: &'static str,
+    pub(super) groups: [usize; 3],
+    pub(super) threads: usize,
+    pub(super) shared_bytes: usize,
+}
