@@ -1,4 +1,4 @@
-//! What a child inherits by accident, as on macOS, where no descriptor can be closed at exec from the moment that it is made.
+//! Descriptors that a child inherits by accident, as on macOS, where none can be closed at exec from the moment that it is made.
 
 use pensieve_protocol::fence::VARIABLE;
 use pensieve_server::fleet::fence::prompt;

@@ -11,6 +11,7 @@ use super::{
 };
 use pensieve_protocol::{
     fence::{Policy, VARIABLE},
+    outside::Outside,
     questions::Checked,
     refusal::RefusalKind,
 };
@@ -99,6 +100,19 @@ impl ChildError {
             Self::Ended { .. } => RefusalKind::Exited,
             Self::Garbled(_) => RefusalKind::Garbled,
         }
+    }
+
+    /// The command that helps where macOS has killed a process for mapping this file, whose signature does not fit its code.
+    pub fn signature_help(&self, file: &Path) -> Option<String> {
+        cfg!(target_os = "macos").then(|| self.if_killed(file)).flatten()
+    }
+
+    fn if_killed(&self, file: &Path) -> Option<String> {
+        let Self::Crashed { signal, .. } = self else { return None };
+        let file = Outside::path(file).to_string().replace('\'', r"'\''");
+        let help =
+            format!("most likely its signature does not fit it; sign it anew: codesign --force --sign - '{file}'");
+        (*signal == rustix::process::Signal::KILL.as_raw()).then_some(help)
     }
 }
 
@@ -315,6 +329,17 @@ mod tests {
     async fn check(script: String) -> Result<Checked, ChildError> {
         let arguments = ["-c".into(), script.into()];
         inspect(Path::new("/bin/sh"), &arguments, &Policy::default(), Duration::from_secs(20)).await
+    }
+
+    #[test]
+    fn a_killed_child_of_a_mac_leads_to_the_command_that_signs() {
+        let crashed = |signal: rustix::process::Signal| {
+            ChildError::Crashed { signal: signal.as_raw(), stderr: String::new() }.if_killed(Path::new("/it's.dylib"))
+        };
+        let help = crashed(rustix::process::Signal::KILL).unwrap();
+        assert!(help.contains(r"codesign --force --sign - '/it'\''s.dylib'"), "{help}");
+        assert_eq!(crashed(rustix::process::Signal::SEGV), None);
+        assert_eq!(ChildError::Garbled(String::new()).if_killed(Path::new("/x")), None);
     }
 
     #[tokio::test]

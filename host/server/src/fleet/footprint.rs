@@ -9,7 +9,7 @@ use std::{fmt, time::Duration};
 /// A process can take some gigabytes more in this time.
 const INTERVAL: Duration = Duration::from_millis(100);
 
-/// What a process took when it was over its limit, in bytes.
+/// A process over its limit, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OverLimit {
     pub taken: u64,

@@ -1,6 +1,5 @@
 //! Inspects one file: copies it, has a child open the copy, and keeps the child's report.
 
-use rustix::process::Signal;
 use std::{ffi::OsString, path::Path, sync::Arc};
 
 use super::{
@@ -78,7 +77,7 @@ pub(super) async fn inspect(
             Refusal { reason, ..refusal }.cleaned()
         }
         Err(error) => {
-            let help = help(&error, &found.path, cfg!(target_os = "macos"));
+            let help = help(&error, &found.path);
             Refusal::new(error.kind(), format!("{} {error}", name(&found.path)), help)
         }
     };
@@ -92,33 +91,16 @@ fn name(path: &Path) -> String {
     format!("plugin '{}'", Outside::path(path.file_name().unwrap_or(path.as_os_str())))
 }
 
-fn help(error: &ChildError, file: &Path, on_macos: bool) -> String {
-    match error {
-        // What macOS does to a process that maps code without a valid signature.
-        ChildError::Crashed { signal, .. } if on_macos && *signal == Signal::KILL.as_raw() => {
-            let file = Outside::path(file).to_string().replace('\'', r"'\''");
-            format!("most likely its signature does not fit it; sign it anew: codesign --force --sign - '{file}'")
-        }
-        ChildError::Spawn(_) => "free processes or memory, then touch the file".into(),
+fn help(error: &ChildError, file: &Path) -> String {
+    if let Some(help) = error.signature_help(file) {
+        return help;
+    }
+    let help = match error {
+        ChildError::Spawn(_) => "free processes or memory, then touch the file",
         ChildError::TimedOut(_) | ChildError::TooLarge(_) | ChildError::Crashed { .. } | ChildError::Ended { .. } => {
-            "copy or download it again; if that does not help, tell its author".into()
+            "copy or download it again; if that does not help, tell its author"
         }
-        ChildError::Garbled(_) => "tell its author that plugins must not print while they start".into(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn on_a_mac_a_killed_inspection_names_the_command_that_signs() {
-        let crashed = |signal: Signal| ChildError::Crashed { signal: signal.as_raw(), stderr: String::new() };
-        let on = |error: &ChildError, on_macos| help(error, Path::new("/plugins/it's.dylib"), on_macos);
-        let helped = on(&crashed(Signal::KILL), true);
-        assert!(helped.contains(r"codesign --force --sign - '/plugins/it'\''s.dylib'"), "{helped}");
-        for other in [on(&crashed(Signal::KILL), false), on(&crashed(Signal::SEGV), true)] {
-            assert!(!other.contains("codesign"), "{other}");
-        }
-    }
+        ChildError::Garbled(_) => "tell its author that plugins must not print while they start",
+    };
+    help.to_owned()
 }
