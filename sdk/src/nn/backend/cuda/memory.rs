@@ -1,9 +1,9 @@
 //! Memory for activations.
 //!
-//! Everything is computed on one stream, and tensors are allocated from the device's pool in stream order; while a step is
-//! captured, allocating and freeing become nodes of the graph. But kernels do not overlap across such a node, which costs steps of
-//! few rows a tenth of their time. So their tensors are allocated on a second stream, which is not captured, and live as long as
-//! the graph: no two share memory, and nothing else uses it between two replays.
+//! Everything is computed on one stream, and tensors are allocated from the device's pool in stream order; while a step
+//! is captured, allocating and freeing become nodes of the graph. But kernels do not overlap across such a node, which
+//! costs steps with few rows a tenth of their time. So their tensors are allocated on a second stream, which is not
+//! captured, and live as long as the graph: none of them share memory, and nothing else uses it between two replays.
 
 use candle_core::{
     CudaDevice,
@@ -20,13 +20,13 @@ use crate::{Error, Result};
 /// Owners of the memory that a captured graph uses; they live as long as the graph.
 pub(super) type GraphMemory = Vec<Box<dyn Any + Send>>;
 
-/// The allocator of a device's activations.
+/// Allocates a device's activations.
 pub(super) struct Memory {
     /// The stream that kernels run on.
     computing: Arc<CudaStream>,
-    /// The stream that steps of few rows allocate on while they are captured.
+    /// Allocates for steps of few rows while they are captured.
     allocating: Arc<CudaStream>,
-    /// The allocations of the step that is being captured; `None` outside of captures.
+    /// Allocations of the step being captured; `None` outside captures.
     captured: Mutex<Option<GraphMemory>>,
 }
 
@@ -38,7 +38,7 @@ impl Memory {
         Ok(Self { computing, allocating, captured: Mutex::new(None) })
     }
 
-    /// Starts to collect the owners of all allocations, for a capture.
+    /// Starts collecting the owners of all allocations, for a capture.
     pub(super) fn begin_capture(&self) {
         *locked(&self.captured) = Some(GraphMemory::new());
     }
@@ -50,7 +50,7 @@ impl Memory {
         Ok(captured.unwrap_or_default())
     }
 
-    /// Has a running capture own this value, and with it its memory.
+    /// Hands a value, and with it its memory, to the running capture.
     pub(super) fn keep(&self, value: impl Any + Send) {
         if let Some(captured) = locked(&self.captured).as_mut() {
             captured.push(Box::new(value));
@@ -66,11 +66,12 @@ impl Memory {
     }
 }
 
-/// Has the device's pool keep freed memory for the next step, instead of returning it to the driver at each synchronization.
+/// Makes the device's pool keep freed memory for the next step, instead of returning it to the driver at each
+/// synchronization.
 fn keep_freed_memory(ordinal: usize) {
     let mut pool = std::ptr::null_mut();
     let mut most = u64::MAX;
-    // SAFETY: the pool is the device's own, and the attribute is a 64-bit number. A failure leaves things slower, no more.
+    // SAFETY: the pool is the device's own, and the attribute is a 64-bit number. A failure only makes things slower.
     unsafe {
         let device = i32::try_from(ordinal).unwrap_or_default();
         if sys::cuDeviceGetDefaultMemPool(&raw mut pool, device) == sys::CUresult::CUDA_SUCCESS {
@@ -80,7 +81,7 @@ fn keep_freed_memory(ordinal: usize) {
     }
 }
 
-/// Error for a failed call of the driver.
+/// Error for a failed driver call.
 pub(super) fn failed(error: impl std::fmt::Display) -> Error {
     Error::new(crate::Code::Device, format!("CUDA: {error}"))
 }
