@@ -1,5 +1,6 @@
-//! The fence around children, tried by a plugin that attacks wherever its code runs: under the real program, as root and as
-//! another user. The fences of children that run no plugin, or on machines with a GPU, are tried by a program of the tests.
+//! The fence around children, tested with a plugin that attacks wherever its code runs: under the real program, as root
+//! and as another user. The fences of children without plugins, or on machines with a GPU, are tested with a separate
+//! program.
 
 mod survey;
 
@@ -27,12 +28,12 @@ use crate::{
     },
 };
 
-/// Somebody who owns nothing on this machine.
+/// A user who owns nothing on this machine.
 const STRANGER: u32 = 65_534;
 
-/// The users that a server can run as here: this one and, where this one is root, another one.
+/// The users that a server can run as here: the current one and, if that is root, another one.
 fn users() -> Vec<Option<u32>> {
-    // SAFETY: the call takes nothing and cannot fail.
+    // SAFETY: the call takes no arguments and cannot fail.
     let is_root = unsafe { libc::geteuid() } == 0;
     if !is_root {
         println!("skipped: only root can try what root may");
@@ -40,9 +41,9 @@ fn users() -> Vec<Option<u32>> {
     if is_root { vec![None, Some(STRANGER)] } else { vec![None] }
 }
 
-/// Whether this kernel keeps a child from everything that the plugin tries.
+/// True if this kernel can fence off everything that the plugin tries.
 fn can_fence() -> bool {
-    // SAFETY: without attributes the call only tells its version, or fails.
+    // SAFETY: without attributes the call only returns its version, or fails.
     let version = unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, std::ptr::null::<u8>(), 0, 1) };
     if version < 6 {
         println!("skipped: this kernel has no Landlock of version 6");
@@ -50,7 +51,7 @@ fn can_fence() -> bool {
     version >= 6
 }
 
-/// Targets of the attacks in a home: a secret, a model, and a socket that takes datagrams.
+/// Targets of attacks in a home: a secret, a model, and a datagram socket.
 struct Targets {
     files: Vec<(PathBuf, u32, SystemTime)>,
     datagrams: UnixDatagram,
@@ -74,7 +75,7 @@ impl Targets {
         Self { files: files.into(), datagrams }
     }
 
-    /// Nothing of them is changed, as seen from outside.
+    /// Checks from outside that none of them changed.
     fn check(&self, as_whom: &str) {
         for (path, mode, modified) in &self.files {
             let found = path.metadata().unwrap();
@@ -84,7 +85,7 @@ impl Targets {
     }
 }
 
-/// A server with the hostile plugin, and a model of its in a home with what can be attacked.
+/// A server with the hostile plugin and one of its models, in a home with targets to attack.
 fn start(user: Option<u32>, config: &str) -> (Server, Targets) {
     let home = home();
     let targets = Targets::put_into(home.path(), user);
@@ -99,7 +100,7 @@ fn start(user: Option<u32>, config: &str) -> (Server, Targets) {
     (options.start_in(&home), targets)
 }
 
-/// What the plugin's model answers, loaded or not.
+/// The answer of the plugin's model, loaded or not.
 fn answer(server: &Server) -> String {
     let body = json!({ "model": "hostile", "prompt": "x", "max_tokens": 1 });
     post(server.address, "/v1/completions", &body).text()
@@ -134,9 +135,9 @@ fn a_hostile_plugin_achieves_nothing_wherever_it_runs() {
 fn a_plugin_that_is_trusted_by_name_may_do_what_its_user_may() {
     for user in users() {
         let (server, _targets) = start(user, "[plugins]\nunfenced = [\"hostile\"]\n");
-        // It is looked at like any other.
+        // It is inspected like any other.
         assert!(!can_fence() || server.get("/v1/plugins").text().contains("opened, it achieved []"));
-        // Its worker asks it about the checkpoint before it loads it.
+        // Its worker asks it about the checkpoint before loading.
         let achieved = answer(&server);
         let expected = [
             "read a secret file",
@@ -156,7 +157,7 @@ fn a_plugin_that_is_trusted_by_name_may_do_what_its_user_may() {
         for what in expected {
             assert!(achieved.contains(what), "as {user:?} it {achieved}");
         }
-        // The server is no user's to read but root's.
+        // Only root may read the server.
         for what in ["read its parent's environment", "opened its parent's memory", "may trace its parent"] {
             assert!(user.is_none() || !achieved.contains(what), "as {user:?} it {achieved}");
         }
@@ -164,7 +165,8 @@ fn a_plugin_that_is_trusted_by_name_may_do_what_its_user_may() {
     }
 }
 
-/// The output of a child of this kind that does `what` behind its fence, as this user, with a model's folder to read.
+/// The output of a child of this kind that does `what` behind its fence, as this user, with read access to a model's
+/// folder.
 fn said_by(what: &str, kind: Kind, user: Option<u32>, home: &Path) -> Vec<String> {
     const GIB: u64 = 1 << 30;
     let is_limited = !kind.has_drivers();

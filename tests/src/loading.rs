@@ -1,4 +1,4 @@
-//! What is refused and what is said about it: each bad library has an error of its own, with help.
+//! Refused libraries and their messages: each fault has its own error, with help.
 
 use pensieve_plugin_api::ErrorCode;
 use pensieve_worker::plugin::{LoadError, LoadedPlugin, Reason};
@@ -6,7 +6,7 @@ use std::{fs, path::Path};
 
 use crate::artifacts::{plugin, test_plugin};
 
-/// Opens a library that must be refused; the refusal names the file and ends in help.
+/// Opens a library that must be refused; the message names the file and ends with help.
 fn refusal(path: &Path) -> LoadError {
     let error = LoadedPlugin::open(path).expect_err("a refusal");
     let text = error.to_string();
@@ -17,7 +17,7 @@ fn refusal(path: &Path) -> LoadError {
     error
 }
 
-/// A file of these bytes, refused.
+/// The reason for refusing a file with these bytes.
 fn refusal_of(bytes: &[u8]) -> Reason {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("libgiven.so");
@@ -132,7 +132,7 @@ fn opens_a_plugin_twice_and_after_a_refusal() {
     second.architecture("bigram").unwrap();
 }
 
-/// ELF only: a Mac's own libraries have another header.
+/// ELF only: a Mac's own libraries have a different header.
 #[cfg(target_os = "linux")]
 mod elf {
     use super::*;
@@ -160,7 +160,7 @@ mod elf {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         let Reason::OtherPlatform { found, .. } = refusal_of(&bytes) else { panic!("another reason") };
         assert_eq!(found, "macOS on aarch64");
-        // A universal library of one part.
+        // A universal library with one part.
         let words: [u32; 7] = [0xcafe_babe, 1, 0x0100_000c, 0, 0x4000, 0x1000, 14];
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_be_bytes()).collect();
         let Reason::OtherPlatform { found, .. } = refusal_of(&bytes) else { panic!("another reason") };
@@ -179,7 +179,7 @@ mod elf {
 
     #[test]
     fn says_what_the_system_says_when_it_refuses() {
-        // A library that is sound but needs one that does not exist: its first needed name is overwritten in place.
+        // A sound library that needs one that does not exist: its first needed name is overwritten in place.
         let mut bytes = fs::read(plugin("bigram")).unwrap();
         let name = b"libgcc_s.so.1\0";
         let place = bytes.windows(name.len()).position(|window| window == name).expect("the name of a needed library");
@@ -188,10 +188,10 @@ mod elf {
         assert!(why.contains("xyzgcc_s.so.1"), "{why}");
     }
 
-    /// What two plugins share in one process can only be what they export, whatever they link.
+    /// Two plugins in one process can share only what they export, whatever they link.
     #[test]
     fn a_plugin_exports_its_header_alone() {
-        // Two plugins that each bring a candle of their own must not see each other's.
+        // Plugins that each contain candle must not see each other's copy.
         for package in ["bigram", "pensieve-llama", "pensieve-samplers"] {
             let bytes = fs::read(plugin(package)).unwrap();
             let file = object::File::parse(&bytes[..]).unwrap();

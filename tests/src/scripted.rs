@@ -1,4 +1,4 @@
-//! Checkpoints for `tests/plugins/scripted.rs`, the model that says what a script tells it.
+//! Checkpoints for `tests/plugins/scripted.rs`, the model that follows a script.
 
 use pensieve_protocol::{
     job::{Event, Finish, Job, StageSpec},
@@ -14,8 +14,8 @@ use std::{
 
 use crate::artifacts::{plugin, program, test_plugin};
 
-/// Writes a checkpoint whose model says the second text of the first pair whose first text stands in the last turn.
-/// Special tokens are written by their names; `<|im_end|>` follows by itself.
+/// Writes a checkpoint whose model answers with the second text of the first pair whose first text is in the last turn.
+/// Special tokens are written by name; `<|im_end|>` is added automatically.
 pub fn checkpoint(folder: &Path, script: &[(&str, &str)]) {
     fs::create_dir_all(folder).unwrap();
     let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/scripted");
@@ -27,21 +27,21 @@ pub fn checkpoint(folder: &Path, script: &[(&str, &str)]) {
     fs::write(folder.join("script.json"), json!(lines).to_string()).unwrap();
 }
 
-/// How a family writes its turns and its calls, as the fixtures' templates have it.
+/// How a family writes turns and calls, as in the fixtures' templates.
 pub struct Family {
-    /// The name of the template among the fixtures.
+    /// Name of the template in the fixtures.
     pub template: &'static str,
     /// Special tokens that the fixture's tokenizer lacks.
     special: &'static [&'static str],
     /// Openings of a user's turn, a tool's turn and an answer.
     turns: (&'static [&'static str], &'static str),
-    /// An answer with this thought, this text and one call, with `TOOL`, `KEY` and `VALUE` in the place of the call's.
+    /// An answer with this reasoning, this text and one call, with placeholders `TOOL`, `KEY` and `VALUE`.
     call: &'static str,
-    /// An answer with a text in the place of `TEXT`.
+    /// An answer with the placeholder `TEXT`.
     text: &'static str,
 }
 
-/// Families whose calls are no JSON between two tags.
+/// Families whose calls are not JSON between two tags.
 pub const FAMILIES: [Family; 3] = [
     Family {
         template: "harmony",
@@ -80,7 +80,7 @@ impl Family {
         self.text.replace("TEXT", text)
     }
 
-    /// Writes a checkpoint of the family, whose template is the fixture's.
+    /// Writes a checkpoint of the family, with the fixture's template.
     pub fn checkpoint(&self, folder: &Path, script: &[(&str, &str)]) {
         checkpoint(folder, script);
         let templates = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/templates");
@@ -102,7 +102,7 @@ impl Family {
     }
 }
 
-/// A model of that name whose checkpoint is written below `root`.
+/// A model with this id, whose checkpoint is written below `root`.
 pub fn model(root: &Path, id: &str, script: &[(&str, &str)]) -> ModelConfig {
     let source = root.join(id);
     checkpoint(&source, script);
@@ -131,7 +131,7 @@ pub fn fleet(root: &Path, id: &str, script: &[(&str, &str)]) -> Config {
     config
 }
 
-/// Token ids of a text, one per ASCII character, after tokens by their names.
+/// Token ids of a text, one per ASCII character, after tokens given by name.
 fn spelled(names: &[&str], text: &str) -> Vec<u32> {
     let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/scripted/tokenizer.json");
     let tokenizer: serde_json::Value = serde_json::from_str(&fs::read_to_string(fixture).unwrap()).unwrap();
