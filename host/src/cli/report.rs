@@ -6,7 +6,6 @@
 
 mod device;
 mod document;
-mod footprint;
 mod laws;
 mod redaction;
 mod section;

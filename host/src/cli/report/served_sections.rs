@@ -16,11 +16,11 @@ use super::{
         common_args::CommonArgs,
         error::{CliError, Exit},
     },
-    footprint,
     section::SectionEvent,
     served::{Answer, Log, Served, configure},
     system,
 };
+use pensieve_server::fleet::footprint;
 
 type Say<'a> = &'a mut dyn FnMut(SectionEvent);
 
@@ -210,7 +210,7 @@ async fn soak(served: &Arc<Served>, amounts: &Amounts, say: Say<'_>) -> Value {
     while started.elapsed() < span {
         tokio::time::sleep(span / SAMPLES).await;
         if let Some(pid) = served.worker().await.0 {
-            let bytes = footprint::bytes(pid);
+            let bytes = footprint(pid);
             samples.push(Sample {
                 seconds: started.elapsed().as_secs_f64(),
                 tokens: tokens.load(Ordering::Relaxed),
