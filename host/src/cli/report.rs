@@ -6,6 +6,7 @@
 
 mod device;
 mod document;
+mod event;
 mod laws;
 mod redaction;
 mod section;

@@ -16,7 +16,7 @@ use super::{
         common_args::CommonArgs,
         error::{CliError, Exit},
     },
-    section::SectionEvent,
+    event::SectionEvent,
     served::{Answer, Log, Served, configure},
     system,
 };
