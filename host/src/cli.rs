@@ -20,6 +20,7 @@ mod pull;
 mod quality;
 mod reference;
 mod reply;
+mod report;
 mod run;
 mod serve;
 mod shell_integration;

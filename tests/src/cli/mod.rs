@@ -8,6 +8,7 @@ mod launch;
 mod measured;
 mod new;
 mod pull;
+mod report;
 mod said;
 mod terminal;
 mod words;

@@ -93,7 +93,7 @@ const LAYERS: &[(&str, &str, &[&[&str]])] = &[
         "sdk",
         "nn",
         &[
-            &["causal_lm"],
+            &["causal_lm", "diagnostics"],
             &["sizes"],
             &["layers", "paged"],
             &["loading"],

@@ -40,7 +40,7 @@ const STDERR_BYTES_MAX: u64 = 64 << 10;
 const STDERR_CHARS_SHOWN: usize = 200;
 
 /// Environment variables that a child inherits: enough to find libraries and devices, none of the server's secrets.
-const VARIABLES: [&str; 18] = [
+const VARIABLES: [&str; 21] = [
     "PATH",
     "HOME",
     "TMPDIR",
@@ -57,6 +57,10 @@ const VARIABLES: [&str; 18] = [
     "NVIDIA_VISIBLE_DEVICES",
     "NVIDIA_TF32_OVERRIDE",
     "RAYON_NUM_THREADS",
+    // Checks that Apple's libraries make when they are asked to.
+    "MTL_DEBUG_LAYER",
+    "MTL_SHADER_VALIDATION",
+    "OBJC_DEBUG_MISSING_POOLS",
     "RUST_BACKTRACE",
     "PENSIEVE_KERNELS",
 ];
@@ -174,7 +178,7 @@ async fn ask_within<T: DeserializeOwned>(
     deadline: Duration,
     bytes_max: u64,
 ) -> Result<T, ChildError> {
-    let mut child = RunningChild::spawn(program, arguments, Some(policy), bytes_max)?;
+    let mut child = RunningChild::spawn(program, arguments, Some(policy), &[], bytes_max)?;
     let answer = child.line(deadline).await;
     child.end().await;
     answer
@@ -188,9 +192,21 @@ pub async fn ask_for_lines<T: DeserializeOwned>(
     arguments: &[OsString],
     policy: Option<&Policy>,
     deadline: Duration,
+    hear: impl FnMut(T) -> ControlFlow<()>,
+) -> Result<(), ChildError> {
+    ask_for_lines_with(program, arguments, policy, &[], deadline, hear).await
+}
+
+/// As [`ask_for_lines`], with variables of its own in the child's environment.
+pub async fn ask_for_lines_with<T: DeserializeOwned>(
+    program: &Path,
+    arguments: &[OsString],
+    policy: Option<&Policy>,
+    variables: &[(OsString, OsString)],
+    deadline: Duration,
     mut hear: impl FnMut(T) -> ControlFlow<()>,
 ) -> Result<(), ChildError> {
-    let mut child = RunningChild::spawn(program, arguments, policy, ANSWER_BYTES_MAX)?;
+    let mut child = RunningChild::spawn(program, arguments, policy, variables, ANSWER_BYTES_MAX)?;
     let stdin = child.child.stdin.take();
     let heard = loop {
         match child.line(deadline).await {
@@ -220,11 +236,13 @@ impl RunningChild {
         program: &Path,
         arguments: &[OsString],
         policy: Option<&Policy>,
+        variables: &[(OsString, OsString)],
         bytes_max: u64,
     ) -> Result<Self, ChildError> {
         program::check(program).map_err(ChildError::Spawn)?;
         let mut command = Command::new(program);
         command.args(arguments).env_clear().envs(environment(policy)).process_group(0).kill_on_drop(true);
+        command.envs(variables.iter().map(|(name, value)| (name, value)));
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().map_err(ChildError::Spawn)?;
         let group = ProcessGroup::of(&child);
@@ -301,7 +319,7 @@ async fn last_stderr_line(pipe: Option<impl AsyncRead + Unpin>) -> String {
 }
 
 /// A signal by the name that people search for.
-pub(crate) fn signal_name(signal: i32) -> String {
+pub fn signal_name(signal: i32) -> String {
     use rustix::process::Signal;
     let names = [
         (Signal::SEGV, "SIGSEGV"),
