@@ -1,6 +1,6 @@
-//! Libraries that were copied halfway or hit by a flipped bit. A truncated one must be recognised before the system maps
-//! it, so those are opened in this process: a check that lets one through ends the test run with SIGBUS. For flipped bits
-//! nothing can promise that, so they are opened in a child, as the design has it.
+//! Truncated libraries and libraries with flipped bits. A truncated one must be recognized before the system maps it,
+//! so these are opened in this process: a check that misses one ends the test run with SIGBUS. No check can promise
+//! that for flipped bits, so those are opened in a child, as by design.
 
 use pensieve_worker::plugin::{LoadedPlugin, Reason};
 use std::{
@@ -60,19 +60,19 @@ fn answers_for_every_flipped_bit_in_the_headers() {
                 );
                 refused += 1;
             }
-            // The system's loader ended the child, by a signal or with a message of its own.
+            // The dynamic loader ended the child, by a signal or with its own message.
             _ => crashed += 1,
         }
         fs::remove_file(&path).unwrap();
     }
     println!("60 flipped bits: {opened} opened, {refused} refused, {crashed} crashed the child");
-    // macOS ends a process that maps a page which does not match the library's signature.
+    // macOS ends a process that maps a page that does not match the library's signature.
     let crashes_max = if cfg!(target_os = "macos") { 60 } else { 3 };
-    // Many bits of the headers mean nothing to the system's loader, so that many damaged libraries are as good as new.
+    // Many header bits mean nothing to the dynamic loader, so many damaged libraries still work.
     assert!(refused > 0 && crashed <= crashes_max, "{opened} opened, {refused} refused, {crashed} crashed the child");
 }
 
-/// A byte of the file's header, its segment table or its section table; the last two are found through the first.
+/// Offset of a byte in the file's header, segment table or section table; the tables are found through the header.
 fn headers(bytes: &[u8], random: &mut Random) -> usize {
     let number = |place: usize, len: usize| {
         let mut number = [0; 8];

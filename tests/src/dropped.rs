@@ -1,5 +1,5 @@
-//! Files dropped into a plugin folder while the server's half is running: each ends as a plugin or as a refusal with its
-//! reason, and none of them touches this process, which plays the server.
+//! Files dropped into a plugin folder while the server's side is running: each becomes a plugin or a refusal with a
+//! reason, and none affects this process, which plays the server.
 
 use pensieve_protocol::{checkpoint::CheckpointName, refusal::RefusalKind};
 use pensieve_server::fleet::plugins::{Catalogue, PluginFolder, PluginState, Settings, Status};
@@ -22,7 +22,7 @@ use crate::{
 /// Time limit of anything here on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A home with two plugin folders, watched.
+/// A home with two watched plugin folders.
 struct Home {
     root: TempDir,
     folder: PluginFolder,
@@ -33,7 +33,7 @@ impl Home {
         Self::open_with(|_, _| ()).await
     }
 
-    /// Prepares folders or settings before the watching begins.
+    /// Prepares folders or settings before watching starts.
     async fn open_with(prepare: impl FnOnce(&Path, &mut Settings)) -> Self {
         let root = tempfile::tempdir().unwrap();
         let mut settings = Settings::new(&[], root.path());
@@ -52,7 +52,7 @@ impl Home {
         self.root.path().join("first").join(library_name(name))
     }
 
-    /// Puts a library into the first folder, as a download manager would: whole at once.
+    /// Puts a complete file into the first folder at once, as a download manager would.
     fn put(&self, name: &str, bytes: &[u8]) {
         let partial = self.root.path().join("partial");
         fs::write(&partial, bytes).unwrap();
@@ -76,7 +76,7 @@ impl Home {
         state(&catalogue, &path).unwrap().clone()
     }
 
-    /// Waits until a file is refused, with help and by its name, and tells the kind of reason.
+    /// Waits until a file is refused, by name and with help; returns the kind of reason.
     async fn refusal(&self, name: &str) -> String {
         match self.verdict(name).await.status {
             Status::Rejected(refusal) => {
@@ -112,7 +112,7 @@ fn retired(catalogue: &Catalogue) -> Vec<bool> {
     catalogue.states().iter().filter_map(in_use).collect()
 }
 
-/// The plugin that tests drop, and the same with other bytes: bytes behind a library's end are never read.
+/// The plugin that tests drop, or the same with other bytes: bytes after a library's end are never read.
 fn bigram(version: &str) -> Vec<u8> {
     let mut bytes = fs::read(plugin("bigram")).unwrap();
     bytes.extend(version.bytes());
@@ -161,7 +161,7 @@ async fn plugins_that_lie_there_are_ready_when_the_folder_is_open() {
 #[tokio::test(flavor = "multi_thread")]
 async fn truncated_at_fifty_lengths_it_is_refused_as_truncated() {
     let (home, bytes, mut random) = (Home::open().await, bigram(""), Random(11));
-    // The tables at its end are what the headers speak of last.
+    // The headers refer to the tables at its end.
     let lengths: Vec<usize> = (0..50).map(|_| 4 + random.below(bytes.len() - 4)).collect();
     for length in &lengths {
         home.put(&length.to_string(), &bytes[..*length]);
@@ -179,7 +179,7 @@ async fn with_bytes_flipped_it_costs_a_child_at_most() {
     let (home, bytes, mut random) = (Home::open().await, bigram(""), Random(12));
     for case in 0..50 {
         let mut damaged = bytes.clone();
-        // Half of them are hit in the tables that the system's loader follows.
+        // Half of them are damaged in the tables that the dynamic loader follows.
         let end = if case % 2 == 0 { bytes.len() } else { 4096 };
         for _ in 0..8 {
             let place = random.below(end);
@@ -213,7 +213,7 @@ async fn written_slowly_it_is_pending_and_then_ready() {
     let (mut file, mut pending) = (File::create(&path).unwrap(), 0);
     for part in bytes.chunks(bytes.len().div_ceil(12)) {
         file.write_all(part).unwrap();
-        // Longer than a file has to be quiet: it is looked at, found incomplete and waited for.
+        // Longer than a file has to be quiet: it is inspected, found incomplete and waited for.
         tokio::time::sleep(Duration::from_millis(150)).await;
         let catalogue = home.folder.catalogue();
         match state(&catalogue, &path).map(|state| &state.status) {

@@ -1,5 +1,6 @@
-//! The fence around children, tried by a plugin that attacks wherever its code runs: under the real program, as root and as
-//! another user. The fences of children that run no plugin, or on machines with a GPU, are tried by a program of the tests.
+//! The fence around children, tested with a plugin that attacks wherever its code runs: under the real program, as root
+//! and as another user. The fences of children without plugins, or on machines with a GPU, are tested with a separate
+//! program.
 
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 mod survey;
@@ -29,12 +30,12 @@ use crate::{
     },
 };
 
-/// Somebody who owns nothing on this machine.
+/// A user who owns nothing on this machine.
 const STRANGER: u32 = 65_534;
 
-/// The users that a server can run as here: this one and, where this one is root, another one.
+/// The users that a server can run as here: the current one and, if that is root, another one.
 fn users() -> Vec<Option<u32>> {
-    // SAFETY: the call takes nothing and cannot fail.
+    // SAFETY: the call takes no arguments and cannot fail.
     let is_root = unsafe { libc::geteuid() } == 0;
     if !is_root {
         println!("skipped: only root can try what root may");
@@ -45,7 +46,7 @@ fn users() -> Vec<Option<u32>> {
 /// Whether this kernel keeps a child from everything that the plugin tries.
 #[cfg(target_os = "linux")]
 fn can_fence() -> bool {
-    // SAFETY: without attributes the call only tells its version, or fails.
+    // SAFETY: without attributes the call only returns its version, or fails.
     let version = unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, std::ptr::null::<u8>(), 0, 1) };
     if version < 6 {
         println!("skipped: this kernel has no Landlock of version 6");
@@ -90,7 +91,7 @@ fn bounded<'a>(achieved: impl IntoIterator<Item = &'a str>) -> BTreeSet<&'a str>
     bounded.into_iter().collect()
 }
 
-/// Targets of the attacks in a home: a secret, a model, and a socket that takes datagrams.
+/// Targets of attacks in a home: a secret, a model, and a datagram socket.
 struct Targets {
     files: Vec<(PathBuf, u32, SystemTime)>,
     datagrams: UnixDatagram,
@@ -114,7 +115,7 @@ impl Targets {
         Self { files: files.into(), datagrams }
     }
 
-    /// Nothing of them is changed, as seen from outside.
+    /// Checks from outside that none of them changed.
     fn check(&self, as_whom: &str) {
         for (path, mode, modified) in &self.files {
             let found = path.metadata().unwrap();
@@ -124,7 +125,7 @@ impl Targets {
     }
 }
 
-/// A server with the hostile plugin, and a model of its in a home with what can be attacked.
+/// A server with the hostile plugin and one of its models, in a home with targets to attack.
 fn start(user: Option<u32>, config: &str) -> (Server, Targets) {
     let home = home();
     let targets = Targets::put_into(home.path(), user);
@@ -139,7 +140,7 @@ fn start(user: Option<u32>, config: &str) -> (Server, Targets) {
     (options.start_in(&home), targets)
 }
 
-/// What the plugin's model answers, loaded or not.
+/// The answer of the plugin's model, loaded or not.
 fn answer(server: &Server) -> String {
     let body = json!({ "model": "hostile", "prompt": "x", "max_tokens": 1 });
     post(server.address, "/v1/completions", &body).text()
@@ -205,7 +206,7 @@ fn a_plugin_that_is_trusted_by_name_may_do_what_its_user_may() {
         for what in expected.into_iter().filter(|what| !cfg!(target_os = "macos") || !UNBOUND_ON_MACOS.contains(what)) {
             assert!(achieved.contains(what), "as {user:?} it {achieved}");
         }
-        // The server is no user's to read but root's.
+        // Only root may read the server.
         for what in ["read its parent's environment", "opened its parent's memory", "may trace its parent"] {
             assert!(user.is_none() || !achieved.contains(what), "as {user:?} it {achieved}");
         }
@@ -213,7 +214,8 @@ fn a_plugin_that_is_trusted_by_name_may_do_what_its_user_may() {
     }
 }
 
-/// The output of a child of this kind that does `what` behind its fence, as this user, with a model's folder to read.
+/// The output of a child of this kind that does `what` behind its fence, as this user, with read access to a model's
+/// folder.
 fn said_by(what: &str, kind: Kind, user: Option<u32>, home: &Path) -> Vec<String> {
     const GIB: u64 = 1 << 30;
     let is_limited = !kind.has_drivers();

@@ -1,4 +1,4 @@
-//! What is refused and what is said about it: each bad library has an error of its own, with help.
+//! Refused libraries and their messages: each fault has its own error, with help.
 
 use object::Object;
 use pensieve_plugin_api::{ErrorCode, abi_stable::library::ROOT_MODULE_LOADER_NAME};
@@ -7,7 +7,7 @@ use std::{fs, os::unix::fs::symlink, path::Path};
 
 use crate::artifacts::{library_name, plugin, test_plugin};
 
-/// Opens a library that must be refused; the refusal names the file and ends in help.
+/// Opens a library that must be refused; the message names the file and ends with help.
 fn refusal(path: &Path) -> LoadError {
     let error = LoadedPlugin::open(path).expect_err("a refusal");
     let text = error.to_string();
@@ -18,7 +18,7 @@ fn refusal(path: &Path) -> LoadError {
     error
 }
 
-/// A file of these bytes, refused.
+/// The reason for refusing a file with these bytes.
 fn refusal_of(bytes: &[u8]) -> Reason {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(library_name("given"));
@@ -161,7 +161,7 @@ fn opens_a_plugin_by_a_bare_name_and_through_a_link() {
     assert_eq!(String::from_utf8(output.stdout).unwrap(), "bigram\n");
 }
 
-/// ELF only: a Mac's own libraries have another header.
+/// ELF only: a Mac's own libraries have a different header.
 #[cfg(target_os = "linux")]
 mod elf {
     use super::*;
@@ -186,7 +186,7 @@ mod elf {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         let Reason::OtherPlatform { found, .. } = refusal_of(&bytes) else { panic!("another reason") };
         assert_eq!(found, "macOS on aarch64");
-        // A universal library of one part.
+        // A universal library with one part.
         let words: [u32; 7] = [0xcafe_babe, 1, 0x0100_000c, 0, 0x4000, 0x1000, 14];
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_be_bytes()).collect();
         let Reason::OtherPlatform { found, .. } = refusal_of(&bytes) else { panic!("another reason") };
@@ -205,7 +205,7 @@ mod elf {
 
     #[test]
     fn says_what_the_system_says_when_it_refuses() {
-        // A library that is sound but needs one that does not exist: its first needed name is overwritten in place.
+        // A sound library that needs one that does not exist: its first needed name is overwritten in place.
         let mut bytes = fs::read(plugin("bigram")).unwrap();
         let name = b"libgcc_s.so.1\0";
         let place = bytes.windows(name.len()).position(|window| window == name).expect("the name of a needed library");

@@ -43,7 +43,7 @@ impl Process {
         Self(command.spawn().unwrap(), 0)
     }
 
-    /// The answer; none if the process ends without one.
+    /// The answer; `None` if the process ends without one.
     fn ask(&mut self, question: &Question) -> Option<Answer> {
         self.tell(question)?;
         let answer: Numbered<Answer> = wire::read(self.0.stdout.as_mut().unwrap()).ok().flatten()?;
@@ -77,7 +77,7 @@ fn template() -> Question {
     Question::Template(Some(fixture("chat_template.jinja")))
 }
 
-/// A conversation whose last turn has so many bytes.
+/// A conversation whose last turn has this many bytes.
 fn conversation(bytes: usize) -> Conversation {
     let words = "The quick brown fox jumps over the lazy dog, 1 2 3. ";
     let text: String = words.chars().cycle().take(bytes).collect();
@@ -152,7 +152,7 @@ fn memory_beyond_the_limit_ends_the_process() {
     assert!(!status.success(), "{status}");
 }
 
-/// A grammar as a question, with the alphabet of a model that has so many tokens.
+/// A grammar as a question, with the alphabet of a model that has this many tokens.
 fn tries(grammar: Grammar, tokens: u32) -> Question {
     let rule = Rule::from_start(Held::new("format", grammar), Then::Stop);
     let vocabulary = Vocabulary::new(&fixture("tokenizer.json"), tokens, &[]).unwrap();
@@ -203,7 +203,8 @@ fn peak_of(process: &mut Process, ask: impl FnOnce(&mut Process)) -> u64 {
     peak
 }
 
-/// Two thousand bytes whose one property has to match two dozen expressions at once, which takes hundreds of megabytes a second.
+/// Two thousand bytes whose only property has to match two dozen expressions at once, which takes hundreds of megabytes
+/// per second.
 pub(crate) fn merging() -> String {
     let part = |number: usize| {
         let pattern = format!("(a|b)*a(a|b){{{number}}}");
@@ -302,7 +303,7 @@ fn what_a_round_trip_costs() {
     for (bytes, rounds) in [(1_000, 1_000), (100_000, 100)] {
         let (mut here, mut there) = (Vec::new(), Vec::new());
         for round in 0..rounds {
-            // Each text is a new one, as the last turn of a conversation is.
+            // Each text is new, like the last turn of a conversation.
             let mut conversation = conversation(bytes);
             conversation.turns[0].parts.push(Part::Text(format!("{round}")));
             let began = Instant::now();

@@ -1,4 +1,4 @@
-//! Checkpoints for `tests/plugins/scripted.rs`, the model that says what a script tells it.
+//! Checkpoints for `tests/plugins/scripted.rs`, the model that follows a script.
 
 use pensieve_protocol::{
     job::{Event, Finish, Job, StageSpec},
@@ -14,8 +14,8 @@ use std::{
 
 use crate::artifacts::{library_name, plugin, program, test_plugin};
 
-/// Writes a checkpoint whose model says the second text of the first pair whose first text stands in the last turn.
-/// Special tokens are written by their names; `<|im_end|>` follows by itself.
+/// Writes a checkpoint whose model answers with the second text of the first pair whose first text is in the last turn.
+/// Special tokens are written by name; `<|im_end|>` is added automatically.
 pub fn checkpoint(folder: &Path, script: &[(&str, &str)]) {
     fs::create_dir_all(folder).unwrap();
     let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/scripted");
@@ -56,7 +56,7 @@ pub fn fleet(root: &Path, id: &str, script: &[(&str, &str)]) -> Config {
     config
 }
 
-/// Token ids of a text, one per ASCII character, after tokens by their names.
+/// Token ids of a text, one per ASCII character, after tokens given by name.
 fn spelled(names: &[&str], text: &str) -> Vec<u32> {
     let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/scripted/tokenizer.json");
     let tokenizer: serde_json::Value = serde_json::from_str(&fs::read_to_string(fixture).unwrap()).unwrap();

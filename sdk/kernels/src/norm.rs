@@ -1,4 +1,4 @@
-//! Normalisation of rows.
+//! Normalization of rows.
 
 use super::pool::Pool;
 use super::simd::{Kernel, Simd};

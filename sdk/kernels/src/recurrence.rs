@@ -29,7 +29,7 @@ pub struct Recurred<'a> {
     pub v: &'a [f32],
     /// Logarithm of the decay, `[tokens, heads]`.
     pub decay: &'a [f32],
-    /// Scale of what is written to the state, `[tokens, heads]`.
+    /// Scale of the state update, `[tokens, heads]`.
     pub beta: &'a [f32],
     /// Writes `v − k · S` instead of `v`: the delta rule.
     pub corrects: bool,

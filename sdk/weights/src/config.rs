@@ -3,7 +3,7 @@
 //! Plugins read one JSON object: `config.json` as it is, or GGUF metadata under the same names. The spellings of
 //! several generations of tools are unified (nested text configurations, old and new RoPE parameters), and numbers that
 //! sizes are computed from are range-checked before anyone computes with them, including those that a plugin reads
-//! through a struct of its own.
+//! through its own struct.
 
 mod from_gguf;
 #[cfg(test)]

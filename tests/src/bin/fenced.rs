@@ -1,5 +1,6 @@
-//! A child behind the fence of any kind, without a server: it tries the attacks, or every system call that there is, and says
-//! what succeeded. `fenced around WHAT` starts it with the policy of the variable `POLICY`, so that its parent runs as the same user.
+//! A child of any kind behind the fence, without a server: it tries the attacks, or every existing system call, and
+//! prints which succeeded. `fenced around WHAT` starts it with the policy in the variable `POLICY`, so that its parent
+//! runs as the same user.
 
 #![allow(clippy::unwrap_used, reason = "what fails here fails its test")]
 
@@ -21,7 +22,7 @@ fn main() {
         assert!(status.success(), "{status}");
         return;
     }
-    pensieve_worker::fence::enter_from_environment().unwrap();
+    pensieve_worker::fence::enter_from_environment(None).unwrap();
     let fenced = pensieve_worker::fence::entered();
     fenced.missing.iter().chain(&fenced.notes).for_each(|what| println!("without {what}"));
     match words[..] {

@@ -1,4 +1,4 @@
-//! Words of strangers on a terminal: a file's name, a plugin's words and a hub's answers move no cursor and turn no text around.
+//! Untrusted text on a terminal: file names, plugins' texts and a hub's answers cannot move the cursor or reverse text.
 
 use serde_json::Value;
 use std::{env::consts::DLL_SUFFIX, fs, process::Stdio};
@@ -83,7 +83,7 @@ fn a_model_s_answer_steers_no_terminal_and_is_exact_in_a_pipe() {
     let child = command.stdout(writer).stderr(Stdio::piped()).spawn().unwrap();
     drop(command);
     let mut shown = Vec::new();
-    // A terminal whose other end is closed is an error here.
+    // Reading from a terminal whose other end is closed is an error here.
     let _ = std::io::Read::read_to_end(&mut reader, &mut shown);
     assert_eq!(said(child.wait_with_output().unwrap()).code, Some(0));
     assert_eq!(String::from_utf8(shown).unwrap().replace("\r\n", "\n"), "[31mred über 模型\n\tend\n");

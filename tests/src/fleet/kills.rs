@@ -1,4 +1,5 @@
-//! What happens when workers die, hang or misbehave: their streams end, everything else goes on, and nothing is left behind.
+//! What happens when workers die, hang or misbehave: their streams end, everything else continues, and nothing is left
+//! behind.
 
 use pensieve_protocol::job::{Failure, FailureCode};
 use pensieve_server::fleet::{Config, ModelState};
@@ -11,13 +12,13 @@ use std::{
 use super::{Home, PATIENCE, answer, begun, gone};
 use crate::processes::memory;
 
-// What the model of these tests obeys.
+// Tokens that the test model obeys.
 const PANIC: u32 = 259;
 const LOOP: u32 = 260;
 const EXIT: u32 = 261;
 const CRASH: u32 = 262;
 
-/// How a worker is brought to an end.
+/// How a worker is killed.
 #[derive(Clone, Copy, Debug)]
 enum Kill {
     Signal,
@@ -139,7 +140,7 @@ async fn quarantine_ends_with_time_or_by_release() {
     home.ask("one", &[1], 1).await.unwrap();
 }
 
-/// The program of a worker that is not one; see `bin/fake_worker.rs`.
+/// A program that poses as a worker; see `bin/fake_worker.rs`.
 fn fake_worker(config: &Config, behaviour: &str) -> PathBuf {
     let fake = config.cards.with_file_name(behaviour);
     fs::create_dir_all(fake.parent().unwrap()).unwrap();
@@ -147,7 +148,7 @@ fn fake_worker(config: &Config, behaviour: &str) -> PathBuf {
     fake
 }
 
-/// Why such a worker's model is in quarantine.
+/// Why such a worker's model is quarantined.
 async fn quarantine_of(behaviour: &str) -> Failure {
     let home = Home::open(&["one"], |config| {
         config.program = fake_worker(config, behaviour);
@@ -185,7 +186,7 @@ async fn a_worker_that_sends_more_tokens_than_were_asked_for_is_ended() {
     assert!(failure.message.contains("sent more tokens than a job asked for and was ended"), "{failure}");
 }
 
-/// Memory can only be measured where nothing else runs: in a process of its own.
+/// Memory can only be measured in isolation: in a separate process.
 #[test]
 fn a_flooding_worker_takes_no_memory_from_its_server() {
     run_alone("flooded");
@@ -214,7 +215,7 @@ async fn flooded() {
     drop(streams);
 }
 
-/// Runs one of these tests, which is ignored otherwise, in a process of its own.
+/// Runs one of the ignored tests in a separate process.
 fn run_alone(test: &str) {
     let mut command = std::process::Command::new(std::env::current_exe().unwrap());
     let path = format!("fleet::kills::{test}");
@@ -223,7 +224,7 @@ fn run_alone(test: &str) {
     assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"));
 }
 
-/// Descriptors can only be counted where nothing else runs: in a process of its own.
+/// Descriptors can only be counted in isolation: in a separate process.
 #[test]
 fn workers_leave_no_descriptor_behind() {
     run_alone("descriptors");

@@ -1,7 +1,7 @@
-//! The fleet on real workers: requests wait for loads, streams survive what happens to others, and models come back.
+//! The fleet with real workers: requests wait for loads, streams survive what happens to others, and models come back.
 //!
-//! The model is `faults`: its prompts can make `forward` crash, loop, exit or panic, and what it says depends on every token
-//! before, so that a stream that lost or gained something says something else.
+//! The model is `faults`: its prompts can make `forward` crash, loop, exit or panic, and its output depends on every
+//! previous token, so that a stream that lost or gained one produces different output.
 
 mod adapters;
 mod kills;
@@ -25,7 +25,7 @@ use crate::{
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A fleet of models of `faults`, each with a checkpoint of its own.
+/// A fleet of `faults` models, each with a separate checkpoint.
 struct Home {
     fleet: Fleet,
     root: TempDir,
@@ -73,7 +73,7 @@ impl Home {
         }
     }
 
-    /// Replaces the plugin by one with other bytes behind its end.
+    /// Replaces the plugin by one with different bytes after its end.
     fn replace_plugin(&self, version: &str) {
         let mut bytes = fs::read(test_plugin("faults")).unwrap();
         bytes.extend(version.bytes());
@@ -96,7 +96,7 @@ fn model(root: &Path, id: &str) -> ModelConfig {
     ModelConfig { id: id.into(), source, spec, ..ModelConfig::default() }
 }
 
-/// All tokens of a stream that must end in time.
+/// All tokens of a stream, which must end in time.
 async fn answer(mut stream: EventStream) -> Result<Vec<u32>, Failure> {
     let mut tokens = Vec::new();
     loop {
@@ -112,7 +112,7 @@ async fn answer(mut stream: EventStream) -> Result<Vec<u32>, Failure> {
     }
 }
 
-/// Waits for a stream's first tokens, and tells how many they are.
+/// Waits for a stream's first tokens; returns how many there are.
 async fn begun(stream: &mut EventStream) -> usize {
     loop {
         match stream.next().await {
@@ -181,7 +181,7 @@ async fn a_stream_that_is_dropped_is_cancelled() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn idle_models_make_room_and_busy_ones_are_waited_for() {
-    // Room for one: 64 MiB of its own and 1 MiB of state each.
+    // Room for one: each takes 64 MiB plus 1 MiB of state.
     let home = Home::open(&["one", "two"], |config| config.memory_bytes = 100 << 20).await;
     home.ask("one", &[1], 1).await.unwrap();
     home.ask("two", &[1], 1).await.unwrap();

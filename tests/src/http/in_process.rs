@@ -1,4 +1,4 @@
-//! Models in the server's own process, as an author who debugs a plugin has them.
+//! Models in the server's own process, for authors who debug a plugin.
 
 use serde_json::json;
 use std::time::Duration;

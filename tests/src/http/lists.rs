@@ -1,4 +1,4 @@
-//! What the server reports about itself: plugins as they come and go, figures, health, and the document of its routes.
+//! What the server reports about itself: plugins as they come and go, metrics, health, and its API document.
 
 use serde_json::{Value, json};
 use std::{
@@ -69,7 +69,7 @@ fn figures_are_in_prometheus_words() {
             assert!(described.contains(name) || described.contains(family), "{line}");
         }
     }
-    // A server that has just started looks at its models.
+    // A server that has just started inspects its models.
     let metrics = server.until("quiet", |metrics| metrics["pensieve_child_processes"] == 0.0);
     for model in ["one", "two"] {
         assert_eq!(metrics[&format!("pensieve_model_ready{{model=\"{model}\"}}")], 0.0);

@@ -1,9 +1,9 @@
 //! Converts the format of a custom tool, a regular expression or a Lark grammar, to one regular expression.
 //!
 //! The tool's input travels in a JSON string, where the engine can hold text to a regular expression but not to a
-//! grammar: a terminal such as `/.*/` would not stop at a line break, because there an escape of either begins with a
-//! backslash. A grammar without recursion, such as the one for Codex patches, becomes one expression by inlining each
-//! rule where it is referenced.
+//! grammar: a terminal such as `/.*/` would not stop at a line break, which in JSON is an escape that starts with a
+//! backslash like any other. A grammar without recursion, such as the one for Codex patches, becomes one expression by
+//! inlining each rule where it is referenced.
 //!
 //! Supports Lark as documented, except for templates, `%declare`, `%extend` and `%override`. A grammar that cannot be
 //! converted yields an error whose message becomes a warning: the model still sees such a grammar.
@@ -294,7 +294,7 @@ impl Reader<'_> {
     }
 }
 
-/// Lark tells terminals from rules by the case of their names.
+/// Lark distinguishes terminals from rules by the case of their names.
 fn is_terminal(name: &str) -> bool {
     name.trim_start_matches('_').starts_with(|first: char| first.is_ascii_uppercase())
 }

@@ -1,4 +1,4 @@
-//! Tells a client's text from the template's.
+//! Distinguishes a client's text from the template's.
 //!
 //! A template writes its special tokens as text, and so can a client: a message that contains `<|im_end|>` would end
 //! itself early. Escaping does not help, as the text would no longer be what the model was trained on. So if a client's

@@ -1,5 +1,4 @@
-//! Vectors of eight lanes in plain Rust: the fallback for machines without a file of their own, as fast as the compiler
-//! makes it.
+//! Vectors of eight lanes in plain Rust: the fallback for every machine, as fast as the compiler makes it.
 
 use super::{Kernel, Rows, Simd};
 

@@ -199,7 +199,7 @@ fn square(len: usize, value: impl Fn(usize, usize) -> f32, device: &Device) -> R
 }
 
 /// `(1 + a)⁻¹ · b`, where only the part of `a` below the diagonal counts. Inverts diagonal blocks, each from two of
-/// half its size: the lower left quarter is the coupling of the two, multiplied by both inverses.
+/// half its size: the lower left quarter is minus the coupling of the two, between both inverses.
 fn solve(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let (_, len, _) = a.dims3()?;
     let mut inverse = square(len, |row, column| f32::from(u8::from(row == column)), a.device())?;

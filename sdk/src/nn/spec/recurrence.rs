@@ -39,7 +39,7 @@ pub(in crate::nn) struct Inputs<'a> {
     pub(in crate::nn) v: &'a Tensor,
     /// Logarithm of the decay, at most 0: `[tokens, heads]`.
     pub(in crate::nn) decay: &'a Tensor,
-    /// Scale of what is written to the state, `[tokens, heads]`.
+    /// Scale of the state update, `[tokens, heads]`.
     pub(in crate::nn) beta: &'a Tensor,
     /// Writes `v − k · S` instead of `v`: the delta rule.
     pub(in crate::nn) corrects: bool,

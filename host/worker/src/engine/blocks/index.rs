@@ -105,7 +105,7 @@ impl Index {
         used
     }
 
-    /// Advances the clock: warm for what is released at the end of a text, cold for what is freed earlier.
+    /// Advances the clock: warm for blocks released at the end of a text, cold for those freed earlier.
     pub(super) fn now(&mut self, warm: bool) -> u64 {
         let used = self.tick();
         if warm { used } else { used & !WARM }

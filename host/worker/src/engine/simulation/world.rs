@@ -47,7 +47,7 @@ impl Default for Odds {
     }
 }
 
-/// Counts of what has happened.
+/// Event counts of a run.
 #[derive(Debug, Default)]
 pub(super) struct Totals {
     pub(super) steps: u64,
