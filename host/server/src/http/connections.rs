@@ -245,7 +245,7 @@ mod tests {
         place.evicted().now_or_never().is_some()
     }
 
-    /// The connections that one more from this network would evict.
+    /// Returns the connections that another one from this network would evict.
     fn told<'a>(all: &Arc<Connections>, network: u64, places: &[&'a ConnectionSlot]) -> Vec<&'a ConnectionSlot> {
         assert!(open(all, network).is_none());
         places.iter().copied().filter(|place| has_to_go(place)).collect()
@@ -285,7 +285,7 @@ mod tests {
         let all = Connections::new(8);
         let many: Vec<ConnectionSlot> = std::iter::from_fn(|| open(&all, 1)).collect();
         assert_eq!(many.len(), 6);
-        // Its next one has told its first one to go.
+        // Its next connection has evicted its first one.
         assert!(has_to_go(&many[0]) && !has_to_go(&many[1]));
         let others = [open(&all, 2), open(&all, 3)];
         assert!(others.iter().all(Option::is_some));
