@@ -95,7 +95,7 @@ impl WorkerRuntime {
         }
     }
 
-    /// Ends it; `reason` is `None` if it is already exiting by itself.
+    /// Ends it, with this reason unless it is already exiting by itself.
     pub(super) async fn end(&mut self, reason: Option<&Failure>) -> Option<ExitStatus> {
         match self {
             Self::Process { group, .. } => drop(group.take()),
