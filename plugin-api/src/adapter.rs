@@ -48,11 +48,12 @@ pub struct AdapterData {
 /// A file format for adapters.
 #[sabi_trait]
 pub trait AdapterFormat: Send + Sync {
-    /// `[any thread]` Whether the file or folder looks like this format. Cheap: checks names and headers only.
+    /// `[any thread]` Returns whether the file or folder looks like this format. Cheap: checks names and headers only.
     fn claims(&self, path: RStr<'_>) -> bool;
 
-    /// `[control thread]` Reads an adapter. Anything that pairs cannot express is refused with the reason, never dropped.
-    /// [`crate::ErrorCode::DECLINED`] says that it is another format after all: the next claimant is asked.
+    /// `[control thread]` Reads an adapter. Anything that pairs cannot express is refused with the reason, never
+    /// dropped. [`crate::ErrorCode::DECLINED`] means that the file has another format after all: the next claimant is
+    /// asked.
     fn open(&self, path: RStr<'_>) -> RResult<AdapterData, PluginError>;
 
     /// `[any thread]` An extension by id. The functions of its table take this object as their first argument.

@@ -21,7 +21,7 @@ pub struct Source<'a> {
 #[repr(C)]
 #[derive(StableAbi, Clone, Copy, Debug)]
 pub struct LoadRequest<'a> {
-    /// The same as was described.
+    /// The checkpoint that was described.
     pub source: Source<'a>,
     /// `auto`, `cpu`, `cuda:0`, `metal:0`, or several as `cuda:0+cuda:1` or `cuda:all`. Naming a missing device is an
     /// error; `auto` takes the best one that works.
@@ -44,7 +44,7 @@ pub struct Card {
     pub vocabulary: u32,
     /// The longest sequence that the checkpoint supports, in tokens.
     pub context: u32,
-    /// Tokens in a block, at least 1; the grid of all caches.
+    /// Tokens in a block, at least 1; the grid of all cache groups.
     pub block_tokens: u32,
     /// Its cache groups.
     pub caches: RVec<CacheGroup>,
@@ -66,7 +66,7 @@ pub struct Card {
     pub add_bos: bool,
     /// The tokens that end a turn.
     pub eos: RVec<u32>,
-    /// How the model writes tool calls and reasoning, where the chat template does not show it: a JSON object, or empty.
+    /// How the model writes tool calls and reasoning, if the chat template does not show it: a JSON object, or empty.
     pub formats: RString,
     /// Facts for display, such as name, parameters and quantization: a JSON object.
     pub facts: RString,
@@ -100,8 +100,8 @@ pub trait Architecture: Send + Sync {
     /// next claimant.
     fn describe(&self, source: &Source<'_>) -> RResult<Card, PluginError>;
 
-    /// `[control thread]` Loads the checkpoint. Reports progress, and returns [`crate::ErrorCode::CANCELLED`] soon after the
-    /// services say so. The model may keep the services.
+    /// `[control thread]` Loads the checkpoint. Reports progress, and returns [`crate::ErrorCode::CANCELLED`] soon
+    /// after the services report cancellation. The model may keep the services.
     fn load(&self, request: &LoadRequest<'_>, services: ServicesArc) -> RResult<ModelBox, PluginError>;
 
     /// `[any thread]` An extension by id. The functions of its table take this object as their first argument.
@@ -112,7 +112,7 @@ pub trait Architecture: Send + Sync {
 /// A loaded model: weights and the caches of its sequences. Dropping it frees both.
 #[sabi_trait]
 pub trait Model: Send {
-    /// `[engine thread, loaded]` Its device and memory, as of now.
+    /// `[engine thread, loaded]` Returns its current device and memory.
     fn resident(&self) -> Resident;
 
     /// `[engine thread, loaded]` Computes one step. `outputs` has room for exactly the wanted rows, in the order of the spans and
@@ -124,11 +124,11 @@ pub trait Model: Send {
     /// [`crate::NO_ADAPTER`]. An adapter that does not fit is an error that names the tensor.
     fn attach(&mut self, adapter: &AdapterData) -> RResult<u32, PluginError>;
 
-    /// `[engine thread, loaded]` Drops an adapter, which no sequence uses any more.
+    /// `[engine thread, loaded]` Drops an adapter that no sequence uses any more.
     fn detach(&mut self, adapter: u32) -> RResult<(), PluginError>;
 
-    /// `[engine thread, loaded]` Drops what it keeps under a sequence's id; an unknown id is no error. The host may reuse the
-    /// sequence's blocks and slots.
+    /// `[engine thread, loaded]` Drops everything kept under a sequence's id; an unknown id is not an error. The host
+    /// may reuse the sequence's blocks and slots.
     fn release(&mut self, sequence: u64);
 
     /// `[engine thread, loaded]` An extension by id. The functions of its table take this object as their first argument.

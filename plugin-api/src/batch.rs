@@ -7,7 +7,7 @@ use abi_stable::{
 
 use crate::CacheTable;
 
-/// The value of [`Span::adapter`] for "none".
+/// The value of [`Span::adapter`] for no adapter.
 pub const NO_ADAPTER: u32 = 0;
 
 /// The tokens of a span for which the host wants a row of output.
@@ -23,7 +23,7 @@ impl Want {
     /// Every token.
     pub const ALL: Self = Self(2);
 
-    /// How many rows a span of `len` tokens yields; none for an unknown value.
+    /// Number of rows that a span of `len` tokens yields; `None` for an unknown value.
     pub const fn rows(self, len: u32) -> Option<u32> {
         match self {
             Self::NONE => Some(0),
@@ -42,8 +42,8 @@ pub struct Output(pub u32);
 impl Output {
     /// Logits over the whole vocabulary. Every model supports them.
     pub const LOGITS: Self = Self(0);
-    /// The tokens with the highest logits, chosen on the device, so that a fraction of the vocabulary crosses. Supported if
-    /// [`crate::Card::candidates`] is above 0.
+    /// The tokens with the highest logits, chosen on the device, so that only a fraction of the vocabulary crosses.
+    /// Supported if [`crate::Card::candidates`] is above 0.
     pub const CANDIDATES: Self = Self(1);
     /// The last hidden state after the final norm, for embeddings, scores and draft heads. Supported if
     /// [`crate::Card::hidden`] is above 0.

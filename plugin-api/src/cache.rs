@@ -7,7 +7,7 @@
 
 use abi_stable::{StableAbi, std_types::RSlice};
 
-/// In place of a block or slot id: none.
+/// No block or slot.
 pub const VACANT: u32 = u32::MAX;
 
 /// How the layers of a group cache their past.
@@ -23,8 +23,9 @@ impl CacheKind {
     pub const WINDOW: Self = Self(1);
     /// Slots, each of which holds the whole past up to one token: recurrent layers, convolutions.
     pub const STATE: Self = Self(2);
-    /// The model keeps it under the sequence's id: wrapped code. An opaque group is its model's only one, and the model
-    /// refuses a span whose `past` differs from its own count. `sequence-state/1`, if offered, copies its state.
+    /// The model keeps the cache under the sequence's id: wrapped code. An opaque group is its model's only one, and
+    /// the model refuses a span whose `past` differs from its own count. `sequence-state/1`, if offered, copies its
+    /// state.
     pub const OPAQUE: Self = Self(3);
 }
 
@@ -87,7 +88,7 @@ impl CacheGroup {
         self.kind == CacheKind::STATE
     }
 
-    /// How many of a sequence's first blocks a step after `past` tokens no longer reads.
+    /// Number of a sequence's first blocks that a step after `past` tokens no longer reads.
     pub fn blocks_behind(&self, past: u64, block_tokens: u32) -> u64 {
         match self.kind {
             CacheKind::WINDOW => (past + 1).saturating_sub(u64::from(self.window)) / u64::from(block_tokens.max(1)),

@@ -90,8 +90,8 @@ impl RootModule for PluginModule_Ref {
     const VERSION_STRINGS: VersionStrings = package_version_strings!();
 }
 
-/// The header that a plugin exports under abi_stable's symbol name. The SDK's export macro writes the `static`; `constructor`
-/// returns [`PluginModule::export`]'s result.
+/// The header that a plugin exports under abi_stable's symbol name. The SDK's export macro writes the `static`;
+/// `constructor` returns the result of [`PluginModule::export`].
 pub const fn header(constructor: extern "C" fn() -> RootModuleResult) -> LibHeader {
     // SAFETY: `RootModuleResult` is only made by `PluginModule::export`, from a `PluginModule`.
     unsafe { LibHeader::from_constructor::<PluginModule_Ref>(constructor, CheckTypeLayout::Yes) }

@@ -39,8 +39,8 @@ impl Extension {
         Self { layout: T::LAYOUT, table: std::ptr::from_ref(table).cast() }
     }
 
-    /// The table as a `T`, if its layout is the one that this side was compiled with. Its functions need the object that
-    /// offered it: every extension in this crate has an `of` that keeps the two together.
+    /// Returns the table as a `T`, if its layout is the one that this side was compiled with. Its functions need the
+    /// object that offered it: every extension in this crate has an `of` that keeps the two together.
     pub fn table<T: StableAbi + Sync>(self, id: &str) -> Result<&'static T, PluginError> {
         if let RResult::RErr(difference) = check_layout_compatibility(T::LAYOUT, self.layout) {
             let message =
@@ -48,7 +48,7 @@ impl Extension {
             return Err(PluginError::new(ErrorCode::INVALID, message)
                 .with_help("rebuild the side whose plugin-api defines this extension otherwise"));
         }
-        // SAFETY: the layout says that the table is a `T` or a struct that can be read as one, and `offer` took a
+        // SAFETY: the layout shows that the table is a `T` or a struct that can be read as one, and `offer` took a
         // `&'static T`; a plugin that forges a layout already runs in this process.
         Ok(unsafe { &*self.table.cast::<T>() })
     }
@@ -61,7 +61,7 @@ pub struct Offered<'a, T: 'static> {
     object: RMut<'a, ()>,
 }
 
-/// Shortens abi_stable's layout report, which fills pages with the types on the way, to one line.
+/// Shortens abi_stable's layout report, which fills pages with types along the way, to one line.
 ///
 /// Each difference is a block `Error:…`, `Expected:`, `Found:`, after the fields that lead to it.
 pub fn summary(report: &impl Display) -> String {
