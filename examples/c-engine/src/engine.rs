@@ -78,9 +78,8 @@ impl Engine {
         let (name, mut said, mut sizes) = (name(path)?, Said::new(), Sizes { vocabulary: 0, width: 0 });
         // SAFETY: the name ends with a zero byte, the sizes outlive the call, and at most `Said::BYTES` bytes are
         // written.
-        let weights = unsafe {
-            engine_open(name.as_ptr(), &mut sizes.vocabulary, &mut sizes.width, said.place(), Said::BYTES)
-        };
+        let weights =
+            unsafe { engine_open(name.as_ptr(), &mut sizes.vocabulary, &mut sizes.width, said.place(), Said::BYTES) };
         let weights = NonNull::new(weights).ok_or_else(|| said.error(path))?;
         Ok(Arc::new(Self { weights, sizes }))
     }
