@@ -15,7 +15,7 @@ pub struct LogLevel(pub u32);
 impl LogLevel {
     /// Something failed.
     pub const ERROR: Self = Self(1);
-    /// Something is wrong, but work goes on.
+    /// Something is wrong, but work continues.
     pub const WARN: Self = Self(2);
     /// Of interest to users.
     pub const INFO: Self = Self(3);

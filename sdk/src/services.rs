@@ -14,7 +14,7 @@ pub struct Services(Option<api::ServicesArc>);
 pub enum Level {
     /// Something failed.
     Error,
-    /// Something is wrong, but work goes on.
+    /// Something is wrong, but work continues.
     Warn,
     /// Of interest to users.
     Info,

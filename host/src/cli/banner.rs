@@ -24,7 +24,7 @@ use pensieve_server::{
 /// How often the progress of loads is polled.
 const POLL_EVERY: Duration = Duration::from_millis(250);
 
-/// Facts for the banner that the fleet does not have.
+/// Facts for the banner that the fleet does not know.
 pub(super) struct BannerInfo {
     file: Option<PathBuf>,
     has_key: bool,

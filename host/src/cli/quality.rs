@@ -224,7 +224,7 @@ impl RunQuality {
     }
 }
 
-/// A card in the contract's form, and as the host reads it.
+/// A card in the contract's form and in the host's.
 struct Described {
     abi: pensieve_plugin_api::Card,
     read: Card,

@@ -1,8 +1,7 @@
 //! Replies of child processes that run plugin code: one or more lines of JSON.
 //!
 //! The reply goes to the original stdout, while stdout itself is redirected to stderr, so that plugin code that prints cannot
-//! corrupt the reply. The process writes no core file, as a crash is an expected outcome, and it ends by itself if its parent
-//! is gone.
+//! corrupt the reply. The process writes no core file, as a crash is an expected outcome, and exits if its parent is gone.
 
 use super::terminal::tell;
 use pensieve_plugin_api::LogLevel;

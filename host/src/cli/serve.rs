@@ -95,7 +95,7 @@ impl Serve {
             fleet.run_in_process(process::run);
         }
         let served = runtime.block_on(serve(server, fleet, &resolved));
-        // Nothing that still runs matters to the user.
+        // The remaining tasks do not matter to the user.
         runtime.shutdown_background();
         served
     }
@@ -225,7 +225,7 @@ fn connections(wanted: usize) -> usize {
     let target = limit.maximum.unwrap_or(u64::MAX).min(wanted as u64 * 2 + FILES_RESERVED);
     let current = limit.current.unwrap_or(u64::MAX);
     if current < target {
-        // If this fails, the current limit stands.
+        // If this fails, the current limit remains.
         let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(target), maximum: limit.maximum });
     }
     let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);

@@ -134,7 +134,7 @@ impl Table {
             self.quiet.insert(id, id);
             return Admission::Admitted(id, close);
         }
-        // A network that has used up its share closes one of its own, even if there is room left.
+        // A network that has used up its share closes one of its own connections, even if there is room left.
         let is_full = self.free == 0;
         let can_close = |open: &&Open| is_full || open.network == network;
         let Some(open) = self.quiet.values().filter_map(|id| self.open.get(id)).find(can_close) else {
