@@ -162,6 +162,15 @@ pub fn program() -> PathBuf {
     library(&workspace_build(), "pensieve")
 }
 
+/// Puts the program at a path of its own, away from the plugins that lie beside it. macOS has been seen to kill what is started
+/// through a fresh hard link; there a copy of a file costs no more than a link.
+pub fn place_program(path: &Path) {
+    let is_linked = cfg!(not(target_os = "macos")) && fs::hard_link(program(), path).is_ok();
+    if !is_linked {
+        fs::copy(program(), path).unwrap();
+    }
+}
+
 /// Everything that tests run or load. Building single packages would resolve different features for their dependencies
 /// than `cargo test --workspace`, and compile candle a second time.
 fn workspace_build() -> Artifacts {

@@ -26,6 +26,7 @@ mod cli;
 mod conformance;
 mod damage;
 mod deaths;
+mod descriptors;
 mod docs;
 mod dropped;
 mod extensions;

@@ -64,6 +64,7 @@ kinds! {
     OtherContract = "other-contract",
     OtherLayout = "other-layout",
     OtherPlatform = "other-platform",
+    Quarantined = "quarantined",
     RefusedBySystem = "refused-by-system",
     Signal = "signal",
     Taken = "taken",

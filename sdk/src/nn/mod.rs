@@ -5,6 +5,7 @@
 //! [`Decoder`] into an architecture. The modules are ranked, and each imports only from those below it:
 //!
 //! - `causal_lm`, `sizes`, `paged` and `layers` are used by model files,
+//! - `diagnostics` measures a device for reports about machines,
 //! - `loading` moves a checkpoint's weights to their devices, most of them as layers of `linear`,
 //! - `step` is one forward pass, with the `adapters` of its rows,
 //! - `ops` validates each call of a layer and passes it to a `backend`: CPU kernels, stock candle ops, or a device's
@@ -16,6 +17,7 @@ mod adapters;
 mod backend;
 mod causal_lm;
 pub mod device;
+pub(crate) mod diagnostics;
 mod layers;
 mod linear;
 mod loading;

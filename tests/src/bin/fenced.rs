@@ -22,7 +22,7 @@ fn main() {
         assert!(status.success(), "{status}");
         return;
     }
-    pensieve_worker::fence::enter_from_environment().unwrap();
+    pensieve_worker::fence::enter_from_environment(None).unwrap();
     let fenced = pensieve_worker::fence::entered();
     fenced.missing.iter().chain(&fenced.notes).for_each(|what| println!("without {what}"));
     match words[..] {

@@ -18,7 +18,7 @@ fn main() -> std::process::ExitCode {
 
     let words: Vec<String> = std::env::args().skip(1).collect();
     if std::env::var_os(VARIABLE).is_some() {
-        if let Err(error) = pensieve_worker::fence::enter_from_environment() {
+        if let Err(error) = pensieve_worker::fence::enter_from_environment(None) {
             eprintln!("{error}");
             return ExitCode::FAILURE;
         }

@@ -8,6 +8,7 @@ mod launch;
 mod measured;
 mod new;
 mod pull;
+mod report;
 mod said;
 mod terminal;
 mod words;
@@ -20,7 +21,7 @@ use std::{
 };
 use tempfile::TempDir;
 
-use crate::artifacts::{plugin, program};
+use crate::artifacts::{place_program, plugin};
 
 /// A user's home with the program in it, isolated from the machine's settings.
 pub struct Desk {
@@ -66,7 +67,7 @@ impl Desk {
         if !own.exists() {
             fs::create_dir(self.path("bin")).unwrap();
             // A symbolic link would lead the program back to the plugins beside the original.
-            fs::hard_link(program(), &own).or_else(|_| fs::copy(program(), &own).map(drop)).unwrap();
+            place_program(&own);
         }
         let mut command = Command::new(own);
         command.args(arguments);

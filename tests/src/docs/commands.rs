@@ -25,6 +25,7 @@ const PYTHON: &str = "the_examples_in_python_run";
 const JAVASCRIPT: &str = "the_examples_in_javascript_run";
 const AUTHORS: &str = "plugins_of_authors_are_dropped_into_a_running_server_and_answer";
 const NEW: &str = "what_new_writes_passes_its_own_tests_as_it_is_written";
+const REPORT: &str = "a_report_has_every_section_and_nothing_personal";
 const LAWS: &str = "a_right_model_breaks_no_law";
 const OVER_HTTP: &str = "an_adapter_that_comes_over_http_is_a_model_until_it_goes";
 
@@ -62,6 +63,9 @@ pub const COMMANDS: &[(&str, Way)] = &[
     ),
     ("pensieve doctor", Prints(&["ok  devices        cpu", "ok  device         'auto' takes "])),
     ("./target/release/pensieve doctor", Prints(&["ok  devices        cpu"])),
+    ("pensieve doctor --report report.json", Test(REPORT)),
+    ("./target/release/pensieve doctor --report report.json", Test(REPORT)),
+    ("python3 tests/reference/metal_tables.py docs/metal.md report.json", Test(REPORT)),
     (
         "./target/release/pensieve plugins check target/release/libpensieve_llama.dylib --model starter --device metal:0",
         As(

@@ -15,7 +15,7 @@ use std::{
 };
 
 use crate::{
-    artifacts::{outside_plugin, plugin, program},
+    artifacts::{outside_plugin, place_program, plugin},
     cli::{Desk, said},
     hub::Hub,
     starter,
@@ -192,7 +192,7 @@ fn commands_do_what_the_pages_say() {
     desk.install(&starter::PLUGINS);
     fs::create_dir_all(desk.path("target/release")).unwrap();
     let own = desk.path("target/release/pensieve");
-    fs::hard_link(program(), &own).or_else(|_| fs::copy(program(), &own).map(drop)).unwrap();
+    place_program(&own);
     fs::create_dir_all(desk.path("target/debug")).unwrap();
     for (library, folder) in [(outside_plugin("qwen2-plugin"), "target/release"), (plugin("bigram"), "target/debug")] {
         fs::copy(&library, desk.path(folder).join(library.file_name().unwrap())).unwrap();

@@ -15,7 +15,7 @@ use std::{
 use tempfile::TempDir;
 
 use super::client::{Reply, get};
-use crate::artifacts::program;
+use crate::artifacts::{place_program, program};
 
 /// Time limit of anything here on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(120);
@@ -101,10 +101,10 @@ impl Options {
         let link = home.path().join("bin").join("pensieve");
         if !link.exists() {
             fs::create_dir_all(link.parent().unwrap()).unwrap();
-            // A file has one owner under all of its names.
-            let linked = self.user.is_none() && fs::hard_link(program(), &link).is_ok();
-            if !linked {
-                fs::copy(program(), &link).unwrap();
+            match self.user {
+                None => place_program(&link),
+                // A file has one owner under all of its names.
+                Some(_) => drop(fs::copy(program(), &link).unwrap()),
             }
         }
         fs::write(home.path().join("pensieve.toml"), &self.config).unwrap();

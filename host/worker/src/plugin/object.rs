@@ -15,6 +15,7 @@ use object::{
     read::macho::{FatArch, MachHeader, MachOFatFile32, Segment},
 };
 use pensieve_plugin_api::abi_stable::library::{LibHeader, ROOT_MODULE_LOADER_NAME};
+use pensieve_protocol::quarantine;
 use std::{fs::File, mem::size_of, path::Path};
 
 use super::Reason;
@@ -30,7 +31,8 @@ const HEADERS: [(&[u8], usize); 3] = [
 /// Maximum memory that a library may request beyond the file's bytes.
 const ZEROED_BYTES_MAX: u64 = 1 << 32;
 
-/// Checks that the file is a complete shared library for this machine that exports a plugin's symbol.
+/// Checks that the file is a complete shared library for this machine that exports a plugin's symbol, and is not
+/// quarantined: loading a quarantined one would wait for the user to answer a dialog.
 pub(super) fn check(path: &Path) -> Result<(), Reason> {
     let file = match File::open(path) {
         Ok(file) => file,
@@ -41,7 +43,14 @@ pub(super) fn check(path: &Path) -> Result<(), Reason> {
     if !metadata.is_file() {
         return Err(Reason::NotALibrary("it is not a file".into()));
     }
+    if is_marked(&file, quarantine::ATTRIBUTE) {
+        return Err(Reason::Quarantined(path.to_path_buf()));
+    }
     check_data(&ReadCache::new(file), metadata.len(), host())
+}
+
+fn is_marked(file: &File, attribute: &str) -> bool {
+    rustix::fs::fgetxattr_query(file, attribute).is_ok()
 }
 
 fn check_data<'data>(data: impl ReadRef<'data>, length: u64, host: Platform) -> Result<(), Reason> {
@@ -245,6 +254,16 @@ fn require(needed: u64, length: u64) -> Result<(), Reason> {
 #[allow(clippy::expect_used)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_mark_is_seen() {
+        let file = tempfile::tempfile().expect("a file");
+        assert!(!is_marked(&file, "user.quarantine"));
+        if rustix::fs::fsetxattr(&file, "user.quarantine", b"0083;;;", rustix::fs::XattrFlags::empty()).is_err() {
+            return println!("SKIPPED: temporary files can have no attributes");
+        }
+        assert!(is_marked(&file, "user.quarantine"));
+    }
 
     /// This test's own binary has this system's format; headers are in its first and last bytes.
     #[test]

@@ -39,7 +39,7 @@ pub(super) use interconnect::Interconnect;
 #[cfg(test)]
 pub(super) use metal::Double;
 #[cfg(any(feature = "metal", target_os = "macos"))]
-pub(super) use metal::{free_bytes as metal_free_bytes, proved as metal_kernels};
+pub(super) use metal::{free_bytes as metal_free_bytes, proved as metal_kernels, report as metal_report};
 pub(super) use stand_ins::StandIns;
 
 use super::{

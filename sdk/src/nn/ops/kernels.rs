@@ -58,6 +58,11 @@ fn backend(device: Device, threads: usize, kernels: Kernels) -> Arc<dyn Backend>
     }
 }
 
+/// The backend that a model on this device gets by default.
+pub(in crate::nn) fn best_of(device: Device) -> Arc<dyn Backend> {
+    backend(device, 0, Kernels::Auto)
+}
+
 /// The backends of several devices, and their interconnect.
 fn spread(chosen: &Chosen, threads: usize, kernels: Kernels) -> Result<Parts> {
     let devices: Vec<Device> = std::iter::once(&chosen.device).chain(&chosen.beside).cloned().collect();

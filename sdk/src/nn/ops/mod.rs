@@ -16,7 +16,7 @@ use candle_core::{DType, Device, Tensor};
 use pensieve_kernels::{Activation, Glu};
 use std::fmt;
 
-pub(super) use self::kernels::Kernels;
+pub(super) use self::kernels::{Kernels, best_of as backend_of};
 use self::parts::Parts;
 use super::{
     backend::{

@@ -59,11 +59,11 @@ fn linked() -> Option<Vec<u8>> {
     let (source, library) = (folder.path().join("plugin.rs"), folder.path().join("plugin.dylib"));
     let text = format!(
         "#![no_std]\n#[panic_handler]\nfn panic(_: &core::panic::PanicInfo<'_>) -> ! {{ loop {{}} }}\n\
-         #[unsafe(export_name = \"{ROOT_MODULE_LOADER_NAME}\")]\npub static HEADER: [u64; 4096] = [7; 4096];\n\
-         #[unsafe(no_mangle)]\npub extern \"C\" fn code(place: usize) -> u64 {{ HEADER[place & 4095] }}\n"
+         #[export_name = \"{ROOT_MODULE_LOADER_NAME}\"]\npub static HEADER: [u64; 4096] = [7; 4096];\n\
+         #[no_mangle]\npub extern \"C\" fn code(place: usize) -> u64 {{ HEADER[place & 4095] }}\n"
     );
     std::fs::write(&source, text).expect("a source");
-    let flags = ["--edition=2024", "--crate-type=cdylib", "-Cpanic=abort", "--target", TARGET];
+    let flags = ["--edition=2021", "--crate-type=cdylib", "-Cpanic=abort", "--target", TARGET];
     let linker =
         ["-Clinker=rust-lld", "-Clinker-flavor=ld64.lld", "-Clink-arg=-undefined", "-Clink-arg=dynamic_lookup"];
     let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());

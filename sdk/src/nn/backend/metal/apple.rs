@@ -2,8 +2,8 @@
 //! only candle's encoder puts both in order. It tracks which buffers were written, and places barriers.
 
 use candle_core::{DType, Device, MetalDevice, MetalStorage, Storage, Tensor, op::BackpropOp};
-use candle_metal_kernels::metal::{Buffer, ComputeCommandEncoder, ComputePipeline, MTLResourceOptions};
-use objc2_metal::{MTLResource, MTLSize, MTLStorageMode};
+use candle_metal_kernels::metal::{Buffer, ComputeCommandEncoder, ComputePipeline};
+use objc2_metal::{MTLResource, MTLResourceOptions, MTLSize, MTLStorageMode};
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, PoisonError},

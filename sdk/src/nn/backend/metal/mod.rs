@@ -21,6 +21,8 @@ mod ops;
 #[cfg(test)]
 mod program;
 mod proofs;
+#[cfg(any(feature = "metal", target_os = "macos"))]
+pub(in crate::nn) mod report;
 #[cfg(test)]
 mod tests;
 
