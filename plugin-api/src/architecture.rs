@@ -86,8 +86,8 @@ pub struct Resident {
     pub weight_bytes: u64,
     /// Bytes of blocks, slots or opaque states.
     pub state_bytes: u64,
-    /// For each group of the card, in order: the number of blocks or slots, whose ids start at 0; for an opaque group the
-    /// number of sequences alive at once, or 0 for as many as fit in memory.
+    /// For each group of the card, in order: the number of blocks or slots, whose ids start at 0; for an opaque group
+    /// the number of sequences alive at once, or 0 for as many as fit in memory.
     pub places: RVec<u32>,
     /// The longest sequence, in tokens.
     pub context: u32,
@@ -96,8 +96,8 @@ pub struct Resident {
 /// A model family, such as Llama: a factory of its models.
 #[sabi_trait]
 pub trait Architecture: Send + Sync {
-    /// `[any thread]` Reads headers and tokenizer, never the weights. [`crate::ErrorCode::DECLINED`] passes the checkpoint to the
-    /// next claimant.
+    /// `[any thread]` Reads headers and tokenizer, never the weights. [`crate::ErrorCode::DECLINED`] passes the
+    /// checkpoint to the next claimant.
     fn describe(&self, source: &Source<'_>) -> RResult<Card, PluginError>;
 
     /// `[control thread]` Loads the checkpoint. Reports progress, and returns [`crate::ErrorCode::CANCELLED`] soon
@@ -115,9 +115,9 @@ pub trait Model: Send {
     /// `[engine thread, loaded]` Returns its current device and memory.
     fn resident(&self) -> Resident;
 
-    /// `[engine thread, loaded]` Computes one step. `outputs` has room for exactly the wanted rows, in the order of the spans and
-    /// of the tokens within them. A batch that breaks the rules of [`Batch`] is [`crate::ErrorCode::INVALID`], and changes no
-    /// sequence.
+    /// `[engine thread, loaded]` Computes one step. `outputs` has room for exactly the wanted rows, in the order of the
+    /// spans and of the tokens within them. A batch that breaks the rules of [`Batch`] is
+    /// [`crate::ErrorCode::INVALID`], and changes no sequence.
     fn forward(&mut self, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> RResult<(), PluginError>;
 
     /// `[engine thread, loaded]` Copies an adapter into the model and returns an id for it other than
@@ -131,7 +131,8 @@ pub trait Model: Send {
     /// may reuse the sequence's blocks and slots.
     fn release(&mut self, sequence: u64);
 
-    /// `[engine thread, loaded]` An extension by id. The functions of its table take this object as their first argument.
+    /// `[engine thread, loaded]` An extension by id. The functions of its table take this object as their first
+    /// argument.
     #[sabi(last_prefix_field)]
     fn extension(&self, id: RStr<'_>) -> ROption<Extension>;
 }

@@ -60,8 +60,8 @@ pub struct Batch<'a> {
     pub positions: RSlice<'a, u32>,
     /// The sequences that the tokens belong to.
     pub spans: RSlice<'a, Span<'a>>,
-    /// Candidates in a row of [`Output::CANDIDATES`]: at least 1 if a span wants such rows, at most [`crate::Card::candidates`]
-    /// and the vocabulary size.
+    /// Candidates in a row of [`Output::CANDIDATES`]: at least 1 if a span wants such rows, at most
+    /// [`crate::Card::candidates`] and the vocabulary size.
     pub top: u32,
 }
 
@@ -75,15 +75,16 @@ pub struct Span<'a> {
     pub start: u32,
     /// The number of new tokens, at least one.
     pub len: u32,
-    /// The number of tokens before them in the caches. It may be lower than the sequence's previous span left it: tokens beyond
-    /// it, such as rejected drafts, are overwritten. An opaque model refuses a count that differs from its own.
+    /// The number of tokens before them in the caches. It may be lower than the sequence's previous span left it:
+    /// tokens beyond it, such as rejected drafts, are overwritten. An opaque model refuses a count that differs from
+    /// its own.
     pub past: u32,
     /// Tokens for which rows are wanted.
     pub want: Want,
     /// Contents of those rows.
     pub output: Output,
-    /// For candidates: the allowed tokens, one bit per token, lowest first in words of 32 bits, one mask per wanted row; empty
-    /// to allow all. Empty for all other outputs.
+    /// For candidates: the allowed tokens, one bit per token, lowest first in words of 32 bits, one mask per wanted
+    /// row; empty to allow all. Empty for all other outputs.
     pub mask: RSlice<'a, u32>,
     /// An id from [`crate::Model::attach`], or [`NO_ADAPTER`].
     pub adapter: u32,
@@ -99,13 +100,13 @@ pub struct Span<'a> {
 pub struct Outputs<'a> {
     /// Rows of `vocabulary` logits.
     pub logits: RSliceMut<'a, f32>,
-    /// Rows of [`Batch::top`] candidates: their ids, by descending logit, ties by ascending id. If the mask allows fewer
-    /// tokens, the rest are [`crate::VACANT`].
+    /// Rows of [`Batch::top`] candidates: their ids, by descending logit, ties by ascending id. If the mask allows
+    /// fewer tokens, the rest are [`crate::VACANT`].
     pub ids: RSliceMut<'a, u32>,
     /// The candidates' logits, in the same order; −∞ where there is no candidate.
     pub scores: RSliceMut<'a, f32>,
-    /// Two values for each row of candidates: the log-sum-exp of the logits over the whole vocabulary, and over the tokens that
-    /// the mask allows.
+    /// Two values for each row of candidates: the log-sum-exp of the logits over the whole vocabulary, and over the
+    /// tokens that the mask allows.
     pub totals: RSliceMut<'a, f32>,
     /// Rows of [`crate::Card::hidden`] values.
     pub hidden: RSliceMut<'a, f32>,

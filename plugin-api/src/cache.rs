@@ -1,9 +1,9 @@
-//! Cache groups. A model's layers fall into groups whose caches work alike, which its [`crate::Card`] lists. The host owns
-//! every id in all of them: it allocates blocks and slots, shares them, frees them and spills them to disk, by one mechanism
-//! for full-attention, windowed and recurrent layers.
+//! Cache groups. A model's layers fall into groups whose caches work alike, which its [`crate::Card`] lists. The host
+//! owns every id in all of them: it allocates blocks and slots, shares them, frees them and spills them to disk, by one
+//! mechanism for full-attention, windowed and recurrent layers.
 //!
-//! All groups share a grid of [`crate::Card::block_tokens`] tokens. Another sequence can resume a prefix at any border of the
-//! grid up to which its blocks are cached and at which a checkpoint of its state was left.
+//! All groups share a grid of [`crate::Card::block_tokens`] tokens. Another sequence can resume a prefix at any border
+//! of the grid up to which its blocks are cached and at which a checkpoint of its state was left.
 
 use abi_stable::{StableAbi, std_types::RSlice};
 
@@ -45,16 +45,16 @@ pub struct CacheGroup {
 #[repr(C)]
 #[derive(StableAbi, Clone, Copy, Debug)]
 pub struct CacheTable<'a> {
-    /// For tokens and windows: the block of each run of `block_tokens` tokens, at least enough for `past + len`. Token `i` of
-    /// the sequence is in `blocks[i / block_tokens]`. Blocks that hold only past tokens may be shared with other sequences;
-    /// the model writes only where the new tokens go. In a window, a block whose tokens are all before
-    /// `past + 1 - window` may be [`VACANT`]. Empty for states and opaque groups.
+    /// For tokens and windows: the block of each run of `block_tokens` tokens, at least enough for `past + len`. Token
+    /// `i` of the sequence is in `blocks[i / block_tokens]`. Blocks that hold only past tokens may be shared with other
+    /// sequences; the model writes only where the new tokens go. In a window, a block whose tokens are all before `past
+    /// + 1 - window` may be [`VACANT`]. Empty for states and opaque groups.
     pub blocks: RSlice<'a, u32>,
-    /// For states: the slot with the state after `past` tokens, or [`VACANT`] if `past` is 0, for an initial state. Read-only,
-    /// unless it equals `write`. [`VACANT`] for all other kinds.
+    /// For states: the slot with the state after `past` tokens, or [`VACANT`] if `past` is 0, for an initial state.
+    /// Read-only, unless it equals `write`. [`VACANT`] for all other kinds.
     pub read: u32,
-    /// For states: the slot for the state after `past + len` tokens; no other span reads or writes it. A host that may roll back
-    /// to `past`, as with drafted tokens, uses different slots. [`VACANT`] for all other kinds.
+    /// For states: the slot for the state after `past + len` tokens; no other span reads or writes it. A host that may
+    /// roll back to `past`, as with drafted tokens, uses different slots. [`VACANT`] for all other kinds.
     pub write: u32,
     /// For states: copies to leave, by ascending `after`. Empty for all other kinds.
     pub checkpoints: RSlice<'a, Checkpoint>,

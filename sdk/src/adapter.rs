@@ -30,8 +30,8 @@ pub struct AdapterData {
 /// One change of one weight: `W + scale · B·A`.
 #[derive(Clone, Debug)]
 pub struct LowRankPair {
-    /// The weight's name without `.weight`, as in a Hugging Face checkpoint (`model.layers.0.self_attn.q_proj`) or as in
-    /// llama.cpp's GGUF files (`blk.0.attn_q`).
+    /// The weight's name without `.weight`, as in a Hugging Face checkpoint (`model.layers.0.self_attn.q_proj`) or as
+    /// in llama.cpp's GGUF files (`blk.0.attn_q`).
     pub target: String,
     /// Rows of A, columns of B.
     pub rank: usize,

@@ -226,7 +226,7 @@ pub struct Resident {
     pub context: u32,
     /// Tokens in a block.
     pub block_tokens: u32,
-    /// The card's groups, each with its number of blocks or slots; for an opaque group the limit on sequences, 0 for no limit but
-    /// memory.
+    /// The card's groups, each with its number of blocks or slots; for an opaque group the limit on sequences, 0 for no
+    /// limit but memory.
     pub caches: Vec<(Cache, u32)>,
 }

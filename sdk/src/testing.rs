@@ -1,7 +1,8 @@
 //! Conformance: the laws that every model must obey, tried on an author's model in `cargo test`.
 //!
-//! The laws are the contract's own (`pensieve plugins check` tries the same ones), and the model is called through the same glue as
-//! by a host. Depend on the SDK with the feature `testing` under `[dev-dependencies]`, load a small checkpoint, and:
+//! The laws are the contract's own (`pensieve plugins check` tries the same ones), and the model is called through the
+//! same glue as by a host. Depend on the SDK with the feature `testing` under `[dev-dependencies]`, load a small
+//! checkpoint, and:
 //!
 //! ```
 //! # use pensieve_sdk::{Batch, Cache, Model, Resident, Result};

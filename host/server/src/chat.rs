@@ -104,8 +104,8 @@ pub enum ResponseFormat {
     },
 }
 
-/// A piece of an answer, in order. Text, thinking and tool calls may alternate; one is open at a time, and each piece belongs
-/// to the latest one. Nothing follows [`Delta::Finished`] or [`Delta::Failed`].
+/// A piece of an answer, in order. Text, thinking and tool calls may alternate; one is open at a time, and each piece
+/// belongs to the latest one. Nothing follows [`Delta::Finished`] or [`Delta::Failed`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum Delta {
     Loading {

@@ -1,5 +1,5 @@
-//! The startup banner of `serve`: address, models, and how to use them from Claude Code. Shown on terminals only; programs
-//! have the one line on standard output, and the log.
+//! The startup banner of `serve`: address, models, and how to use them from Claude Code. Shown on terminals only;
+//! programs have the one line on standard output, and the log.
 
 use std::{
     collections::HashSet, fmt::Write, io::IsTerminal, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration,

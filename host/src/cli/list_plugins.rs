@@ -1,4 +1,5 @@
-//! `pensieve plugins list`: the plugin folders as a server would see them. Every file is inspected in a separate process.
+//! `pensieve plugins list`: the plugin folders as a server would see them. Every file is inspected in a separate
+//! process.
 
 use clap::Args;
 use std::fmt::Write as _;

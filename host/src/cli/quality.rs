@@ -1,8 +1,8 @@
-//! `pensieve probe quality`: runs a text through a model as it is configured and through the same weights in f32, as the child
-//! of `pensieve bench --quality`.
+//! `pensieve probe quality`: runs a text through a model as it is configured and through the same weights in f32, as
+//! the child of `pensieve bench --quality`.
 //!
-//! Full rows of logits are too much for a worker's socket, so both models run in this process, chunk by chunk in lockstep, and
-//! only sums leave it.
+//! Full rows of logits are too much for a worker's socket, so both models run in this process, chunk by chunk in
+//! lockstep, and only sums leave it.
 
 mod divergence;
 mod reader;

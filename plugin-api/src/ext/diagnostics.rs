@@ -1,6 +1,6 @@
-//! `draft/diagnostics/1`, of a plugin as a whole: measures what its code computes with on this machine (devices, compilers,
-//! kernels), for a report to people who have no such machine. Sections come and go with the kernels behind them, so this
-//! stays a draft.
+//! `draft/diagnostics/1`, of a plugin as a whole: measures what its code computes with on this machine (devices,
+//! compilers, kernels), for a report to people who have no such machine. Sections come and go with the kernels behind
+//! them, so this stays a draft.
 
 use abi_stable::{
     StableAbi,

@@ -1,6 +1,6 @@
-//! Keeps a Mac from going to sleep while it answers: one that nobody touches sleeps after some minutes, in the middle of a long
-//! prompt too. The system's own `caffeinate` holds the assertion, so that neither this program nor its children link the
-//! framework for it, and it ends with this process by itself.
+//! Keeps a Mac from going to sleep while it answers: one that nobody touches sleeps after some minutes, in the middle
+//! of a long prompt too. The system's own `caffeinate` holds the assertion, so that neither this program nor its
+//! children link the framework for it, and it ends with this process by itself.
 
 use std::{path::Path, process::Stdio, time::Duration};
 

@@ -1,5 +1,5 @@
-//! Tells macOS that the caches below `$PENSIEVE_HOME` can be made again: Time Machine leaves them out, and Spotlight does not
-//! read them.
+//! Tells macOS that the caches below `$PENSIEVE_HOME` can be made again: Time Machine leaves them out, and Spotlight
+//! does not read them.
 
 use std::{fs::File, io, path::Path};
 
@@ -7,8 +7,8 @@ use rustix::fs::{XattrFlags, setxattr};
 
 /// Set to [`EXCLUDED`], it keeps a folder and what is in it out of backups.
 const ATTRIBUTE: &str = "com.apple.metadata:com_apple_backup_excludeItem";
-/// The text `com.apple.backupd` as a binary property list: header, the one object, its place, and the trailer that says where
-/// the places are.
+/// The text `com.apple.backupd` as a binary property list: header, the one object, its place, and the trailer that says
+/// where the places are.
 const EXCLUDED: &[u8; 61] = b"bplist00\x5f\x10\x11com.apple.backupd\x08\
     \0\0\0\0\0\0\x01\x01\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x1c";
 /// Spotlight looks for a file of this name.

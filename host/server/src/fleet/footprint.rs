@@ -1,8 +1,10 @@
-//! The memory limit of children where the kernel enforces none: the server asks how much each takes, and ends it at the limit.
+//! The memory limit of children where the kernel enforces none: the server asks how much each takes, and ends it at the
+//! limit.
 //!
-//! macOS refuses `RLIMIT_DATA` and `RLIMIT_AS` below what a process has mapped, which is hundreds of gigabytes on Apple silicon, and
-//! does not enforce the former. It counts for each process what only that one's end would free (`phys_footprint`): pages written
-//! to, compressed ones too, but not those of mapped files, so that the policy's limit of private memory fits.
+//! macOS refuses `RLIMIT_DATA` and `RLIMIT_AS` below what a process has mapped, which is hundreds of gigabytes on Apple
+//! silicon, and does not enforce the former. It counts for each process what only that one's end would free
+//! (`phys_footprint`): pages written to, compressed ones too, but not those of mapped files, so that the policy's limit
+//! of private memory fits.
 
 use std::{fmt, time::Duration};
 

@@ -1,9 +1,9 @@
 //! This program's file, which children run under other verbs.
 //!
-//! On Linux `/proc/self/exe` is the running version whatever becomes of the file. Elsewhere children are started by path. A file
-//! that was replaced meanwhile is another version, and macOS kills what is started from one that was written over in place, as
-//! its pages no longer match the signature that the kernel remembers. So children are started only from the file that was there
-//! when this process began to.
+//! On Linux `/proc/self/exe` is the running version whatever becomes of the file. Elsewhere children are started by
+//! path. A file that was replaced meanwhile is another version, and macOS kills what is started from one that was
+//! written over in place, as its pages no longer match the signature that the kernel remembers. So children are started
+//! only from the file that was there when this process began to.
 
 use std::{
     fs::Metadata,

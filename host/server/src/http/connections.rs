@@ -1,8 +1,8 @@
 //! Limits connections in total and per network, and decides which one is closed when the limit is reached.
 //!
-//! Clients that open connections and send nothing must not keep others out. A connection that waits for its client (for a
-//! request, or for the rest of a body) can be closed at any time, and the one that has been silent for longest is closed to
-//! make room. A connection whose request is being answered is never closed for another.
+//! Clients that open connections and send nothing must not keep others out. A connection that waits for its client (for
+//! a request, or for the rest of a body) can be closed at any time, and the one that has been silent for longest is
+//! closed to make room. A connection whose request is being answered is never closed for another.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -14,7 +14,8 @@ use tokio::sync::Notify;
 
 use pensieve_protocol::share;
 
-/// A connection counts as active each time this many more bytes of a body have arrived. Single bytes do not keep it open.
+/// A connection counts as active each time this many more bytes of a body have arrived. Single bytes do not keep it
+/// open.
 const HEARD_BYTES: usize = 16 << 10;
 
 #[derive(Debug)]

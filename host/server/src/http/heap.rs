@@ -1,5 +1,5 @@
-//! Returns freed memory to the system. By default glibc's allocator has an arena for each of many threads and keeps freed memory
-//! in it, which after a few large requests adds up to a multiple of their peak.
+//! Returns freed memory to the system. By default glibc's allocator has an arena for each of many threads and keeps
+//! freed memory in it, which after a few large requests adds up to a multiple of their peak.
 
 use std::time::Duration;
 

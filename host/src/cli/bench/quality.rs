@@ -1,5 +1,5 @@
-//! `pensieve bench --quality`: how far a model is from its own weights in f32, over a text. A child process runs both; this
-//! module starts it and prints the result.
+//! `pensieve bench --quality`: how far a model is from its own weights in f32, over a text. A child process runs both;
+//! this module starts it and prints the result.
 
 use std::{
     ffi::OsString,

@@ -1,4 +1,5 @@
-//! Calls that begin with the tool's name: `f[ARGS]{}`, `<function=f><parameter=a>…`, `call:f{a:…}`, and Python's `f(a=…)`.
+//! Calls that begin with the tool's name: `f[ARGS]{}`, `<function=f><parameter=a>…`, `call:f{a:…}`, and Python's
+//! `f(a=…)`.
 
 use super::{
     call::{Call, Fed},

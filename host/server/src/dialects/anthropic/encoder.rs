@@ -1,5 +1,5 @@
-//! Converts deltas to events in the order that every client accepts: one block is open at a time, indices ascend, and nothing
-//! follows the end. A message that is not streamed is assembled from the same events.
+//! Converts deltas to events in the order that every client accepts: one block is open at a time, indices ascend, and
+//! nothing follows the end. A message that is not streamed is assembled from the same events.
 
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};

@@ -48,7 +48,8 @@ const STATS_WAIT: Duration = Duration::from_millis(500);
 /// Time for a killed worker to exit.
 const KILL_WAIT: Duration = Duration::from_secs(3);
 
-/// An input of the supervisor. Workers are named by serial numbers, jobs by ids, models by their index in the configuration.
+/// An input of the supervisor. Workers are named by serial numbers, jobs by ids, models by their index in the
+/// configuration.
 #[derive(Debug)]
 pub(super) enum Event {
     /// A job asks for a model.
