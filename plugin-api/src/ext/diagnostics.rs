@@ -18,9 +18,9 @@ pub const ID: &str = "draft/diagnostics/1";
 pub struct Diagnostics {
     /// `[any thread]` Returns the names of its sections, in the order of a report.
     pub sections: extern "C" fn() -> RVec<RString>,
-    /// `[control thread]` Measures a section and returns a JSON object. `settings` is a JSON object with `device`, as in
-    /// [`crate::LoadRequest`], and `quick`, for small sizes. [`crate::ErrorCode::UNSUPPORTED`] means that there is nothing to
-    /// measure on this device.
+    /// `[control thread]` Measures a section and returns a JSON object. `settings` is a JSON object with `device`, as
+    /// in [`crate::LoadRequest`], and `quick`, for small sizes. [`crate::ErrorCode::UNSUPPORTED`] means that there is
+    /// nothing to measure on this device.
     pub measure:
         extern "C" fn(section: RStr<'_>, settings: RStr<'_>, services: ServicesArc) -> RResult<RString, PluginError>,
 }
