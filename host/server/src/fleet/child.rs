@@ -301,6 +301,13 @@ mod tests {
         inspect(Path::new("/bin/sh"), &arguments, &Policy::default(), Duration::from_secs(20)).await
     }
 
+    #[test]
+    fn a_child_computes_each_step_on_metal_as_one_command_buffer() {
+        // Some 15 ops for each of a hundred layers.
+        let ops = environment(None).find(|(name, _)| *name == "CANDLE_METAL_COMPUTE_PER_BUFFER");
+        assert!(ops.unwrap().1.to_str().unwrap().parse::<usize>().unwrap() > 15 * 100);
+    }
+
     #[tokio::test]
     async fn a_manifest_that_a_plugin_forged_is_held_to_the_same_limits() {
         let honest = || Manifest { id: "mine".into(), version: "1".into(), ..Manifest::default() };
