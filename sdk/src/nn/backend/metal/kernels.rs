@@ -13,7 +13,8 @@ use std::{
 };
 
 use super::{
-    inputs::{AttendShape, Inputs, NormShape, StoreShape},
+    elementwise::{Norm, NormShape},
+    inputs::{AttendShape, Inputs, StoreShape},
     launch::Launch,
     libraries::LIBRARIES,
 };
@@ -275,7 +276,7 @@ impl Backend for MetalKernels {
         let shape = NormShape { width: width as u32, eps };
         let (sum, out) = (self.room(rows, width)?, self.room(rows, width)?);
         self.launch(
-            &NormShape::launch(rows),
+            &NormShape::launch(Norm::AddRms, rows),
             &[
                 Arg::Read(x),
                 Arg::Read(delta),

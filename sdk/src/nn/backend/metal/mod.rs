@@ -1,5 +1,16 @@
 //! The backend of Apple's GPUs. The kernels are tested on every machine; only the code that launches them needs Metal.
+//!
+//! `products`, `experts` and `elementwise` describe dispatches that the backend takes up one by one; until it has, candle's ops
+//! stand in their place.
 
+#[cfg_attr(not(test), allow(dead_code))]
+mod elementwise;
+#[cfg(test)]
+mod elementwise_tests;
+#[cfg_attr(not(test), allow(dead_code))]
+mod experts;
+#[cfg(test)]
+mod experts_tests;
 mod inputs;
 #[cfg(any(feature = "metal", target_os = "macos"))]
 mod kernels;
@@ -10,9 +21,17 @@ mod mistakes;
 #[cfg(test)]
 mod ops;
 #[cfg(test)]
+mod product_mistakes;
+#[cfg(test)]
+mod product_tests;
+#[cfg_attr(not(test), allow(dead_code))]
+mod products;
+#[cfg(test)]
 mod program;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod weights;
 
 #[cfg(any(feature = "metal", target_os = "macos"))]
 pub(in crate::nn) use kernels::MetalKernels;
