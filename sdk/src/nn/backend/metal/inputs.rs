@@ -12,7 +12,7 @@ use crate::{
 /// Threads of a threadgroup of `store`.
 const STORE_THREADS: usize = 256;
 
-/// Threads of a threadgroup of all other kernels.
+/// Threads of a threadgroup of `attend`.
 const THREADS: usize = 128;
 
 /// Query rows that a threadgroup of `attend` holds.
@@ -78,20 +78,6 @@ impl AttendShape {
         let groups = [rows.div_ceil(ROWS), self.kv_heads as usize, self.tiles as usize];
         let shared_bytes = 2 * ROWS * self.head_dim as usize * size_of::<f32>();
         Launch { kernel, groups, threads: THREADS, shared_bytes }
-    }
-}
-
-#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
-#[repr(C)]
-pub(super) struct NormShape {
-    pub(super) width: u32,
-    pub(super) eps: f32,
-}
-
-impl NormShape {
-    /// A threadgroup to a row.
-    pub(super) fn launch(rows: usize) -> Launch {
-        Launch { kernel: "add_rms_norm", groups: [rows, 1, 1], threads: THREADS, shared_bytes: 0 }
     }
 }
 

@@ -206,7 +206,7 @@ impl<D: Driver> Backend for MetalKernels<D> {
         let shape = NormShape { width: width as u32, eps };
         let (sum, out) = (self.room(rows, width)?, self.room(rows, width)?);
         self.launch(
-            &NormShape::launch(rows),
+            &NormShape::launch(Norm::AddRms, rows),
             &[
                 Arg::Read(x),
                 Arg::Read(delta),

@@ -3,16 +3,16 @@
 //! All mistakes are in one source, so that it is compiled once, and a run says which one it makes.
 
 use super::{
-    libraries::{ATTENTION, Library, NORMS},
+    libraries::{ATTENTION, Library},
     program::Program,
-    tests::{CASES, check, check_norm},
+    tests::{CASES, check},
 };
 
-const BARRIER: &str = "threadgroup_barrier(mem_flags::mem_threadgroup);";
+pub(super) const BARRIER: &str = "threadgroup_barrier(mem_flags::mem_threadgroup);";
 
 /// How a mistake is found.
 #[derive(Clone, Copy)]
-enum Found {
+pub(super) enum Found {
     /// The numbers are not the formula's for the heads of this family.
     In(&'static str),
     /// The numbers are not the formula's for any input.
@@ -21,14 +21,14 @@ enum Found {
     Waiting,
 }
 
-struct Mistake {
-    what: &'static str,
+pub(super) struct Mistake {
+    pub(super) what: &'static str,
     /// What is changed is right behind this in the source, or begins it.
-    behind: &'static str,
-    right: &'static str,
+    pub(super) behind: &'static str,
+    pub(super) right: &'static str,
     /// In this, `HERE` is whether the mistake is made.
-    wrong: &'static str,
-    found: Found,
+    pub(super) wrong: &'static str,
+    pub(super) found: Found,
 }
 
 const ATTENTION_MISTAKES: &[Mistake] = &[
@@ -139,14 +139,6 @@ const ATTENTION_MISTAKES: &[Mistake] = &[
     },
 ];
 
-const NORM_MISTAKES: &[Mistake] = &[Mistake {
-    what: "a norm is taken before all squares are there",
-    behind: "partial[simd] = squares;",
-    right: BARRIER,
-    wrong: "if (!HERE) threadgroup_barrier(mem_flags::mem_threadgroup);",
-    found: Found::InAll,
-}];
-
 /// The library with all mistakes, of which a run makes one or none.
 fn planted(library: &Library, mistakes: &[Mistake]) -> Program {
     let mut source = library.source.to_owned();
@@ -165,7 +157,11 @@ fn planted(library: &Library, mistakes: &[Mistake]) -> Program {
 }
 
 /// Makes each mistake and expects that the check finds it.
-fn are_found(library: &Library, mistakes: &[Mistake], check: impl Fn(&Program, Found) -> Result<(), String>) {
+pub(super) fn are_found(
+    library: &Library,
+    mistakes: &[Mistake],
+    check: impl Fn(&Program, Found) -> Result<(), String>,
+) {
     let mut program = planted(library, mistakes);
     check(&program, Found::Waiting).expect("the kernels without a mistake");
     for (number, Mistake { what, found, .. }) in mistakes.iter().enumerate() {
@@ -183,9 +179,4 @@ fn mistakes_in_the_attention_kernels_are_found() {
         Found::In(family) => check(program, CASES.into_iter().find(|case| case.family == family).unwrap()),
         Found::InAll | Found::Waiting => check(program, CASES[0]),
     });
-}
-
-#[test]
-fn mistakes_in_the_norm_kernels_are_found() {
-    are_found(&NORMS, NORM_MISTAKES, |program, _| check_norm(program));
 }

@@ -7,6 +7,13 @@ mod attention;
 #[cfg(test)]
 mod double;
 mod driver;
+mod elementwise;
+#[cfg(test)]
+mod elementwise_tests;
+#[cfg_attr(not(test), allow(dead_code))]
+mod experts;
+#[cfg(test)]
+mod experts_tests;
 #[cfg(any(test, feature = "metal", target_os = "macos"))]
 mod figures;
 mod inputs;
@@ -18,11 +25,18 @@ mod libraries;
 mod mistakes;
 #[cfg(test)]
 mod ops;
-mod proofs;
+#[cfg(test)]
+mod product_mistakes;
+#[cfg(test)]
+mod product_tests;
+mod products;
 #[cfg(test)]
 mod program;
+mod proofs;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod weights;
 
 #[cfg(any(feature = "metal", target_os = "macos"))]
 pub(in crate::nn) use apple::{free_bytes, proved};
