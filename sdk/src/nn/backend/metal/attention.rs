@@ -25,6 +25,9 @@ impl<D: Driver> MetalKernels<D> {
         rotation: Option<&Rotation>,
         pass: &mut Pass<'_>,
     ) -> Result<Option<Tensor>> {
+        if !self.usable.attention {
+            return Ok(None);
+        }
         let Some(inputs) = self.inputs_of(pass.kv.group(spec.layer)?) else { return Ok(None) };
         let [keys, values] = pass.kv.layer(spec.layer)?;
         let (keys, values) = (keys.tensor()?, values.tensor()?);

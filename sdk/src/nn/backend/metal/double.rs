@@ -20,6 +20,7 @@ use super::{
 use crate::{
     Result,
     nn::backend::{Backend, Formulas},
+    weights::Bytes,
 };
 
 /// What was asked of the driver.
@@ -149,6 +150,10 @@ impl Driver for Double {
     fn allocate(&self, bytes: usize) -> Result<Arc<Buffer>> {
         self.record().allocations.push(bytes);
         Ok(Arc::new(Buffer(bytes)))
+    }
+
+    fn weight(&self, bytes: &Bytes, _: usize) -> Result<Tensor> {
+        Ok(Tensor::from_slice(bytes, bytes.len(), &Device::Cpu)?)
     }
 
     fn capacity(buffer: &Buffer) -> usize {

@@ -2,6 +2,8 @@
 
 /// A library's source, with what all share in front, and the kernels that it has.
 pub(super) struct Library {
+    /// For errors of the compiler.
+    #[cfg_attr(not(any(feature = "metal", target_os = "macos")), allow(dead_code))]
     pub(super) name: &'static str,
     pub(super) source: &'static str,
     pub(super) kernels: &'static [&'static str],

@@ -19,6 +19,7 @@ mod figures;
 mod inputs;
 mod kernels;
 mod launch;
+mod layers;
 #[cfg(any(test, feature = "metal", target_os = "macos"))]
 mod libraries;
 #[cfg(test)]
@@ -35,6 +36,8 @@ mod program;
 mod proofs;
 #[cfg(test)]
 mod tests;
+#[cfg(any(test, feature = "metal", target_os = "macos"))]
+mod window;
 #[cfg(test)]
 mod weights;
 
@@ -42,3 +45,4 @@ mod weights;
 pub(in crate::nn) use apple::{free_bytes, proved};
 #[cfg(test)]
 pub(in crate::nn) use double::Double;
+pub(in crate::nn) use layers::Weight;
