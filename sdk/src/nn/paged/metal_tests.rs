@@ -271,16 +271,29 @@ fn a_prompt_of_18_000_tokens_is_computed_in_chunks_that_are_each_waited_for() {
 }
 
 #[test]
-fn a_step_that_decodes_allocates_nothing() {
-    let (mut model, double) = recorded::<16>(1 << 20);
+fn a_greedy_token_of_16_layers_is_one_command_buffer_of_9_dispatches_a_layer_and_one_small_read_back() {
+    const LAYERS: usize = 16;
+    let (mut model, double) = recorded::<LAYERS>(1 << 20);
+    let mut formula = formulas::<LAYERS>();
     step(&mut model, &[PROMPT]).unwrap();
+    step(&mut formula, &[PROMPT]).unwrap();
     double.record().command_buffers.clear();
     for past in 40..43 {
-        greedy(&mut model, past).unwrap();
+        let token = greedy(&mut model, past).unwrap();
+        let logits = step(&mut formula, &[New { past, len: 1, want: Want::Last, ..PROMPT }]).unwrap();
+        let most = logits.iter().copied().fold(f32::MIN, f32::max);
+        assert!(logits[token as usize] > most - 2e-2, "{token} of {logits:?}");
     }
     let record = double.record();
     assert_eq!(record.allocations, Vec::<usize>::new());
+    assert_eq!(record.reads, [3 * size_of::<f32>(); 3], "one small read-back for each token");
     assert_eq!(record.command_buffers.len(), 3);
+    for kernels in &record.command_buffers {
+        let of = |name: &str| kernels.iter().filter(|kernel| kernel.starts_with(name)).count();
+        // What is not a layer's: embedding, norm, head and the best of its logits.
+        assert!(kernels.len() <= 9 * LAYERS + 4, "{} dispatches: {kernels:?}", kernels.len());
+        assert_eq!([of("product_1"), of("rms_norm"), of("embed"), of("best")], [4 * LAYERS + 1, 2 * LAYERS + 1, 1, 1]);
+    }
 }
 
 #[test]

@@ -3,7 +3,7 @@
 #[cfg(any(feature = "metal", target_os = "macos"))]
 mod apple;
 mod arena;
-mod attention;
+mod attend;
 #[cfg(test)]
 mod double;
 mod driver;
