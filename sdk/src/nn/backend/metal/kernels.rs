@@ -9,13 +9,15 @@ use candle_metal_kernels::metal::{ComputeCommandEncoder, ComputePipeline};
 use objc2_metal::MTLSize;
 use std::{
     collections::HashMap,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use super::{
-    inputs::{AttendShape, Inputs, NormShape, StoreShape},
+    attention::{Attend, Combine, Layer, StoreShape},
+    inputs::Inputs,
     launch::Launch,
     libraries::LIBRARIES,
+    norms::NormShape,
 };
 use crate::{
     Batch, Error, Output, Result, Span, Table, Want,
@@ -26,6 +28,9 @@ use crate::{
     },
     weights::RopeStyle,
 };
+
+/// Cores for which contexts are divided: those of an M1 Pro's smaller GPU, as Metal does not say how many there are.
+const CORES: usize = 14;
 
 /// The kernels on a device, and what a step brings to it.
 pub(in crate::nn) struct MetalKernels {
@@ -42,8 +47,7 @@ struct OnDevice {
     slots: Tensor,
     tiles: Tensor,
     tables: Tensor,
-    tile_count: u32,
-    longest: usize,
+    host: Arc<Inputs>,
 }
 
 /// An argument of a kernel.
@@ -199,6 +203,18 @@ impl MetalKernels {
             tokens: narrow(tokens)?,
             slots: narrow(slots)?,
         };
+        let layer = Layer {
+            heads: spec.heads,
+            kv_heads: spec.kv_heads,
+            head_dim: spec.head_dim,
+            slots,
+            window: spec.window,
+            has_sinks: spec.sinks.is_some(),
+            scale: spec.scale,
+            softcap: spec.softcap,
+            kind,
+        };
+        let Some(dispatches) = layer.attend(&inputs.host, CORES) else { return Ok(None) };
         let rotated = if rotation.is_some() { self.room(tokens, q.dim(1)?)? } else { q.clone() };
         let (cos, sin) = rotation.map_or((q, q), |rotation| (&rotation.cos, &rotation.sin));
         self.launch(
@@ -216,31 +232,29 @@ impl MetalKernels {
                 Arg::Written(values),
             ],
         )?;
-        let shape = AttendShape {
-            heads: narrow(spec.heads)?,
-            kv_heads: shape.kv_heads,
-            head_dim: shape.head_dim,
-            slots: shape.slots,
-            tiles: inputs.tile_count,
-            window: narrow(spec.window.unwrap_or(0))?,
-            has_sinks: u32::from(spec.sinks.is_some()),
-            scale: spec.scale,
-            softcap: spec.softcap.unwrap_or(0.0),
-        };
         let out = self.room(tokens, q.dim(1)?)?;
-        self.launch(
-            &shape.launch(kind, inputs.longest),
-            &[
-                Arg::Read(&rotated),
-                Arg::Read(keys),
-                Arg::Read(values),
-                Arg::Read(&inputs.tiles),
-                Arg::Read(&inputs.tables),
-                Arg::Read(spec.sinks.as_ref().unwrap_or(q)),
-                Arg::Bytes(bytemuck::bytes_of(&shape)),
-                Arg::Written(&out),
-            ],
-        )?;
+        let sinks = spec.sinks.as_ref().unwrap_or(q);
+        for Attend { launch, shape, combine } in dispatches {
+            let parts = combine.map(|combine| self.room(1, combine.part_values)).transpose()?;
+            self.launch(
+                &launch,
+                &[
+                    Arg::Read(&rotated),
+                    Arg::Read(keys),
+                    Arg::Read(values),
+                    Arg::Read(&inputs.tiles),
+                    Arg::Read(&inputs.tables),
+                    Arg::Read(sinks),
+                    Arg::Bytes(shape.bytes()),
+                    Arg::Written(parts.as_ref().unwrap_or(&out)),
+                ],
+            )?;
+            if let Some((Combine { launch, shape, .. }, parts)) = combine.zip(parts) {
+                let shape = Arg::Bytes(bytemuck::bytes_of(&shape));
+                let args = [Arg::Read(&parts), Arg::Read(&inputs.tiles), Arg::Read(sinks), shape, Arg::Written(&out)];
+                self.launch(&launch, &args)?;
+            }
+        }
         Ok(Some(out))
     }
 }
@@ -261,8 +275,7 @@ impl Backend for MetalKernels {
                 slots: self.formulas.ids(&inputs.slots)?,
                 tiles: self.formulas.ids(inputs.tiles.as_flattened())?,
                 tables: self.formulas.ids(&inputs.tables)?,
-                tile_count: inputs.tiles.len() as u32,
-                longest: inputs.longest,
+                host: Arc::new(inputs),
             })
         };
         let groups = batch.spans.first().map_or(0, |span| span.caches.len());
