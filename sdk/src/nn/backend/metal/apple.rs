@@ -3,7 +3,7 @@
 
 use candle_core::{DType, Device, MetalDevice, MetalStorage, Storage, Tensor, op::BackpropOp};
 use candle_metal_kernels::metal::{Buffer, ComputeCommandEncoder, ComputePipeline, MTLResourceOptions};
-use objc2_metal::{MTLDevice, MTLResource, MTLSize, MTLStorageMode};
+use objc2_metal::{MTLCompileOptions, MTLDevice, MTLMathMode, MTLResource, MTLSize, MTLStorageMode};
 use std::{
     collections::HashMap,
     ffi::c_void,
@@ -71,8 +71,11 @@ impl Apple {
     fn new(device: &Device) -> Result<Self> {
         let metal = device.as_metal_device()?.clone();
         let mut pipelines = HashMap::new();
+        // Metal's default, which the kernels are written and tested for.
+        let options = MTLCompileOptions::new();
+        options.setMathMode(MTLMathMode::Fast);
         for library in LIBRARIES {
-            let compiled = metal.metal_device().new_library_with_source(library.source, None);
+            let compiled = metal.metal_device().new_library_with_source(library.source, Some(&options));
             for name in library.kernels {
                 let pipeline = compiled.as_ref().map_err(|error| format!("library '{}': {error}", library.name));
                 let pipeline = pipeline.and_then(|compiled| {

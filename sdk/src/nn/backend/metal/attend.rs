@@ -3,8 +3,8 @@
 use candle_core::{DType, Tensor};
 
 use super::{
+    attention::{Attend, Combine, Layer, StoreShape},
     driver::{Arg, Driver},
-    inputs::{AttendShape, StoreShape},
     kernels::{MetalKernels, failed},
 };
 use crate::{
@@ -15,6 +15,9 @@ use crate::{
     },
     weights::RopeStyle,
 };
+
+/// Cores for which contexts are divided: those of an M1 Pro's smaller GPU, as Metal does not say how many there are.
+const CORES: usize = 14;
 
 impl<D: Driver> MetalKernels<D> {
     /// Writes the cache and attends, rotating first if there is a rotation. `None` if the step's inputs are not on the device.
@@ -48,6 +51,18 @@ impl<D: Driver> MetalKernels<D> {
             tokens: narrow(tokens)?,
             slots: narrow(slots)?,
         };
+        let layer = Layer {
+            heads: spec.heads,
+            kv_heads: spec.kv_heads,
+            head_dim: spec.head_dim,
+            slots,
+            window: spec.window,
+            has_sinks: spec.sinks.is_some(),
+            scale: spec.scale,
+            softcap: spec.softcap,
+            kind,
+        };
+        let Some(dispatches) = layer.attend(&inputs.host, CORES) else { return Ok(None) };
         let rotated = if rotation.is_some() { self.room(tokens, q.dim(1)?)? } else { q.clone() };
         let (cos, sin) = rotation.map_or((q, q), |rotation| (&rotation.cos, &rotation.sin));
         self.launch(
@@ -65,31 +80,29 @@ impl<D: Driver> MetalKernels<D> {
                 Arg::Written(values),
             ],
         )?;
-        let shape = AttendShape {
-            heads: narrow(spec.heads)?,
-            kv_heads: shape.kv_heads,
-            head_dim: shape.head_dim,
-            slots: shape.slots,
-            tiles: narrow(inputs.tile_count)?,
-            window: narrow(spec.window.unwrap_or(0))?,
-            has_sinks: u32::from(spec.sinks.is_some()),
-            scale: spec.scale,
-            softcap: spec.softcap.unwrap_or(0.0),
-        };
         let out = self.room(tokens, q.dim(1)?)?;
-        self.launch(
-            &shape.launch(kind, inputs.longest),
-            &[
-                Arg::Read(&rotated),
-                Arg::Read(keys),
-                Arg::Read(values),
-                Arg::Read(&inputs.tiles),
-                Arg::Read(&inputs.tables),
-                Arg::Read(spec.sinks.as_ref().unwrap_or(q)),
-                Arg::Bytes(bytemuck::bytes_of(&shape)),
-                Arg::Written(&out),
-            ],
-        )?;
+        let sinks = spec.sinks.as_ref().unwrap_or(q);
+        for Attend { launch, shape, combine } in dispatches {
+            let parts = combine.map(|combine| self.room(1, combine.part_values)).transpose()?;
+            self.launch(
+                &launch,
+                &[
+                    Arg::Read(&rotated),
+                    Arg::Read(keys),
+                    Arg::Read(values),
+                    Arg::Read(&inputs.tiles),
+                    Arg::Read(&inputs.tables),
+                    Arg::Read(sinks),
+                    Arg::Bytes(shape.bytes()),
+                    Arg::Written(parts.as_ref().unwrap_or(&out)),
+                ],
+            )?;
+            if let Some((Combine { launch, shape, .. }, parts)) = combine.zip(parts) {
+                let shape = Arg::Bytes(bytemuck::bytes_of(&shape));
+                let args = [Arg::Read(&parts), Arg::Read(&inputs.tiles), Arg::Read(sinks), shape, Arg::Written(&out)];
+                self.launch(&launch, &args)?;
+            }
+        }
         Ok(Some(out))
     }
 }

@@ -4,6 +4,7 @@
 //! At load the kernels are held against the formulas, and none of them is used on a device where they differ.
 
 use candle_core::{DType, Tensor};
+use pensieve_kernels::Activation;
 use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError,
     atomic::{AtomicBool, Ordering},
@@ -29,7 +30,6 @@ use crate::{
     },
     weights::{RawTensor, RopeStyle},
 };
-use pensieve_kernels::Activation;
 
 /// Rows of the step that a model begins with, and of the longest chunk of a prompt that the host makes by default.
 const WARM_ROWS: usize = 64;
@@ -65,8 +65,7 @@ pub(super) struct StepInputs {
     pub(super) slots: Tensor,
     pub(super) tiles: Tensor,
     pub(super) tables: Tensor,
-    pub(super) tile_count: usize,
-    pub(super) longest: usize,
+    pub(super) host: Arc<Inputs>,
 }
 
 /// An error of the device.
@@ -75,16 +74,21 @@ pub(super) fn failed(error: impl std::fmt::Display) -> Error {
 }
 
 impl<D: Driver> MetalKernels<D> {
-    /// The kernels, if they compute what the formulas do on this device.
+    /// The kernels that compute what the formulas do on this device; an error if there are none.
     pub(super) fn on(driver: D, formulas: Formulas) -> Result<Self> {
+        let mut kernels = Self::new(driver, formulas);
+        kernels.prove()?;
+        kernels.inputs().clear();
+        Ok(kernels)
+    }
+
+    /// The kernels, untried.
+    pub(super) fn new(driver: D, formulas: Formulas) -> Self {
         let driver = Arc::new(driver);
         let arena = Arena::new(driver.clone());
         let usable = Usable { attention: true, norms: true, products: true, elementwise: true, logits: true };
         let (inputs, is_pending) = (Mutex::default(), AtomicBool::new(false));
-        let mut kernels = Self { driver, arena, formulas, usable, declined: None, inputs, is_pending };
-        kernels.prove()?;
-        kernels.inputs().clear();
-        Ok(kernels)
+        Self { driver, arena, formulas, usable, declined: None, inputs, is_pending }
     }
 
     fn inputs(&self) -> MutexGuard<'_, Vec<StepInputs>> {
@@ -96,13 +100,12 @@ impl<D: Driver> MetalKernels<D> {
         self.inputs().get(group).cloned()
     }
 
-    fn on_device(&self, inputs: &Inputs) -> Result<StepInputs> {
+    fn on_device(&self, inputs: Inputs) -> Result<StepInputs> {
         Ok(StepInputs {
             slots: self.arena.ids(&inputs.slots)?,
             tiles: self.arena.ids(inputs.tiles.as_flattened())?,
             tables: self.arena.ids(&inputs.tables)?,
-            tile_count: inputs.tiles.len(),
-            longest: inputs.longest,
+            host: Arc::new(inputs),
         })
     }
 
@@ -115,7 +118,7 @@ impl<D: Driver> MetalKernels<D> {
         let mut inputs = self.inputs();
         inputs.clear();
         for group in groups {
-            inputs.push(self.on_device(&group)?);
+            inputs.push(self.on_device(group)?);
         }
         Ok(())
     }

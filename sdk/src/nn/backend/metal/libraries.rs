@@ -26,7 +26,23 @@ macro_rules! library {
     };
 }
 
-pub(super) static ATTENTION: Library = library!("attention" => "store_f16", "store_f32", "attend_f16", "attend_f32");
+pub(super) static ATTENTION: Library = library!(
+    "attention", "flash" =>
+    "store_f16", "store_f32", "attend_f16", "attend_f32", "combine_parts",
+    "flash_f16_64", "flash_f16_64_few",
+    "flash_f16_80", "flash_f16_80_few",
+    "flash_f16_96", "flash_f16_96_few",
+    "flash_f16_128", "flash_f16_128_few",
+    "flash_f16_192", "flash_f16_192_few",
+    "flash_f16_256", "flash_f16_256_few",
+    "flash_f16_512", "flash_f32_64",
+    "flash_f32_64_few", "flash_f32_80",
+    "flash_f32_80_few", "flash_f32_96",
+    "flash_f32_96_few", "flash_f32_128",
+    "flash_f32_128_few", "flash_f32_192",
+    "flash_f32_192_few", "flash_f32_256",
+    "flash_f32_256_few", "flash_f32_512",
+);
 pub(super) static NORMS: Library = library!("norms" => "rms_norm", "add_rms_norm", "layer_norm", "rms_norm_heads");
 pub(super) static PRODUCTS: Library = library!(
     "products" after "formats", "activations", "tiles" =>

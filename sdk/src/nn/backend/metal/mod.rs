@@ -4,6 +4,7 @@
 mod apple;
 mod arena;
 mod attend;
+mod attention;
 #[cfg(test)]
 mod double;
 mod driver;

@@ -226,3 +226,26 @@ impl<D: Driver> MetalKernels<D> {
         same(form.name, &compute(self)?, &compute(formulas)?, 1e-2)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Device;
+
+    use super::super::{double::Double, kernels::MetalKernels};
+    use super::{Formulas, Usable};
+
+    #[test]
+    fn kernels_that_compute_the_formulas_are_all_used() {
+        let kernels = MetalKernels::on(Double::default(), Formulas::plain(Device::Cpu)).unwrap();
+        let all = Usable { attention: true, norms: true, products: true, elementwise: true, logits: true };
+        assert_eq!((kernels.usable, kernels.declined), (all, None));
+    }
+
+    #[test]
+    fn kernels_that_compute_nothing_are_not_used() {
+        let double = Double::default();
+        double.record().is_idle = true;
+        let Err(error) = MetalKernels::on(double, Formulas::plain(Device::Cpu)) else { panic!("all are used") };
+        assert!(error.message.contains("differs by"), "{error}");
+    }
+}
