@@ -6,6 +6,8 @@
 
 mod check;
 mod convert;
+#[cfg(feature = "nn")]
+mod diagnostics;
 mod guard;
 mod model;
 mod pool;
@@ -125,7 +127,12 @@ extern "C" fn adapter_format(index: u32) -> RResult<api::AdapterBox, api::Plugin
     providers::adapter_format(EXPORTED.get(), index)
 }
 
-extern "C" fn extension(_id: RStr<'_>) -> ROption<api::Extension> {
+extern "C" fn extension(id: RStr<'_>) -> ROption<api::Extension> {
+    #[cfg(feature = "nn")]
+    if id == api::ext::diagnostics::ID {
+        return ROption::RSome(api::Extension::offer(&diagnostics::TABLE));
+    }
+    let _ = id;
     ROption::RNone
 }
 

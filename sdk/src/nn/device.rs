@@ -1,7 +1,7 @@
 //! Resolves a device name such as `auto`, `cuda:0` or `cuda:0+cuda:1` on this machine.
 //!
-//! `auto` takes the best device that passes a small computation, so a machine with a broken driver still serves. A device
-//! that was asked for by name and does not work is an error: who names one does not want another.
+//! `auto` takes the best device that passes a small computation, so a machine with a broken driver still serves. If a
+//! device is requested by name and does not work, that is an error: the user does not want another one.
 
 use candle_core::{DType, Device, Tensor};
 use std::panic::catch_unwind;
@@ -45,7 +45,7 @@ impl Chosen {
         self.name.split('+').collect()
     }
 
-    /// Refuses several devices, for architectures that run on one.
+    /// Rejects several devices, for architectures that run on one.
     pub fn alone(self) -> Result<Self> {
         if self.beside.is_empty() {
             return Ok(self);
@@ -66,7 +66,7 @@ fn all() -> Result<Chosen> {
     together(names.map(|name| open(&name).map(|device| (name, device))).collect::<Result<_>>()?)
 }
 
-/// Several devices by name, over which a model is spread.
+/// Opens several devices by name, to spread a model over.
 fn several(names: &[&str]) -> Result<Chosen> {
     let kind = |name: &str| name.split_once(':').map_or(name.to_owned(), |(kind, _)| kind.to_owned());
     let wrong = |what: String| {
@@ -107,7 +107,7 @@ fn together(opened: Vec<(String, Device)>) -> Result<Chosen> {
     Ok(Chosen { device, beside, name: names.join("+"), note: "asked for".into() })
 }
 
-/// Free memory of a device; `None` if it does not report any.
+/// Free memory of a device; `None` if it does not report it.
 pub(super) fn free_bytes(device: &Device) -> Option<u64> {
     match device {
         #[cfg(feature = "cuda")]
@@ -157,7 +157,7 @@ fn open(name: &str) -> Result<Device> {
             return Err(error.help("devices are auto, cpu, cuda:N and metal:N, and several as cuda:0+cuda:1"));
         }
     };
-    // candle panics on an ordinal that is not there.
+    // candle panics on an ordinal that does not exist.
     let opened = catch_unwind(|| new(ordinal).and_then(|device| smoke(&device).map(|()| device)));
     match opened {
         Ok(Ok(device)) => Ok(device),

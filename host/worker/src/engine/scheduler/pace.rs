@@ -1,21 +1,21 @@
-//! The size of prefill chunks. Streams feel a prompt as a pause, since a step with a chunk takes longer than one without. So
-//! the chunk is chosen to keep the step below a multiple of a decode-only step with the same number of streams. Both times
-//! are measured while serving: the first mixed step is put off to measure one without a chunk, and every so often another one
-//! goes without, as contexts grow and machines get busy. A single slow step moves the estimates little; a lasting change
-//! moves them within a few steps.
+//! The size of prefill chunks. Streams feel a prompt as a pause, since a step with a chunk takes longer than one
+//! without. So the chunk is sized to keep the step below a multiple of a decode-only step with the same number of
+//! streams. Both times are measured while serving: the first mixed step is delayed to measure one without a chunk, and
+//! every so often another one runs without, as contexts grow and machines get busy. A single slow step moves the
+//! estimates only a little; a lasting change moves them within a few steps.
 
 use std::time::Duration;
 
 use super::Config;
 
-/// The weight of a new measurement.
+/// Weight of a new measurement.
 const FRESH: f64 = 0.2;
-/// A measurement is clipped to this multiple of the estimate.
+/// Measurements are clipped to this multiple of the estimate.
 const ODD: f64 = 2.0;
-/// The time that a chunk may always take: a pause that no reader notices. Where steps take a millisecond, a chunk of no
-/// more than that would cost much more per token.
+/// Time that a chunk may always take: a pause that no reader notices. Where steps take a millisecond, a smaller chunk
+/// would cost much more per token.
 const PAUSE_SECONDS: f64 = 0.005;
-/// One step in this many mixed ones goes without a chunk.
+/// One in this many mixed steps runs without a chunk.
 const PROBE_INTERVAL: u32 = 32;
 
 /// GPUs and the CPU's kernels take prompts in tiles of rows; what is left of a chunk costs as much as a whole tile.
@@ -27,9 +27,9 @@ pub(super) struct Pace {
     chunk_max: usize,
     stretch: f64,
     prefill_seconds: f64,
-    /// Seconds of a step of nothing but decodes, by their number; 0 is never measured.
+    /// Seconds of a decode-only step, by number of decodes; index 0 is never measured.
     decode: Vec<Option<f64>>,
-    /// Decaying sums over chunks: their seconds, and their tokens.
+    /// Decaying sums over chunks: seconds and tokens.
     chunks: Option<(f64, f64)>,
     mixed_steps: u32,
 }
@@ -85,7 +85,7 @@ impl Pace {
         self.chunks = Some((costs * (1.0 - FRESH) + cost, all * (1.0 - FRESH) + tokens));
     }
 
-    /// Anything can slow a step down, nothing can speed it up: a time far below the estimate replaces it.
+    /// Anything can slow a step down and nothing can speed it up, so a time far below the estimate replaces it.
     fn record_decodes(&mut self, decodes: usize, seconds: f64) {
         if self.decode.len() <= decodes {
             self.decode.resize(decodes + 1, None);
@@ -97,8 +97,8 @@ impl Pace {
         });
     }
 
-    /// Seconds of a step of nothing but `decodes` decodes. Where that number was not measured, a lower bound: more streams
-    /// never take less time in all, nor more time each.
+    /// Seconds of a step with `decodes` decodes and no prompt. If that number was not measured, a lower bound: more
+    /// streams never take less time in total, nor more time each.
     fn decode_step(&self, decodes: usize) -> Option<f64> {
         if let Some(&Some(known)) = self.decode.get(decodes) {
             return Some(known);

@@ -2,8 +2,10 @@
 //! only candle's encoder puts both in order. It tracks which buffers were written, and places barriers.
 
 use candle_core::{DType, Device, MetalDevice, MetalStorage, Storage, Tensor, op::BackpropOp};
-use candle_metal_kernels::metal::{Buffer, ComputeCommandEncoder, ComputePipeline, MTLResourceOptions};
-use objc2_metal::{MTLCompileOptions, MTLDevice, MTLMathMode, MTLResource, MTLSize, MTLStorageMode};
+use candle_metal_kernels::metal::{Buffer, ComputeCommandEncoder, ComputePipeline};
+use objc2_metal::{
+    MTLCompileOptions, MTLDevice, MTLMathMode, MTLResource, MTLResourceOptions, MTLSize, MTLStorageMode,
+};
 use std::{
     collections::HashMap,
     ffi::c_void,
@@ -19,7 +21,11 @@ use super::{
     libraries::LIBRARIES,
     window::Window,
 };
-use crate::{Error, Result, nn::backend::{Backend, Formulas}, weights::Bytes};
+use crate::{
+    Error, Result,
+    nn::backend::{Backend, Formulas},
+    weights::Bytes,
+};
 
 /// As candle allocates, whose encoder orders the use of buffers that Metal does not track.
 const SHARED: MTLResourceOptions =
@@ -48,9 +54,8 @@ pub(in crate::nn) fn free_bytes(device: &MetalDevice) -> u64 {
 fn system_figure(name: &std::ffi::CStr) -> Option<u64> {
     let (mut value, mut size) = (0_u64, size_of::<u64>());
     // SAFETY: `value` has `size` bytes, and the name ends with a zero. Where the number is shorter, it fills the lower bytes.
-    let result = unsafe {
-        libc::sysctlbyname(name.as_ptr(), (&raw mut value).cast(), &raw mut size, std::ptr::null_mut(), 0)
-    };
+    let result =
+        unsafe { libc::sysctlbyname(name.as_ptr(), (&raw mut value).cast(), &raw mut size, std::ptr::null_mut(), 0) };
     (result == 0).then_some(value)
 }
 

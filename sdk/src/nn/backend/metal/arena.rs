@@ -58,7 +58,8 @@ impl<D: Driver> Arena<D> {
     pub(super) fn provide(&self, factor: usize, except_bytes: usize) -> Result<()> {
         let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
         let except = except_bytes.next_multiple_of(PAGE_BYTES);
-        let sizes: Vec<usize> = buffers.iter().map(|buffer| D::capacity(buffer)).filter(|size| *size != except).collect();
+        let sizes: Vec<usize> =
+            buffers.iter().map(|buffer| D::capacity(buffer)).filter(|size| *size != except).collect();
         for bytes in sizes {
             buffers.push(self.driver.allocate(bytes * factor)?);
         }

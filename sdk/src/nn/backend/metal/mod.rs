@@ -35,6 +35,8 @@ mod products;
 #[cfg(test)]
 mod program;
 mod proofs;
+#[cfg(any(feature = "metal", target_os = "macos"))]
+pub(in crate::nn) mod report;
 #[cfg(test)]
 mod tests;
 #[cfg(any(test, feature = "metal", target_os = "macos"))]
