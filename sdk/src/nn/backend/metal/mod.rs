@@ -1,6 +1,6 @@
 //! The backend of Apple's GPUs. The kernels are tested on every machine; only the code that launches them needs Metal.
 //!
-//! `products`, `experts` and `elementwise` describe dispatches that the backend takes up one by one; until it has, candle's ops
+//! `products`, `experts`, `elementwise` and `recurrence` describe dispatches that the backend takes up one by one; until it has, candle's ops
 //! stand in their place.
 
 #[cfg_attr(not(test), allow(dead_code))]
@@ -28,6 +28,10 @@ mod product_tests;
 mod products;
 #[cfg(test)]
 mod program;
+#[cfg_attr(not(test), allow(dead_code))]
+mod recurrence;
+#[cfg(test)]
+mod recurrence_tests;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
