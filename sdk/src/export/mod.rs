@@ -8,6 +8,7 @@ mod check;
 mod convert;
 mod guard;
 mod model;
+mod pool;
 mod providers;
 
 #[cfg(feature = "testing")]
@@ -130,7 +131,16 @@ extern "C" fn extension(_id: RStr<'_>) -> ROption<api::Extension> {
 
 #[cfg(test)]
 mod tests {
+    use super::{guard::guard, pool::counting};
     use pensieve_plugin_api::abi_stable::library::ROOT_MODULE_LOADER_NAME;
+
+    #[test]
+    fn what_a_host_calls_runs_within_an_autorelease_pool_that_ends_with_it_even_if_it_panics() {
+        let open = guard("a call", || Ok(counting::open()));
+        assert_eq!((open.into_result().unwrap(), counting::open()), (1, 0));
+        let _ = guard("a call", || -> crate::Result<()> { panic!("a defect") });
+        assert_eq!(counting::open(), 0);
+    }
 
     #[test]
     fn exports_under_the_name_that_a_host_looks_for() {

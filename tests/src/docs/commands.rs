@@ -1,21 +1,21 @@
-//! The commands that pages name, in the order in which they are run: what comes before a command prepares it. A page's own
-//! order need not be this one.
+//! The commands in the documentation, in the order in which they run: earlier commands prepare later ones. A page may
+//! list them in another order.
 
 use Way::{As, ByHand, Prints, Said, Serves, Test};
 
 /// How a command is run.
 pub enum Way {
-    /// As it stands; it succeeds and prints these words.
+    /// As written; succeeds and prints these words.
     Prints(&'static [&'static str]),
-    /// In this form, since the original names files that only its reader has.
+    /// In this form, since the original names files that only the reader has.
     As(&'static str, &'static [&'static str]),
-    /// As it stands, as the server of the following commands, until the next such one.
+    /// As written, as the server for the following commands, until the next server.
     Serves,
-    /// A test of this name does what it says.
+    /// A test of this name covers it.
     Test(&'static str),
-    /// By hand, for this reason.
+    /// Only by hand, for this reason.
     ByHand(&'static str),
-    /// Not a command, but output of the program.
+    /// Not a command but the program's output.
     Said,
 }
 

@@ -56,9 +56,13 @@ const VARIABLES: [&str; 18] = [
     "PENSIEVE_KERNELS",
 ];
 
+/// candle submits a Metal command buffer after so many ops; with this, a step is one. The scheduler bounds how long it takes.
+const METAL_OPS: (&str, &str) = ("CANDLE_METAL_COMPUTE_PER_BUFFER", "8192");
+
 /// The variables of a child that runs foreign code, its policy among them.
 pub(super) fn environment(policy: Option<&Policy>) -> impl Iterator<Item = (&'static str, OsString)> {
     let known = VARIABLES.iter().filter_map(|name| Some((*name, std::env::var_os(name)?)));
+    let known = known.chain([(METAL_OPS.0, METAL_OPS.1.into())]);
     known.chain(policy.map(|policy| (VARIABLE, policy.to_variable().into())))
 }
 

@@ -18,6 +18,9 @@ const THREADS: usize = 128;
 /// Query rows that a threadgroup of `attend` holds.
 const ROWS: usize = 8;
 
+/// The slot of a row that only fills up a batch: it is not remembered.
+pub(super) const NO_SLOT: u32 = u32::MAX;
+
 /// Tokens of a tile.
 const TILE_TOKENS: usize = 64;
 
@@ -79,7 +82,7 @@ impl AttendShape {
 }
 
 /// A batch's index data for the attention kernels.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Inputs {
     /// Of each new token.
     pub(super) slots: Vec<u32>,

@@ -1,8 +1,12 @@
-//! The backend of Apple's GPUs. The kernels are tested on every machine; only the code that launches them needs Metal.
-//!
-//! `products`, `experts`, `elementwise` and `recurrence` describe dispatches that the backend takes up one by one; until it has, candle's ops
-//! stand in their place.
+//! The backend of Apple's GPUs. Everything but [`apple`] runs on every machine, tests included; see [`driver`].
 
+#[cfg(any(feature = "metal", target_os = "macos"))]
+mod apple;
+mod arena;
+mod attention;
+#[cfg(test)]
+mod double;
+mod driver;
 #[cfg_attr(not(test), allow(dead_code))]
 mod elementwise;
 #[cfg(test)]
@@ -11,10 +15,12 @@ mod elementwise_tests;
 mod experts;
 #[cfg(test)]
 mod experts_tests;
+#[cfg(any(test, feature = "metal", target_os = "macos"))]
+mod figures;
 mod inputs;
-#[cfg(any(feature = "metal", target_os = "macos"))]
 mod kernels;
 mod launch;
+#[cfg(any(test, feature = "metal", target_os = "macos"))]
 mod libraries;
 #[cfg(test)]
 mod mistakes;
@@ -28,6 +34,7 @@ mod product_tests;
 mod products;
 #[cfg(test)]
 mod program;
+mod proofs;
 #[cfg_attr(not(test), allow(dead_code))]
 mod recurrence;
 #[cfg(test)]
@@ -38,4 +45,6 @@ mod tests;
 mod weights;
 
 #[cfg(any(feature = "metal", target_os = "macos"))]
-pub(in crate::nn) use kernels::MetalKernels;
+pub(in crate::nn) use apple::{free_bytes, proved};
+#[cfg(test)]
+pub(in crate::nn) use double::Double;
