@@ -12,6 +12,7 @@ const NORM_THREADS: usize = 256;
 const NORM_HEADS: usize = NORM_THREADS / 32;
 
 const BEST_THREADS: usize = 512;
+const CANDIDATES_MAX: usize = 512;
 const ELEMENT_THREADS: usize = 256;
 
 /// The most ranges of columns that are copied at once.
@@ -142,5 +143,31 @@ pub(super) struct BestShape {
 impl BestShape {
     pub(super) fn launch(rows: usize) -> Launch {
         Launch { kernel: "best", groups: [rows, 1, 1], threads: BEST_THREADS, shared_bytes: 0 }
+    }
+}
+
+/// The kernel's tensors are rows of logits and their masks, a bit for each token; behind this shape come `top` ids and scores of each row
+/// and its two totals, as `CandidateRows` has them.
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct CandidatesShape {
+    width: u32,
+    top: u32,
+    words: u32,
+}
+
+impl CandidatesShape {
+    /// `None` for more candidates than a threadgroup holds.
+    pub(super) fn new(width: usize, top: usize, has_masks: bool) -> Option<Self> {
+        let words = if has_masks { width.div_ceil(32) } else { 0 };
+        (1..=CANDIDATES_MAX).contains(&top).then_some(Self {
+            width: u32::try_from(width).ok()?,
+            top: top as u32,
+            words: words as u32,
+        })
+    }
+
+    pub(super) fn launch(rows: usize) -> Launch {
+        Launch { kernel: "candidates", groups: [rows, 1, 1], threads: BEST_THREADS, shared_bytes: 0 }
     }
 }

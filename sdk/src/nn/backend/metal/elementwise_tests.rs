@@ -5,11 +5,14 @@ use pensieve_kernels::Activation;
 use std::sync::LazyLock;
 
 use super::{
-    elementwise::{BestShape, ColumnsShape, ElementShape, HeadNormShape, Norm, NormShape, RANGES},
+    elementwise::{BestShape, CandidatesShape, ColumnsShape, ElementShape, HeadNormShape, Norm, NormShape, RANGES},
     libraries,
     program::{Program, bytes, close, of, values},
 };
-use crate::nn::backend::{Backend, Formulas, best_of_row};
+use crate::{
+    nn::backend::{Backend, Formulas, best_of_row},
+    outputs::CandidateRows,
+};
 
 static NORMS: LazyLock<Program> = LazyLock::new(|| Program::compile(&libraries::NORMS));
 static ELEMENTWISE: LazyLock<Program> = LazyLock::new(|| Program::compile(&libraries::ELEMENTWISE));
@@ -117,6 +120,55 @@ pub(super) fn check_best(program: &Program) -> Result<(), String> {
     Ok(())
 }
 
+/// Holds candidates against what the host chooses, by masks and without.
+pub(super) fn check_candidates(program: &Program) -> Result<(), String> {
+    let mut rows = logits().to_vec();
+    // Many equals, of which the first count.
+    rows[6].iter_mut().for_each(|x| *x = x.round());
+    let width = rows[0].len();
+    let words = width.div_ceil(32);
+    for (top, has_masks) in [(1, false), (40, false), (512, true), (7, true)] {
+        let mask = |row: usize| (0..words).map(move |word| 0x9249_2492_u32.rotate_left((word + row) as u32));
+        // The last row may choose nothing.
+        let masks: Vec<u32> =
+            (0..rows.len()).flat_map(|row| mask(row).map(move |word| if row == 5 { 0 } else { word })).collect();
+        let shape = CandidatesShape::new(width, top, has_masks).expect("few enough candidates");
+        let buffers = [
+            bytes(&rows.concat()),
+            bytemuck::cast_slice(&masks).to_vec(),
+            bytemuck::bytes_of(&shape).to_vec(),
+            empty(rows.len() * top),
+            empty(rows.len() * top),
+            empty(rows.len() * 2),
+        ];
+        let out = program.run(&CandidatesShape::launch(rows.len()), &buffers)?;
+        let (mut ids, mut scores) = (vec![0; rows.len() * top], vec![0.0; rows.len() * top]);
+        let mut totals = vec![0.0; rows.len() * 2];
+        let mut expected = CandidateRows { ids: &mut ids, scores: &mut scores, totals: &mut totals };
+        for (row, logits) in rows.iter().enumerate() {
+            let mask = if has_masks { &masks[row * words..(row + 1) * words] } else { &[] };
+            expected.choose(row, top, logits, mask);
+        }
+        let what = |row: usize| format!("row {row} of {top} candidates");
+        let ours: Vec<u32> = out[3].as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
+        if let Some(place) = (0..ours.len()).find(|place| ours[*place] != ids[*place]) {
+            return Err(format!("{}: id {place} is {}, not {}", what(place / top), ours[place], ids[place]));
+        }
+        for (place, (ours, score)) in values(&out[4]).iter().zip(&scores).enumerate() {
+            if ours.to_bits() != score.to_bits() {
+                return Err(format!("{}: a score is {ours}, not {score}", what(place / top)));
+            }
+        }
+        for (place, (ours, total)) in values(&out[5]).iter().zip(&totals).enumerate() {
+            let is_same = (ours - total).abs() <= 1e-4 || ours == total || ours.is_nan() && total.is_nan();
+            if !is_same {
+                return Err(format!("{}: total {place} is {ours}, not {total}", what(place / 2)));
+            }
+        }
+    }
+    Ok(())
+}
+
 const KINDS: [Activation; 5] =
     [Activation::Silu, Activation::GeluErf, Activation::GeluTanh, Activation::Sigmoid, Activation::Softplus];
 
@@ -129,6 +181,12 @@ fn norms_on_metal_are_the_formulas() {
 #[test]
 fn the_best_of_logits_on_metal_is_the_host_s() {
     check_best(&LOGITS).unwrap();
+}
+
+#[test]
+fn candidates_on_metal_are_the_host_s() {
+    check_candidates(&LOGITS).unwrap();
+    assert!(CandidatesShape::new(1000, 513, false).is_none());
 }
 
 #[test]

@@ -6,9 +6,6 @@
 // (32 bytes) plus a whole number of blocks, which decides what may be loaded at once: 16 bytes from Q4_K and Q5_K, two from
 // most, one from MXFP4 and INT4.
 
-// Loops over arrays in registers, which would lie in memory if one were left.
-#define UNROLLED _Pragma("clang loop unroll(full)") for
-
 struct Eight {
     float code[8], scale, minimum;
 };

@@ -54,6 +54,11 @@ pub(super) static EXPERTS: Library = library!(
 );
 pub(super) static ELEMENTWISE: Library =
     library!("elementwise" after "activations" => "add", "gate", "bias_act_scale", "columns");
-pub(super) static LOGITS: Library = library!("logits" after "ordering" => "best");
+pub(super) static LOGITS: Library = library!("logits" after "ordering" => "best", "candidates");
+pub(super) static RECURRENCE: Library = library!(
+    "recurrence" after "activations" =>
+    "short_conv", "keep_inputs", "recurrence_4", "recurrence_8", "recurrence_16", "recurrence_32", "recurrence_64"
+);
 
-pub(super) static LIBRARIES: [&Library; 6] = [&ATTENTION, &NORMS, &PRODUCTS, &EXPERTS, &ELEMENTWISE, &LOGITS];
+pub(super) static LIBRARIES: [&Library; 7] =
+    [&ATTENTION, &NORMS, &PRODUCTS, &EXPERTS, &ELEMENTWISE, &LOGITS, &RECURRENCE];

@@ -1,12 +1,13 @@
-//! Mutation tests of products, experts, norms and the best of logits: see `mistakes`.
+//! Mutation tests of products, experts, norms, the best of logits and recurrences: see `mistakes`.
 
 use super::{
-    elementwise_tests::{check_best, check_heads, check_norms},
+    elementwise_tests::{check_best, check_candidates, check_heads, check_norms},
     experts_tests::{MIXTURES, check_mixture, check_routes, check_sort},
-    libraries::{EXPERTS, LOGITS, NORMS, PRODUCTS},
+    libraries::{EXPERTS, LOGITS, NORMS, PRODUCTS, RECURRENCE},
     mistakes::{BARRIER, Found, Mistake, are_found},
     product_tests::{CASES, Case, check, check_embeddings},
     program::Program,
+    recurrence_tests::{MATRICES, check_conv, check_matrices},
 };
 
 const NO_BARRIER: &str = "if (!HERE) threadgroup_barrier(mem_flags::mem_threadgroup);";
@@ -117,6 +118,29 @@ const BEST_MISTAKES: &[Mistake] = &[
     mistake!(Found::InAll, "the order of negative numbers is reversed", "? ~bits : bits" => "? (HERE ? bits : ~bits) : bits"),
 ];
 
+const DELTA: Found = Found::In("0");
+
+const RECURRENCE_MISTAKES: &[Mistake] = &[
+    mistake!(DELTA, "keys are read before they are there", behind "betas[thread_index] = beta", BARRIER => NO_BARRIER),
+    mistake!(DELTA, "the next tokens replace those that are still read", behind "const ulong begun =", BARRIER => NO_BARRIER),
+    mistake!(DELTA, "a state is kept a token too late",
+        "tables[sequence.kept + 2 * kept] <= begun" => "tables[sequence.kept + 2 * kept] + HERE <= begun"),
+    mistake!(DELTA, "what is known has not faded", "write -= fade * known" => "write -= (HERE ? 1.0f : fade) * known"),
+    mistake!(DELTA, "half of the lanes know nothing", "known += simd_shuffle_xor(known, 2)" =>
+        "known += HERE ? 0.0f : simd_shuffle_xor(known, 2)"),
+    mistake!(Found::In("1"), "heads share keys in another order", "shape.interleaved_heads ?" =>
+        "shape.interleaved_heads != HERE ?"),
+    mistake!(Found::In("2"), "a token's own value is forgotten", "past * value;" => "(HERE ? 0.0f : past) * value;"),
+    mistake!(Found::In("4"), "the last column is not written", "const bool is_there = at < value_dim;" =>
+        "const bool is_there = at + HERE < value_dim;"),
+    mistake!(Found::InAll, "a convolution has no oldest input", "i < before && sequence.read != NO_SLOT" =>
+        "i + HERE < before && sequence.read != NO_SLOT"),
+    mistake!(Found::InAll, "an input is a row too old", "before, offset, before - tap)" =>
+        "before, offset, before - tap + (HERE && tap > 0))"),
+    mistake!(Found::InAll, "a state ends a row too early", "before, end - sequence.start, before - i)" =>
+        "before, end - sequence.start - HERE, before - i)"),
+];
+
 /// `ROWS: CASE`.
 fn case_of(name: &str) -> Case<'static> {
     let (rows, name) = name.split_once(": ").unwrap();
@@ -150,5 +174,16 @@ fn mistakes_in_the_norms_are_found() {
 
 #[test]
 fn mistakes_in_the_best_of_logits_are_found() {
-    are_found(&LOGITS, BEST_MISTAKES, |program, _| check_best(program));
+    are_found(&LOGITS, BEST_MISTAKES, |program, found| match found {
+        Found::In(_) => check_candidates(program),
+        _ => check_best(program),
+    });
+}
+
+#[test]
+fn mistakes_in_the_recurrences_are_found() {
+    are_found(&RECURRENCE, RECURRENCE_MISTAKES, |program, found| match found {
+        Found::In(case) => check_matrices(program, &MATRICES[case.parse::<usize>().unwrap()]),
+        _ => check_conv(program, 4, true),
+    });
 }
