@@ -92,7 +92,7 @@ impl Outputs<'_> {
 
 impl CandidateRows<'_> {
     /// Fills a row with the best candidates of a row of logits.
-    fn choose(&mut self, row: usize, top: usize, logits: &[f32], mask: &[u32]) {
+    pub(crate) fn choose(&mut self, row: usize, top: usize, logits: &[f32], mask: &[u32]) {
         let allowed = |token: usize| mask.is_empty() || mask[token / 32] >> (token % 32) & 1 == 1;
         let best_first = |a: &u32, b: &u32| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b));
         let tokens = (0..logits.len()).filter(|&token| allowed(token)).map(|token| token as u32);
