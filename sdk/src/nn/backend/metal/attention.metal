@@ -7,6 +7,9 @@ constant constexpr uint BLOCK_TOKENS = 16;
 constant constexpr uint NO_SLOT = 0xFFFFFFFFu;
 // The keys that a threadgroup of `attend` looks at at once, and the query rows that it holds.
 constant constexpr uint TILE = 32, ROWS = 8;
+// The score of a key that a row does not see, and the peak of a row that has seen none. It is finite, as infinities and NaN
+// are undefined where fast math is on.
+constant constexpr float UNSEEN = -1e30f;
 
 struct StoreShape {
     uint heads, kv_heads, head_dim, half_dim, is_interleaved, rotates, tokens;
@@ -92,7 +95,7 @@ inline void attend(device const float *q, device const T *keys, device const T *
         sums[i] = 0.0f;
     }
     if (thread_index < ROWS) {
-        peak[thread_index] = -INFINITY;
+        peak[thread_index] = UNSEEN;
         mass[thread_index] = 0.0f;
     }
     // The last row sees the most keys, the first one the oldest of a window.
@@ -120,20 +123,20 @@ inline void attend(device const float *q, device const T *keys, device const T *
             dot += simd_shuffle_xor(dot, 1);
             dot += simd_shuffle_xor(dot, 2);
             if (part != 0) continue;
-            if (shape.softcap > 0.0f) dot = shape.softcap * tanh(dot / shape.softcap);
+            if (shape.softcap > 0.0f) dot = shape.softcap * precise::tanh(dot / shape.softcap);
             const uint position = tile.z + (first_row + row) / shared_by;
             const bool is_seen = row < rows && at <= position && (shape.window == 0 || position - at < shape.window);
-            scores[row][key] = is_seen ? dot : -INFINITY;
+            scores[row][key] = is_seen ? dot : UNSEEN;
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
         for (uint row = simd; row < ROWS; row += THREADS / SIMD) {
             const float score = scores[row][lane], before = peak[row], now = max(before, simd_max(score));
-            // A row that has seen no key yet keeps −∞ as its peak, and −∞ − −∞ is not a number.
-            const float weight = now == -INFINITY ? 0.0f : exp(score - now), sum = simd_sum(weight);
+            // Where a row has seen no key yet, these are 1, and count for nothing from its first key on.
+            const float weight = exp(score - now), sum = simd_sum(weight);
             scores[row][lane] = weight;
             simdgroup_barrier(mem_flags::mem_threadgroup);
             if (lane == 0) {
-                factor[row] = before == -INFINITY ? 0.0f : exp(before - now);
+                factor[row] = exp(before - now);
                 mass[row] = mass[row] * factor[row] + sum;
                 peak[row] = now;
             }

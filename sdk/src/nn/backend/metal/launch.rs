@@ -8,3 +8,9 @@ pub(super) struct Launch {
     pub(super) threads: usize,
     pub(super) shared_bytes: usize,
 }
+
+/// Threads of a threadgroup, as `common.metal` has them.
+pub(super) const THREADS: usize = 128;
+
+/// Threadgroup memory that every GPU has.
+pub(super) const SHARED_BYTES_MAX: usize = 32 << 10;

@@ -3,35 +3,42 @@
 //! All mistakes are in one source, so that it is compiled once, and a run says which one it makes.
 
 use super::{
-    libraries::{ATTENTION, Library, NORMS},
+    libraries::{ATTENTION, Library},
     program::Program,
-    tests::{CASES, check, check_norm},
+    tests::{CASES, Way, check},
 };
 
-const BARRIER: &str = "threadgroup_barrier(mem_flags::mem_threadgroup);";
+pub(super) const BARRIER: &str = "threadgroup_barrier(mem_flags::mem_threadgroup);";
 
 /// How a mistake is found.
 #[derive(Clone, Copy)]
-enum Found {
+pub(super) enum Found {
     /// The numbers are not the formula's for the heads of this family.
     In(&'static str),
+    /// The same, by the kernels of matrices, over whole contexts or parts of them.
+    InFlash(&'static str, Way),
     /// The numbers are not the formula's for any input.
     InAll,
-    /// Threads wait where others never come.
+    /// Threads of `attend`, or of `flash`, wait where others never come.
     Waiting,
+    WaitingInFlash,
+    /// Lanes of a SIMD-group do not take part in the same work on matrices.
+    Apart,
+    /// A threadgroup writes behind its memory.
+    Behind,
 }
 
-struct Mistake {
-    what: &'static str,
+pub(super) struct Mistake {
+    pub(super) what: &'static str,
     /// What is changed is right behind this in the source, or begins it.
-    behind: &'static str,
-    right: &'static str,
+    pub(super) behind: &'static str,
+    pub(super) right: &'static str,
     /// In this, `HERE` is whether the mistake is made.
-    wrong: &'static str,
-    found: Found,
+    pub(super) wrong: &'static str,
+    pub(super) found: Found,
 }
 
-const ATTENTION_MISTAKES: &[Mistake] = &[
+const SCALAR_MISTAKES: &[Mistake] = &[
     Mistake {
         what: "keys are read before all queries are there",
         behind: "start += TILE) {",
@@ -41,7 +48,7 @@ const ATTENTION_MISTAKES: &[Mistake] = &[
     },
     Mistake {
         what: "a softmax begins before all scores are there",
-        behind: "is_seen ? dot : -INFINITY;",
+        behind: "is_seen ? dot : UNSEEN;",
         right: BARRIER,
         wrong: "if (!HERE) threadgroup_barrier(mem_flags::mem_threadgroup);",
         found: Found::In("llama"),
@@ -62,7 +69,7 @@ const ATTENTION_MISTAKES: &[Mistake] = &[
     },
     Mistake {
         what: "half of a threadgroup passes a barrier by",
-        behind: "is_seen ? dot : -INFINITY;",
+        behind: "is_seen ? dot : UNSEEN;",
         right: BARRIER,
         wrong: "if (!HERE || thread_index < 64) threadgroup_barrier(mem_flags::mem_threadgroup);",
         found: Found::Waiting,
@@ -139,13 +146,156 @@ const ATTENTION_MISTAKES: &[Mistake] = &[
     },
 ];
 
-const NORM_MISTAKES: &[Mistake] = &[Mistake {
-    what: "a norm is taken before all squares are there",
-    behind: "partial[simd] = squares;",
-    right: BARRIER,
-    wrong: "if (!HERE) threadgroup_barrier(mem_flags::mem_threadgroup);",
-    found: Found::InAll,
-}];
+/// In `flash.metal`.
+const FLASH_MISTAKES: &[Mistake] = &[
+    Mistake {
+        what: "a tile of keys is read before it is there",
+        behind: "load_tile<T, D>(key_tile, keys + head_start, table, start, low, end, thread_index);",
+        right: BARRIER,
+        wrong: "if (!HERE) threadgroup_barrier(mem_flags::mem_threadgroup);",
+        found: Found::InFlash("llama", Way::Whole),
+    },
+    Mistake {
+        what: "keys make place for values while others read them",
+        behind: "simdgroup_store(products[k], scratch + 8 * k, SCRATCH);",
+        right: BARRIER,
+        wrong: "if (!HERE) threadgroup_barrier(mem_flags::mem_threadgroup);",
+        found: Found::InFlash("llama", Way::Whole),
+    },
+    Mistake {
+        what: "values are summed before they are there",
+        behind: "peak = now;\n        ",
+        right: BARRIER,
+        wrong: "if (!HERE) threadgroup_barrier(mem_flags::mem_threadgroup);",
+        found: Found::InFlash("llama", Way::Whole),
+    },
+    Mistake {
+        what: "the next keys overwrite values that others sum",
+        behind: "for (; start < end; start += KEYS) {",
+        right: BARRIER,
+        wrong: "if (!HERE) threadgroup_barrier(mem_flags::mem_threadgroup);",
+        found: Found::InFlash("llama", Way::Whole),
+    },
+    Mistake {
+        what: "weights are read before all lanes have written theirs",
+        behind: "j == line ? factor : 0.0f;",
+        right: "simdgroup_barrier(mem_flags::mem_threadgroup);",
+        wrong: "if (!HERE) simdgroup_barrier(mem_flags::mem_threadgroup);",
+        found: Found::InFlash("llama", Way::Whole),
+    },
+    Mistake {
+        what: "half of a threadgroup passes a barrier by",
+        behind: "peak = now;\n        ",
+        right: BARRIER,
+        wrong: "if (!HERE || thread_index < 64) threadgroup_barrier(mem_flags::mem_threadgroup);",
+        found: Found::WaitingInFlash,
+    },
+    Mistake {
+        what: "some lanes leave a product out",
+        behind: "",
+        right: "simdgroup_multiply_accumulate(sums[i], weight",
+        wrong: "if (!HERE || lane > 7) simdgroup_multiply_accumulate(sums[i], weight",
+        found: Found::WaitingInFlash,
+    },
+    Mistake {
+        what: "lanes load different matrices",
+        behind: "",
+        right: "simdgroup_load(value, key_tile + 8 * k * STRIDE",
+        wrong: "simdgroup_load(value, key_tile + 8 * (HERE ? lane % 2 : k) * STRIDE",
+        found: Found::Apart,
+    },
+    Mistake {
+        what: "rows scale in some lanes alone",
+        behind: "",
+        right: "const bool is_higher = simd_any(now > peak);",
+        wrong: "const bool is_higher = HERE ? now > peak : simd_any(now > peak);",
+        found: Found::Apart,
+    },
+    Mistake {
+        what: "a tile is longer than its memory",
+        behind: "",
+        right: "((threadgroup uint4 *)(tile + key * STRIDE))",
+        wrong: "((threadgroup uint4 *)(tile + (key + HERE) * STRIDE))",
+        found: Found::Behind,
+    },
+    Mistake {
+        what: "the block table is not followed",
+        behind: "at = min(max(start + key, low), end - 1);",
+        right: "(ulong)table[at / BLOCK_TOKENS]",
+        wrong: "(ulong)(HERE ? at / BLOCK_TOKENS : table[at / BLOCK_TOKENS])",
+        found: Found::InFlash("llama", Way::Whole),
+    },
+    Mistake {
+        what: "keys are not transposed",
+        behind: "",
+        right: "ulong2(0), true)",
+        wrong: "ulong2(0), !HERE)",
+        found: Found::InFlash("llama", Way::Whole),
+    },
+    Mistake {
+        what: "a token sees the one behind it",
+        behind: "precise::tanh(score / shape.softcap);",
+        right: "at <= position &&",
+        wrong: "at <= position + HERE &&",
+        found: Found::InFlash("llama", Way::Whole),
+    },
+    Mistake {
+        what: "a window is one token too wide",
+        behind: "precise::tanh(score / shape.softcap);",
+        right: "position - at < shape.window)",
+        wrong: "position - at < shape.window + HERE)",
+        found: Found::InFlash("mistral", Way::Whole),
+    },
+    Mistake {
+        what: "a window begins one token too late",
+        behind: "",
+        right: "first_at + 1 - shape.window : 0;\n    uint end",
+        wrong: "first_at + 1 + HERE - shape.window : 0;\n    uint end",
+        found: Found::InFlash("mistral", Way::Whole),
+    },
+    Mistake {
+        what: "slices do not add up their scores",
+        behind: "",
+        right: "for (uint c = 0; c < C; c++)",
+        wrong: "for (uint c = 0; c < (HERE ? 1 : C); c++)",
+        found: Found::InFlash("gemma", Way::Whole),
+    },
+    Mistake {
+        what: "scores have no cap",
+        behind: "score *= shape.scale;\n            ",
+        right: "if (shape.softcap > 0.0f)",
+        wrong: "if (shape.softcap > 0.0f && !HERE)",
+        found: Found::InFlash("gemma", Way::Whole),
+    },
+    Mistake {
+        what: "sums are not scaled down to a new peak",
+        behind: "simd_any(now > peak);\n",
+        right: "if (is_higher)",
+        wrong: "if (is_higher && !HERE)",
+        found: Found::InFlash("llama", Way::Whole),
+    },
+    Mistake {
+        what: "a sink has no mass",
+        behind: "",
+        right: "} else if (shape.has_sinks) {",
+        wrong: "} else if (shape.has_sinks && !HERE) {",
+        found: Found::InFlash("gpt-oss", Way::Whole),
+    },
+    Mistake {
+        what: "parts are added up without their peaks",
+        behind: "sum += first[i * width + d] * ",
+        right: "exp(peaks[i * width] - top)",
+        wrong: "(HERE ? 1.0f : exp(peaks[i * width] - top))",
+        found: Found::InFlash("llama", Way::Parts),
+    },
+    Mistake {
+        what: "the parts of one row are another's",
+        behind: "device const float *first =",
+        right: "* shape.rows + row)",
+        wrong: "* shape.rows + row * !HERE)",
+        found: Found::InFlash("llama", Way::Parts),
+    },
+];
 
 /// The library with all mistakes, of which a run makes one or none.
 fn planted(library: &Library, mistakes: &[Mistake]) -> Program {
@@ -165,27 +315,43 @@ fn planted(library: &Library, mistakes: &[Mistake]) -> Program {
 }
 
 /// Makes each mistake and expects that the check finds it.
-fn are_found(library: &Library, mistakes: &[Mistake], check: impl Fn(&Program, Found) -> Result<(), String>) {
+pub(super) fn are_found(
+    library: &Library,
+    mistakes: &[Mistake],
+    check: impl Fn(&Program, Found) -> Result<(), String>,
+) {
     let mut program = planted(library, mistakes);
-    check(&program, Found::Waiting).expect("the kernels without a mistake");
     for (number, Mistake { what, found, .. }) in mistakes.iter().enumerate() {
         program.mistake = number + 1;
         let said = check(&program, *found).expect_err(what);
-        let waits = said.contains("wait where others never come");
-        assert_eq!(waits, matches!(found, Found::Waiting), "{what}: {said}");
-        assert!(waits || (said.contains(" is ") && said.contains(", not ")), "{what}: {said}");
+        let expected: &[&str] = match found {
+            Found::Waiting | Found::WaitingInFlash => &["wait where others never come"],
+            Found::Apart => &["work on different matrices"],
+            Found::Behind => &["writes behind its memory"],
+            Found::In(_) | Found::InFlash(..) | Found::InAll => &[" is ", ", not "],
+        };
+        assert!(expected.iter().all(|words| said.contains(words)), "{what}: {said}");
+        program.mistake = 0;
+        check(&program, *found).unwrap_or_else(|said| panic!("without a mistake: {said}"));
+    }
+}
+
+fn attends(program: &Program, found: Found) -> Result<(), String> {
+    let family = |name: &str| CASES.into_iter().find(|case| case.family == name).unwrap();
+    match found {
+        Found::In(name) => check(program, family(name), &[Way::Scalar]),
+        Found::InFlash(name, way) => check(program, family(name), &[way]),
+        Found::InAll | Found::Waiting => check(program, CASES[0], &[Way::Scalar]),
+        Found::WaitingInFlash | Found::Apart | Found::Behind => check(program, CASES[0], &[Way::Whole]),
     }
 }
 
 #[test]
-fn mistakes_in_the_attention_kernels_are_found() {
-    are_found(&ATTENTION, ATTENTION_MISTAKES, |program, found| match found {
-        Found::In(family) => check(program, CASES.into_iter().find(|case| case.family == family).unwrap()),
-        Found::InAll | Found::Waiting => check(program, CASES[0]),
-    });
+fn mistakes_in_attention_are_found() {
+    are_found(&ATTENTION, SCALAR_MISTAKES, attends);
 }
 
 #[test]
-fn mistakes_in_the_norm_kernels_are_found() {
-    are_found(&NORMS, NORM_MISTAKES, |program, _| check_norm(program));
+fn mistakes_in_attention_on_matrices_are_found() {
+    are_found(&ATTENTION, FLASH_MISTAKES, attends);
 }

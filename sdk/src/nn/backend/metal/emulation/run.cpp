@@ -15,7 +15,7 @@ static std::vector<Buffer> buffers;
 static std::vector<char> shared;
 
 // The memory of a threadgroup ends in bytes that no kernel may touch.
-constexpr size_t GUARD = 64;
+constexpr size_t GUARD = 4096;
 
 struct Place {
     uint3 group;
