@@ -192,7 +192,9 @@ impl<D: Driver> Backend for MetalKernels<D> {
 
     fn finish(&self) -> Result<()> {
         self.is_pending.store(false, Ordering::Relaxed);
-        self.driver.finish()
+        let finished = self.driver.finish();
+        self.arena.release();
+        finished
     }
 
     fn finds_best(&self) -> bool {
