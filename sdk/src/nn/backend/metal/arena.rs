@@ -81,9 +81,12 @@ impl<D: Driver> Arena<D> {
         let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
         let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
         let except = except_bytes.next_multiple_of(PAGE_BYTES);
-        for buffers in [&mut *buffers, &mut written.buffers] {
-            let sizes: Vec<usize> =
-                buffers.iter().map(|buffer| D::capacity(buffer)).filter(|size| *size != except).collect();
+        let sizes = |buffers: &[Arc<D::Buffer>]| buffers.iter().map(|buffer| D::capacity(buffer)).collect::<Vec<_>>();
+        let (mut computed, kept) = (sizes(&buffers), sizes(&written.buffers));
+        if let Some(place) = computed.iter().position(|size| *size == except) {
+            computed.swap_remove(place);
+        }
+        for (buffers, sizes) in [(&mut *buffers, computed), (&mut written.buffers, kept)] {
             for bytes in sizes {
                 buffers.push(self.driver.allocate(bytes * factor)?);
             }
