@@ -35,18 +35,18 @@ mod products;
 #[cfg(test)]
 mod program;
 mod proofs;
-#[cfg_attr(not(test), allow(dead_code))]
 mod recurrence;
 #[cfg(test)]
 mod recurrence_tests;
+mod recurrent;
 #[cfg(any(feature = "metal", target_os = "macos"))]
 pub(in crate::nn) mod report;
 #[cfg(test)]
 mod tests;
-#[cfg(any(test, feature = "metal", target_os = "macos"))]
-mod window;
 #[cfg(test)]
 mod weights;
+#[cfg(any(test, feature = "metal", target_os = "macos"))]
+mod window;
 
 #[cfg(any(feature = "metal", target_os = "macos"))]
 pub(in crate::nn) use apple::{free_bytes, proved};

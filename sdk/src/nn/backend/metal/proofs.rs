@@ -90,11 +90,12 @@ impl<D: Driver> MetalKernels<D> {
             self.prove_products(),
             self.prove_elementwise(),
             self.prove_best(),
+            self.prove_recurrence(),
         ];
         // Comparisons have read everything, so an error of the device has shown there; this only forgets it.
         let finished = self.finish();
-        let [attention, norms, products, elementwise, logits] = proved.each_ref().map(Result::is_ok);
-        self.usable = Usable { attention, norms, products, elementwise, logits };
+        let [attention, norms, products, elementwise, logits, recurrence] = proved.each_ref().map(Result::is_ok);
+        self.usable = Usable { attention, norms, products, elementwise, logits, recurrence };
         self.declined = proved.into_iter().filter_map(|result| result.err().map(|error| error.message)).next();
         match &self.declined {
             Some(why) if self.usable == Usable::default() => Err(failed(why)),
@@ -110,10 +111,8 @@ impl<D: Driver> MetalKernels<D> {
         same("the sum", &sum, &(&x + y)?, 1e-5)?;
         same("rms_norm", &normed, &self.formulas.rms_norm(&sum, &weight, 1e-5)?, 1e-4)?;
         same("rms_norm", &self.rms_norm(&x, &weight, 1e-5)?, &self.formulas.rms_norm(&x, &weight, 1e-5)?, 1e-4)?;
-        let (ours, formula) = (
-            self.layer_norm(&x, &weight, &weight, 1e-5)?,
-            self.formulas.layer_norm(&x, &weight, &weight, 1e-5)?,
-        );
+        let (ours, formula) =
+            (self.layer_norm(&x, &weight, &weight, 1e-5)?, self.formulas.layer_norm(&x, &weight, &weight, 1e-5)?);
         same("layer_norm", &ours, &formula, 1e-4)
     }
 
@@ -142,7 +141,12 @@ impl<D: Driver> MetalKernels<D> {
             }
             let x = self.formulas.wave(3, INPUTS)?;
             let (product, residual) = (x.matmul(&dense.t()?)?, self.formulas.wave(3, OUTPUTS)?);
-            near("a sum with a product", &self.add_linear(&residual, &x, &matrix, None)?, &(residual + &product)?, 5e-3)?;
+            near(
+                "a sum with a product",
+                &self.add_linear(&residual, &x, &matrix, None)?,
+                &(residual + &product)?,
+                5e-3,
+            )?;
             let x = (x * 0.05)?;
             let product = (product * 0.05)?;
             let gated = (self.formulas.activate(&product, Activation::Silu)? * &product)?;
@@ -237,7 +241,8 @@ mod tests {
     #[test]
     fn kernels_that_compute_the_formulas_are_all_used() {
         let kernels = MetalKernels::on(Double::default(), Formulas::plain(Device::Cpu)).unwrap();
-        let all = Usable { attention: true, norms: true, products: true, elementwise: true, logits: true };
+        let all =
+            Usable { attention: true, norms: true, products: true, elementwise: true, logits: true, recurrence: true };
         assert_eq!((kernels.usable, kernels.declined), (all, None));
     }
 
