@@ -12,6 +12,7 @@ use std::sync::{
 
 use super::{
     arena::Arena,
+    attention::PARTS_VALUES_MAX,
     driver::{Arg, Driver},
     elementwise::Norm,
     inputs::{Inputs, NO_SLOT},
@@ -205,6 +206,8 @@ impl<D: Driver> Backend for MetalKernels<D> {
             }
         }
         self.inputs().clear();
+        // Contexts are divided among threadgroups only where a step has few of them, so this suffices for any.
+        self.room(1, PARTS_VALUES_MAX)?;
         Ok(())
     }
 
