@@ -20,6 +20,7 @@ mod pull;
 mod quality;
 mod reference;
 mod reply;
+mod report;
 mod run;
 mod serve;
 mod shell_integration;
@@ -83,7 +84,8 @@ enum Verb {
 pub fn run() -> ExitCode {
     let verb = Arguments::parse().verb;
     // In a child process of a server the fence goes up first, while there is one thread and no untrusted file is open.
-    if let Err(what) = pensieve_worker::fence::enter_from_environment() {
+    let socket = if let Verb::Worker(worker) = &verb { Some(worker.socket) } else { None };
+    if let Err(what) = pensieve_worker::fence::enter_from_environment(socket) {
         return end(Err(CliError::new(error::Exit::Failed, what)));
     }
     match verb {

@@ -3,17 +3,22 @@
 
 #![allow(clippy::expect_used, reason = "an attack that cannot be tried fails its test")]
 
+#[cfg_attr(target_os = "macos", path = "attacks_on_macos.rs")]
+#[cfg_attr(not(target_os = "macos"), path = "attacks_on_linux.rs")]
+mod system;
+
 use std::{
     alloc::{Layout, alloc},
     ffi::CString,
-    fs::{self, File, OpenOptions},
+    fs::{self, File},
+    net::TcpListener,
     os::{fd::AsRawFd, unix::ffi::OsStrExt},
     path::{Path, PathBuf},
     process::Command,
-    ptr::{null, null_mut},
+    ptr::null_mut,
 };
 
-use libc::{c_int, c_long, pid_t};
+use libc::{c_int, pid_t};
 
 const LARGE_BYTES: usize = 6 << 30;
 const ADDRESS_BYTES: usize = 1 << 40;
@@ -31,58 +36,51 @@ type Attempt = (&'static str, bool);
 
 fn of_files(home: &Path) -> Vec<Attempt> {
     let (secret, model) = (home.join("secret"), home.join("model/config.json"));
+    let planted = format!("planted{}", std::env::consts::DLL_SUFFIX);
     let both = |attack: fn(&Path) -> bool| attack(&secret) | attack(&model);
-    vec![
+    let mut all = vec![
         ("has a secret variable", std::env::var_os("SECRET").is_some()),
         ("read a secret file", fs::read(&secret).is_ok()),
         ("wrote into the home", fs::write(home.join("planted"), "x").is_ok()),
-        ("wrote into the plugin folder", fs::write(home.join("given/planted.so"), "x").is_ok()),
+        ("wrote into the plugin folder", fs::write(home.join("given").join(planted), "x").is_ok()),
         ("wrote into a folder for everybody", wrote_into(Path::new("/tmp")) || wrote_into(Path::new("/dev/shm"))),
         ("changed a file's mode", both(changes_mode)),
-        ("changed a file's attributes", both(sets_attribute)),
         ("changed a file's times", both(changes_times)),
         ("changed a file's owner", both(changes_owner)),
         ("gave a file another name", links(&model, &home.join("linked"))),
         ("locked a file", both(locks)),
-        ("watched a folder", watches(home)),
-    ]
+    ];
+    all.extend(system::of_files(home, &[&secret, &model]));
+    all
 }
 
 fn of_others(parent: pid_t) -> Vec<Attempt> {
-    let environment = fs::read(format!("/proc/{parent}/environ"));
-    let memory = OpenOptions::new().write(true).open(format!("/proc/{parent}/mem"));
-    vec![
-        ("read its parent's environment", environment.is_ok_and(|bytes| !bytes.is_empty())),
-        ("opened its parent's memory", memory.is_ok()),
+    let mut all = vec![
         ("may signal its parent", may_signal(parent)),
-        ("had the kernel signal its parent", owns(parent)),
-        ("may trace its parent", may_trace(parent)),
         ("set its parent's priority", sets_priority(parent)),
-        ("set its parent's scheduler", sets_scheduler(parent)),
-        ("set its parent's processors", sets_processors(parent)),
-        ("set its parent's priority for files", sets_file_priority(parent)),
-        ("set its parent's limits", sets_limits(parent)),
         ("left its process group", leaves_group()),
         ("started a process", Command::new("true").spawn().is_ok()),
         ("forked", forks()),
-    ]
+    ];
+    all.extend(system::of_others(parent));
+    all
 }
 
 fn of_the_kernel(home: &Path) -> Vec<Attempt> {
-    vec![
+    let mut all = vec![
         ("took six gigabytes", takes_memory()),
-        ("shared six gigabytes", maps(LARGE_BYTES, libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS)),
-        ("grew by six gigabytes", maps(LARGE_BYTES, libc::PROT_WRITE, GROWING)),
-        ("mapped a terabyte", maps(ADDRESS_BYTES, libc::PROT_READ, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS)),
+        ("shared six gigabytes", maps(LARGE_BYTES, libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANON)),
+        ("mapped a terabyte", maps(ADDRESS_BYTES, libc::PROT_READ, libc::MAP_PRIVATE | libc::MAP_ANON)),
         ("left memory in the kernel", makes_objects()),
         ("opened a TCP socket", opens_socket(libc::AF_INET, libc::SOCK_STREAM)),
         ("opened a UDP socket", opens_socket(libc::AF_INET6, libc::SOCK_DGRAM)),
         ("opened a local socket", opens_socket(libc::AF_UNIX, libc::SOCK_STREAM)),
+        ("listened for connections", TcpListener::bind("127.0.0.1:0").is_ok()),
         ("sent a datagram", sends_datagram(&home.join("datagrams"))),
-    ]
+    ];
+    all.extend(system::of_the_kernel());
+    all
 }
-
-const GROWING: c_int = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_GROWSDOWN;
 
 fn text(path: &Path) -> CString {
     CString::new(path.as_os_str().as_bytes()).expect("a path")
@@ -100,25 +98,17 @@ fn wrote_into(folder: &Path) -> bool {
 fn changes_mode(path: &Path) -> bool {
     let name = text(path);
     // SAFETY: the path ends with a zero and lives through both calls.
-    let named = unsafe { libc::chmod(name.as_ptr(), 0o666) == 0 || libc::fchmodat(-100, name.as_ptr(), 0o666, 0) == 0 };
+    let named = unsafe {
+        libc::chmod(name.as_ptr(), 0o666) == 0 || libc::fchmodat(libc::AT_FDCWD, name.as_ptr(), 0o666, 0) == 0
+    };
     // SAFETY: the descriptor is open.
     named || File::open(path).is_ok_and(|file| unsafe { libc::fchmod(file.as_raw_fd(), 0o666) } == 0)
-}
-
-fn sets_attribute(path: &Path) -> bool {
-    let (name, value) = (text(path), c"user.planted");
-    // SAFETY: all texts end with a zero and live through the calls, which read as many bytes of the value as they are told.
-    let set = || unsafe { libc::setxattr(name.as_ptr(), value.as_ptr(), value.as_ptr().cast(), 4, 0) } == 0;
-    // SAFETY: as above, with an open descriptor.
-    let by =
-        |file: File| unsafe { libc::fsetxattr(file.as_raw_fd(), value.as_ptr(), value.as_ptr().cast(), 4, 0) } == 0;
-    set() || File::open(path).is_ok_and(by)
 }
 
 fn changes_times(path: &Path) -> bool {
     let (name, times) = (text(path), [libc::timespec { tv_sec: 1, tv_nsec: 1 }; 2]);
     // SAFETY: the path ends with a zero, there are two times, and all live through the call.
-    let named = unsafe { libc::utimensat(-100, name.as_ptr(), times.as_ptr(), 0) } == 0;
+    let named = unsafe { libc::utimensat(libc::AT_FDCWD, name.as_ptr(), times.as_ptr(), 0) } == 0;
     // SAFETY: as above, with an open descriptor.
     named || File::open(path).is_ok_and(|file| unsafe { libc::futimens(file.as_raw_fd(), times.as_ptr()) } == 0)
 }
@@ -141,67 +131,15 @@ fn locks(path: &Path) -> bool {
     File::open(path).is_ok_and(|file| unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLK, &raw const lock) } == 0)
 }
 
-fn watches(folder: &Path) -> bool {
-    // SAFETY: the call takes plain numbers.
-    let watch = unsafe { libc::inotify_init1(0) };
-    // SAFETY: the path ends with a zero and lives through the call.
-    watch >= 0 && unsafe { libc::inotify_add_watch(watch, text(folder).as_ptr(), libc::IN_CREATE) } >= 0
-}
-
 fn may_signal(process: pid_t) -> bool {
     // SAFETY: the call takes plain numbers; signal 0 only asks.
     unsafe { libc::kill(process, 0) == 0 }
-}
-
-/// As the owner of a descriptor, that process gets a signal when something can be read.
-fn owns(process: pid_t) -> bool {
-    const FIOSETOWN: libc::Ioctl = 0x8901;
-    // SAFETY: the calls take plain numbers, or read one that lives on.
-    unsafe { libc::fcntl(2, libc::F_SETOWN, process) == 0 || libc::ioctl(2, FIOSETOWN, &raw const process) == 0 }
-}
-
-fn may_trace(process: pid_t) -> bool {
-    // SAFETY: attaching takes a process alone.
-    unsafe { libc::ptrace(libc::PTRACE_SEIZE, process, null_mut::<()>(), null_mut::<()>()) == 0 }
 }
 
 fn sets_priority(process: pid_t) -> bool {
     let process = process.cast_unsigned();
     // SAFETY: the calls take plain numbers.
     unsafe { libc::setpriority(libc::PRIO_PROCESS, process, libc::getpriority(libc::PRIO_PROCESS, process)) == 0 }
-}
-
-fn sets_scheduler(process: pid_t) -> bool {
-    // SAFETY: a parameter is plain numbers.
-    let parameter: libc::sched_param = unsafe { std::mem::zeroed() };
-    // SAFETY: the parameter lives through the call.
-    unsafe { libc::sched_setscheduler(process, libc::SCHED_OTHER, &raw const parameter) == 0 }
-}
-
-fn sets_processors(process: pid_t) -> bool {
-    // SAFETY: a set is plain numbers.
-    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    // SAFETY: the set has the length that the calls are told, and lives through them.
-    unsafe {
-        libc::sched_getaffinity(process, size_of_val(&set), &raw mut set);
-        libc::sched_setaffinity(process, size_of_val(&set), &raw const set) == 0
-    }
-}
-
-fn sets_file_priority(process: pid_t) -> bool {
-    const BEST_EFFORT_4: c_int = 2 << 13 | 4;
-    // SAFETY: the call takes plain numbers; 1 stands for a process.
-    unsafe { libc::syscall(libc::SYS_ioprio_set, 1, process, BEST_EFFORT_4) == 0 }
-}
-
-fn sets_limits(process: pid_t) -> bool {
-    // SAFETY: a limit is plain numbers.
-    let mut limit: libc::rlimit = unsafe { std::mem::zeroed() };
-    // SAFETY: the limit lives through both calls.
-    unsafe {
-        libc::prlimit(process, libc::RLIMIT_CORE, null(), &raw mut limit) == 0
-            && libc::prlimit(process, libc::RLIMIT_CORE, &raw const limit, null_mut()) == 0
-    }
 }
 
 fn leaves_group() -> bool {
@@ -234,23 +172,15 @@ fn maps(bytes: usize, access: c_int, flags: c_int) -> bool {
     }
 }
 
-/// Objects of System V, which stay when their process has ended, and a queue of messages.
+/// Objects of System V, which stay when their process has ended.
 fn makes_objects() -> bool {
-    // SAFETY: all of these calls take plain numbers, or a name that ends with a zero; what was made is removed again.
+    // SAFETY: all of these calls take plain numbers; what was made is removed again.
     unsafe {
         let memory = libc::shmget(libc::IPC_PRIVATE, 4096, 0o600);
         let semaphores = libc::semget(libc::IPC_PRIVATE, 1, 0o600);
-        let messages = libc::msgget(libc::IPC_PRIVATE, 0o600);
-        let queue: c_long =
-            libc::syscall(libc::SYS_mq_open, c"planted".as_ptr(), libc::O_CREAT | libc::O_RDWR, 0o600, 0);
-        if queue >= 0 {
-            libc::syscall(libc::SYS_mq_unlink, c"planted".as_ptr());
-        }
         let removed = [
             memory >= 0 && libc::shmctl(memory, libc::IPC_RMID, null_mut()) == 0,
             semaphores >= 0 && libc::semctl(semaphores, 0, libc::IPC_RMID) == 0,
-            messages >= 0 && libc::msgctl(messages, libc::IPC_RMID, null_mut()) == 0,
-            queue >= 0,
         ];
         removed.contains(&true)
     }

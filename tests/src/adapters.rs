@@ -1,4 +1,4 @@
-//! Low-rank adapters on Llama: unmerged, they must do what adding them to the weights does.
+//! Low-rank adapters on Llama: applied unmerged, they must do the same as adding them to the weights.
 
 use half::{bf16, f16};
 use pensieve_plugin_api::{AdapterData, LowRankPair, Want, ext::merge::Merged};
@@ -59,7 +59,7 @@ fn add(weight: &mut [f32], pair: &LowRankPair) {
     }
 }
 
-/// A copy of the fixture's folder with its weights in this type, changed before they are rounded to it.
+/// A copy of the fixture's folder with weights of this type, modified by `change` before rounding.
 fn copy(dtype: Dtype, change: impl Fn(&str, &[usize], &mut [f32])) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     for name in ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"] {
@@ -138,7 +138,8 @@ fn what_is_merged_into_half_precision_is_off_by_its_rounding_and_no_more() {
             let within =
                 Driver::load_merged(&plugin("pensieve-llama"), base.path(), &options, HostServices::new(), &merged);
             let within = within.unwrap().logits(&tokens).unwrap();
-            // Rounding every weight once, which the checkpoint is, is the measure: a merge rounds four of them once more.
+            // The tolerance is the effect of rounding every weight once, as in the checkpoint: a merge rounds four of
+            // them once more.
             let (rounding, change) = (distance(&plain, &exact), distance(&plain, &unmerged));
             let worst = distance(&within, &unmerged);
             println!("{dtype:?}, {kernels}: off by {worst:.1e}; rounding {rounding:.1e}, the adapter {change:.1e}");

@@ -1,11 +1,13 @@
-//! How the tests of coding clients run them: the real program from npm against the real server, in a network of its own, in
-//! which nothing else is.
+//! How the tests of coding clients run them: the real program from npm against the real server, in a network namespace
+//! with nothing else in it.
 //!
-//! A client is installed once per target folder, in the version that its test names. Where it cannot be had (no npm, no
-//! network) or where there can be no namespace without a network (`unshare`), the test skips itself with a line that says so;
+//! A client is installed once per target folder, in the version that its test names. If it cannot be installed (no npm,
+//! no network), or a network namespace cannot be created (`unshare`), the test skips itself with a line that says so;
 //! `PENSIEVE_REQUIRE_CLIENTS=1` makes that a failure.
 
 #![cfg(target_os = "linux")]
+
+pub mod families;
 
 use std::{
     env, fs,
@@ -19,10 +21,10 @@ use crate::{
     starter,
 };
 
-/// Where a test finds the client that it is run for.
+/// Tells the inner test where its client is.
 const CLIENT: &str = "PENSIEVE_CLIENT";
 
-/// A client, and where its package for this platform has the program.
+/// A client, and the location of the program in its package for this platform.
 pub struct Agent {
     pub name: &'static str,
     pub package: &'static str,
@@ -31,14 +33,14 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Runs an ignored test of this program in a network of its own.
+    /// Runs an ignored test of this program in a network namespace.
     pub fn run(&self, test: &str) {
         let skip = |why: String| {
             let required = env::var_os("PENSIEVE_REQUIRE_CLIENTS").is_some_and(|value| value == "1");
             assert!(!required, "PENSIEVE_REQUIRE_CLIENTS=1, but {} cannot run: {why}", self.name);
             println!("skipped {}: {why}", self.name);
         };
-        // Nothing is built where there is no network.
+        // Nothing can be built without a network.
         program();
         test_plugin("scripted");
         starter::PLUGINS.iter().for_each(|package| drop(plugin(package)));
@@ -57,7 +59,7 @@ impl Agent {
         assert!(passed, "{}", String::from_utf8_lossy(&output.stderr));
     }
 
-    /// The program, installed if it is not there yet.
+    /// Returns the program, installing it if needed.
     fn installed(&self) -> Result<PathBuf, String> {
         static INSTALLING: Mutex<()> = Mutex::new(());
         let _guard = INSTALLING.lock().unwrap_or_else(PoisonError::into_inner);
@@ -76,12 +78,12 @@ impl Agent {
     }
 }
 
-/// The program that a test of [`Agent::run`] is to try; none where the test runs by itself.
+/// The program that a test run by [`Agent::run`] has to try; `None` if the test runs by itself.
 pub fn client() -> Option<PathBuf> {
     env::var_os(CLIENT).map(PathBuf::from)
 }
 
-/// A command in a network of its own, in which no other process is.
+/// A command in a separate network namespace.
 pub fn alone() -> Command {
     let mut command = Command::new("unshare");
     command.args(["--map-root-user", "--net", "sh", "-c", "ip link set lo up && exec \"$@\"", "sh"]);

@@ -1,7 +1,8 @@
-//! Builds the plugins that tests load, by the cargo that runs the tests, into the same target folder and profile.
+//! Builds the plugins that tests load, using the cargo that runs the tests, the same target folder and the same
+//! profile.
 //!
-//! They cannot be dependencies: cargo does not hand out a dependency's `cdylib`. A build happens once per run, when the first
-//! test asks; another toolchain builds into a folder of its own.
+//! They cannot be dependencies: cargo does not expose a dependency's `cdylib`. Each build runs once per test run, when
+//! a test first needs it; another toolchain builds into a separate folder.
 
 use serde_json::Value;
 use std::{
@@ -14,8 +15,8 @@ use std::{
     sync::{Mutex, OnceLock},
 };
 
-/// Builds outside the workspace compile all dependencies again, candle and the kernels among them, and run them on tiny models
-/// only.
+/// Settings for builds outside the workspace, which compile all dependencies again, including candle and the kernels,
+/// and run them only on tiny models.
 const QUICK: [&str; 4] = [
     "--config",
     "profile.dev.package.\"*\".opt-level=1",
@@ -23,7 +24,7 @@ const QUICK: [&str; 4] = [
     "profile.dev.package.pensieve-kernels.opt-level=1",
 ];
 
-/// The crates that are published for authors, in their order.
+/// The crates published for authors, in publishing order.
 const PUBLISHED: [&str; 6] =
     ["pensieve-plugin-api", "pensieve-laws", "pensieve-error", "pensieve-weights", "pensieve-kernels", "pensieve-sdk"];
 
@@ -32,19 +33,19 @@ pub fn plugin(package: &str) -> PathBuf {
     library(&workspace_build(), package)
 }
 
-/// The plugin of an example that is a workspace of its own.
+/// The plugin of an example that is its own workspace.
 pub fn outside_plugin(folder: &str) -> PathBuf {
     library(&outside(&example(folder), folder, None), folder)
 }
 
-/// The project of an example.
+/// The project folder of an example.
 pub fn example(folder: &str) -> PathBuf {
     workspace().join("examples").join(folder)
 }
 
-/// A plugin's project as a stranger builds it: copied to a fresh folder, against the SDK and the contract as they would be
-/// published. It takes this workspace's versions and profiles, so that what all plugins depend on is built once. The program
-/// of its tests is there, too, as `PACKAGE tests`; another toolchain builds the plugin alone.
+/// A plugin's project as a third party builds it: copied to a fresh folder, against the SDK and the contract as they
+/// would be published. It uses this workspace's versions and profiles, so that shared dependencies are built once. Its
+/// test program is included as `PACKAGE tests`; another toolchain builds only the plugin.
 pub fn outside(project: &Path, package: &str, toolchain: Option<&str>) -> Artifacts {
     once(&format!("{package} outside by {}", toolchain.unwrap_or("this toolchain")), || {
         let fresh = tempfile::tempdir().expect("a temporary folder");
@@ -61,14 +62,14 @@ pub fn outside(project: &Path, package: &str, toolchain: Option<&str>) -> Artifa
             fs::copy(workspace().join("Cargo.lock"), fresh.path().join("Cargo.lock")).expect("a writable folder");
         }
         let manifest = manifest.to_str().expect("a path in UTF-8");
-        // The packaged SDK asks a registry for the others, which has them once all are published.
+        // The packaged SDK would ask a registry for the other crates, which are there only once all are published.
         let others = PUBLISHED.iter().filter(|name| **name != "pensieve-sdk");
         let patches: Vec<String> =
             others.map(|name| format!("patch.crates-io.{name}.path = \"{}\"", packaged.join(name).display())).collect();
         let mut arguments = vec!["--offline", "--manifest-path", manifest, "--lib", "--config", "Cargo.toml"];
         arguments.extend(patches.iter().flat_map(|patch| ["--config", patch]));
         match toolchain {
-            // Not where the workspace builds: an example must not take the place of the workspace's plugin of its name.
+            // Not the workspace's target folder: an example must not replace the workspace's plugin of the same name.
             None => build(cargo(), &target_dir().join("outside"), &[&arguments[..], &["--tests"], &QUICK].concat()),
             Some(toolchain) => {
                 build(rustup_run(toolchain, "cargo"), &other_target_dir(), &[&arguments[..], &QUICK].concat())
@@ -77,7 +78,7 @@ pub fn outside(project: &Path, package: &str, toolchain: Option<&str>) -> Artifa
     })
 }
 
-/// The folder with what `cargo package` would publish, unpacked.
+/// The folder with the unpacked output of `cargo package`.
 fn packaged() -> PathBuf {
     static PACKAGED: OnceLock<PathBuf> = OnceLock::new();
     let pack = || {
@@ -101,7 +102,7 @@ fn packaged() -> PathBuf {
     PACKAGED.get_or_init(pack).clone()
 }
 
-/// Makes a folder equal to another without touching files that are equal already, which cargo would compile again.
+/// Makes one folder equal to another without touching files that already are, which cargo would compile again.
 fn replace(from: &Path, to: &Path) {
     let names = |folder: &Path| -> Vec<_> {
         let entries = fs::read_dir(folder).expect("a folder");
@@ -146,9 +147,14 @@ fn copy_project(from: &Path, to: &Path) {
     }
 }
 
-/// One of the plugins in `tests/plugins`, by its file's name.
+/// A plugin in `tests/plugins`, by file name.
 pub fn test_plugin(name: &str) -> PathBuf {
     library(&workspace_build(), name)
+}
+
+/// The file of a library of that name, as this system has it.
+pub fn library_name(name: &str) -> String {
+    format!("{}{name}{}", env::consts::DLL_PREFIX, env::consts::DLL_SUFFIX)
 }
 
 /// The program itself.
@@ -156,15 +162,24 @@ pub fn program() -> PathBuf {
     library(&workspace_build(), "pensieve")
 }
 
-/// Everything that tests run or load. A build of single packages would choose other features for what they depend on
-/// than `cargo test --workspace` has chosen, and compile candle a second time.
+/// Puts the program at a path of its own, away from the plugins that lie beside it. macOS has been seen to kill what is started
+/// through a fresh hard link; there a copy of a file costs no more than a link.
+pub fn place_program(path: &Path) {
+    let is_linked = cfg!(not(target_os = "macos")) && fs::hard_link(program(), path).is_ok();
+    if !is_linked {
+        fs::copy(program(), path).unwrap();
+    }
+}
+
+/// Everything that tests run or load. Building single packages would resolve different features for their dependencies
+/// than `cargo test --workspace`, and compile candle a second time.
 fn workspace_build() -> Artifacts {
     let arguments =
         ["--locked", "--workspace", "--lib", "--bins", "--examples", "--features", "pensieve-test-plugins/plugins"];
     once("workspace", || build(cargo(), &target_dir(), &arguments))
 }
 
-/// The plugin of a package as another Rust toolchain builds it; none where there is no other.
+/// The plugin of a package, built with another Rust toolchain; `None` if there is none.
 pub fn plugin_by_other_toolchain(package: &str) -> Option<PathBuf> {
     let toolchain = other_toolchain()?;
     let artifacts = once(&format!("{package} by {toolchain}"), || {
@@ -174,8 +189,8 @@ pub fn plugin_by_other_toolchain(package: &str) -> Option<PathBuf> {
     Some(library(&artifacts, package))
 }
 
-/// A toolchain whose compiler is not the one that built this test, nightly if there is one. None, with a line that says why,
-/// where there is no other; `PENSIEVE_REQUIRE_OTHER_TOOLCHAIN=1` makes that a failure.
+/// A toolchain with a different compiler from the one that built this test, preferably nightly. Without one, returns
+/// `None` and prints a line that says so; `PENSIEVE_REQUIRE_OTHER_TOOLCHAIN=1` makes that a failure.
 pub fn other_toolchain() -> Option<&'static str> {
     static OTHER: OnceLock<Option<String>> = OnceLock::new();
     let found = OTHER.get_or_init(find_other_toolchain).as_deref();
@@ -190,11 +205,11 @@ pub fn other_toolchain() -> Option<&'static str> {
 /// The libraries and programs of a build, by target name.
 pub type Artifacts = HashMap<String, PathBuf>;
 
-/// The artifacts of a build, which runs at most once per key. Builds of different keys wait for each other, as they would
-/// for cargo's own lock.
+/// The artifacts of a build, which runs at most once per key. Builds of different keys wait for each other, as they
+/// would for cargo's lock.
 fn once(key: &str, build: impl FnOnce() -> Artifacts) -> Artifacts {
     static BUILDS: Mutex<Option<HashMap<String, Artifacts>>> = Mutex::new(None);
-    // A failed build panics in the test that ran it; the next test tries again and fails with the same message.
+    // A failed build panics in the test that ran it; the next test retries and fails with the same message.
     let mut builds = BUILDS.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let builds = builds.get_or_insert_default();
     if let Some(artifacts) = builds.get(key) {
@@ -210,7 +225,7 @@ pub fn library(artifacts: &Artifacts, name: &str) -> PathBuf {
     artifacts.get(&target).unwrap_or_else(|| panic!("the build made no library '{target}': {artifacts:?}")).clone()
 }
 
-/// Runs `cargo build` and collects the shared libraries and programs that it made, by target name.
+/// Runs `cargo build` and collects the shared libraries and programs that it produced, by target name.
 fn build(mut cargo: Command, target_dir: &Path, arguments: &[&str]) -> Artifacts {
     cargo.args(["build", "--message-format=json-render-diagnostics"]);
     cargo.args(profile()).arg("--target-dir").arg(target_dir).args(arguments);
@@ -236,8 +251,8 @@ fn cargo() -> Command {
     Command::new(env::var_os("CARGO").unwrap_or_else(|| env!("CARGO").into()))
 }
 
-/// A tool of another toolchain. What cargo and rustup have set for this test run is about this toolchain and this package;
-/// what a user has set, for registries and networks, stays.
+/// A tool of another toolchain. Variables that cargo and rustup have set for this test run concern this toolchain and
+/// package and are removed; those set by the user, for registries and networks, stay.
 fn rustup_run(toolchain: &str, tool: &str) -> Command {
     let mut command = Command::new("rustup");
     for (name, _) in env::vars_os() {
@@ -292,7 +307,7 @@ fn target_dir() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("the target folder around its tmp").to_path_buf()
 }
 
-/// The profile of this test binary, which lies in `PROFILE/deps`.
+/// The profile of this test binary, which is in `PROFILE/deps`.
 fn profile() -> Vec<String> {
     let binary = env::current_exe().expect("the path of this test");
     let folder = binary.ancestors().nth(2).and_then(Path::file_name).and_then(OsStr::to_str).unwrap_or("debug");

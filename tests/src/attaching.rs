@@ -1,4 +1,4 @@
-//! Adapters through a real worker: what jobs may name, and when they go.
+//! Adapters in a real worker: which ones jobs may name, and when they are dropped.
 
 use pensieve_protocol::{
     job::{AdapterUse, Event, FailureCode, Job},
@@ -46,7 +46,7 @@ fn an_adapter_serves_jobs_from_its_attachment_to_the_end_of_its_last_one() {
     assert_eq!(worker.run(&under(2, 0.5, 5)).ids.len(), 5);
     assert_eq!(code(&worker.run(&under(3, f32::NAN, 5))), FailureCode::Invalid);
 
-    // The job has 61 tokens at most, in a context of 64.
+    // The job has at most 61 tokens, in a context of 64.
     worker.submit(&under(4, 1.0, 61));
     worker.wait_for(4, |event| matches!(event, Event::Started { .. }));
     detach(&mut worker);

@@ -1,5 +1,5 @@
-//! Checkpoints that are not what they promise, through the plugin as it ships: each is an error that says what is wrong, and
-//! the process that asked lives on.
+//! Broken checkpoints, loaded through the shipped plugin: each is an error that says what is wrong, and the process
+//! survives.
 
 use pensieve_plugin_api::{ErrorCode, PluginError};
 use std::fs;
@@ -68,7 +68,7 @@ fn an_alignment_of_zero_is_refused() {
     let bytes = good();
     let at = find(&bytes, old);
     let bytes = put(bytes, at, *new.as_bytes().first_chunk::<17>().unwrap());
-    // Behind the key stand the value's type and the value.
+    // The key is followed by the value's type and the value.
     check(&put(bytes, at + old.len() + 4, 0u32.to_le_bytes()), &["general.alignment", "0"]);
 }
 
@@ -140,7 +140,7 @@ fn exhausted_memory_is_an_error_on_either_path() {
 
 #[test]
 fn a_wrong_shape_is_named_with_the_right_one() {
-    // 32 × 32 read as 16 × 64 has as many bytes.
+    // 32 × 32 read as 16 × 64 has the same number of bytes.
     let at = record(&good(), "blk.1.attn_k.weight") + 4;
     let bytes = put(good(), at, 16u64.to_le_bytes());
     check(&put(bytes, at + 8, 64u64.to_le_bytes()), &["self_attn.k_proj.weight", "[64, 16]", "[32, 32]"]);
@@ -155,7 +155,7 @@ fn a_configuration_beyond_its_limits_is_refused() {
         ("llama.attention.head_count_kv", 3),
     ] {
         let bytes = good();
-        // The key's name begins other keys too: the one meant is followed by the value's type, u32.
+        // The key's name is a prefix of other keys, too: the right one is followed by the value's type, u32.
         let at = find(&bytes, &format!("{key}\u{4}\0\0\0")) + key.len() + 4;
         let error = refusal(&put(bytes, at, value.to_le_bytes()));
         assert!(!error.message.contains("panicked"), "{key}: {error}");

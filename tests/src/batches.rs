@@ -1,4 +1,4 @@
-//! Batches that break the contract: each is an error that names what is wrong, and changes nothing.
+//! Batches that violate the contract: each is an error that names the violation, and changes nothing.
 
 use pensieve_plugin_api::{Batch, CacheTable, ErrorCode, Output, PluginError, Span, Want};
 use std::path::Path;
@@ -23,7 +23,7 @@ fn bigram() -> (TempDir, Driver) {
     (folder, driver)
 }
 
-/// A valid batch for a test to spoil: two sequences, one of them past its first block.
+/// A valid batch for a test to corrupt: two sequences, one of them past its first block.
 #[derive(Clone)]
 struct Draft {
     tokens: Vec<u32>,
@@ -76,7 +76,7 @@ fn table(blocks: &[u32]) -> [CacheTable<'_>; 1] {
     [CacheTable { blocks: blocks.into(), ..CacheTable::opaque() }]
 }
 
-/// Spoils the right batch, and checks that the error speaks of it and that the model answers as before.
+/// Corrupts the valid batch, and checks the error and that the model answers as before.
 fn check(driver: &mut Driver, spoil: impl FnOnce(&mut Draft), expect: &str) {
     let before = Draft::new().run(driver).expect("the batch is right before it is spoilt");
     let mut draft = Draft::new();
@@ -178,7 +178,7 @@ fn shared_past_blocks_and_spare_blocks_are_right() {
     let (_folder, mut driver) = bigram();
     let alone = Draft::new().run(&mut driver).unwrap();
     let mut draft = Draft::new();
-    // Sequence 100 goes on from the same full block, and each table is longer than it need be.
+    // Sequence 100 continues from the same full block, and each table is longer than necessary.
     draft.spans[0].past = 16;
     draft.blocks = vec![vec![1, 0, 5, 6], vec![1, 2, 7]];
     draft.positions = vec![16, 17, 18, 17, 18];

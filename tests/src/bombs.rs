@@ -1,5 +1,5 @@
-//! Requests and checkpoints that were made to take the machine's memory or time, over a real socket against the real program:
-//! each ends with an error of the one who sent it, and others are answered meanwhile.
+//! Requests and checkpoints designed to exhaust the machine's memory or time, over a real socket against the real
+//! program: each ends with an error for its sender, and others are answered meanwhile.
 
 use serde_json::{Value, json};
 use std::{
@@ -15,10 +15,10 @@ use crate::{
         client::{Reply, post},
         server::{Options, Server},
     },
-    scripted,
+    processes, scripted,
 };
 
-/// Time limit of another client's small request meanwhile, on a machine that is busy with other tests.
+/// Time limit for another client's small request meanwhile, on a machine busy with other tests.
 const OTHERS_TIME_MAX: Duration = Duration::from_secs(10);
 /// Growth of the server or a worker that an attack may cause.
 const GROWTH_BYTES_MAX: u64 = 600 << 20;
@@ -50,32 +50,13 @@ fn others_are_served(server: &Server) {
     assert!(began.elapsed() < OTHERS_TIME_MAX, "another client waited {:?}", began.elapsed());
 }
 
-/// Peak memory of the server and each of its workers, in bytes; nothing where the system does not report it.
+/// Peak memory of the server and each of its workers, in bytes; empty if the system does not report it.
 fn peaks(server: &Server) -> Vec<(u32, u64)> {
-    let is_worker = |pid: &u32| {
-        let arguments = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        arguments.split(|byte| *byte == 0).nth(1) == Some(b"worker")
-    };
-    let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", server.pid())).unwrap_or_default();
-    let all = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let by_parent = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok()).filter(|pid| {
-        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-        status.lines().any(|line| line == format!("PPid:\t{}", server.pid()))
-    });
-    let listed = children.split_whitespace().filter_map(|pid| pid.parse().ok());
-    let workers = by_parent.chain(listed).filter(is_worker);
-    let mut pids: Vec<u32> = workers.chain([server.pid()]).collect();
-    pids.sort_unstable();
-    pids.dedup();
-    let peak = |pid: u32| {
-        let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-        Some((pid, line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? << 10))
-    };
-    pids.into_iter().filter_map(peak).collect()
+    let pids = processes::under("worker", server.pid()).into_iter().chain([server.pid()]);
+    pids.filter_map(|pid| Some((pid, processes::memory(pid)?.peak))).collect()
 }
 
-/// Fails if a process of before has grown by too much, or is gone.
+/// Fails if an earlier process has grown too much or is gone.
 fn have_hardly_grown(server: &Server, before: &[(u32, u64)]) {
     let after = peaks(server);
     for (pid, peak) in before {
@@ -85,7 +66,7 @@ fn have_hardly_grown(server: &Server, before: &[(u32, u64)]) {
     }
 }
 
-/// A schema whose last definition holds for one value 2^`levels` times over, on a way that is not seen without merging.
+/// A schema whose last definition applies to one value 2^`levels` times, in a way that only shows after merging.
 fn bomb(levels: usize, hidden: bool) -> Value {
     let mut definitions = serde_json::Map::new();
     definitions.insert("d0".into(), json!({ "type": "string", "pattern": "^a[bc]d$" }));
@@ -163,7 +144,7 @@ fn a_prompt_that_no_context_holds_is_refused_by_its_length() {
     have_hardly_grown(&server, &before);
 }
 
-/// A scripted checkpoint, with one of its files changed.
+/// A scripted checkpoint with one file modified.
 fn altered(root: &Path, name: &str, file: &str, alter: impl FnOnce(String) -> String) -> (String, PathBuf) {
     let source = root.join(name);
     scripted::checkpoint(&source, &[("", "What?")]);
@@ -182,7 +163,7 @@ fn a_tokenizer_or_a_template_that_runs_away_is_an_error_of_its_own_model() {
         tokenizer["normalizer"] = json!({ "type": "Sequence", "normalizers": [replace, replace, replace, replace] });
         tokenizer.to_string()
     });
-    // Constants are computed when the template is compiled.
+    // Constants are evaluated when the template is compiled.
     let constant = altered(root.path(), "constant", "chat_template.jinja", |text| {
         format!("{{% set x = {} %}}{text}", vec!["'aaaaaaaa' * 99999999"; 16].join(" ~ "))
     });

@@ -1,5 +1,5 @@
-//! Families with several cache groups, through a worker: windows that give blocks back and states of
-//! recurrent layers are reused, shared, spilled and taken away like any other memory, and no answer depends on it.
+//! Families with several cache groups, in a worker: windows that free blocks and recurrent states are reused, shared,
+//! spilled and preempted like any other memory, and no answer depends on it.
 
 use pensieve_protocol::{
     job::Job,
@@ -18,13 +18,13 @@ struct Family {
     plugin: &'static str,
     architecture: &'static str,
     fixture: &'static str,
-    /// Memory for about two sequences as long as the context.
+    /// Memory for about two sequences of full context length.
     kv_budget: u64,
 }
 
 const FAMILIES: [Family; 8] = [
     Family { plugin: "pensieve-gemma", architecture: "gemma", fixture: "families/gemma3", kv_budget: 400 << 10 },
-    // Windows alone.
+    // Only windows.
     Family { plugin: "pensieve-mistral", architecture: "mistral", fixture: "mistral/window", kv_budget: 64 << 10 },
     Family { plugin: "pensieve-lfm2", architecture: "lfm2", fixture: "families/lfm2", kv_budget: 80 << 10 },
     Family { plugin: "pensieve-qwen", architecture: "qwen-next", fixture: "families/qwen3_next", kv_budget: 240 << 10 },
@@ -40,14 +40,14 @@ const FAMILIES: [Family; 8] = [
         fixture: "families/nemotron_h",
         kv_budget: 160 << 10,
     },
-    // States and keys and values in every layer.
+    // States, and keys and values, in every layer.
     Family {
         plugin: "pensieve-falcon",
         architecture: "falcon-h1",
         fixture: "families/falcon_h1",
         kv_budget: 320 << 10,
     },
-    // States alone.
+    // Only states.
     Family { plugin: "pensieve-mamba", architecture: "mamba2", fixture: "families/mamba2", kv_budget: 80 << 10 },
 ];
 
@@ -61,14 +61,14 @@ impl Family {
     }
 }
 
-/// A first turn that ends at a border of blocks, and the prompt of the one after it.
+/// A first turn that ends at a block boundary, and the prompt of the next turn.
 fn two_turns(worker: &mut Worker) -> Vec<u32> {
     let first = worker.run(&job(1, prompt(1, 176), 33));
     assert_eq!(first.usage().reused, 0);
     [prompt(1, 176), first.ids, prompt(2, 3)].concat()
 }
 
-/// The second turn says what it says without a cache, most of which it has read.
+/// Checks that the second turn gives the same answer as without a cache, and reads most of it from the cache.
 #[track_caller]
 fn check_second_turn(worker: &mut Worker, next: &[u32], family: Family) {
     let again = worker.run(&job(2, next.to_vec(), 20));
@@ -105,7 +105,7 @@ fn diverging_texts_share_their_prefix() {
         let mut worker = Worker::start(family.load());
         let fork = |seed| [prompt(1, 100), prompt(seed, 40)].concat();
         worker.run(&job(1, fork(2), 20));
-        // A text that shows where others part leaves a copy of the state there for those that follow.
+        // A text that reveals where others diverge leaves a copy of the state there for later ones.
         worker.run(&job(2, fork(3), 20));
         let third = worker.run(&job(3, fork(4), 20));
         assert_eq!(third.usage().reused, 96, "{family:?}");

@@ -1,4 +1,4 @@
-//! Requests through template, tokenizer, fleet and worker, and back as pieces of an answer. The model is the scripted one.
+//! Requests through template, tokenizer, fleet and worker, and back as pieces of an answer, with the scripted model.
 
 use pensieve_protocol::{
     grammar::Grammar,
@@ -52,7 +52,7 @@ struct Answer {
     /// Name and arguments.
     calls: Vec<(String, String)>,
     ids: Vec<String>,
-    /// Pieces that arguments came in.
+    /// Number of pieces that the arguments arrived in.
     pieces: usize,
     deltas: Vec<Delta>,
     reason: Option<Finish>,
@@ -138,7 +138,7 @@ async fn text_comes_in_whole_characters_and_counts_are_exact() {
     assert_eq!((answer.reason, answer.usage.prompt), (Some(Finish::EndOfTurn), input));
     assert!(matches!(answer.deltas[0], Delta::Loading { .. }), "{:?}", answer.deltas[0]);
     assert!(answer.deltas.iter().any(|delta| matches!(delta, Delta::Started { reused_tokens: 0 })));
-    // Drawn with the usual chain, or with one by name, the script is as likely as can be.
+    // Sampled with the default chain, or with one by name, the scripted token is practically certain.
     for sampling in [
         SamplingParams {
             seed: Some(7),
@@ -184,7 +184,7 @@ async fn a_model_without_a_chat_template_ends_where_it_goes_on_for_the_user() {
     .await;
     let answer = home.ask(request(asked("What is three and three?"))).await.unwrap();
     assert_eq!((answer.text.as_str(), answer.reason), ("It is six.", Some(Finish::EndOfTurn)));
-    // Places that clients know stay theirs.
+    // Indices that clients know stay valid.
     let stops = vec!["six".into(), "STOP".into()];
     let stopped = home.ask(Request { stops, ..request(asked("Go on.")) }).await.unwrap();
     assert_eq!((stopped.text.as_str(), stopped.reason), ("Well, ", Some(Finish::StopString(1))));
@@ -263,7 +263,7 @@ async fn tools_are_forced_named_and_barred() {
     assert!(arguments["path"].is_string(), "{arguments}");
     let barred = ask("call", ToolChoice::None).await;
     assert!(barred.calls.is_empty() && !barred.text.contains("<tool_call>"), "{barred:?}");
-    // The prompt is the same, so that it is reused.
+    // The prompt is the same, so it is reused.
     assert!(barred.usage.reused + 16 >= barred.usage.prompt, "{:?}", barred.usage);
     let missing = Conversation { tool_choice: ToolChoice::Named("rm".into()), ..with_tools("call") };
     assert_eq!(home.chats.prepare(request(missing)).await.unwrap_err().code, FailureCode::Invalid);
@@ -293,7 +293,7 @@ async fn answers_have_the_form_that_was_asked_for() {
         let conversation = Conversation { tools, ..asked(text) };
         let answer = home.ask(Request { format: format.clone(), ..request(conversation) }).await.unwrap();
         let value: serde_json::Value = serde_json::from_str(&answer.text).unwrap();
-        // JSON Schema takes 2.0 for an integer.
+        // JSON Schema accepts 2.0 as an integer.
         let whole = value["people"].as_f64().is_some_and(|people| people.fract() == 0.0);
         assert!(whole && expect.is_none_or(|city| value["city"] == city), "{value}");
     }
@@ -330,7 +330,7 @@ async fn log_probabilities_come_with_the_text_of_their_tokens() {
     assert_eq!(String::from_utf8(bytes).unwrap(), answer.text);
     assert!(likelihoods.iter().all(|likelihood| likelihood.top.len() == 2 && likelihood.logprob > -0.01));
     assert!(likelihoods.iter().all(|likelihood| likelihood.top[0].id == likelihood.id));
-    // Thoughts have none, nor has the marker that ends them.
+    // Reasoning has none, nor has the marker that ends it.
     let answer = home.ask(Request { logprobs: Some(0), ..request(asked("think")) }).await.unwrap();
     let told = answer.deltas.iter().flat_map(|delta| match delta {
         Delta::Text { logprobs, .. } => logprobs.clone(),
@@ -411,7 +411,7 @@ async fn markers_that_are_special_tokens_are_seen() {
         fs::write(source.join("chat_template.jinja"), template).unwrap();
     });
     let home = home.await;
-    // Stop strings delay the bytes, but not the markers' place among them.
+    // Stop strings delay the bytes, but not the markers' position among them.
     let answer = home.ask(Request { stops: vec!["l.x".into()], ..request(with_tools("call")) }).await.unwrap();
     assert_eq!(answer.text, "Well.");
     let expect = [("Bash".into(), r#"{"command": "ls"}"#.into()), ("Read".into(), r#"{"path": "b"}"#.into())];

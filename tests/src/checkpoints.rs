@@ -1,4 +1,4 @@
-//! Checkpoints that a test writes for itself.
+//! Checkpoints written by tests.
 
 use safetensors::{Dtype, tensor::TensorView};
 use serde_json::json;
@@ -40,8 +40,8 @@ pub fn gru(vocabulary: u32, context: u32) -> TempDir {
     folder
 }
 
-/// A Llama of random weights that is large enough for its prompts to take time: 4 layers of 512, about 11 M weights, with the
-/// tokenizer and the chat template of a fixture.
+/// A Llama with random weights, large enough for its prompts to take time: 4 layers of width 512, about 11 M weights,
+/// with a fixture's tokenizer and chat template.
 pub fn llama(context: u32) -> TempDir {
     const VOCABULARY: usize = 128;
     const HIDDEN: usize = 512;

@@ -1,4 +1,4 @@
-//! The laws of the contract, on the plugins as they ship.
+//! The laws of the contract, on the shipped plugins.
 
 use pensieve_laws::{Outcome, Report, Shape};
 use pensieve_plugin_api::CacheGroup;
@@ -11,26 +11,26 @@ use crate::{
     reference::fixture,
 };
 
-/// Laws that compare a sequence's logits over different chunks, batches, blocks and copies.
+/// Laws that compare a sequence's logits across chunks, batches, blocks and copies.
 const COMPARED: [&str; 9] =
     ["repeatable", "garbage", "chunked", "shuffled", "batched", "want", "released", "shared-prefix", "kv-transfer"];
 
-/// Loads a checkpoint of the fixtures and tries every law on it.
+/// Loads a fixture's checkpoint and checks every law on it.
 pub fn check(plugin: &Path, checkpoint: &str, kernels: &str) -> Report {
     let settings = format!(r#"{{"kernels": "{kernels}"}}"#);
     run(plugin, &fixture(checkpoint), settings)
 }
 
-/// Tries every law on a checkpoint that is loaded with these settings.
+/// Checks every law on a checkpoint loaded with these settings.
 pub fn run(plugin: &Path, checkpoint: &Path, settings: String) -> Report {
     run_with(plugin, checkpoint, &Options::with_settings(settings))
 }
 
-/// Tries every law on a checkpoint that is loaded like this.
+/// Checks every law on a checkpoint loaded with these options.
 pub fn run_with(plugin: &Path, checkpoint: &Path, options: &Options) -> Report {
     let mut driver = Driver::load(plugin, checkpoint, options).unwrap();
     let shape = Shape::from(&driver.card);
-    // As `pensieve plugins check` has it: the order of tokens shows in states.
+    // As in `pensieve plugins check`: states reveal the order of tokens.
     let positionless = shape.caches.iter().any(CacheGroup::has_slots);
     let options = pensieve_laws::Options { positionless, ..pensieve_laws::Options::default() };
     let report = pensieve_laws::check(&mut driver.model, shape, &options, &mut |_| {});
@@ -51,7 +51,7 @@ fn llama_obeys_the_laws_by_formulas() {
     }
 }
 
-/// One checkpoint per way in which the families differ from Llama.
+/// One checkpoint for each way in which the families differ from Llama.
 const OTHERS: [(&str, &str); 8] = [
     ("pensieve-llama", "mistral/window/q8_0.gguf"),
     ("pensieve-mistral", "mistral/window"),

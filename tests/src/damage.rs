@@ -1,6 +1,6 @@
-//! Libraries that were copied halfway or hit by a flipped bit. A truncated one must be recognised before the system maps
-//! it, so those are opened in this process: a check that lets one through ends the test run with SIGBUS. For flipped bits
-//! nothing can promise that, so they are opened in a child, as the design has it.
+//! Truncated libraries and libraries with flipped bits. A truncated one must be recognized before the system maps it,
+//! so these are opened in this process: a check that misses one ends the test run with SIGBUS. No check can promise
+//! that for flipped bits, so those are opened in a child, as by design.
 
 use pensieve_worker::plugin::{LoadedPlugin, Reason};
 use std::{
@@ -11,7 +11,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{artifacts::plugin, random::Random};
+use crate::{
+    artifacts::{library_name, plugin},
+    random::Random,
+};
 
 #[test]
 fn recognises_a_plugin_truncated_anywhere() {
@@ -21,7 +24,7 @@ fn recognises_a_plugin_truncated_anywhere() {
     let inside = (1..=40).map(|part| bytes.len() * part / 41);
     let ends = [bytes.len() - 4096, bytes.len() - 64, bytes.len() - 2, bytes.len() - 1];
     for length in headers.into_iter().chain(inside).chain(ends) {
-        let path = folder.path().join(format!("lib{length}.so"));
+        let path = folder.path().join(library_name(&length.to_string()));
         fs::write(&path, &bytes[..length]).unwrap();
         let error = LoadedPlugin::open(&path).expect_err("a refusal");
         let Reason::Truncated { needed, length: found } = error.reason else {
@@ -42,7 +45,7 @@ fn answers_for_every_flipped_bit_in_the_headers() {
         let place = headers(&bytes, &mut random);
         let mut damaged = bytes.clone();
         damaged[place] ^= 1 << random.below(8);
-        let path = folder.path().join(format!("lib{case}.so"));
+        let path = folder.path().join(library_name(&case.to_string()));
         fs::write(&path, &damaged).unwrap();
         let (status, said) = open_in_child(&path);
         match status.code() {
@@ -52,24 +55,24 @@ fn answers_for_every_flipped_bit_in_the_headers() {
             }
             Some(1) => {
                 assert!(
-                    said.starts_with(&format!("plugin 'lib{case}.so' ")) && said.contains("; "),
+                    said.starts_with(&format!("plugin '{}' ", library_name(&case.to_string()))) && said.contains("; "),
                     "byte {place}: {said}"
                 );
                 refused += 1;
             }
-            // The system's loader ended the child, by a signal or with a message of its own.
+            // The dynamic loader ended the child, by a signal or with its own message.
             _ => crashed += 1,
         }
         fs::remove_file(&path).unwrap();
     }
     println!("60 flipped bits: {opened} opened, {refused} refused, {crashed} crashed the child");
-    // macOS ends a process that maps a page which does not match the library's signature.
+    // macOS ends a process that maps a page that does not match the library's signature.
     let crashes_max = if cfg!(target_os = "macos") { 60 } else { 3 };
-    // Many bits of the headers mean nothing to the system's loader, so that many damaged libraries are as good as new.
+    // Many header bits mean nothing to the dynamic loader, so many damaged libraries still work.
     assert!(refused > 0 && crashed <= crashes_max, "{opened} opened, {refused} refused, {crashed} crashed the child");
 }
 
-/// A byte of the file's header, its segment table or its section table; the last two are found through the first.
+/// Offset of a byte in the file's header, segment table or section table; the tables are found through the header.
 fn headers(bytes: &[u8], random: &mut Random) -> usize {
     let number = |place: usize, len: usize| {
         let mut number = [0; 8];

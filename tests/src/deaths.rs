@@ -1,5 +1,5 @@
-//! How a worker ends, and what it survives: a plugin's error costs the streams of that step, a plugin that hangs or crashes
-//! costs its process, and a worker without a server is no more.
+//! How a worker ends, and what it survives: a plugin's error costs the streams of that step, a hang or crash costs the
+//! process, and a worker exits when its server is gone.
 
 use pensieve_protocol::{
     job::{Event, FailureCode, Finish},

@@ -1,6 +1,6 @@
 //! Runs a model through the real loader without an engine: enough to compare logits and to generate greedily.
 //!
-//! It deals out blocks by itself, from the highest id down, so that no test passes only because block 0 holds token 0.
+//! It hands out blocks from the highest id down, so that no test passes only because block 0 holds token 0.
 
 use pensieve_plugin_api::{
     Batch, CacheGroup, CacheTable, Card, ErrorCode, LoadRequest, ModelBox, NO_ADAPTER, Output, Outputs, PluginError,
@@ -15,11 +15,11 @@ use std::path::Path;
 pub struct Options {
     /// The requested device.
     pub device: &'static str,
-    /// The longest sequence; 0 for the card's.
+    /// Longest sequence; 0 for the card's limit.
     pub context: u32,
     /// Room for blocks or sequence states.
     pub state_bytes: u64,
-    /// Threads that compute; 0 for the machine's cores.
+    /// Compute threads; 0 for one per core.
     pub threads: u32,
     /// The architecture's own settings, a JSON object.
     pub settings: String,
@@ -38,13 +38,13 @@ impl Options {
     }
 }
 
-/// A loaded model and the blocks that no sequence holds.
+/// A loaded model and its free blocks.
 pub struct Driver {
     /// The card of the checkpoint.
     pub card: Card,
-    /// Its device and memory.
+    /// Device and memory use.
     pub resident: Resident,
-    /// The model itself, for calls that a test makes by hand.
+    /// The model, for direct calls.
     pub model: ModelBox,
     free: Vec<Vec<u32>>,
     next: u64,
@@ -54,22 +54,22 @@ pub struct Driver {
 #[derive(Debug)]
 pub struct Sequence {
     pub id: u64,
-    /// How many tokens the model has seen.
+    /// Number of tokens that the model has seen.
     pub past: u32,
-    /// Its blocks or its slot in each group of caches.
+    /// Its blocks or slot in each cache group.
     pub blocks: Vec<Vec<u32>>,
-    /// The adapter of its next tokens and the adapter's strength.
+    /// Adapter for its next tokens, and the scale.
     pub adapter: (u32, f32),
 }
 
 impl Driver {
-    /// Opens the plugin, asks its architectures in turn to describe the checkpoint, and has the first that accepts load it. A library
-    /// that is no plugin ends the test.
+    /// Opens the plugin, asks its architectures in turn to describe the checkpoint, and loads it with the first that
+    /// accepts. A library that is not a plugin fails the test.
     pub fn load(plugin: &Path, checkpoint: &Path, options: &Options) -> Result<Self, PluginError> {
         Self::load_with(plugin, checkpoint, options, HostServices::new())
     }
 
-    /// The same, with services to listen to or to cancel by.
+    /// Like [`Driver::load`], with services to observe or cancel the load.
     pub fn load_with(
         plugin: &Path,
         checkpoint: &Path,
@@ -79,7 +79,7 @@ impl Driver {
         Self::load_merged(plugin, checkpoint, options, services, &[])
     }
 
-    /// The same with adapters in the weights.
+    /// Like [`Driver::load`], with adapters merged into the weights.
     pub fn load_merged(
         plugin: &Path,
         checkpoint: &Path,
@@ -132,7 +132,7 @@ impl Driver {
         })
     }
 
-    /// The `count` most likely tokens after a prompt, one after the other, whatever they are.
+    /// The `count` most likely tokens after a prompt, one by one, including end-of-turn tokens.
     pub fn generate(&mut self, prompt: &[u32], count: usize) -> Result<Vec<u32>, PluginError> {
         self.in_sequence(|driver, sequence| {
             let mut logits = driver.feed(sequence, prompt, Want::LAST)?;
@@ -155,8 +155,8 @@ impl Driver {
         Sequence { id, past: 0, blocks: Vec::new(), adapter: (NO_ADAPTER, 1.0) }
     }
 
-    /// Appends tokens to a sequence in one forward pass and returns the logits that are wanted. After an error the
-    /// sequence stays as long as it was.
+    /// Appends tokens to a sequence in one forward pass and returns the requested logits. After an error the sequence
+    /// keeps its length.
     pub fn feed(&mut self, sequence: &mut Sequence, tokens: &[u32], want: Want) -> Result<Vec<Vec<f32>>, PluginError> {
         let len = u32::try_from(tokens.len()).expect("a batch of 32-bit length");
         self.reserve(sequence, len)?;
@@ -189,7 +189,7 @@ impl Driver {
         Ok(logits.chunks_exact(width).map(<[f32]>::to_vec).collect())
     }
 
-    /// Ends a sequence and takes its blocks back.
+    /// Ends a sequence and reclaims its blocks.
     pub fn release(&mut self, sequence: Sequence) {
         self.model.release(sequence.id);
         self.free.iter_mut().zip(sequence.blocks).for_each(|(free, ids)| free.extend(ids));
@@ -205,7 +205,7 @@ impl Driver {
         result
     }
 
-    /// Where each group of caches keeps a sequence.
+    /// The cache tables of a sequence, one per group.
     pub fn tables<'a>(&self, sequence: &'a Sequence) -> Vec<CacheTable<'a>> {
         let groups = self.card.caches.iter().zip(&sequence.blocks);
         let table = |(group, ids): (&CacheGroup, &'a Vec<u32>)| match ids.first() {
@@ -235,7 +235,7 @@ impl Driver {
     }
 }
 
-/// Room for logits alone.
+/// Outputs with room for logits only.
 pub fn outputs(logits: &mut [f32]) -> Outputs<'_> {
     Outputs {
         logits: logits.into(),
@@ -246,7 +246,7 @@ pub fn outputs(logits: &mut [f32]) -> Outputs<'_> {
     }
 }
 
-/// The token with the highest logit, the first of equals. NaN is a failure here: no test model may produce it.
+/// The first token with the highest logit. Fails on NaN, which no test model may produce.
 pub fn best(logits: &[f32]) -> u32 {
     assert!(logits.iter().all(|logit| !logit.is_nan()), "the logits contain NaN");
     let mut best = 0;

@@ -1,5 +1,5 @@
-//! Older and newer hosts and plugins: if one side knows more extensions, both work; a table that is not what its id
-//! promises is refused.
+//! Older and newer hosts and plugins: if one side knows more extensions, both work; a table that does not match its id
+//! is refused.
 
 use pensieve_plugin_api::{
     ErrorCode,

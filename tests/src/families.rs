@@ -1,5 +1,6 @@
-//! The families that have plugins besides Llama, Mistral and Phi: folders and GGUF files against the numbers of transformers,
-//! whole and in chunks, by our kernels and by formulas, and the laws on one checkpoint for each way in which they differ.
+//! The families with plugins besides Llama, Mistral and Phi: folders and GGUF files against transformers' numbers,
+//! whole and in chunks, with our kernels and with formulas, and the laws on one checkpoint for each way in which they
+//! differ.
 
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use std::path::PathBuf;
@@ -20,12 +21,12 @@ struct Case {
     files: Files,
 }
 
-/// Which GGUF files a fixture has, and how its quantized one is held to the reference.
+/// Which GGUF files a fixture has, and how its quantized one is compared with the reference.
 enum Files {
     None,
-    /// Within so much at every position: about twice what rounding the inputs moves, by `report.txt`.
+    /// Within this tolerance at every position: about twice the effect of rounding the inputs, from `report.txt`.
     Within(f32),
-    /// Within so much at more than half of the positions, as rounded inputs make some rows choose other experts.
+    /// Within this tolerance at more than half of the positions, as rounded inputs make some rows choose other experts.
     Mostly(f32),
 }
 
@@ -84,7 +85,7 @@ pub fn cases() -> impl Iterator<Item = (String, &'static str)> {
     CASES.iter().map(|case| (case.fixture(), case.plugin))
 }
 
-/// Fixtures of other folders that these plugins serve, too.
+/// Fixtures in other folders that these plugins also serve.
 const OTHERS: &[(&str, &str)] =
     &[("pensieve-qwen", "qwen2/biases"), ("pensieve-qwen", "qwen2/tied"), ("pensieve-qwen", "qwen2/windows")];
 
@@ -173,7 +174,7 @@ fn families_obey_the_laws() {
     }
 }
 
-/// The logits of a folder whose configuration says the same as a fixture's in other words.
+/// Compares a folder whose configuration says the same as a fixture's in a different form.
 fn check_folder(case: &Case, folder: &std::path::Path) {
     let reference = Reference::of(&case.fixture());
     let mut driver = Driver::load(&case.plugin(), folder, &Options::with_settings(r#"{"kv": "f32"}"#)).unwrap();
@@ -199,7 +200,7 @@ fn what_a_configuration_leaves_out_has_the_default_of_transformers() {
     }
 }
 
-/// A fixture's folder with other tensors: `change` takes each by its name.
+/// A fixture's folder with other tensors: `change` maps each by name.
 fn rewritten(name: &str, change: impl Fn(&str, Stored) -> Vec<(String, Stored)>) -> tempfile::TempDir {
     let folder = changed(name, |_| ());
     let path = folder.path().join("model.safetensors");
@@ -245,7 +246,7 @@ fn a_checkpoint_that_lacks_a_layer_is_refused_by_its_name() {
 fn heads_that_a_configuration_gives_layer_by_layer() {
     let case = CASES.iter().find(|case| case.name == "gemma4").unwrap();
     let folder = changed(&case.fixture(), |config| {
-        // As of models of ten layers and more, whose numbers begin with zeros.
+        // As in models of ten or more layers, whose layer numbers are zero-padded.
         let listed = ["01", "03"].map(|layer| (layer.to_owned(), serde_json::json!({ "head_dim": 16 })));
         config.insert("per_layer_config".into(), serde_json::Map::from_iter(listed).into());
         config.remove("global_head_dim");
@@ -259,7 +260,7 @@ fn experts_that_are_stacked_and_multiply_from_the_other_side() {
     let bytes = std::fs::read(fixture(&case.fixture()).join("model.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     let (experts, width, inner) = (6, 32, 32);
-    // A row for each input, with the gates' values before those of what is gated. The second stack is square.
+    // One row per input, with the gate's values before the gated ones. The second stack is square.
     let stack = |layer: &str, parts: &[&str]| -> Stored {
         let mut data = Vec::new();
         for (expert, input) in (0..experts).flat_map(|expert| (0..width).map(move |input| (expert, input))) {

@@ -1,10 +1,13 @@
-//! The fence around children, tried by a plugin that attacks wherever its code runs: under the real program, as root and as
-//! another user. The fences of children that run no plugin, or on machines with a GPU, are tried by a program of the tests.
+//! The fence around children, tested with a plugin that attacks wherever its code runs: under the real program, as root
+//! and as another user. The fences of children without plugins, or on machines with a GPU, are tested with a separate
+//! program.
 
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 mod survey;
 
 use serde_json::json;
 use std::{
+    collections::BTreeSet,
     fs,
     io::ErrorKind,
     os::unix::{
@@ -27,12 +30,12 @@ use crate::{
     },
 };
 
-/// Somebody who owns nothing on this machine.
+/// A user who owns nothing on this machine.
 const STRANGER: u32 = 65_534;
 
-/// The users that a server can run as here: this one and, where this one is root, another one.
+/// The users that a server can run as here: the current one and, if that is root, another one.
 fn users() -> Vec<Option<u32>> {
-    // SAFETY: the call takes nothing and cannot fail.
+    // SAFETY: the call takes no arguments and cannot fail.
     let is_root = unsafe { libc::geteuid() } == 0;
     if !is_root {
         println!("skipped: only root can try what root may");
@@ -41,8 +44,9 @@ fn users() -> Vec<Option<u32>> {
 }
 
 /// Whether this kernel keeps a child from everything that the plugin tries.
+#[cfg(target_os = "linux")]
 fn can_fence() -> bool {
-    // SAFETY: without attributes the call only tells its version, or fails.
+    // SAFETY: without attributes the call only returns its version, or fails.
     let version = unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, std::ptr::null::<u8>(), 0, 1) };
     if version < 6 {
         println!("skipped: this kernel has no Landlock of version 6");
@@ -50,7 +54,44 @@ fn can_fence() -> bool {
     version >= 6
 }
 
-/// Targets of the attacks in a home: a secret, a model, and a socket that takes datagrams.
+/// A sandbox profile keeps a child from what `docs/security.md` promises.
+#[cfg(not(target_os = "linux"))]
+fn can_fence() -> bool {
+    cfg!(target_os = "macos")
+}
+
+/// Attacks that a sandbox profile lets through: it bounds files, the network and programs, and neither memory nor what
+/// a process may do to others of its user. A socket without an address is no network.
+const UNBOUND_ON_MACOS: [&str; 14] = [
+    "locked a file",
+    "watched a folder",
+    "may signal its parent",
+    "set its parent's priority",
+    "had the kernel signal its parent",
+    "left its process group",
+    "left memory in the kernel",
+    "left shared memory by name",
+    "took six gigabytes",
+    "shared six gigabytes",
+    "mapped a terabyte",
+    "opened a TCP socket",
+    "opened a UDP socket",
+    "opened a local socket",
+];
+
+/// What counts of that which a child has achieved.
+fn bounded<'a>(achieved: impl IntoIterator<Item = &'a str>) -> BTreeSet<&'a str> {
+    let (unbound, bounded) = achieved
+        .into_iter()
+        .filter(|what| !what.is_empty())
+        .partition::<Vec<_>, _>(|what| cfg!(target_os = "macos") && UNBOUND_ON_MACOS.contains(what));
+    if !unbound.is_empty() {
+        println!("macOS keeps no child from this: {unbound:?}");
+    }
+    bounded.into_iter().collect()
+}
+
+/// Targets of attacks in a home: a secret, a model, and a datagram socket.
 struct Targets {
     files: Vec<(PathBuf, u32, SystemTime)>,
     datagrams: UnixDatagram,
@@ -74,7 +115,7 @@ impl Targets {
         Self { files: files.into(), datagrams }
     }
 
-    /// Nothing of them is changed, as seen from outside.
+    /// Checks from outside that none of them changed.
     fn check(&self, as_whom: &str) {
         for (path, mode, modified) in &self.files {
             let found = path.metadata().unwrap();
@@ -84,7 +125,7 @@ impl Targets {
     }
 }
 
-/// A server with the hostile plugin, and a model of its in a home with what can be attacked.
+/// A server with the hostile plugin and one of its models, in a home with targets to attack.
 fn start(user: Option<u32>, config: &str) -> (Server, Targets) {
     let home = home();
     let targets = Targets::put_into(home.path(), user);
@@ -99,10 +140,18 @@ fn start(user: Option<u32>, config: &str) -> (Server, Targets) {
     (options.start_in(&home), targets)
 }
 
-/// What the plugin's model answers, loaded or not.
+/// The answer of the plugin's model, loaded or not.
 fn answer(server: &Server) -> String {
     let body = json!({ "model": "hostile", "prompt": "x", "max_tokens": 1 });
     post(server.address, "/v1/completions", &body).text()
+}
+
+/// What the plugin achieved while it was inspected.
+fn achieved_by_opening(server: &Server) -> String {
+    let plugins = server.get("/v1/plugins");
+    let plugins = plugins.json();
+    let description = plugins["data"][0]["description"].as_str().unwrap_or_else(|| panic!("{plugins}"));
+    description.strip_prefix("opened, it achieved [").unwrap().strip_suffix(']').unwrap().to_owned()
 }
 
 /// What the plugin achieved while its model was loaded.
@@ -120,8 +169,8 @@ fn a_hostile_plugin_achieves_nothing_wherever_it_runs() {
     }
     for user in users() {
         let (server, targets) = start(user, "");
-        assert_eq!(server.get("/v1/plugins").json()["data"][0]["description"], "opened, it achieved []", "as {user:?}");
-        assert_eq!(achieved_by_loading(&server), "", "as {user:?}");
+        assert_eq!(bounded(achieved_by_opening(&server).split(", ")), BTreeSet::new(), "as {user:?}");
+        assert_eq!(bounded(achieved_by_loading(&server).split(", ")), BTreeSet::new(), "as {user:?}");
         let health = server.get("/health").json();
         assert_eq!(health["fence"]["missing"], json!([]), "{health:#}");
         assert!(!server.home().path().join("planted").exists());
@@ -135,7 +184,7 @@ fn a_plugin_that_is_trusted_by_name_may_do_what_its_user_may() {
     for user in users() {
         let (server, _targets) = start(user, "[plugins]\nunfenced = [\"hostile\"]\n");
         // It is looked at like any other.
-        assert!(!can_fence() || server.get("/v1/plugins").text().contains("opened, it achieved []"));
+        assert!(!can_fence() || bounded(achieved_by_opening(&server).split(", ")).is_empty());
         // Its worker asks it about the checkpoint before it loads it.
         let achieved = answer(&server);
         let expected = [
@@ -151,12 +200,13 @@ fn a_plugin_that_is_trusted_by_name_may_do_what_its_user_may() {
             "left memory in the kernel",
             "forked",
             "opened a TCP socket",
+            "listened for connections",
             "sent a datagram",
         ];
-        for what in expected {
+        for what in expected.into_iter().filter(|what| !cfg!(target_os = "macos") || !UNBOUND_ON_MACOS.contains(what)) {
             assert!(achieved.contains(what), "as {user:?} it {achieved}");
         }
-        // The server is no user's to read but root's.
+        // Only root may read the server.
         for what in ["read its parent's environment", "opened its parent's memory", "may trace its parent"] {
             assert!(user.is_none() || !achieved.contains(what), "as {user:?} it {achieved}");
         }
@@ -164,7 +214,8 @@ fn a_plugin_that_is_trusted_by_name_may_do_what_its_user_may() {
     }
 }
 
-/// The output of a child of this kind that does `what` behind its fence, as this user, with a model's folder to read.
+/// The output of a child of this kind that does `what` behind its fence, as this user, with read access to a model's
+/// folder.
 fn said_by(what: &str, kind: Kind, user: Option<u32>, home: &Path) -> Vec<String> {
     const GIB: u64 = 1 << 30;
     let is_limited = !kind.has_drivers();
@@ -206,7 +257,9 @@ fn no_kind_of_child_achieves_more_than_its_driver_needs() {
             let memory = ["took six gigabytes", "shared six gigabytes", "grew by six gigabytes", "mapped a terabyte"];
             let of_drivers = ["locked a file", memory[0], memory[1], memory[2], memory[3], "opened a local socket"];
             let expected: &[&str] = if kind.has_drivers() { &of_drivers } else { &[] };
-            assert_eq!(said_by("attack", kind, user, home.path()), expected, "{kind:?} as {user:?}");
+            let said = said_by("attack", kind, user, home.path());
+            let expected = bounded(expected.iter().copied());
+            assert_eq!(bounded(said.iter().map(String::as_str)), expected, "{kind:?} as {user:?}");
             targets.check(&format!("{kind:?} as {user:?}"));
         }
     }

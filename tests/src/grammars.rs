@@ -1,4 +1,4 @@
-//! Grammars, stop strings and triggers through a real worker.
+//! Grammars, stop strings and triggers in a real worker.
 
 use pensieve_protocol::{
     grammar::{Grammar, Marker, Part, Rule, Spec, Then, Trigger},
@@ -79,7 +79,7 @@ fn jobs_that_wait_for_their_grammar_can_be_cancelled_and_run_out_of_time() {
     worker.submit(&Job { grammar: slow(), ..job(1, prompt(1, 40), 60) });
     worker.send(&pensieve_protocol::wire::Command::Cancel { id: 1 });
     let outcome = worker.outcome(1);
-    // Whichever came first, it has ended; a step was never held up.
+    // Whichever came first, the job has ended; no step was ever held up.
     assert!(outcome.end.as_ref().is_ok_and(|(reason, _)| *reason == Finish::Cancelled) || outcome.end.is_err());
     let deadline = Some(Duration::ZERO);
     let late = worker.run(&Job { grammar: slow(), deadline, ..job(2, prompt(1, 40), 60) });

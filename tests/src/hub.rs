@@ -1,4 +1,4 @@
-//! A hub that a test can make fail: the two requests of the Hugging Face hub that a download needs, over plain sockets.
+//! A hub that a test can make fail: the two Hugging Face hub requests that a download needs, over plain sockets.
 
 use serde_json::{Value, json};
 use sha1::Sha1;
@@ -14,28 +14,28 @@ use std::{
 
 pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// What goes wrong with one answer.
+/// What goes wrong with one response.
 #[derive(Clone, Debug)]
 pub enum Fault {
-    /// Another status, with a header.
+    /// A different status, with a header.
     Status(u16, &'static str),
-    /// The connection is cut after so many bytes of the body.
+    /// Cuts the connection after this many bytes of the body.
     Cut(usize),
-    /// Nothing follows so many bytes, and the connection stays.
+    /// Sends nothing after this many bytes, but keeps the connection open.
     Stall(usize),
-    /// Pieces of so many bytes, with a pause after each.
+    /// Pieces of this many bytes, with a pause after each.
     Trickle(usize, Duration),
     /// The whole file, although a range was requested.
     WholeFile,
-    /// Another range than requested.
+    /// A different range from the requested one.
     OtherPart,
-    /// Other bytes, as many.
+    /// The right number of wrong bytes.
     OtherBytes,
-    /// The bytes are elsewhere.
+    /// Redirects to this address.
     Elsewhere(String),
 }
 
-/// A request that came.
+/// A request that was received.
 #[derive(Clone, Debug)]
 pub struct Asked {
     pub path: String,
@@ -44,7 +44,7 @@ pub struct Asked {
     pub host: String,
 }
 
-/// The hub with one repository, `owner/repo`. Threads end with the test run.
+/// A hub with one repository, `owner/repo`. Its threads end with the test run.
 pub struct Hub {
     pub port: u16,
     state: Arc<State>,
@@ -58,7 +58,7 @@ struct State {
 }
 
 impl Hub {
-    /// Serves these files; those that are large, or called so, are kept as the hub keeps large files.
+    /// Serves these files; large ones, or those named so, are stored as the hub stores large files.
     pub fn serve(files: &[(&str, Vec<u8>)]) -> Self {
         let files: Vec<(String, Vec<u8>)> =
             files.iter().map(|(name, bytes)| ((*name).to_owned(), bytes.clone())).collect();
@@ -71,7 +71,7 @@ impl Hub {
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let state = serving.clone();
-                // A client that goes away in the middle is part of the test.
+                // Clients that disconnect midway are part of the test.
                 thread::spawn(move || drop(answer(&stream, &state)));
             }
         });
@@ -82,7 +82,7 @@ impl Hub {
         format!("http://127.0.0.1:{}", self.port)
     }
 
-    /// The next request whose path contains `path` fails this way; those after it in turn.
+    /// Makes the next request whose path contains `path` fail this way; further calls apply to later requests.
     pub fn fail(&self, path: &'static str, fault: Fault) {
         self.state.faults.lock().unwrap().push_back((path, fault));
     }

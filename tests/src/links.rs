@@ -1,4 +1,4 @@
-//! Links in checkpoints and adapters, which strangers make: where they lead out, nothing is opened and nothing is shown. As root,
+//! Links in untrusted checkpoints and adapters: if they lead out, nothing is opened and nothing is shown. Run as root,
 //! which could read everything.
 
 use serde_json::{Value, json};
@@ -20,7 +20,7 @@ use crate::{
 
 const SECRET: &str = "quokka";
 
-/// A folder with checkpoints of the scripted model, and a file that is nobody's business.
+/// A folder with checkpoints of the scripted model, and a private file.
 struct Shelf(tempfile::TempDir);
 
 impl Shelf {
@@ -37,7 +37,7 @@ impl Shelf {
         self.0.path().join(name)
     }
 
-    /// A checkpoint that says hello, as this changes it.
+    /// A checkpoint that says hello, modified by `change`.
     fn checkpoint(&self, id: &str, change: impl FnOnce(&Path)) -> (String, PathBuf) {
         let folder = self.path(id);
         scripted::checkpoint(&folder, &[("", "Hello.")]);
@@ -143,7 +143,7 @@ fn links_within_a_folder_and_a_snapshot_of_the_hub_and_a_file_that_is_named_are_
         assert_eq!(reply.status(), 200, "{id}: {reply:?}");
         assert!(show(&server, id).json()["template"].as_str().is_some_and(|text| !text.is_empty()), "{id}");
     }
-    // A tokenizer beside a file is a stranger's link again.
+    // A tokenizer beside a file is an untrusted link, too.
     let refused = ask(&server, "beside");
     assert!(
         refused.status() >= 400 && refused.text().contains("tokenizer.json' is a link that leads to"),
@@ -159,7 +159,7 @@ fn a_link_that_comes_later_is_refused_with_what_was_known_of_the_checkpoint() {
     let server = start(vec![model]);
     assert_eq!(show(&server, "later").status(), 200);
     replace(&folder.join("docs"), "/");
-    // For two seconds the card is not looked at again; it says nothing that was not there before.
+    // For two seconds the card is not checked again; it shows nothing new.
     std::thread::sleep(std::time::Duration::from_millis(2500));
     let reply = ask(&server, "later");
     assert!(reply.status() >= 400 && reply.text().contains("docs' is a link that leads to '/'"), "{reply:?}");
@@ -187,7 +187,7 @@ fn adapters_are_held_to_the_same_rule() {
     assert_eq!(ask("good").status(), 200, "{}", server.log());
     let refused = ask("bad");
     assert!(refused.status() >= 400 && refused.text().contains("notes' is a link that leads to '/'"), "{refused:?}");
-    // One that becomes part of the model is the model's.
+    // An adapter that becomes part of the model follows the model's rules.
     let merged = format!("bad = {{ source = {:?}, merge = true }}\n", shelf.path("bad"));
     let config = format!("[[models]]\nid = \"m\"\nsource = \"starter\"\n[models.adapters]\n{merged}");
     let plugins = starter::PLUGINS.iter().map(|package| plugin(package)).collect();

@@ -1,4 +1,4 @@
-//! Llama checkpoints against the numbers of transformers, through the plugin as it ships.
+//! Llama checkpoints against transformers' numbers, with the shipped plugin.
 
 use crate::{
     artifacts::plugin,
@@ -6,7 +6,7 @@ use crate::{
     reference::{Comparison, EXACT, Reference, fixture},
 };
 
-/// Tolerance for rounding activations to 8 bits: about twice what `tests/fixtures/llama/report.txt` says it does.
+/// Tolerance for rounding activations to 8 bits: about twice the effect in `tests/fixtures/llama/report.txt`.
 const ROUNDED: f32 = 0.4;
 
 fn compare(fixture: &str, file: &str, logits: &str, tolerance: f32) {

@@ -1,12 +1,13 @@
-//! What is refused and what is said about it: each bad library has an error of its own, with help.
+//! Refused libraries and their messages: each fault has its own error, with help.
 
-use pensieve_plugin_api::ErrorCode;
+use object::Object;
+use pensieve_plugin_api::{ErrorCode, abi_stable::library::ROOT_MODULE_LOADER_NAME};
 use pensieve_worker::plugin::{LoadError, LoadedPlugin, Reason};
-use std::{fs, path::Path};
+use std::{fs, os::unix::fs::symlink, path::Path};
 
-use crate::artifacts::{plugin, test_plugin};
+use crate::artifacts::{library_name, plugin, test_plugin};
 
-/// Opens a library that must be refused; the refusal names the file and ends in help.
+/// Opens a library that must be refused; the message names the file and ends with help.
 fn refusal(path: &Path) -> LoadError {
     let error = LoadedPlugin::open(path).expect_err("a refusal");
     let text = error.to_string();
@@ -17,10 +18,10 @@ fn refusal(path: &Path) -> LoadError {
     error
 }
 
-/// A file of these bytes, refused.
+/// The reason for refusing a file with these bytes.
 fn refusal_of(bytes: &[u8]) -> Reason {
     let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("libgiven.so");
+    let path = folder.path().join(library_name("given"));
     fs::write(&path, bytes).unwrap();
     refusal(&path).reason
 }
@@ -132,13 +133,38 @@ fn opens_a_plugin_twice_and_after_a_refusal() {
     second.architecture("bigram").unwrap();
 }
 
-/// ELF only: a Mac's own libraries have another header.
+/// What two plugins share in one process can only be what they export, whatever they link.
+#[test]
+fn a_plugin_exports_its_header_alone() {
+    // Two plugins that each bring a candle of their own must not see each other's.
+    for package in ["bigram", "pensieve-llama", "pensieve-samplers"] {
+        let bytes = fs::read(plugin(package)).unwrap();
+        let file = object::File::parse(&bytes[..]).unwrap();
+        let exports = file
+            .exports()
+            .unwrap()
+            .map(|export| String::from_utf8(export.unwrap().name().name().unwrap().to_vec()).unwrap());
+        // A Mac's linker puts an underscore before each name of C.
+        let expected = if cfg!(target_os = "macos") { "_" } else { "" }.to_owned() + ROOT_MODULE_LOADER_NAME;
+        assert_eq!(exports.collect::<Vec<_>>(), [expected], "{package}");
+    }
+}
+
+#[test]
+fn opens_a_plugin_by_a_bare_name_and_through_a_link() {
+    let folder = tempfile::tempdir().unwrap();
+    let library = library_name("bigram");
+    let link = folder.path().join(&library);
+    symlink(plugin("bigram"), &link).unwrap();
+    let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_open_plugin"));
+    let output = child.arg(&library).current_dir(folder.path()).output().unwrap();
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "bigram\n");
+}
+
+/// ELF only: a Mac's own libraries have a different header.
 #[cfg(target_os = "linux")]
 mod elf {
     use super::*;
-    use object::Object;
-    use pensieve_plugin_api::abi_stable::library::ROOT_MODULE_LOADER_NAME;
-    use std::os::unix::fs::symlink;
 
     const MACHINE_AT: usize = 18;
     const TYPE_AT: usize = 16;
@@ -160,7 +186,7 @@ mod elf {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         let Reason::OtherPlatform { found, .. } = refusal_of(&bytes) else { panic!("another reason") };
         assert_eq!(found, "macOS on aarch64");
-        // A universal library of one part.
+        // A universal library with one part.
         let words: [u32; 7] = [0xcafe_babe, 1, 0x0100_000c, 0, 0x4000, 0x1000, 14];
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_be_bytes()).collect();
         let Reason::OtherPlatform { found, .. } = refusal_of(&bytes) else { panic!("another reason") };
@@ -179,37 +205,12 @@ mod elf {
 
     #[test]
     fn says_what_the_system_says_when_it_refuses() {
-        // A library that is sound but needs one that does not exist: its first needed name is overwritten in place.
+        // A sound library that needs one that does not exist: its first needed name is overwritten in place.
         let mut bytes = fs::read(plugin("bigram")).unwrap();
         let name = b"libgcc_s.so.1\0";
         let place = bytes.windows(name.len()).position(|window| window == name).expect("the name of a needed library");
         bytes[place..place + 3].copy_from_slice(b"xyz");
         let Reason::Refused(why) = refusal_of(&bytes) else { panic!("another reason") };
         assert!(why.contains("xyzgcc_s.so.1"), "{why}");
-    }
-
-    /// What two plugins share in one process can only be what they export, whatever they link.
-    #[test]
-    fn a_plugin_exports_its_header_alone() {
-        // Two plugins that each bring a candle of their own must not see each other's.
-        for package in ["bigram", "pensieve-llama", "pensieve-samplers"] {
-            let bytes = fs::read(plugin(package)).unwrap();
-            let file = object::File::parse(&bytes[..]).unwrap();
-            let exports = file
-                .exports()
-                .unwrap()
-                .map(|export| String::from_utf8(export.unwrap().name().name().unwrap().to_vec()).unwrap());
-            assert_eq!(exports.collect::<Vec<_>>(), [ROOT_MODULE_LOADER_NAME], "{package}");
-        }
-    }
-
-    #[test]
-    fn opens_a_plugin_by_a_bare_name_and_through_a_link() {
-        let folder = tempfile::tempdir().unwrap();
-        let link = folder.path().join("libbigram.so");
-        symlink(plugin("bigram"), &link).unwrap();
-        let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_open_plugin"));
-        let output = child.arg("libbigram.so").current_dir(folder.path()).output().unwrap();
-        assert_eq!(String::from_utf8(output.stdout).unwrap(), "bigram\n");
     }
 }

@@ -1,4 +1,4 @@
-//! The adapter formats of `plugins/lora`: what PEFT computes, what a batch of different adapters does, what is refused.
+//! The adapter formats of `plugins/lora`: PEFT's results, batches with different adapters, and refusals.
 
 use pensieve_plugin_api::{AdapterData, PluginError, Want, ext::merge::Merged};
 use pensieve_protocol::{
@@ -14,11 +14,12 @@ use std::{
 use crate::{
     artifacts::plugin,
     driver::{Driver, Options},
+    processes::memory,
     reference::{EXACT, Reference, distance, fixture},
     worker::{Outcome, Worker, faults, job, with},
 };
 
-/// Adapters, the plugin and the checkpoint of their base.
+/// Adapters, with the plugin and checkpoint of their base.
 const ADAPTERS: [(&str, &str, &str); 13] = [
     ("rank1", "pensieve-llama", "llama/gqa"),
     ("rank16", "pensieve-llama", "llama/gqa"),
@@ -43,26 +44,26 @@ fn open(format: &str, path: &Path) -> Result<AdapterData, PluginError> {
     format.open(path.into()).into_result()
 }
 
-/// The base of an adapter, loaded with these in its weights.
+/// Loads the base of an adapter with these merged into its weights.
 fn load(plugin_of_base: &str, base: &Path, kernels: &str, merged: &[Merged]) -> Result<Driver, PluginError> {
     let settings = format!(r#"{{"kernels": "{kernels}", "kv": "f32"}}"#);
-    // LongRoPE takes its short factors for texts like these, and a context that is no longer.
+    // LongRoPE uses its short factors for texts like these, and for a context that is no longer.
     let context = if base.starts_with(fixture("phi/mini")) { 72 } else { 0 };
     let options = Options { context, ..Options::with_settings(settings) };
-    // The GGUF of a Mistral is a llama to llama.cpp.
+    // llama.cpp stores Mistral models as llama.
     let is_llama = base.extension().is_some() && plugin_of_base == "pensieve-mistral";
     let plugin_of_base = if is_llama { "pensieve-llama" } else { plugin_of_base };
     Driver::load_merged(&plugin(plugin_of_base), base, &options, HostServices::new(), merged)
 }
 
-/// How far the logits of an adapted model are from PEFT's.
+/// Distance of an adapted model's logits from PEFT's.
 fn error_of(plugin_of_base: &str, base: &Path, adapter: &AdapterData, name: &str, kernels: &str) -> f32 {
     let reference = Reference::of(&format!("lora/{name}"));
     let mut driver = load(plugin_of_base, base, kernels, &[]).unwrap();
     let plain = driver.model.resident().weight_bytes;
     let id = driver.model.attach(adapter).into_result().unwrap();
     let values: usize = adapter.pairs.iter().map(|pair| pair.a.len() + pair.b.len()).sum();
-    // Parts of a fused projection have a first factor each.
+    // Each part of a fused projection has its own first factor.
     assert!(driver.model.resident().weight_bytes - plain >= 4 * values as u64, "{name} takes memory");
     let mut sequence = driver.begin();
     sequence.adapter = (id, 1.0);
@@ -131,7 +132,7 @@ fn adapters_follow_their_layers_to_two_devices() {
     }
 }
 
-/// Logits of a text under an adapter of this strength, unmerged and merged.
+/// A text's logits with an adapter at this scale, unmerged and merged.
 fn both_ways(base: &Path, adapter: &AdapterData, strength: f32) -> (Vec<Vec<f32>>, Vec<Vec<f32>>) {
     let tokens = Reference::of("lora/rank16").tokens("tokens");
     let mut beside = load("pensieve-llama", base, "auto", &[]).unwrap();
@@ -154,7 +155,7 @@ fn merged_is_unmerged_at_any_strength_within_the_rounding_of_the_weights() {
             assert!(worst < EXACT, "gqa/{file} at {strength}: off by {worst}");
         }
     }
-    // Beside a tied table, the head has an adapter of its own.
+    // Beside a tied embedding, the head has a separate adapter.
     let mut adapter = open("peft", &fixture("lora/tied")).unwrap();
     let mut head = adapter.pairs.iter().find(|pair| pair.target.contains("embed_tokens")).unwrap().clone();
     head.target = "lm_head".into();
@@ -185,7 +186,7 @@ fn what_cannot_be_merged_is_refused_by_name() {
     assert!(message.contains(narrow.pairs[0].target.as_str()) && message.contains("maps"), "{message}");
 }
 
-/// A worker with a tiny Llama and the formats.
+/// A worker with a tiny Llama and the adapter formats.
 fn worker() -> Worker {
     Worker::start(llama())
 }
@@ -215,7 +216,7 @@ fn under(id: u64, adapter: Option<(&str, f32)>, max_tokens: u32) -> Job {
     Job { adapter, ignore_end_of_turn: true, ..job(id, tokens, max_tokens) }
 }
 
-/// Tokens and how likely each was, to the last bit.
+/// Tokens with their exact log-probabilities, as bits.
 fn said(outcome: Outcome) -> Vec<(u32, u32)> {
     assert!(outcome.end.is_ok(), "{:?}", outcome.end);
     let tokens = outcome.events.iter().filter_map(|event| match event {
@@ -250,9 +251,7 @@ fn sequences_under_different_adapters_share_a_batch_and_say_what_they_say_alone(
 }
 
 fn resident_kib(worker: &Worker) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{}/status", worker.child.id())).unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(0)
+    memory(worker.child.id()).unwrap().resident >> 10
 }
 
 #[test]
@@ -265,7 +264,7 @@ fn adapters_come_and_go_without_a_trace_while_streams_run() {
     let mut first = 100;
     for round in 0..200 {
         if round % 20 == 0 {
-            // Eight streams at all times: the last ones have ended by now, or are waited for here.
+            // Always eight streams: the previous ones have ended by now, or are waited for here.
             (first..first + 8).for_each(|id| worker.submit(&under(id, wish(id), 200)));
         }
         attach(&mut worker, "passing", fixture("lora/rank64")).unwrap();
@@ -297,7 +296,7 @@ fn adapters_beyond_the_limit_leave_and_come_back_with_the_same_words() {
     }
     let expected: Vec<_> =
         (1..).zip(wishes).map(|(id, name)| ids(roomy.run(&under(id, Some((name, 1.0)), 30)))).collect();
-    // Room for the largest and one more, never for all.
+    // Room for the largest and one more, but never for all.
     let limit = bytes.iter().sum::<u64>() - 1;
     let mut worker = Worker::start(with(llama(), |spec| spec.adapter_memory = limit));
     for name in wishes {
@@ -341,7 +340,7 @@ fn an_adapter_that_is_gone_from_disk_fails_its_jobs_with_the_reason() {
     assert_eq!(ids(worker.run(&under(2, Some(("b", 1.0)), 5))).len(), 5);
 }
 
-/// A copy of an adapter with one thing changed.
+/// A copy of an adapter with one modification.
 fn spoiled(spoil: impl FnOnce(&Path)) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     for file in ["adapter_config.json", "adapter_model.safetensors"] {
@@ -351,7 +350,7 @@ fn spoiled(spoil: impl FnOnce(&Path)) -> tempfile::TempDir {
     folder
 }
 
-/// Changes tensors of an adapter: their name, shape and values go in, and what stays comes out.
+/// Modifies the tensors of an adapter: maps name, shape and values, dropping some.
 fn with_tensors(
     folder: &Path,
     mut change: impl FnMut(&str, Vec<usize>, Vec<f32>) -> Option<(String, Vec<usize>, Vec<f32>)>,
@@ -373,7 +372,7 @@ fn with_tensors(
 
 const VICTIM: &str = "base_model.model.model.layers.1.self_attn.k_proj.lora_A.weight";
 
-/// What may be wrong with an adapter: its name, what is said of it, and the adapter.
+/// Broken adapters: a name, the expected message, and the folder.
 pub fn bad_adapters() -> Vec<(&'static str, &'static [&'static str], tempfile::TempDir)> {
     let config = |folder: &Path, from: &str, to: &str| {
         let path = folder.join("adapter_config.json");

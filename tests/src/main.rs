@@ -1,5 +1,5 @@
-//! The integration tests: one binary, so that it links once. A plugin that a test needs is built by the first test that asks
-//! for it, so `cargo test --workspace` on a fresh clone is the whole command.
+//! The integration tests: one binary, so that it links once. A plugin that a test needs is built by the first test that
+//! requests it, so `cargo test --workspace` on a fresh clone is the whole command.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 #![allow(clippy::needless_pass_by_value, reason = "what a test writes down is handed over")]
@@ -9,6 +9,7 @@ mod artifacts;
 mod checkpoints;
 mod driver;
 mod hub;
+mod processes;
 mod random;
 mod reference;
 mod worker;
@@ -25,6 +26,7 @@ mod cli;
 mod conformance;
 mod damage;
 mod deaths;
+mod descriptors;
 mod docs;
 mod dropped;
 mod extensions;

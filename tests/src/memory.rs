@@ -1,10 +1,9 @@
-//! The server's memory under requests that were made to take it: bodies that become a hundred times as large, stored
-//! responses that nobody reads, conversations that grow from link to link. Whatever comes, it stays within three times what
-//! the configuration allows for requests, beside what the server takes anyway, and comes back when the clients have gone.
+//! The server's memory under requests designed to exhaust it: bodies that become a hundred times as large, stored
+//! responses that nobody reads, conversations that grow from link to link. It always stays within three times the
+//! memory configured for requests, plus the server's baseline, and comes back when the clients have gone.
 
 use serde_json::{Value, json};
 use std::{
-    fs,
     net::SocketAddr,
     sync::{
         Mutex, MutexGuard, PoisonError,
@@ -21,6 +20,7 @@ use crate::{
         client::{Connection, Reply, post, request},
         server::{Options, Server},
     },
+    processes::{self, Memory},
     scripted,
 };
 
@@ -29,14 +29,14 @@ pub const MIB: usize = 1 << 20;
 const REQUESTS_MIB: usize = 96;
 /// `response_store`, in MiB.
 const STORE_MIB: usize = 48;
-/// Memory that requests have returned and the heap has not yet.
+/// Memory that requests have freed and the heap has not returned yet.
 const FREED_BYTES_MAX: u64 = 64 << 20;
-/// Growth of an idle server that is tolerated after an attack.
+/// Tolerated growth of an idle server after an attack.
 const LEFT_BYTES_MAX: u64 = 64 << 20;
-/// Longest health answer on a machine that is busy with other tests; a quiet one keeps to one second.
+/// Longest health check on a machine busy with other tests; a quiet one stays below one second.
 pub const HEALTH_TIME_MAX: Duration = Duration::from_secs(4);
 pub const JSON: (&str, &str) = ("content-type", "application/json");
-/// A value of seven bytes that takes some 500 in memory.
+/// A value of seven bytes that takes about 500 in memory.
 const DENSE: &str = "{\"\":0}";
 
 pub struct Attacked {
@@ -47,7 +47,7 @@ pub struct Attacked {
     _alone: MutexGuard<'static, ()>,
 }
 
-/// Attacks one after another: together they would measure each other.
+/// Attacks run one at a time: in parallel they would measure each other.
 static ALONE: Mutex<()> = Mutex::new(());
 
 impl Attacked {
@@ -63,11 +63,11 @@ impl Attacked {
         let server = Options { plugins, models: vec![("m".into(), source)], config, ..Options::default() }.start();
         let reply = post(server.address, "/v1/chat/completions", &chat("hello"));
         assert_eq!(reply.status(), 200, "{reply:?}");
-        let before = memory(&server, "VmRSS");
+        let before = memory(&server).resident;
         Self { server, before, _root: root, _alone: alone }
     }
 
-    /// Runs an attack. The server has to answer others all along, to keep within its memory, and to give it back.
+    /// Runs an attack. Throughout, the server has to answer others, stay within its memory, and free it afterwards.
     fn survives<T>(&self, attack: impl FnOnce(SocketAddr) -> T) -> T {
         let over = AtomicBool::new(false);
         let (result, slowest) = thread::scope(|scope| {
@@ -90,8 +90,8 @@ impl Attacked {
         self.has_kept_within_its_memory();
         let rest = self.with_a_full_store() + LEFT_BYTES_MAX;
         let deadline = Instant::now() + Duration::from_secs(10);
-        while memory(&self.server, "VmRSS") > rest {
-            let now = memory(&self.server, "VmRSS");
+        while memory(&self.server).resident > rest {
+            let now = memory(&self.server).resident;
             assert!(Instant::now() < deadline, "{} MiB are left, of {} MiB before", now >> 20, self.before >> 20);
             thread::sleep(Duration::from_millis(100));
         }
@@ -102,20 +102,20 @@ impl Attacked {
 }
 
 impl Attacked {
-    /// The memory of a server that stores as many responses as it may, in bytes.
+    /// Memory of a server that stores as many responses as it may, in bytes.
     pub fn with_a_full_store(&self) -> u64 {
         self.before + (STORE_MIB * MIB) as u64
     }
 
     pub fn has_kept_within_its_memory(&self) {
-        let peak = memory(&self.server, "VmHWM");
+        let peak = memory(&self.server).peak;
         let most = self.with_a_full_store() + (3 * REQUESTS_MIB * MIB) as u64 + FREED_BYTES_MAX;
         println!("{} MiB before, {} MiB at the most", self.before >> 20, peak >> 20);
         assert!(peak < most, "it had {} MiB, more than {} MiB", peak >> 20, most >> 20);
     }
 }
 
-/// Says that it is over, also where a test fails.
+/// Signals the end of an attack, even if a test fails.
 pub struct Ending<'a>(pub &'a AtomicBool);
 
 impl Drop for Ending<'_> {
@@ -128,27 +128,15 @@ pub fn chat(text: &str) -> Value {
     json!({ "model": "m", "max_tokens": 8, "messages": [{ "role": "user", "content": text }] })
 }
 
-/// A line of the server's status, in bytes.
-pub fn memory(server: &Server, name: &str) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
-    let kilobytes = line.trim_start_matches(':').trim().strip_suffix(" kB").unwrap();
-    kilobytes.parse::<u64>().unwrap() << 10
-}
-
-pub fn can_measure() -> bool {
-    let can = fs::exists("/proc/self/status").unwrap_or(false);
-    if !can {
-        println!("skipped: this system does not tell how much memory a process has");
-    }
-    can
+pub fn memory(server: &Server) -> Memory {
+    processes::memory(server.pid()).unwrap()
 }
 
 pub fn send(address: SocketAddr, path: &str, body: &str) -> Reply {
     request(address, "POST", path, &[JSON], body.as_bytes())
 }
 
-/// Connections that sent a request and do not read the response.
+/// Opens connections that send a request and do not read the response.
 pub fn unread(address: SocketAddr, count: usize, ask: impl Fn(&mut Connection) + Sync) -> Vec<Connection> {
     thread::scope(|scope| {
         let open = || {
@@ -167,9 +155,6 @@ pub fn dense(count: usize) -> String {
 
 #[test]
 fn unread_fields_of_a_body_take_no_memory() {
-    if !can_measure() {
-        return;
-    }
     let attacked = Attacked::start();
     let plain = chat("hello").to_string();
     let ignored = format!("{},\"ignored\":{}}}", plain.strip_suffix('}').unwrap(), dense(300_000));
@@ -185,13 +170,13 @@ fn unread_fields_of_a_body_take_no_memory() {
         (all(&ignored), all(&hidden))
     });
     assert!(taken.iter().all(|status| [200, 429].contains(status)) && taken.contains(&200), "{taken:?}");
-    // Within a field that is read it is paid for, which is more than there is.
+    // In a field that is read it counts, and exceeds the limit.
     assert!(refused.iter().all(|status| *status == 429), "{refused:?}");
     let fair = plain.replace("\"role\"", &format!("\"ignored\":{},\"role\"", dense(10_000)));
     assert_eq!(send(attacked.server.address, "/v1/chat/completions", &fair).status(), 200);
 }
 
-/// Stores a response that repeats so many bytes, and tells its id; none if there is no memory for it.
+/// Stores a response that repeats this many bytes, and returns its id; `None` if there is no memory for it.
 pub fn stored(address: SocketAddr, bytes: usize) -> Option<String> {
     let body =
         json!({ "model": "m", "input": "hello", "max_output_tokens": 8, "metadata": { "a": "x".repeat(bytes) } });
@@ -200,7 +185,7 @@ pub fn stored(address: SocketAddr, bytes: usize) -> Option<String> {
     Some(reply.json()["id"].as_str()?.to_owned())
 }
 
-/// Stores a response whose conversation has an item of so many bytes that no model sees, behind a small one.
+/// Stores a response whose conversation has an item of this many bytes that no model sees, after a small one.
 fn stored_items(address: SocketAddr, bytes: usize) -> Option<String> {
     let items = json!([{ "role": "user", "content": "hello" }, { "type": "unknown", "data": "x".repeat(bytes) }]);
     let reply = post(address, "/v1/responses", &json!({ "model": "m", "input": items, "max_output_tokens": 8 }));
@@ -209,9 +194,6 @@ fn stored_items(address: SocketAddr, bytes: usize) -> Option<String> {
 
 #[test]
 fn stored_responses_that_are_asked_for_and_not_read_take_no_more_than_requests_may() {
-    if !can_measure() {
-        return;
-    }
     let attacked = Attacked::start();
     let large = stored(attacked.server.address, 20 * MIB).unwrap();
     attacked.survives(|address| {
@@ -226,7 +208,7 @@ fn stored_responses_that_are_asked_for_and_not_read_take_no_more_than_requests_m
         thread::sleep(Duration::from_secs(2));
         drop((streams, pipelined));
     });
-    // A response that has made room for another one still counts for those who read it.
+    // A response evicted to make room still counts while clients read it.
     attacked.survives(|address| {
         let begun = |id: String| {
             let path = format!("/v1/responses/{id}");
@@ -254,9 +236,6 @@ fn stored_responses_that_are_asked_for_and_not_read_take_no_more_than_requests_m
 
 #[test]
 fn a_conversation_that_grows_from_response_to_response_counts_whole() {
-    if !can_measure() {
-        return;
-    }
     let attacked = Attacked::start();
     let statuses = attacked.survives(|address| {
         let item = format!("{{\"type\":\"unknown\",\"content\":{}}}", dense(40_000));
@@ -285,7 +264,7 @@ fn a_conversation_that_grows_from_response_to_response_counts_whole() {
         })
     });
     assert!(statuses.iter().all(|status| [200, 503].contains(status)), "{statuses:?}");
-    // A conversation of some turns goes on.
+    // A conversation of several turns continues.
     let address = attacked.server.address;
     let mut previous = Value::Null;
     for turn in 1..=4 {
@@ -302,9 +281,6 @@ fn a_conversation_that_grows_from_response_to_response_counts_whole() {
 
 #[test]
 fn what_answers_repeat_is_shared_and_counts_until_they_are_read() {
-    if !can_measure() {
-        return;
-    }
     let attacked = Attacked::start();
     let metadata = "x".repeat(20 * MIB);
     let body = |stored: bool| {
@@ -333,9 +309,6 @@ fn what_answers_repeat_is_shared_and_counts_until_they_are_read() {
 
 #[test]
 fn metadata_that_is_deep_is_found_again() {
-    if !can_measure() {
-        return;
-    }
     let attacked = Attacked::start();
     let deep = format!("{}{}", "[".repeat(120), "]".repeat(120));
     let body = format!("{{\"model\":\"m\",\"input\":\"hello\",\"max_output_tokens\":8,\"metadata\":{{\"a\":{deep}}}}}");

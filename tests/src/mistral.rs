@@ -1,4 +1,4 @@
-//! Mistral checkpoints against the numbers of transformers, through the plugin that claims them.
+//! Mistral checkpoints against transformers' numbers, with the plugin that claims them.
 
 use pensieve_worker::plugin::HostServices;
 use safetensors::{SafeTensors, tensor::TensorView};
@@ -15,7 +15,7 @@ use crate::{
     reference::{Comparison, EXACT, Reference, distance, fixture},
 };
 
-/// Tolerance for rounding activations to 8 bits: about twice what `tests/fixtures/mistral/report.txt` says it does.
+/// Tolerance for rounding activations to 8 bits: about twice the effect in `tests/fixtures/mistral/report.txt`.
 const ROUNDED: f32 = 0.3;
 
 fn mistral() -> PathBuf {
@@ -26,7 +26,7 @@ fn folder(name: &str) {
     Comparison::of(&mistral(), &format!("mistral/{name}"), "").check_both();
 }
 
-/// llama.cpp calls Mistral `llama`, so that plugin must know what Mistral has and Llama has not.
+/// llama.cpp stores Mistral as `llama`, so that plugin has to support what Mistral has and Llama has not.
 fn gguf(name: &str, plugin: PathBuf) {
     Comparison::of(&plugin, &format!("mistral/{name}"), "f32.gguf").check_both();
 }
@@ -82,7 +82,7 @@ fn greedy_generation_is_that_of_transformers() {
     }
 }
 
-/// A checkpoint as the text part of one that also sees: its settings and its tensors one level down, and tensors of eyes.
+/// A checkpoint as the text part of a vision-language model: settings and tensors one level down, plus vision tensors.
 pub fn within(name: &str, (class, kind): (&str, &str), model: &str, head: &str) -> tempfile::TempDir {
     let (source, folder) = (fixture(name), tempfile::tempdir().unwrap());
     for name in ["tokenizer.json", "tokenizer_config.json"] {

@@ -1,5 +1,6 @@
-//! A family from outside, whose GGUF architecture, pre-tokenizer, tool calls and thoughts no shipped model has
-//! (`tests/plugins/newcomer.rs`): neither the SDK nor the server has heard of any of them, and its model is served like others.
+//! A third-party family whose GGUF architecture, pre-tokenizer, tool calls and reasoning format no shipped model has
+//! (`tests/plugins/newcomer.rs`): neither the SDK nor the server knows any of them, and its model is served like
+//! others.
 
 use serde_json::{Value, json};
 use std::{
@@ -16,17 +17,17 @@ use crate::{
     },
 };
 
-/// What follows each of these words, token by token. A token has one successor, so no two answers share one.
+/// The tokens that follow each of these words. A token has one successor, so answers do not share tokens.
 const ANSWERS: [(&str, &[&str]); 4] = [
     ("tell-weather", &["I ask.", "<<ask ", "get_weather", " :: {", "days:", "2,", "place:~", "Bern~}", ">>"]),
     ("tell-thoughts", &["(thinks: ", "hm, hm", " :thinks)", "Yes."]),
     // A parameter that the tool does not have.
     ("tell-nonsense", &["<<", "ask get_weather :: {", "town:~Bern~}>>"]),
-    // Half an opener, and closers of nothing.
+    // Half an opener, and unmatched closers.
     ("tell-rubbish", &["a < b", " >> c", " :thinks) }", "~"]),
 ];
 
-/// Logits of a token's successor, and of what closes something, where a grammar forbids the successor or there is none.
+/// Logits of a token's successor, and of closing tokens, for when a grammar forbids the successor or there is none.
 const FOLLOWS: f32 = 60.0;
 const CLOSES: [(&str, f32); 4] = [("<end>", 5.0), ("~", 4.0), ("}", 3.0), (">", 2.0)];
 
@@ -34,7 +35,7 @@ const TEMPLATE: &str = "{% if tools %}Tools: {{ tools | tojson }}\n{% endif %}{%
     %}\n{% endif %}{{ message.role }}: {{ message.content or '' }}{% for call in message.tool_calls or [] %}<<ask {{ \
     call.function.name }} :: {{ call.function.arguments | tojson }}>>{% endfor %}{% endfor %}";
 
-/// The letters that stand for single bytes in vocabularies of byte-level BPE, in the order of the bytes.
+/// The letters for single bytes in byte-level BPE vocabularies, in byte order.
 fn letters() -> Vec<String> {
     let is_letter = |byte: u32| matches!(byte, 33..=126 | 161..=172 | 174..=255);
     let mut others = 256..;
@@ -42,7 +43,7 @@ fn letters() -> Vec<String> {
     (0..256).map(letter).map(|code| char::from_u32(code.unwrap()).unwrap().to_string()).collect()
 }
 
-/// The vocabulary and, as rows, what follows each token.
+/// The vocabulary and, as rows, the successor of each token.
 fn table() -> (Vec<String>, Vec<f32>) {
     let letters = letters();
     let spelled = |text: &&str| text.bytes().map(|byte| letters[usize::from(byte)].clone()).collect::<String>();
@@ -71,7 +72,7 @@ fn text(text: &str) -> Vec<u8> {
     [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat()
 }
 
-/// A GGUF file of that architecture.
+/// Writes a GGUF file of that architecture.
 fn write_gguf(path: &Path, architecture: &str) {
     const UINT32: u32 = 4;
     const STRING: u32 = 8;
@@ -110,7 +111,7 @@ fn write_gguf(path: &Path, architecture: &str) {
     file.extend(text("follows.weight"));
     file.extend(2_u32.to_le_bytes());
     (0..2).for_each(|_| file.extend((tokens.len() as u64).to_le_bytes()));
-    // F32, at the beginning of the data.
+    // F32, at the start of the data.
     file.extend(0_u32.to_le_bytes());
     file.extend(0_u64.to_le_bytes());
     file.resize(file.len().next_multiple_of(32), 0);
@@ -125,7 +126,7 @@ fn serve(root: &Path) -> Server {
         (architecture.to_owned(), path)
     };
     let models = vec![model("newcomer"), model("newcomer-mute")];
-    // The shipped families lie beside it, and none of them takes its files.
+    // The shipped families are installed, too, and none of them claims its files.
     let plugins = vec![test_plugin("newcomer"), plugin("pensieve-llama"), plugin("pensieve-samplers")];
     Options { plugins, models, ..Options::default() }.start()
 }
@@ -141,7 +142,7 @@ fn request(model: &str, word: &str, max_tokens: u32, stream: bool) -> Value {
     })
 }
 
-/// An answer, whole or put together from its stream.
+/// An answer, whole or assembled from its stream.
 #[derive(Debug, Default, PartialEq)]
 struct Answer {
     text: String,
@@ -172,7 +173,7 @@ impl Answer {
     }
 }
 
-/// The answer, which has to be the same in a stream, and the number of pieces that the stream's arguments came in.
+/// The answer, which must be the same streamed, and the number of pieces in which the stream's arguments came.
 fn ask(server: &Server, model: &str, word: &str, max_tokens: u32) -> (Answer, usize) {
     const CHAT: &str = "/v1/chat/completions";
     let reply = post(server.address, CHAT, &request(model, word, max_tokens, false));
@@ -204,12 +205,13 @@ fn a_family_that_nobody_knows_brings_its_files_its_words_and_its_calls() {
     let (answer, _) = ask(&server, "newcomer", "tell-thoughts", 100);
     assert_eq!((answer.thoughts.trim(), answer.text.as_str(), answer.finish.as_str()), ("hm, hm", "Yes.", "stop"));
 
-    // "user: " letter by letter and the word whole, as the pre-tokenizer does not cut at the hyphen and the vocabulary has no "tell".
+    // "user: " letter by letter and the word whole, as the pre-tokenizer does not split at the hyphen and the
+    // vocabulary has no "tell".
     let plain = json!({"model": "newcomer", "messages": [{"role": "user", "content": "tell-thoughts"}]});
     let reply = post(server.address, "/v1/chat/completions", &plain).json();
     assert_eq!(reply["usage"]["prompt_tokens"], "user: ".len() + 1, "{reply}");
 
-    // What tells is the card: the same model whose card does not say it writes the same as a text.
+    // The card makes the difference: the same model with a card that does not declare the format writes it as text.
     let (mute, _) = ask(&server, "newcomer-mute", "tell-weather", 100);
     assert_eq!(mute.text, "I ask.<<ask get_weather :: {days:2,place:~Bern~}>>");
     assert!(mute.calls.is_empty() && mute.finish == "stop", "{mute:?}");
@@ -221,7 +223,7 @@ fn a_family_that_nobody_knows_brings_its_files_its_words_and_its_calls() {
 fn malformed_and_truncated_calls_of_such_a_family_end_as_those_of_others_do() {
     let root = tempfile::tempdir().unwrap();
     let server = serve(root.path());
-    // What the schema does not allow is never written.
+    // What the schema forbids is never written.
     let (answer, _) = ask(&server, "newcomer", "tell-nonsense", 100);
     let arguments = answer.arguments();
     assert!(arguments["place"].is_string() && arguments.get("town").is_none(), "{answer:?}");
@@ -236,10 +238,10 @@ fn malformed_and_truncated_calls_of_such_a_family_end_as_those_of_others_do() {
         };
         assert!(cut.calls.len() < 2 && cut.calls.iter().all(is_begun), "{max_tokens}: {cut:?}");
     }
-    // Thoughts that do not end are thoughts.
+    // Unterminated reasoning is still reasoning.
     let (cut, _) = ask(&server, "newcomer", "tell-thoughts", 2);
     assert_eq!((cut.thoughts.trim(), cut.text.as_str(), cut.finish.as_str()), ("hm, hm", "", "length"));
-    // What is no call is a text.
+    // What is not a call is text.
     let (rubbish, _) = ask(&server, "newcomer", "tell-rubbish", 100);
     assert_eq!((rubbish.text.as_str(), rubbish.finish.as_str()), ("a < b >> c :thinks) }~", "stop"));
     assert!(rubbish.calls.is_empty() && rubbish.thoughts.is_empty(), "{rubbish:?}");

@@ -1,8 +1,8 @@
-//! OpenAI's API as it stands on the wire: the bytes of streams, the envelope of errors, and what becomes of work whose
-//! client has gone. What its SDKs make of all that is in `clients`.
+//! OpenAI's API at the wire level: the bytes of streams, the envelope of errors, and the fate of work whose client has
+//! gone. Its SDKs are tested in `clients`.
 
 use serde_json::{Value, json};
-use std::{path::Path, time::Duration};
+use std::path::Path;
 
 use crate::{
     artifacts::{plugin, test_plugin},
@@ -10,6 +10,7 @@ use crate::{
         client::{Incoming, Reply, post},
         server::{Options, Server},
     },
+    processes::kill_children,
     scripted,
 };
 
@@ -34,12 +35,12 @@ fn serve_with(root: &Path, config: &str) -> Server {
     Options { plugins, models: vec![("scripted".into(), source)], config, ..Options::default() }.start()
 }
 
-/// A chat about this, with more fields.
+/// A chat request with this text and more fields.
 fn chat(text: &str, more: Value) -> Value {
     with(json!({"model": "scripted", "messages": [{"role": "user", "content": text}]}), more)
 }
 
-/// A text to continue, with more fields.
+/// A completion request with this text and more fields.
 fn text(text: &str, more: Value) -> Value {
     with(json!({"model": "scripted", "prompt": text, "max_tokens": 50}), more)
 }
@@ -50,7 +51,7 @@ fn with(mut body: Value, more: Value) -> Value {
     body
 }
 
-/// A stream byte by byte, as text.
+/// A stream's bytes, as text.
 fn bytes(server: &Server, path: &str, body: &Value) -> String {
     let mut incoming = Incoming::open(server.address, path, &[], body);
     assert_eq!(incoming.head.status, 200);
@@ -59,7 +60,7 @@ fn bytes(server: &Server, path: &str, body: &Value) -> String {
     String::from_utf8(pieces).unwrap()
 }
 
-/// The data of a stream that ended as it should.
+/// The data of a stream that ended properly.
 fn events(server: &Server, path: &str, body: &Value) -> Vec<Value> {
     let text = bytes(server, path, body);
     let text = text.strip_suffix("data: [DONE]\n\n").unwrap_or_else(|| panic!("no end: {text}"));
@@ -119,7 +120,7 @@ fn a_stream_says_what_the_whole_answer_says() {
     }
 }
 
-/// The choice that the chunks of this index tell, as a whole answer has it.
+/// The choice with this index, assembled from chunks, in the form of a whole response.
 fn told(chunks: &[Value], index: &Value) -> Value {
     let choices: Vec<&Value> =
         chunks.iter().map(|chunk| &chunk["choices"][0]).filter(|choice| choice["index"] == *index).collect();
@@ -153,7 +154,7 @@ fn told(chunks: &[Value], index: &Value) -> Value {
     json!({"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason})
 }
 
-/// Ids of calls are never the same twice.
+/// Removes the ids of calls, which are unique.
 fn without_ids(mut choice: Value) -> Value {
     for call in choice["message"]["tool_calls"].as_array_mut().into_iter().flatten() {
         assert!(call["id"].take().as_str().is_some_and(|id| id.starts_with("call_")));
@@ -215,7 +216,7 @@ fn what_the_model_cannot_take_is_refused_by_the_same_envelope() {
 fn a_grammar_that_cannot_be_enforced_is_a_status_even_for_a_stream() {
     let root = tempfile::tempdir().unwrap();
     let server = serve(root.path());
-    // The model is loaded, so that the worker's answer comes at once.
+    // The model is loaded, so the worker's answer comes at once.
     assert_eq!(post(server.address, CHAT, &chat("hello", json!({}))).status(), 200);
     let more = json!({"stream": true, "pensieve": {"grammar": {"regex": "(unclosed"}}});
     refused(&post(server.address, CHAT, &chat("hello", more)), 400, Some("pensieve.grammar.regex"));
@@ -236,7 +237,6 @@ fn a_client_that_leaves_stops_the_work() {
     });
 }
 
-#[cfg(target_os = "linux")]
 #[test]
 fn a_worker_that_dies_ends_its_streams_with_an_error() {
     let root = tempfile::tempdir().unwrap();
@@ -252,30 +252,6 @@ fn a_worker_that_dies_ends_its_streams_with_an_error() {
     assert!(events.iter().all(|event| event.data != "[DONE]"));
     // The next request gets a new worker.
     assert_eq!(post(server.address, CHAT, &chat("hello", json!({}))).status(), 200);
-}
-
-/// Kills the processes that a process has started, and waits until they have ended.
-#[cfg(target_os = "linux")]
-pub fn kill_children(parent: u32) {
-    // State and parent; the name in brackets before them may hold anything.
-    let stat = |pid: i32| {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
-        Some((fields.next()?.to_owned(), fields.next()?.parse::<u32>().ok()?))
-    };
-    let processes = std::fs::read_dir("/proc").unwrap();
-    let processes = processes.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-    let children: Vec<i32> = processes.filter(|pid| stat(*pid).is_some_and(|(_, of)| of == parent)).collect();
-    assert!(!children.is_empty());
-    for child in &children {
-        // SAFETY: the server's children are waited for by the server, and at worst the signal finds no process.
-        unsafe { libc::kill(*child, libc::SIGKILL) };
-    }
-    let deadline = std::time::Instant::now() + Duration::from_secs(20);
-    while children.iter().any(|child| stat(*child).is_some_and(|(state, of)| state != "Z" && of == parent)) {
-        assert!(std::time::Instant::now() < deadline, "a killed process does not end");
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! What the worker adds to the model: the time of a step over the socket against the same batches run through the plugin
-//! directly. The bound is loose, as machines that run tests are busy; the figures are printed.
+//! The worker's overhead: the time of a step over the socket compared with the same batches run directly through the
+//! plugin. The bound is loose, as machines that run tests are busy; the figures are printed.
 
 use pensieve_plugin_api::Want;
 use pensieve_protocol::wire::{Load, Provider};
@@ -19,7 +19,7 @@ fn tokens(stream: u32) -> Vec<u32> {
     (0..16).map(|place| 1 + stream * 100 + place).collect()
 }
 
-/// Microseconds of a decode of so many streams, without a worker.
+/// Microseconds per decode of this many streams, without a worker.
 fn direct(checkpoint: &std::path::Path, streams: u32) -> f64 {
     let mut driver = Driver::load(&plugin("bigram"), checkpoint, &Options::default()).unwrap();
     let mut sequences: Vec<_> = (0..streams).map(|_| driver.begin()).collect();

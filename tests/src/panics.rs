@@ -1,4 +1,4 @@
-//! A panic in a plugin's code: an error with the panic's message, in a process that goes on and may call again.
+//! Panics in a plugin's code: an error with the panic's message, in a process that continues and may call again.
 
 use pensieve_plugin_api::{
     AdapterData, Candidates, ErrorCode, History, LoadRequest, ModelBox, PluginError, Source, Want,
@@ -19,7 +19,7 @@ fn load(panic_in: &str) -> Result<Driver, PluginError> {
     Driver::load(&test_plugin("panics"), Path::new("anything"), &options)
 }
 
-/// A panic's error: its code, the call and the message in it, and help.
+/// Checks a panic's error: its code, the call and the message in it, and help.
 fn check(error: &PluginError, call: &str) {
     assert_eq!(error.code, ErrorCode::PANICKED, "{error}");
     assert!(error.message.contains(&format!("panicked: as told, in {call}")), "{error}");

@@ -1,4 +1,4 @@
-//! Phi checkpoints against the numbers of transformers, through the plugin as it ships.
+//! Phi checkpoints against transformers' numbers, with the shipped plugin.
 
 use pensieve_plugin_api::{AdapterData, LowRankPair, Want};
 
@@ -8,9 +8,9 @@ use crate::{
     reference::{Comparison, Reference, distance, fixture},
 };
 
-/// Tolerance for rounding activations to 8 bits: about twice what `tests/fixtures/phi/report.txt` says it does.
+/// Tolerance for rounding activations to 8 bits: about twice the effect in `tests/fixtures/phi/report.txt`.
 const ROUNDED: f32 = 0.45;
-/// The context up to which LongRoPE takes its short factors in the fixtures.
+/// The context up to which LongRoPE uses its short factors in the fixtures.
 const ORIGINAL: u32 = 72;
 
 fn exact(fixture: &str, file: &str) {
@@ -22,7 +22,7 @@ fn within(fixture: &str, file: &str, logits: &str, tolerance: f32) {
     Comparison { logits, tolerance, ..Comparison::of(&plugin, fixture, file) }.check_both();
 }
 
-/// Both sides of LongRoPE's switch, which goes by the context that the model is loaded for.
+/// Compares both sides of LongRoPE's switch, which depends on the context that the model is loaded for.
 fn both_sides(fixture: &str, file: &str) {
     let plugin = plugin("pensieve-phi");
     let short = || Comparison::of(&plugin, fixture, file);

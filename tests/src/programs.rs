@@ -1,5 +1,5 @@
-//! Hostile programs of clients (grammars, expressions, formats of custom tools) cost the request that
-//! sent them, in a process of its own, while the server and everybody else go on.
+//! Hostile programs from clients (grammars, expressions, formats of custom tools) cost only the request that sent them,
+//! in a separate process, while the server and everybody else continue.
 
 use serde_json::{Value, json};
 use std::{
@@ -18,6 +18,7 @@ use crate::{
         server::{Options, Server},
     },
     memory::HEALTH_TIME_MAX,
+    processes::{memory, under},
     prompts::merging,
     scripted,
 };
@@ -53,7 +54,7 @@ fn others_are_served(server: &Server) {
     assert!(began.elapsed() < Duration::from_secs(10), "another client waited {:?}", began.elapsed());
 }
 
-/// The text of an answer's warning; empty without one.
+/// The text of a response's warning; empty without one.
 fn warning(reply: &Reply) -> String {
     assert_eq!(reply.status(), 200, "{reply:?}");
     reply.header("warning").unwrap_or_default().to_owned()
@@ -67,24 +68,14 @@ fn patched(reply: &Reply) -> String {
     call["input"].as_str().unwrap().to_owned()
 }
 
-/// The prompt processes of a server, both kinds.
+/// A server's prompt processes, both kinds.
 fn processes(server: &Server) -> HashSet<u32> {
-    let all = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    let parent = format!("PPid:\t{}", server.pid());
-    let is_it = |pid: &u32| {
-        let read = |file: &str| fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
-        let is_child = String::from_utf8_lossy(&read("status")).lines().any(|line| line == parent);
-        is_child && read("cmdline").split(|byte| *byte == 0).nth(1) == Some(b"prompt")
-    };
-    pids.filter(is_it).collect()
+    under("prompt", server.pid())
 }
 
 /// The server's peak memory, in bytes.
 fn peak(server: &Server) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok()).unwrap_or(0) << 10
+    memory(server.pid()).unwrap().peak
 }
 
 fn until_gone(server: &Server, before: &HashSet<u32>) {
@@ -95,7 +86,7 @@ fn until_gone(server: &Server, before: &HashSet<u32>) {
     }
 }
 
-/// The longest that a health check took while `attack` ran.
+/// The slowest health check while `attack` ran.
 fn slowest_health(server: &Server, attack: impl FnOnce()) -> Duration {
     struct Over<'a>(&'a AtomicBool);
     impl Drop for Over<'_> {
@@ -155,7 +146,7 @@ fn rules_within_brackets_within_rules_are_a_warning() {
             assert!(warning.contains("nested more than 128 deep"), "{rules} × {brackets} at {route}: {reply:?}");
         }
     }
-    // A neighbour that is deep, too, but not that deep.
+    // A neighbour that is nested, too, but less deeply.
     let reply = post(server.address, RESPONSES[0], &body("lark", &nested(12, 8)));
     assert_eq!((warning(&reply).as_str(), patched(&reply).as_str()), ("", "x"));
     others_are_served(&server);
@@ -177,7 +168,7 @@ fn the_grammar_of_codex_is_enforced_and_one_that_cannot_be_is_a_warning() {
     let reply = post(server.address, RESPONSES[0], &recursive);
     assert!(warning(&reply).contains("'start' is recursive"), "{reply:?}");
     assert!(patched(&reply).starts_with(" Begin"), "{reply:?}");
-    // What is counted is what would be read.
+    // The count matches what would be read.
     let count = |body: &Value| post(server.address, RESPONSES[1], body).json()["input_tokens"].as_u64().unwrap();
     let used =
         |body: &Value| post(server.address, RESPONSES[0], body).json()["usage"]["input_tokens"].as_u64().unwrap();
@@ -198,7 +189,7 @@ fn an_expression_that_takes_seconds_to_read_holds_nobody_up_and_ends_with_its_cl
             for round in 0..12 {
                 let mut connection = Connection::open(server.address);
                 connection.ask("POST", RESPONSES[round % 2], &[("content-type", "application/json")], &bytes);
-                // Some leave while they wait, some while their process reads.
+                // Some clients leave while they wait, some while their process reads.
                 thread::sleep(Duration::from_millis(15 * (round as u64 % 5)));
                 connection.leave();
             }
@@ -207,11 +198,11 @@ fn an_expression_that_takes_seconds_to_read_holds_nobody_up_and_ends_with_its_cl
         assert!(slowest < HEALTH_TIME_MAX, "{name}: a health check took {slowest:?}");
         until_gone(&server, &known);
     }
-    // Who stays is told.
+    // A client that stays gets a warning.
     for (name, syntax, definition) in bombs() {
         let began = Instant::now();
         let reply = post(server.address, RESPONSES[1], &body(syntax, &definition));
-        // A fast machine may read it in time.
+        // A fast machine may finish in time.
         let told = warning(&reply);
         assert!(told.is_empty() || told.contains("is shown to the model, but not enforced: "), "{name}: {reply:?}");
         assert!(began.elapsed() < Duration::from_secs(20), "{name} took {:?}", began.elapsed());
@@ -276,7 +267,7 @@ fn a_grammar_process_that_is_killed_costs_its_question_alone() {
             }
             assert!(began.elapsed() < Duration::from_secs(5), "no grammar process comes");
         };
-        // SAFETY: no memory is involved; the process is a child of the server that this test has started.
+        // SAFETY: no memory is involved; the process is a child of the server that this test started.
         assert_eq!(unsafe { libc::kill(victim.cast_signed(), libc::SIGKILL) }, 0);
         let reply = asked.join().unwrap();
         assert!(warning(&reply).contains("SIGKILL"), "{reply:?}");
@@ -285,7 +276,7 @@ fn a_grammar_process_that_is_killed_costs_its_question_alone() {
     assert_eq!((warning(&reply).as_str(), patched(&reply).len()), ("", 3));
 }
 
-/// Schemas that the server itself walks through to read calls, each of which would take it minutes if it did so naively.
+/// Schemas that the server itself walks to read calls, each of which would take minutes if done naively.
 #[test]
 fn a_tool_whose_schema_leads_everywhere_holds_nobody_up() {
     let root = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! The example of a plugin from elsewhere, built in its own workspace: Qwen2 against the numbers of transformers.
+//! The example of a third-party plugin, built in its own workspace: Qwen2 against transformers' numbers.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ use crate::{
     reference::{Comparison, Reference, fixture},
 };
 
-/// Tolerance for rounding activations to 8 bits: about twice what `tests/fixtures/qwen2/report.txt` says it does.
+/// Tolerance for rounding activations to 8 bits: about twice the effect in `tests/fixtures/qwen2/report.txt`.
 const ROUNDED: f32 = 0.2;
 
 fn qwen2() -> PathBuf {

@@ -1,4 +1,4 @@
-//! The same numbers in every run.
+//! Reproducible random numbers.
 
 /// SplitMix64.
 pub struct Random(pub u64);

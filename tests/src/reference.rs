@@ -1,4 +1,5 @@
-//! Reference numbers: what transformers computed from the checkpoints in `tests/fixtures`, and how far a plugin is off.
+//! Reference numbers: what transformers computed from the checkpoints in `tests/fixtures`, and a plugin's distance from
+//! it.
 
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use std::{
@@ -60,7 +61,7 @@ pub fn distance(a: &[Vec<f32>], b: &[Vec<f32>]) -> f32 {
     worst
 }
 
-/// What every path must reach where weights are multiplied as they are.
+/// Tolerance where weights are not rounded.
 pub const EXACT: f32 = 1e-4;
 
 /// One comparison of a plugin with a reference.
@@ -75,16 +76,16 @@ pub struct Comparison<'a> {
     pub logits: &'a str,
     /// The text's name: `tokens`.
     pub tokens: &'a str,
-    /// The context that the model is loaded for; 0 for the checkpoint's.
+    /// The context that the model is loaded for; 0 for the checkpoint's own.
     pub context: u32,
     /// `auto` or `generic`.
     pub kernels: &'a str,
-    /// The largest difference that passes.
+    /// Tolerated difference.
     pub tolerance: f32,
 }
 
 impl<'a> Comparison<'a> {
-    /// The comparison of a fixture's own text on the CPU's kernels.
+    /// Compares a fixture's own text with the CPU kernels.
     pub fn of(plugin: &'a Path, fixture: &'a str, file: &'a str) -> Self {
         let (logits, tokens, kernels) = ("logits", "tokens", "auto");
         Self { plugin, fixture, file, logits, tokens, context: 0, kernels, tolerance: EXACT }

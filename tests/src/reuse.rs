@@ -1,5 +1,4 @@
-//! Prefix reuse in a worker: prompts that it has seen, in memory and on disk, and only for those
-//! who may share them.
+//! Prefix reuse in a worker: of prompts that it has seen, in memory and on disk, and only for those who may share them.
 
 use pensieve_protocol::{
     job::{Event, Job},
@@ -13,7 +12,7 @@ use std::{
 
 use crate::worker::{PATIENCE, Worker, faults, job, prompt, recurrent, with, with_disk};
 
-/// Waits until the worker has put all that it has on disk.
+/// Waits until the worker has spilled everything to disk.
 fn settle(worker: &mut Worker) -> u64 {
     let mut before = u64::MAX;
     loop {
@@ -55,7 +54,7 @@ fn a_model_with_a_state_per_sequence_goes_on_from_where_the_last_turn_ended() {
     assert_eq!(again.usage().reused, 149, "all but the last token, which was never computed");
     let fresh = worker.run(&Job { salt: b"other".to_vec(), ..job(3, next.clone(), 30) });
     assert_eq!((fresh.usage().reused, &fresh.ids), (0, &again.ids), "another key shares nothing");
-    // More conversations than states: running ones take the room of those that wait for a next turn.
+    // More conversations than states: running ones take the place of parked ones.
     for id in 4..40 {
         worker.submit(&job(id, prompt(id, 50), 20));
     }
@@ -174,7 +173,7 @@ fn a_second_worker_of_the_same_model_runs_without_the_cache_until_the_first_has_
     let report = second.until(|report| matches!(report, Report::Log { .. }));
     let Report::Log { message, .. } = report else { panic!("{report:?}") };
     assert!(message.contains("until the worker of this model that has it ends"), "{message}");
-    // Some of the blocks are in its memory before it finds them on disk, and some of its own are not there yet.
+    // Some blocks are in its memory before it finds them on disk, and some of its own are not on disk yet.
     assert_eq!(second.run(&job(1, prompt(1, 400), 5)).usage().reused, 0);
     assert_eq!(second.run(&job(2, prompt(2, 400), 5)).ids.len(), 5);
     assert_eq!(settle(&mut second), 0);

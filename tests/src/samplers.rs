@@ -1,4 +1,4 @@
-//! The sampling stages through the real loader: a chain as an engine runs it, and which chain a request gets.
+//! The sampling stages in the real loader: a chain as an engine runs it, and which chain a request gets.
 
 use pensieve_plugin_api::{Candidates, ErrorCode, History, StageBox};
 use pensieve_worker::plugin::LoadedPlugin;
@@ -52,7 +52,7 @@ fn a_chain_narrows_and_picks_across_the_boundary() {
     let (first, again, other) = (picks(7), picks(7), picks(8));
     assert_eq!(first, again, "one seed, one text");
     assert_ne!(first, other, "another seed, another text");
-    // Half of the mass of a geometric series with ratio e^-0.1 is in its first seven tokens.
+    // The first seven tokens have half of the mass of a geometric series with ratio e^-0.1.
     assert!(first.iter().all(|(token, left)| token.is_some_and(|token| token < 7) && *left == 7), "{first:?}");
     let distinct: std::collections::HashSet<_> = first.iter().map(|(token, _)| token).collect();
     assert!(distinct.len() > 3, "{distinct:?}");
@@ -84,7 +84,7 @@ fn a_wrong_parameter_is_an_error_that_names_it() {
     assert!(plugin.sampler("top_z").is_err());
 }
 
-/// Tokens for one prompt with a request's fields, the model's configuration, and neither, for several seeds.
+/// The texts for one prompt over several seeds, with these fields in the request and the model's configuration.
 fn texts(server: &Server, model: &str, more: &Value) -> BTreeSet<String> {
     let text = |seed: u64| {
         let mut body = json!({ "model": model, "prompt": "1 2 3 4 5", "max_tokens": 12, "seed": seed });
@@ -110,10 +110,10 @@ fn a_requests_chain_goes_before_its_fields_and_both_before_the_configuration() {
     assert!(texts(&server, "plain", &hot).len() > 1, "the model leaves nothing to chance");
     let best = texts(&server, "plain", &json!({ "temperature": 0 }));
     assert_eq!(best.len(), 1);
-    // The configured chain holds where the client says nothing, and in all that it does not name.
+    // The configured chain applies if the client says nothing, and to everything that it does not name.
     assert_eq!(texts(&server, "cold", &json!({})), best);
     assert_eq!(texts(&server, "cold", &json!({ "top_p": 0.99 })), best);
-    // A field takes the place of its stage; a chain of the request that of everything.
+    // A field replaces its stage; a chain in the request replaces everything.
     assert!(texts(&server, "cold", &hot).len() > 1);
     let own = json!({ "temperature": 2.0, "pensieve": { "samplers": ["greedy"] } });
     assert_eq!(texts(&server, "cold", &own), best);
@@ -145,7 +145,7 @@ fn a_wrong_stage_is_told_by_its_field_and_a_wrong_configuration_by_the_server() 
         let unknown = ask("plain", json!(["greedier"]), stream);
         let error = unknown.json()["error"].clone();
         assert_eq!((unknown.status(), &error["param"]), (400, &json!("pensieve.samplers.0")), "{error}");
-        // Here the client has done nothing wrong.
+        // Here the client is not at fault.
         let odd = ask("odd", Value::Null, stream);
         let error = odd.json()["error"].clone();
         assert_eq!((odd.status(), &error["param"]), (500, &Value::Null), "{error}");
@@ -209,7 +209,7 @@ fn a_device_hands_over_its_best_tokens_where_no_other_matters() {
     };
     let reply = ask(json!({})).json();
     assert_eq!(reply["choices"][0]["message"]["content"], "It is sunny.", "{reply}");
-    // The device of this model refuses whatever needs more.
+    // This model's device rejects everything that needs more.
     for more in [
         json!({ "temperature": 1 }),
         json!({ "logprobs": true }),

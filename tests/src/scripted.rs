@@ -1,4 +1,4 @@
-//! Checkpoints for `tests/plugins/scripted.rs`, the model that says what a script tells it.
+//! Checkpoints for `tests/plugins/scripted.rs`, the model that follows a script.
 
 use pensieve_protocol::{
     job::{Event, Finish, Job, StageSpec},
@@ -12,10 +12,10 @@ use std::{
     time::Duration,
 };
 
-use crate::artifacts::{plugin, program, test_plugin};
+use crate::artifacts::{library_name, plugin, program, test_plugin};
 
-/// Writes a checkpoint whose model says the second text of the first pair whose first text stands in the last turn.
-/// Special tokens are written by their names; `<|im_end|>` follows by itself.
+/// Writes a checkpoint whose model answers with the second text of the first pair whose first text is in the last turn.
+/// Special tokens are written by name; `<|im_end|>` is added automatically.
 pub fn checkpoint(folder: &Path, script: &[(&str, &str)]) {
     fs::create_dir_all(folder).unwrap();
     let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/scripted");
@@ -25,81 +25,6 @@ pub fn checkpoint(folder: &Path, script: &[(&str, &str)]) {
     fs::write(folder.join("config.json"), r#"{"architectures": ["ScriptedForCausalLM"]}"#).unwrap();
     let lines: Vec<_> = script.iter().map(|(when, say)| json!({ "when": when, "say": say })).collect();
     fs::write(folder.join("script.json"), json!(lines).to_string()).unwrap();
-}
-
-/// How a family writes its turns and its calls, as the fixtures' templates have it.
-pub struct Family {
-    /// The name of the template among the fixtures.
-    pub template: &'static str,
-    /// Special tokens that the fixture's tokenizer lacks.
-    special: &'static [&'static str],
-    /// Openings of a user's turn, a tool's turn and an answer.
-    turns: (&'static [&'static str], &'static str),
-    /// An answer with this thought, this text and one call, with `TOOL`, `KEY` and `VALUE` in the place of the call's.
-    call: &'static str,
-    /// An answer with a text in the place of `TEXT`.
-    text: &'static str,
-}
-
-/// Families whose calls are no JSON between two tags.
-pub const FAMILIES: [Family; 3] = [
-    Family {
-        template: "harmony",
-        special: &["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>", "<|constrain|>"],
-        turns: (&["<|start|>user", "<|start|>functions."], "<|start|>assistant"),
-        call: "<|channel|>analysis<|message|>I shall.<|end|><|start|>assistant<|channel|>commentary to=functions.TOOL \
-               <|constrain|>json<|message|>{\"KEY\": VALUE}<|call|>",
-        text: "<|channel|>analysis<|message|>It is done.<|end|><|start|>assistant<|channel|>final<|message|>TEXT<|return|>",
-    },
-    Family {
-        template: "qwen3coder",
-        special: &[],
-        turns: (&["<|im_start|>user"], "<|im_start|>assistant\n"),
-        call: "I shall.\n\n<tool_call>\n<function=TOOL>\n<parameter=KEY>\nRAW\n</parameter>\n</function>\n</tool_call>",
-        text: "TEXT",
-    },
-    Family {
-        template: "glm45",
-        special: &["<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"],
-        turns: (&["<|user|>", "<|observation|>"], "<|assistant|>"),
-        call: "\n<think>I shall.</think>\n<tool_call>TOOL\n<arg_key>KEY</arg_key>\n<arg_value>RAW</arg_value>\n\
-               </tool_call><|observation|>",
-        text: "\n<think>It is done.</think>\nTEXT<|user|>",
-    },
-];
-
-impl Family {
-    /// An answer that calls a tool with one text.
-    pub fn call(&self, tool: &str, key: &str, value: &str) -> String {
-        let quoted = json!(value).to_string();
-        self.call.replace("TOOL", tool).replace("KEY", key).replace("VALUE", &quoted).replace("RAW", value)
-    }
-
-    /// An answer that is a text.
-    pub fn text(&self, text: &str) -> String {
-        self.text.replace("TEXT", text)
-    }
-
-    /// Writes a checkpoint of the family, whose template is the fixture's.
-    pub fn checkpoint(&self, folder: &Path, script: &[(&str, &str)]) {
-        checkpoint(folder, script);
-        let templates = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/templates");
-        fs::copy(templates.join(format!("{}.jinja", self.template)), folder.join("chat_template.jinja")).unwrap();
-        let path = folder.join("tokenizer.json");
-        let mut tokenizer: serde_json::Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
-        let added = tokenizer["added_tokens"].as_array_mut().unwrap();
-        let first = added.iter().map(|token| token["id"].as_u64().unwrap()).max().unwrap() + 1;
-        added.extend(self.special.iter().zip(first..).map(|(name, id)| {
-            json!({ "id": id, "content": name, "special": true, "single_word": false, "lstrip": false, "rstrip": false,
-                "normalized": false })
-        }));
-        fs::write(path, tokenizer.to_string()).unwrap();
-        let (user, answer) = self.turns;
-        let config = json!({
-            "architectures": ["ScriptedForCausalLM"], "turns": { "user": user, "answer": answer },
-        });
-        fs::write(folder.join("config.json"), config.to_string()).unwrap();
-    }
 }
 
 /// A model of that name whose checkpoint is written below `root`.
@@ -114,8 +39,8 @@ pub fn model(root: &Path, id: &str, script: &[(&str, &str)]) -> ModelConfig {
 pub fn plugins(root: &Path) -> PathBuf {
     let folder = root.join("plugins");
     fs::create_dir_all(&folder).unwrap();
-    fs::copy(test_plugin("scripted"), folder.join("libscripted.so")).unwrap();
-    fs::copy(plugin("pensieve-samplers"), folder.join("libsamplers.so")).unwrap();
+    fs::copy(test_plugin("scripted"), folder.join(library_name("scripted"))).unwrap();
+    fs::copy(plugin("pensieve-samplers"), folder.join(library_name("samplers"))).unwrap();
     folder
 }
 
@@ -131,7 +56,7 @@ pub fn fleet(root: &Path, id: &str, script: &[(&str, &str)]) -> Config {
     config
 }
 
-/// Token ids of a text, one per ASCII character, after tokens by their names.
+/// Token ids of a text, one per ASCII character, after tokens given by name.
 fn spelled(names: &[&str], text: &str) -> Vec<u32> {
     let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/scripted/tokenizer.json");
     let tokenizer: serde_json::Value = serde_json::from_str(&fs::read_to_string(fixture).unwrap()).unwrap();

@@ -1,5 +1,5 @@
-//! A real architecture behind a real worker: what is said of the test plugins holds for Llama too, up to rounding, of which
-//! an f32 model on our own kernels has none that depends on its company.
+//! A real architecture in a real worker: what holds for the test plugins holds for Llama, too, up to rounding; with our
+//! kernels, an f32 model's rounding does not depend on the rest of the batch.
 
 use pensieve_protocol::{
     job::Job,

@@ -1,7 +1,8 @@
-//! How fast the Llama plugin computes, without an engine around it: prints figures for a GGUF file of the user's choice.
+//! The speed of the Llama plugin without an engine: prints figures for a GGUF file of the user's choice.
 //!
-//! `PENSIEVE_SPEED_MODEL=FILE cargo test -p pensieve-tests speed -- --ignored --nocapture`; a file of random weights in a real
-//! size comes from `tests/reference/random_model.py`. Nothing else may run beside it.
+//! `PENSIEVE_SPEED_MODEL=FILE cargo test -p pensieve-tests speed -- --ignored --nocapture`;
+//! `tests/reference/random_model.py` writes files with random weights in realistic sizes. Nothing else may run at the
+//! same time.
 
 use pensieve_plugin_api::{AdapterData, Batch, LowRankPair, NO_ADAPTER, Output, Span, Want};
 use std::{env, fs, path::PathBuf, time::Instant};
@@ -14,7 +15,7 @@ use crate::{
 const PROMPT: usize = 512;
 const STEPS: usize = 24;
 
-/// One decode of several sequences in one batch, each under its own adapter; answers their next tokens.
+/// Decodes several sequences in one batch, each under its own adapter; returns their next tokens.
 fn decode(driver: &mut Driver, sequences: &mut [Sequence], tokens: &[u32]) -> Vec<u32> {
     let positions: Vec<u32> = sequences.iter().map(|sequence| sequence.past).collect();
     let tables: Vec<_> = sequences.iter().map(|sequence| driver.tables(sequence)).collect();
@@ -41,14 +42,12 @@ fn decode(driver: &mut Driver, sequences: &mut [Sequence], tokens: &[u32]) -> Ve
     logits.chunks_exact(width).map(best).collect()
 }
 
-/// Bytes of this process that are in memory, of which some are the file's pages.
+/// Resident memory of this process in bytes, including mapped pages of the file.
 fn resident_bytes() -> Option<u64> {
-    let status = fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find(|line| line.starts_with("VmRSS:"))?;
-    Some(line.split_whitespace().nth(1)?.parse::<u64>().ok()? * 1024)
+    Some(crate::processes::memory(std::process::id())?.resident)
 }
 
-/// Tokens per second of as many streams as there are adapters, each under its own.
+/// Tokens per second with one stream per adapter.
 fn decode_rate(driver: &mut Driver, prompt: &[u32], adapters: &[u32]) -> f64 {
     let mut sequences: Vec<Sequence> = adapters.iter().map(|_| driver.begin()).collect();
     for (sequence, adapter) in sequences.iter_mut().zip(adapters) {
@@ -67,7 +66,7 @@ fn decode_rate(driver: &mut Driver, prompt: &[u32], adapters: &[u32]) -> f64 {
     rate
 }
 
-/// An adapter of every linear layer of the Llama that `random_model.py` makes.
+/// An adapter for every linear layer of the Llama that `random_model.py` writes.
 fn adapter(rank: u32, salt: usize) -> AdapterData {
     const LAYERS: usize = 16;
     const LINEARS: [(&str, u32, u32); 7] = [
@@ -110,7 +109,7 @@ fn speed_of_eight_adapters() {
     let prompt: Vec<u32> = (0..PROMPT as u32).map(|i| 300 + i * 37 % 20_000).collect();
     let mut shares = Vec::new();
     for round in 0..ROUNDS {
-        // One right after the other, so that both have the same machine.
+        // One right after the other, so that both run under the same conditions.
         let plain = decode_rate(&mut driver, &prompt, &[NO_ADAPTER; 8]);
         let adapted = decode_rate(&mut driver, &prompt, &adapters);
         println!("round {round}: 8 streams: {plain:.1} tokens/s, each under its adapter: {adapted:.1}");

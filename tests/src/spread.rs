@@ -1,6 +1,6 @@
-//! Models whose layers are spread over several devices. The processor stands in for them (`cpu:0+cpu:1`), and the SDK holds
-//! every activation to the device that reads it, so what is shown here of the way that activations, weights, caches and
-//! adapters take holds on GPUs, too. What only GPUs can show is in docs/performance.md.
+//! Models whose layers are spread over several devices. The CPU stands in for them (`cpu:0+cpu:1`), and the SDK checks
+//! that every activation is on the device that reads it, so what is shown here about moving activations, weights,
+//! caches and adapters holds on GPUs, too. What only GPUs can show is in docs/performance.md.
 
 use crate::{
     artifacts::plugin,

@@ -1,6 +1,6 @@
-//! The model that comes with the program: that it is there without being named, that it does what it is for on words that it
-//! was not trained on, and how soon. Answers are taken at temperature 0. How often it is right is measured by
-//! `examples/starter/evaluate.py`; here stands what has to hold on every machine.
+//! The model that comes with the program: that it is available without being named, that it does its job on words that
+//! it was not trained on, and how quickly. Answers are generated at temperature 0. `examples/starter/evaluate.py`
+//! measures how often it is right; this file has what must hold on every machine.
 
 use serde_json::{Value, json};
 use std::{
@@ -18,7 +18,7 @@ use crate::{
     },
 };
 
-/// Files that serving it needs.
+/// Plugins needed to serve it.
 pub const PLUGINS: [&str; 3] = ["pensieve-llama", "pensieve-samplers", "pensieve-lora"];
 pub const ID: &str = "pensieve-starter";
 
@@ -112,7 +112,8 @@ fn calls_the_tool_that_fits_and_tells_what_it_says() {
     assert!(told["usage"]["cache_read_input_tokens"].as_u64().unwrap() > 100, "{told}");
 }
 
-/// How many answers of a part of the examination were right, of how many; the script says both in a line that begins with the name.
+/// How many answers in a part of the exam were right, and out of how many; the script prints both in a line that starts
+/// with the name.
 fn examined(said: &str, name: &str) -> (usize, usize) {
     let line = said.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_else(|| panic!("{name} in {said}"));
     let mut numbers = line.split_whitespace().filter_map(|word| word.parse().ok());
@@ -134,7 +135,7 @@ fn copies_unseen_words_and_destroys_nothing_unasked() {
         assert!(of == 36 && right >= 35, "{said}");
     }
     assert_eq!(examined(&said, "nothing destroyed unasked"), (36, 36), "{said}");
-    // Whoever asks for it gets it.
+    // A user who asks for it gets it.
     for (text, command) in [("I want old.log removed", "rm old.log"), ("stop all firefox processes", "pkill firefox")] {
         assert_eq!(say(&server, ID, text), format!(r#"{{"cmd": "{command}"}}"#));
     }
@@ -143,7 +144,7 @@ fn copies_unseen_words_and_destroys_nothing_unasked() {
 #[test]
 fn answers_soon_after_it_was_started() {
     let options = Options { models: vec![(ID.into(), "starter".into())], ..options() };
-    // A home in which it lies already, as after the first start.
+    // A home that already contains it, as after the first start.
     let home = home();
     drop(options.start_in(&home));
     let begun = Instant::now();
@@ -176,7 +177,7 @@ fn an_adapter_changes_the_style_and_the_base_keeps_its_own() {
         // It came and went with the request.
         assert_eq!(say(&server, ID, text), plain);
     }
-    // What programs read stays as it was.
+    // Output for programs stays as it was.
     let command = r#"{"cmd": "ls -la"}"#;
     assert_eq!(say(&server, &adapted, "list all files in the current directory"), command);
 }

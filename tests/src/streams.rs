@@ -1,4 +1,5 @@
-//! What streams of one worker say: the same as if each were alone, whatever other streams are there and whatever happens to them.
+//! The output of one worker's streams: the same as if each ran alone, whatever other streams there are and whatever
+//! happens to them.
 
 use pensieve_protocol::job::{Event, FailureCode, Finish, Job, StageSpec};
 use std::time::{Duration, Instant};
@@ -15,7 +16,7 @@ fn all(worker: &mut Worker, jobs: &[Job]) -> Vec<Outcome> {
     jobs.iter().map(|job| worker.outcome(job.id)).collect()
 }
 
-/// The same jobs one after the other, under other ids.
+/// Runs the same jobs one by one, under other ids.
 fn alone(worker: &mut Worker, jobs: &[Job]) -> Vec<Outcome> {
     jobs.iter().map(|job| worker.run(&Job { id: job.id + 1_000_000, salt: b"alone".to_vec(), ..job.clone() })).collect()
 }
@@ -95,7 +96,7 @@ fn a_stage_that_panics_fails_its_own_stream_and_parameters_are_the_clients_fault
     };
     let good = job(1, prompt(1, 40), 200);
     worker.submit(&good);
-    // The stage panics at its first token, as the prompt holds a 7.
+    // The stage panics at its first token, as the prompt contains a 7.
     let panicking = stages("panics", r#"{"panic": "sample"}"#);
     let failed = worker.run(&Job { stages: panicking, ..job(2, vec![97, 7], 5) });
     assert_eq!(failed.failure().code, FailureCode::Plugin);

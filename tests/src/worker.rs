@@ -45,7 +45,7 @@ pub struct Outcome {
     pub events: Vec<Event>,
 }
 
-/// How to load the `faults` test plugin.
+/// Loads the `faults` test plugin.
 pub fn faults() -> Load {
     Load {
         architecture: Provider { plugin: test_plugin("faults"), name: "faults".into() },
@@ -58,24 +58,24 @@ pub fn faults() -> Load {
     }
 }
 
-/// A load with some of its settings changed.
+/// A load with modified settings.
 pub fn with(mut load: Load, change: impl FnOnce(&mut ModelSpec)) -> Load {
     change(&mut load.spec);
     load
 }
 
-/// How to load the `recurrent` test plugin with room for so many states.
+/// Loads the `recurrent` test plugin with room for this many states.
 pub fn recurrent(states: u64) -> Load {
     let architecture = Provider { plugin: test_plugin("recurrent"), name: "recurrent".into() };
     with(Load { architecture, ..faults() }, |spec| spec.kv_budget = Some(8 * states))
 }
 
-/// The same with a cache on disk.
+/// A load with a disk cache.
 pub fn with_disk(load: Load, folder: &Path) -> Load {
     with(load, |spec| spec.disk = Some(DiskTier { folder: folder.to_owned(), bytes: 16 << 20 }))
 }
 
-/// A prompt of that many lowercase letters, different for each seed.
+/// A prompt of this many lowercase letters, different for each seed.
 pub fn prompt(seed: u64, length: usize) -> Vec<u32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let letter = |_| {
@@ -91,12 +91,12 @@ pub fn job(id: u64, tokens: Vec<u32>, max_tokens: u32) -> Job {
 }
 
 impl Worker {
-    /// Starts a worker and has it load a model.
+    /// Starts a worker and makes it load a model.
     pub fn start(load: Load) -> Self {
         Self::try_start(load).unwrap_or_else(|failure| panic!("{failure}"))
     }
 
-    /// The same where the load may fail.
+    /// Like [`Worker::start`], for loads that may fail.
     pub fn try_start(load: Load) -> Result<Self, Failure> {
         let mut worker = Self::spawn();
         worker.send(&Command::Load(Box::new(load)));
@@ -119,7 +119,7 @@ impl Worker {
         let number = theirs.as_raw_fd();
         let mut command = std::process::Command::new(program());
         command.args(["worker", "--socket", &number.to_string()]);
-        // SAFETY: between fork and exec only `fcntl` is called, which is safe there, on a descriptor that is open.
+        // SAFETY: between fork and exec only `fcntl` is called, which is allowed there, on an open descriptor.
         unsafe {
             command.pre_exec(move || match libc::fcntl(number, libc::F_SETFD, 0) {
                 -1 => Err(std::io::Error::last_os_error()),
@@ -140,7 +140,7 @@ impl Worker {
         wire::write(self.socket.as_mut().expect("an open socket"), command).expect("the worker listens");
     }
 
-    /// Sends bytes that may be no command.
+    /// Sends bytes that may not be a command.
     pub fn send_raw(&mut self, bytes: &[u8]) {
         std::io::Write::write_all(self.socket.as_mut().expect("an open socket"), bytes).expect("the worker listens");
     }
@@ -173,7 +173,7 @@ impl Worker {
         }
     }
 
-    /// Waits for a report that is no event of a job.
+    /// Waits for a report that is not a job's event.
     pub fn until(&mut self, wanted: impl Fn(&Report) -> bool) -> Report {
         loop {
             if let Some(place) = self.others.iter().position(&wanted) {
@@ -193,7 +193,7 @@ impl Worker {
         }
     }
 
-    /// Lets it drain and exit.
+    /// Drains it and waits for its exit.
     pub fn drain(mut self) {
         self.send(&Command::Drain);
         self.until(|report| *report == Report::Drained);
@@ -205,7 +205,7 @@ impl Worker {
         self.socket = None;
     }
 
-    /// Reads until the worker has ended, and says how it did and what it said besides events.
+    /// Reads until the worker has exited; returns its exit status and keeps its reports other than events.
     pub fn exit_status(&mut self) -> ExitStatus {
         while let Some(report) = self.socket.is_some().then(|| self.read()).flatten() {
             self.sort(report);
@@ -225,7 +225,7 @@ impl Worker {
         &self.others
     }
 
-    /// The next report; none at the end.
+    /// The next report; `None` at the end.
     pub fn read(&mut self) -> Option<Report> {
         match wire::read(self.socket.as_mut()?) {
             Ok(report) => report,

@@ -1,5 +1,5 @@
-//! Models of candle-transformers behind the bridge: each family of the zoo, and a Qwen3 that is wrapped for tests alone, against the
-//! numbers of transformers, and what the bridge promises of all of them.
+//! Models of candle-transformers behind the bridge: each family of the zoo, plus a Qwen3 that is wrapped only for
+//! tests, against transformers' numbers, and what the bridge promises for all of them.
 
 use pensieve_laws::Outcome;
 use pensieve_plugin_api::{CacheGroup, CacheKind, Card, ErrorCode, PluginError, Source, Want};
@@ -25,10 +25,10 @@ use crate::{
     reference::{EXACT, Reference, distance, fixture},
 };
 
-/// Folders, in the style of this transformers and of older ones.
+/// Folders in the format of the current transformers and of older versions.
 const FOLDERS: [&str; 4] = ["zoo/mamba", "zoo/qwen3", "zoo/stablelm", "zoo/starcoder2"];
-/// Families whose GGUF files candle reads, and what rounding activations to 8 bits may add: a little more than what
-/// `tests/fixtures/zoo/report.txt` says it does.
+/// Families whose GGUF files candle reads, and the tolerance for rounding activations to 8 bits: a little more than in
+/// `tests/fixtures/zoo/report.txt`.
 const FILES: [(&str, f32); 1] = [("zoo/qwen3", 0.25)];
 
 fn zoo() -> PathBuf {
@@ -45,8 +45,8 @@ fn load(name: &str, checkpoint: &Path) -> Driver {
         .unwrap_or_else(|error| panic!("{}: {error}", checkpoint.display()))
 }
 
-/// Compares a checkpoint with a fixture's reference: all logits, for which tokens are read one by one, and those at the ends
-/// of chunks, which are read as the model likes.
+/// Compares a checkpoint with a fixture's reference: all logits, for which tokens are read one by one, and those at the
+/// ends of chunks, which the model reads as it likes.
 fn compare(checkpoint: &Path, name: &str, logits: &str, tolerance: f32) {
     const CHUNKS: [usize; 6] = [13, 29, 1, 8, 20, 1];
     let reference = Reference::of(name);
@@ -98,7 +98,7 @@ fn every_family_obeys_the_laws() {
         let fixture_of = name.strip_suffix("/q8_0.gguf").unwrap_or(name);
         let report = conformance::run(&plugin_of(fixture_of), &fixture(name), String::new());
         let copied = report.outcome("sequence-state");
-        // Only Mamba's memory can be reached.
+        // Only Mamba's state is accessible.
         let is_offered = !matches!(copied, Some(Outcome::NotApplicable { .. }));
         assert_eq!(is_offered, name == "zoo/mamba", "{name}: {copied:?}");
         let counts = report.outcome("counts");
@@ -106,7 +106,7 @@ fn every_family_obeys_the_laws() {
     }
 }
 
-/// A copy of a fixture whose configuration was changed.
+/// A copy of a fixture with a modified configuration.
 pub fn changed(name: &str, change: impl FnOnce(&mut Map<String, Value>)) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     for entry in fs::read_dir(fixture(name)).unwrap() {
@@ -120,7 +120,7 @@ pub fn changed(name: &str, change: impl FnOnce(&mut Map<String, Value>)) -> Temp
     folder
 }
 
-/// Takes RoPE's parameters apart, as they were before `rope_parameters`.
+/// Moves RoPE's parameters back to their form before `rope_parameters`.
 pub fn age(config: &mut Map<String, Value>) {
     let rope = config.remove("rope_parameters").unwrap();
     let plain = rope.get("full_attention").unwrap_or(&rope);
@@ -163,7 +163,7 @@ fn what_a_configuration_leaves_out_has_the_default_of_transformers() {
     let silent = ["attention_bias", "hidden_act", "hidden_activation", "use_cache", "use_sliding_window", "head_dim"];
     for name in FOLDERS {
         let folder = changed(name, |config| {
-            // Where it follows from the width it is left out.
+            // Leave it out where it follows from the width.
             let per_head = config.get("num_attention_heads").and_then(Value::as_u64).map(|heads| 32 / heads);
             let follows = config.get("head_dim").is_none_or(|size| size.as_u64() == per_head);
             config.retain(|key, _| !silent.contains(&key.as_str()) || (key == "head_dim" && !follows));
@@ -198,7 +198,7 @@ fn what_candle_would_compute_wrongly_is_declined() {
     }
 }
 
-/// The architecture that a fixture is of.
+/// The architecture of a fixture.
 fn architecture(name: &str) -> &str {
     name.trim_start_matches("zoo/")
 }
@@ -232,7 +232,7 @@ fn a_window_of_zero_means_none() {
 
 #[test]
 fn the_card_tells_what_a_sequence_takes() {
-    // Layers, keys and values, heads, their size, bytes of a value.
+    // Layers, keys and values, heads, head size, bytes per value.
     let token = 2 * 2 * 2 * 16 * 4;
     for (name, token, fixed, tokens) in [("zoo/qwen3", token, 0, 256), ("zoo/mamba", 0, 2 * 64 * (16 + 8) * 4, 1 << 20)]
     {
@@ -249,7 +249,7 @@ fn the_card_tells_what_a_sequence_takes() {
     assert!(file.weight_bytes > stored && file.weight_bytes < 4 * stored, "{} of {stored}", file.weight_bytes);
 }
 
-/// Loads a model of 512 bytes for each token and 256 tokens of context into a budget for states.
+/// Loads a model with 512 bytes per token and 256 tokens of context into a state budget.
 fn within(state_bytes: u64, context: u32) -> Result<Driver, PluginError> {
     Driver::load(
         &plugin_of("zoo/qwen3"),

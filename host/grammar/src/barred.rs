@@ -1,8 +1,9 @@
-//! Tokens that would complete a trigger and go on in a way that its grammar forbids.
+//! Tokens that would complete a trigger and continue in a way its grammar forbids.
 //!
-//! Before a trigger everything is allowed, but a token may begin before the trigger's end and end after it, and what it
-//! holds beyond that end is the grammar's matter. Such tokens are found by walking the tree of tokens and the automaton of
-//! markers together; they depend on the automaton's state alone, so each state's answer is kept. Mostly there are none.
+//! Before a trigger everything is allowed. A token may start before the trigger's end and extend past it, and then the
+//! bytes past the end have to match the grammar. Such tokens are found by walking the token trie and the marker
+//! automaton together. The result depends only on the automaton's state, so it is cached per state. Usually there are
+//! none.
 
 use std::{
     collections::HashMap,
@@ -17,7 +18,7 @@ use llguidance::{
 use crate::patterns::{Patterns, ROOT, StateId};
 use crate::token_trie::TokenTrie;
 
-/// Masks of barred tokens by state, computed on demand.
+/// Masks of barred tokens per automaton state, computed on demand.
 #[derive(Default)]
 pub(crate) struct Barred {
     anywhere: OnceLock<Vec<u32>>,
@@ -25,8 +26,8 @@ pub(crate) struct Barred {
 }
 
 impl Barred {
-    /// The mask of all tokens but the barred ones; none if none is. `targets` are the rules by pattern, and `start` begins
-    /// the grammar of a rule.
+    /// Returns the mask of all tokens except the barred ones, or `None` if no token is barred. `targets` maps patterns
+    /// to rules, and `start` returns a matcher at the start of a rule's grammar.
     pub(crate) fn mask(
         &self,
         vocabulary: &TokenTrie,
@@ -70,7 +71,7 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// The tokens with a whole marker in them.
+    /// Finds the tokens that contain a whole marker.
     fn within_tokens(&mut self) -> Vec<u32> {
         let shortest = (0..self.targets.len()).map(|pattern| self.patterns.length(pattern)).min().unwrap_or_default();
         let vocabulary = self.vocabulary;
@@ -91,7 +92,7 @@ impl Search<'_> {
             .collect()
     }
 
-    /// The tokens that complete a marker which began before them, below a node that their first `length` bytes lead to.
+    /// Finds the tokens that complete a marker begun before them, below the node reached by their first `length` bytes.
     fn across_tokens(&mut self, trie: &TokTrie, node: &TrieNode, at: StateId, length: usize) {
         for child in trie.node_children(node) {
             let next = self.patterns.step(at, child.byte());
@@ -103,7 +104,7 @@ impl Search<'_> {
         }
     }
 
-    /// The tokens that go on after a marker, below a node that such a tail leads to.
+    /// Finds the tokens that continue past a marker, below the node reached by `tail`.
     fn beyond(&mut self, trie: &TokTrie, node: &TrieNode, pattern: usize, tail: &mut Vec<u8>) {
         for child in trie.node_children(node) {
             tail.push(child.byte());

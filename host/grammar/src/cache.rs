@@ -1,7 +1,7 @@
-//! Compiled grammars that are kept, since a client sends the same tools with every turn.
+//! Cache of compiled grammars: a client sends the same tools with every turn.
 //!
-//! What is kept is a slot, which is there as soon as compiling has begun: a second request for the same grammar waits for
-//! the first one's result. Errors are kept as well, so that a grammar that takes long to refuse is refused once.
+//! An entry is a slot, inserted as soon as compilation starts, so a second request for the same grammar waits for the
+//! first one's result. Errors are cached too, so that a grammar that takes long to reject is rejected once.
 
 use std::{
     panic::{self, AssertUnwindSafe},
@@ -19,10 +19,10 @@ use crate::{error::GrammarError, source::Source};
 
 const ENTRIES_MAX: usize = 64;
 const SOURCE_BYTES_MAX: usize = 8 << 20;
-/// How much a grammar may have learnt of its lexer before it starts afresh.
+/// Lexer state that the shared parser may accumulate before it is reset.
 const LEARNT_BYTES_MAX: usize = 24 << 20;
 
-/// A compiled grammar. Sequences share what they learn of its lexer, as the next request would otherwise learn it again.
+/// A compiled grammar. Sequences share the lexer states they discover, so that the next request need not rebuild them.
 pub(crate) struct Template {
     pristine: Mutex<TokenParser>,
     warm: Mutex<Warm>,
@@ -40,7 +40,7 @@ pub(crate) struct Slot {
     changed: Condvar,
 }
 
-/// Slots by what they were compiled from; the least recently used go first.
+/// Slots by source, evicted least recently used first.
 pub(crate) struct Cache {
     slots: LruCache<Source, Arc<Slot>>,
     bytes: usize,
@@ -52,7 +52,7 @@ impl Template {
         Self { pristine: Mutex::new(parser), warm: Mutex::new(warm), spoiled: AtomicBool::new(false) }
     }
 
-    /// The grammar at its start, for one sequence.
+    /// Returns a matcher at the start of the grammar, for one sequence.
     pub(crate) fn start(&self) -> Matcher {
         let mut warm = self.warm.lock().unwrap_or_else(PoisonError::into_inner);
         warm.uses += 1;
@@ -62,7 +62,7 @@ impl Template {
         Matcher::new(Ok(warm.parser.clone()))
     }
 
-    /// Says that a sequence has failed, after which what was learnt is not trusted.
+    /// Marks the shared lexer state as untrusted after a sequence has failed.
     pub(crate) fn spoil(&self) {
         self.spoiled.store(true, Ordering::Relaxed);
     }
@@ -70,7 +70,7 @@ impl Template {
 
 impl Warm {
     fn has_learnt_too_much(&self) -> bool {
-        // A sequence that has panicked leaves a lock behind that panics as well.
+        // A sequence that panicked leaves a poisoned lock behind, and locking it panics too.
         panic::catch_unwind(AssertUnwindSafe(|| self.parser.parser.lexer_stats().num_bytes))
             .map_or(true, |bytes| bytes > LEARNT_BYTES_MAX)
     }
@@ -82,7 +82,7 @@ impl Slot {
         self.changed.notify_all();
     }
 
-    /// The result, if there is one before the deadline.
+    /// Waits for the result; `None` once the deadline has passed.
     pub(crate) fn wait(&self, deadline: Instant) -> Option<Result<Arc<Template>, GrammarError>> {
         let mut result = self.result.lock().unwrap_or_else(PoisonError::into_inner);
         while result.is_none() {

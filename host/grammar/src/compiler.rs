@@ -1,6 +1,6 @@
-//! Compiles grammars, each on a helper thread, because nothing else can be given a deadline: a thread cannot be ended, but
-//! it can be left alone. There are few helpers, one that overruns keeps its place until it is done, and while all of them
-//! overrun, new grammars are refused. So a hostile client costs others their grammars for a while, never their streams.
+//! Compiles grammars on helper threads, because only a thread can be given a deadline: it cannot be killed, but it can
+//! be abandoned. There are few helpers; one that overruns keeps its slot until it finishes, and while all of them
+//! overrun, new grammars are refused. So a hostile client can delay other clients' grammars, but never their streams.
 
 use std::{
     collections::VecDeque,
@@ -27,7 +27,7 @@ use pensieve_protocol::vocabulary::{Alphabet, Vocabulary};
 
 const HELPERS_MAX: usize = 2;
 const QUEUE_MAX: usize = 256;
-/// Extra time for the first grammar, which prepares the vocabulary.
+/// Extra time for the first grammar, whose compilation also prepares the vocabulary.
 const PREPARATION: Duration = Duration::from_secs(20);
 
 pub struct Compiler {
@@ -53,7 +53,7 @@ struct Shared {
 struct CompilerState {
     cache: Cache,
     queue: VecDeque<Job>,
-    /// Running helpers: id, and when it began with its grammar.
+    /// Running helpers: id, and when each started on its current grammar.
     helpers: Vec<(u64, Instant)>,
     helpers_ever: u64,
 }
@@ -64,9 +64,9 @@ struct Job {
     deadline: Instant,
 }
 
-/// Compiles a grammar on this thread and forgets it: a process that is limited finds out in the worker's place whether it can
-/// be compiled at all. The worker's own tokens make no difference to that, so only a few of them are taken. Needs a stack
-/// of some hundred megabytes.
+/// Compiles a grammar on this thread and discards the result: a sandboxed process finds out on the worker's behalf
+/// whether it compiles at all. That does not depend on the worker's own tokens, so a small alphabet stands in for them.
+/// Needs a stack of a few hundred megabytes.
 pub fn try_compile(alphabet: Alphabet, spec: &Spec) -> Result<(), Failure> {
     let compile = || {
         limits::check(spec)?;
@@ -83,19 +83,19 @@ pub fn try_compile(alphabet: Alphabet, spec: &Spec) -> Result<(), Failure> {
 }
 
 impl Compiler {
-    /// A compiler that gives a request's grammars `limit` to be compiled.
+    /// Returns a compiler that allows `limit` for compiling a request's grammars.
     pub fn new(vocabulary: Arc<Vocabulary>, limit: Duration) -> Self {
         let vocabulary = Arc::new(TokenTrie::new(vocabulary));
         let shared = Shared { vocabulary, factory: OnceLock::new(), limit, state: Mutex::default() };
         Self { shared: Arc::new(shared) }
     }
 
-    /// Prepares the vocabulary for grammars, which takes up to a second; otherwise the first grammar does.
+    /// Prepares the vocabulary, which takes up to a second; otherwise the first grammar pays for it.
     pub fn prepare(&self) -> Result<(), GrammarError> {
         self.shared.factory().map(drop)
     }
 
-    /// Begins to compile what no request with this salt has brought yet. Returns at once.
+    /// Starts compiling the grammars that no request with this salt has sent before. Returns immediately.
     pub fn begin(&self, spec: &Spec, salt: &[u8]) -> Result<Compiling, GrammarError> {
         limits::check(spec)?;
         let preparation = if self.shared.factory.get().is_some() { Duration::ZERO } else { PREPARATION };
@@ -117,12 +117,12 @@ impl Compiler {
 }
 
 impl Compiling {
-    /// The result, once there is one.
+    /// Returns the result once it is ready.
     pub fn poll(&mut self) -> Option<Result<Constraint, GrammarError>> {
         self.collect(Instant::now())
     }
 
-    /// Waits for the constraint, at most until the deadline.
+    /// Waits for the constraint until the deadline.
     pub fn finish(mut self) -> Result<Constraint, GrammarError> {
         let deadline = self.deadline;
         self.collect(deadline).unwrap_or_else(|| Err(self.shared.overdue()))
@@ -151,7 +151,7 @@ impl Shared {
         GrammarError::Deadline { limit_ms: u64::try_from(self.limit.as_millis()).unwrap_or(u64::MAX) }
     }
 
-    /// The slot of a grammar: one that is there, or a new one with a helper on its way to it.
+    /// Returns the grammar's slot: an existing one, or a new one queued for a helper.
     fn slot(self: &Arc<Self>, source: Source, deadline: Instant) -> Result<Arc<Slot>, GrammarError> {
         let mut state = self.state();
         if let Some(slot) = state.cache.find(&source) {
@@ -165,7 +165,7 @@ impl Shared {
         if state.helpers.len() < HELPERS_MAX {
             let id = state.helpers_ever;
             let shared = self.clone();
-            // Once the thread ends, its stack is given back, however much of it was touched.
+            // The stack is freed when the thread ends, however much of it was touched.
             thread::Builder::new()
                 .name("grammar".to_owned())
                 .stack_size(limits::STACK_BYTES)
@@ -183,7 +183,7 @@ impl Shared {
     fn help(&self, id: u64) {
         while let Some(job) = self.next(id) {
             if Instant::now() >= job.deadline {
-                // No request waits any more, and the next one deserves a try.
+                // No request is waiting any more; the next one deserves a fresh attempt.
                 self.state().cache.remove(&job.source);
                 job.slot.fill(Err(GrammarError::Busy));
                 continue;
@@ -222,7 +222,7 @@ impl Shared {
         let factory = self.factory()?;
         let grammar = source.render(&self.vocabulary)?;
         let parser = factory.create_parser(grammar).map_err(|error| source::explain(&error.to_string()))?;
-        // The first mask is made here, where it may take its time, and where a grammar of nothing is seen.
+        // Compute the first mask here, where it may be slow and where a grammar that matches nothing shows.
         let mut first = Matcher::new(Ok(parser.clone()));
         let lead: Vec<u32> = source.lead().iter().filter_map(|byte| self.vocabulary.byte_token(*byte)).collect();
         first

@@ -1,8 +1,8 @@
 //! The state of one sequence under its rules.
 //!
-//! Bytes decide: a token may hold the end of a trigger and the beginning of what the grammar says, or the end of the
-//! grammar's text and free text after it. Where tokens lie within one phase they are taken whole, as the grammar's own
-//! tree knows them; where they do not, their bytes are fed one by one.
+//! Matching is by bytes: a token may contain the end of a trigger and the start of the grammar's text, or the end of
+//! that text and free text after it. Tokens that lie within one phase are consumed whole, by id; those that span phases
+//! are fed byte by byte.
 
 use std::{
     panic::{self, AssertUnwindSafe},
@@ -15,7 +15,7 @@ use crate::patterns::{ROOT, StateId};
 use crate::token_trie::TokenTrie;
 use crate::{constraint_error::ConstraintError, rules::Rules};
 
-/// A grammar in force, or a trigger waited for, in one sequence.
+/// An active grammar, or a trigger being watched for, in one sequence.
 #[derive(Clone)]
 pub struct Constraint {
     rules: Arc<Rules>,
@@ -25,13 +25,13 @@ pub struct Constraint {
 
 #[derive(Clone)]
 enum Phase {
-    /// The output may open the reasoning, of whose opener so much has been written, or begin with the answer.
+    /// The output may open the reasoning block, of whose opener `written` bytes are out, or begin with the answer.
     Opening { written: usize, answer: Option<Box<Matcher>>, at: StateId },
-    /// The reasoning is being written.
+    /// Inside the reasoning block.
     Reasoning { at: StateId },
     /// Everything is allowed until a trigger.
     Free { at: StateId },
-    /// A rule holds.
+    /// A rule is in force.
     Bound { rule: usize, matcher: Box<Matcher> },
     /// The output is complete.
     Complete,
@@ -58,8 +58,8 @@ impl Constraint {
         Self { rules, phase, mask: Mask::Unknown }
     }
 
-    /// The tokens that may come next, a bit for each, lowest bit first; none if all may. Bits beyond the vocabulary mean
-    /// nothing. Made here unless [`Self::prepare`] has made it already.
+    /// Returns the logits mask for the next token, one bit per token, lowest bit first; `None` if every token is
+    /// allowed. Bits beyond the vocabulary are meaningless. Computes the mask unless [`Self::prepare`] already has.
     pub fn mask(&mut self) -> Result<Option<&[u32]>, ConstraintError> {
         self.prepare();
         match &self.mask {
@@ -69,7 +69,7 @@ impl Constraint {
         }
     }
 
-    /// Makes the mask, which is the expensive part, so that it can be done while the model computes.
+    /// Computes the mask. This is the expensive part, so call it while the model runs.
     pub fn prepare(&mut self) {
         if matches!(self.mask, Mask::Unknown) {
             self.mask = match panic::catch_unwind(AssertUnwindSafe(|| self.make_mask())) {
@@ -81,7 +81,7 @@ impl Constraint {
         }
     }
 
-    /// True if the mask is not computed yet, and is expensive enough to compute it on another thread.
+    /// True if the mask has yet to be computed and is expensive enough to compute on another thread.
     pub fn is_pending(&self) -> bool {
         matches!(self.mask, Mask::Unknown) && !matches!(self.phase, Phase::Complete)
     }
@@ -89,14 +89,14 @@ impl Constraint {
     pub fn accept(&mut self, token: u32) -> Result<(), ConstraintError> {
         self.mask = Mask::Unknown;
         let result = self.take(token).map_err(|error| self.about(error));
-        // What a panic leaves behind must not be met by the next sequence.
+        // Keep whatever a panic left behind from the next sequence.
         if let (Err(_), Phase::Bound { rule, .. }) = (&result, &self.phase) {
             self.rules.rules[*rule].template.spoil();
         }
         result
     }
 
-    /// An error, with the field of the rule that holds.
+    /// Adds the field of the active rule to an error.
     fn about(&self, error: ConstraintError) -> ConstraintError {
         let rule = match &self.phase {
             Phase::Bound { rule, .. } => Some(*rule),
@@ -120,7 +120,7 @@ impl Constraint {
                 let barred = rules.end.as_ref().and_then(|watch| rules.barred(watch, *at));
                 Ok(if rules.start.is_some() { Some(rules.without_end(barred.as_deref())) } else { barred })
             }
-            Phase::Opening { .. } if rules.start.is_none() => Ok(None),
+            Phase::Opening { at, .. } if rules.start.is_none() => Ok(rules.barred(&rules.free, *at)),
             Phase::Opening { answer, written, .. } => {
                 let mut bits = match answer {
                     Some(matcher) => rules.compute(matcher)?,
@@ -130,9 +130,13 @@ impl Constraint {
                 Ok(Some(bits.into()))
             }
             Phase::Bound { rule, matcher } => {
-                // A text that may end leaves the output free: whatever does not continue it follows it.
+                // A text that may end here leaves the output free: any token that does not continue it may follow,
+                // except those that contain the next trigger and continue it wrongly.
                 if rules.resumes(*rule) && accepts(matcher)? {
-                    return Ok(None);
+                    let Some(barred) = rules.barred(&rules.free, ROOT) else { return Ok(None) };
+                    let continuing = matcher.compute_mask().map_err(|error| ConstraintError::failed(&error))?;
+                    let continuing = continuing.as_slice().iter().chain(std::iter::repeat(&0));
+                    return Ok(Some(barred.iter().zip(continuing).map(|(allowed, more)| allowed | more).collect()));
                 }
                 let bits = rules.compute(matcher).inspect_err(|_| rules.rules[*rule].template.spoil())?;
                 Ok(Some(bits.into()))
@@ -159,7 +163,7 @@ impl Constraint {
                     self.phase = Phase::Free { at: ROOT };
                 }
             }
-            // A grammar that begins with a special token knows it by its id alone.
+            // A grammar that begins with a special token recognizes it only by id.
             Phase::Opening { answer, .. } if special => {
                 if let (Some(matcher), Some(rule)) = (answer, rules.start)
                     && continues(matcher, token)?
@@ -184,7 +188,7 @@ impl Constraint {
         Ok(())
     }
 
-    /// Takes in the end of a turn, which a grammar allows only where its text may end.
+    /// Accepts the end of a turn, which a grammar allows only where its text may end.
     fn end(&mut self) -> Result<(), ConstraintError> {
         let allowed = match &mut self.phase {
             Phase::Bound { matcher, .. } | Phase::Opening { answer: Some(matcher), .. } => accepts(matcher)?,
@@ -198,11 +202,11 @@ impl Constraint {
         Ok(())
     }
 
-    /// Takes in bytes of one token, through as many phases as they lead.
+    /// Feeds the bytes of one token, across as many phases as they span.
     fn feed(&mut self, bytes: &[u8]) -> Result<(), ConstraintError> {
         let rules = self.rules.clone();
         let mut index = 0;
-        // Where the text of the grammar in force may have ended, within these bytes.
+        // Position within these bytes at which the active grammar's text may have ended.
         let mut ended = None;
         while let Some(byte) = bytes.get(index) {
             if let Phase::Bound { rule, matcher } = &mut self.phase {
@@ -228,7 +232,7 @@ impl Constraint {
         Ok(())
     }
 
-    /// Takes in a byte outside any grammar.
+    /// Feeds a byte outside any grammar.
     fn watch(&mut self, rules: &Rules, byte: u8) -> Result<(), ConstraintError> {
         let (watch, at) = match (&mut self.phase, &rules.end) {
             (Phase::Free { at }, _) => (&rules.free, at),
@@ -243,7 +247,7 @@ impl Constraint {
         Ok(())
     }
 
-    /// Takes in a byte that may belong to the opener of the reasoning, to the answer, or to both.
+    /// Feeds a byte that may belong to the reasoning opener, to the answer, or to both.
     fn open(&mut self, rules: &Rules, byte: u8) -> Result<(), ConstraintError> {
         let Phase::Opening { written, answer, at } = &mut self.phase else { return Ok(()) };
         let begin = rules.begin.as_deref().unwrap_or_default();
@@ -274,7 +278,8 @@ impl Constraint {
 }
 
 impl Rules {
-    /// A mask less the tokens that end a turn: an answer that must come is not thought away.
+    /// Removes the end-of-turn tokens from a mask: a model must not skip a required answer by ending its turn while it
+    /// reasons.
     fn without_end(&self, mask: Option<&[u32]>) -> Arc<[u32]> {
         let mut bits = mask.map_or_else(|| vec![u32::MAX; self.vocabulary.mask_words()], <[u32]>::to_vec);
         for token in self.vocabulary.end_of_turn() {
@@ -285,7 +290,7 @@ impl Rules {
         bits.into()
     }
 
-    /// Where the answer begins.
+    /// The phase in which the answer begins.
     fn answer(&self) -> Phase {
         self.enter(self.start)
     }
@@ -307,18 +312,18 @@ fn accepts(matcher: &mut Matcher) -> Result<bool, ConstraintError> {
     matcher.is_accepting().map_err(|error| ConstraintError::failed(&error))
 }
 
-/// True if a whole token continues the text.
+/// True if the whole token continues the text.
 fn continues(matcher: &mut Matcher, token: u32) -> Result<bool, ConstraintError> {
     matcher.validate_tokens(&[token]).map(|valid| valid == 1).map_err(|error| ConstraintError::failed(&error))
 }
 
-/// Accepts a token. True if nothing may follow it.
+/// Accepts a token. Returns true if nothing may follow it.
 fn consume(matcher: &mut Matcher, token: u32) -> Result<bool, ConstraintError> {
     matcher.consume_token(token).map_err(|error| ConstraintError::failed(&error))?;
     Ok(matcher.is_stopped())
 }
 
-/// Accepts a byte, if it continues the text.
+/// Accepts a byte if it continues the text.
 fn advance(vocabulary: &TokenTrie, matcher: &mut Matcher, byte: u8) -> Result<bool, ConstraintError> {
     let Some(token) = vocabulary.byte_token(byte) else { return Ok(false) };
     matcher.try_consume_tokens(&[token]).map(|taken| taken == 1).map_err(|error| ConstraintError::failed(&error))

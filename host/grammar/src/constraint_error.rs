@@ -1,4 +1,4 @@
-//! Why a sequence cannot go on under its grammar, and whether that is the grammar's own fault.
+//! Why a sequence cannot continue under its grammar, and whether the grammar is at fault.
 
 use std::fmt;
 
@@ -7,11 +7,11 @@ use super::{
     source::{NO_TEXT, explain},
 };
 
-/// A sequence that cannot go on under its grammar.
+/// A sequence that cannot continue under its grammar.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConstraintError {
     pub(crate) message: String,
-    /// The field of the request whose grammar held.
+    /// Request field that the active grammar came from.
     pub(crate) field: String,
 }
 
@@ -20,7 +20,7 @@ impl ConstraintError {
         Self { message: message.to_owned(), field: String::new() }
     }
 
-    /// The grammar's own error, if that is the cause: some show only while a text is generated.
+    /// Returns the grammar's own error if that is the cause: some only show during generation.
     pub fn fault(&self) -> Option<GrammarError> {
         let fault = explain(&self.message);
         let is_known = matches!(fault, GrammarError::TooLarge(_)) || self.message.starts_with(NO_TEXT);

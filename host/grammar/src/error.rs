@@ -1,4 +1,4 @@
-//! Why a grammar cannot be enforced, and whose fault that is.
+//! Why a grammar cannot be enforced, and who is at fault.
 
 use std::fmt;
 
@@ -7,17 +7,17 @@ use pensieve_protocol::job::{Failure, FailureCode};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GrammarError {
     Invalid(String),
-    /// Valid, but it cannot be enforced.
+    /// Valid, but not enforceable.
     Unsupported(String),
-    /// It is larger than a limit, or needs more work than a limit allows.
+    /// Larger than a limit, or needs more work than a limit allows.
     TooLarge(String),
-    /// It was not compiled in time.
+    /// Not compiled in time.
     Deadline {
         limit_ms: u64,
     },
-    /// All helpers are busy with grammars that do not end.
+    /// All helpers are stuck on grammars that overran.
     Busy,
-    /// An error about this field of the request.
+    /// An error in this request field.
     At(String, Box<GrammarError>),
 }
 
@@ -35,11 +35,11 @@ impl GrammarError {
             Self::Invalid(_) | Self::TooLarge(_) | Self::Deadline { .. } => FailureCode::Invalid,
         };
         let failure = Failure::new(code, self.to_string());
-        // The compiler's words have pieces of the grammar in them.
+        // The compiler's message quotes pieces of the grammar.
         if matches!(self, Self::Invalid(_) | Self::Unsupported(_)) { failure.private() } else { failure }
     }
 
-    /// Adds the field of the request; an error that has one keeps it.
+    /// Attaches the request field, unless the error already has one.
     pub(crate) fn at(self, field: &str) -> Self {
         match self {
             Self::Busy | Self::At(..) => self,

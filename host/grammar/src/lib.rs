@@ -1,13 +1,14 @@
-//! Output that keeps to a grammar: which tokens may come next, from which moment on, and what follows the grammar's end.
+//! Grammar-constrained output: which tokens may come next, from when, and what follows the grammar's end.
 //!
-//! A grammar seldom holds for a whole answer. Arguments of a tool call begin after the model has written a marker, an
-//! answer in JSON begins once the reasoning has ended, and a second call may follow the first. So a [`Spec`](pensieve_protocol::grammar::Spec) is a list of
-//! [`Rule`](pensieve_protocol::grammar::Rule)s with triggers, and a [`Constraint`] watches the bytes that a sequence generates and takes the next token's
-//! mask from whatever holds at that moment; a trigger that ends within a token holds for the rest of that token.
+//! A grammar rarely covers a whole answer. Tool call arguments begin after a marker that the model writes, a JSON
+//! answer begins once the reasoning has ended, and a second call may follow the first. So a
+//! [`Spec`](pensieve_protocol::grammar::Spec) is a list of [`Rule`](pensieve_protocol::grammar::Rule)s with triggers,
+//! and a [`Constraint`] watches the bytes that a sequence generates and takes the next token's mask from the active
+//! rule. A trigger that ends inside a token applies to the rest of that token.
 //!
-//! Grammars come from clients. Compiling one happens on a thread of its own, under a deadline and limits on everything
-//! that is known to grow ([`Compiler`]); masks are made while the model computes ([`Masks`]). A grammar of text never lets
-//! a special token through; one in Lark can name such tokens.
+//! Grammars come from clients. Each is compiled on a separate thread, under a deadline and limits on everything known
+//! to grow ([`Compiler`]); masks are computed while the model runs ([`Masks`]). A text grammar never admits a special
+//! token; a Lark grammar can name special tokens.
 
 mod barred;
 mod cache;

@@ -1,13 +1,13 @@
-//! Limits that a grammar is checked against before it reaches the compiler.
+//! Limits checked before a grammar reaches the compiler.
 //!
-//! The compiler counts its work and gives up, but not everywhere: it recurses along chains of references, which ends the
-//! process when the stack is full, and it walks through all remainders of a `multipleOf`, which ends the memory. So texts,
-//! nodes and depths are limited here such that its recursion fits [`STACK_BYTES`], and divisors such that it ends.
+//! The compiler has a work budget, but not everywhere: it recurses along reference chains, so a stack overflow can kill
+//! the process, and it enumerates all remainders of a `multipleOf`, which can exhaust memory. Text, node count and
+//! depth are therefore limited so that its recursion fits in [`STACK_BYTES`], and divisors so that it terminates.
 //!
-//! A schema is also limited by what it expands to. Where several schemas hold for one value (`allOf`, `$ref` beside other
-//! keywords), the compiler follows references and merges copies of what they lead to, and a merged pattern is as long as
-//! both together: 26 definitions, each of them twice the one before, are 2^26 patterns. That size is the sum of the parts'
-//! sizes, so it is computed from the graph of references without expanding anything.
+//! A schema is also limited by its expanded size. Where several schemas apply to one value (`allOf`, `$ref` beside
+//! other keywords), the compiler follows references and merges copies of their targets, and a merged pattern is as long
+//! as both together: 26 definitions, each twice the previous one, make 2^26 patterns. That size is the sum of the
+//! parts' sizes, so it is computed from the reference graph without expanding anything.
 
 use std::collections::HashMap;
 
@@ -17,7 +17,7 @@ use serde_json::Value;
 use crate::error::GrammarError;
 use pensieve_protocol::grammar::{Grammar, Marker, Spec, Trigger};
 
-/// The stack of a thread that compiles. Most of it is never touched.
+/// Stack of a compiling thread. Most of it is never touched.
 pub(crate) const STACK_BYTES: usize = 256 << 20;
 
 const RULES_MAX: usize = 256;
@@ -27,22 +27,22 @@ const SCHEMA_BYTES_MAX: usize = 512 << 10;
 const SCHEMA_DEPTH_MAX: usize = 64;
 const SCHEMA_NODES_MAX: usize = 10_000;
 const SCHEMA_VALUES_MAX: usize = 50_000;
-/// Schemas that hold for one value, references followed.
+/// Schemas that apply to one value, with references followed.
 const SCHEMA_EXPANDED_MAX: u64 = 10_000;
-/// The compiler's time grows with the square of these.
+/// Compile time grows with the square of this.
 const SCHEMA_FIELDS_MAX: usize = 2_000;
 const LARK_BYTES_MAX: usize = 64 << 10;
 const REGEX_BYTES_MAX: usize = 16 << 10;
 const PARTS_MAX: usize = 1024;
 const DIVISOR_MAX: u64 = 20_000;
 
-/// The compiler's budget for a grammar, and for each step of it.
+/// The compiler's budget for a grammar, and for each step under it.
 pub(crate) fn parser_limits() -> ParserLimits {
     // A lexer state takes 1 to 2 kB, and a grammar lives as long as its requests.
     ParserLimits { max_lexer_states: 20_000, verbose_errors: false, ..ParserLimits::default() }
 }
 
-/// Checks everything that needs no vocabulary and no parsing.
+/// Checks everything that needs neither vocabulary nor parsing.
 pub(crate) fn check(spec: &Spec) -> Result<(), GrammarError> {
     if spec.rules.len() > RULES_MAX {
         return Err(too_large("rules", spec.rules.len(), RULES_MAX));
@@ -86,7 +86,7 @@ fn size(grammar: &Grammar) -> Result<usize, GrammarError> {
     }
 }
 
-/// Reads a schema and checks its size. Of a lenient one, divisors that are too large are taken out.
+/// Parses a schema and checks its size. In a lenient schema, divisors that are too large are removed.
 pub(crate) fn schema(text: &str, lenient: bool) -> Result<Value, GrammarError> {
     let mut schema: Value =
         serde_json::from_str(text).map_err(|error| GrammarError::Invalid(format!("the schema is no JSON: {error}")))?;
@@ -108,8 +108,8 @@ pub(crate) fn schema(text: &str, lenient: bool) -> Result<Value, GrammarError> {
     Ok(schema)
 }
 
-/// Schemas and settings within Lark are seen by the compiler alone, so what it must not meet there is looked for in the
-/// text: divisors, and leave for bytes that are no UTF-8, one of which stands for special tokens.
+/// Only the compiler sees schemas and settings embedded in Lark, so what must not reach it there is searched for in the
+/// text: divisors, and permission for bytes that are not UTF-8, one of which marks special tokens.
 pub(crate) fn lark(text: &str) -> Result<(), GrammarError> {
     let unsupported = |what: &str| Err(GrammarError::Unsupported(format!("a Lark grammar can have no {what}")));
     let has_json = text.contains("%json") || text.contains("%llguidance");
@@ -125,16 +125,16 @@ pub(crate) fn lark(text: &str) -> Result<(), GrammarError> {
     Ok(())
 }
 
-/// How many schemas hold for one value once references are followed.
+/// Counts the schemas that apply to one value once references are followed.
 struct Expansion<'schema> {
     root: &'schema Value,
-    /// By place in memory; none while a schema's parts are being added up, so that a reference back to it is recursion,
+    /// Sizes by address; `None` while a schema's parts are being summed, so that a reference back to it is recursion,
     /// which the compiler does not expand.
     known: HashMap<*const Value, Option<u64>>,
 }
 
 impl<'schema> Expansion<'schema> {
-    /// Refuses a document in which any schema expands to too much. Recurses as deep as the document and its references.
+    /// Rejects a document in which any schema expands too far. Recurses as deep as the document and its references.
     fn check(&mut self, value: &'schema Value) -> Result<(), GrammarError> {
         let size = self.size(value);
         if size > SCHEMA_EXPANDED_MAX {
@@ -161,7 +161,7 @@ impl<'schema> Expansion<'schema> {
                 size = size.saturating_add(self.size(part));
             }
         }
-        // References are pointers into the document; the compiler refuses any other.
+        // References are JSON pointers into the document; the compiler rejects any other kind.
         let reference = fields.get("$ref").and_then(Value::as_str).and_then(|reference| reference.strip_prefix('#'));
         if let Some(target) = reference.and_then(|pointer| self.root.pointer(pointer.trim_end_matches('/'))) {
             size = size.saturating_add(self.size(target));
@@ -177,7 +177,7 @@ struct Count {
     nodes: usize,
     values: usize,
     fields: usize,
-    /// The common multiple of all divisors, in units of their last digit; none if it is huge.
+    /// Common multiple of all divisors, in units of their last digit; `None` if too large to track.
     divisor: Option<u64>,
     decimals: i32,
 }
@@ -212,7 +212,7 @@ impl Count {
             let sofar = sofar.checked_mul(10u64.pow((decimals - self.decimals).max(0).unsigned_abs()))?;
             self.decimals = self.decimals.max(decimals);
             let scaled = (divisor * 10f64.powi(self.decimals)).round();
-            // The cast is within bounds, and one that is not would only make the number too large.
+            // The range check bounds the cast; rounding could only make the number too large.
             if (1.0..=1e15).contains(&scaled) { least_common_multiple(sofar, scaled as u64) } else { None }
         });
     }

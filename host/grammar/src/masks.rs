@@ -1,9 +1,9 @@
-//! Masks at work: made on threads of their own while the model computes the logits that they apply to, and applied to
-//! candidates before the first sampler sees them.
+//! Logits masks at work: computed on worker threads while the model computes the logits, then applied to the candidates
+//! before the first sampler sees them.
 
 use crate::constraint::Constraint;
 
-/// Lexers recurse, if only a little.
+/// Lexers recurse, but not deeply.
 const STACK_BYTES: usize = 16 << 20;
 
 pub struct Masks {
@@ -17,7 +17,7 @@ impl Masks {
         Ok(Self { pool: builder.build()? })
     }
 
-    /// Makes the masks of all constraints while `forward` runs on the calling thread, and returns when both are done.
+    /// Computes the masks of all constraints while `forward` runs on the calling thread; returns when both are done.
     pub fn overlap<'a, T>(
         &self,
         constraints: impl IntoIterator<Item = &'a mut Constraint>,
@@ -36,7 +36,7 @@ pub fn is_allowed(mask: &[u32], token: u32) -> bool {
     mask.get((token / u32::BITS) as usize).is_some_and(|word| word >> (token % u32::BITS) & 1 == 1)
 }
 
-/// Moves the allowed candidates to the front, in their order, and says how many there are.
+/// Moves the allowed candidates to the front, keeping their order, and returns their count.
 pub fn keep_allowed(mask: &[u32], ids: &mut [u32], logits: &mut [f32]) -> usize {
     let mut kept = 0;
     for index in 0..ids.len().min(logits.len()) {

@@ -1,18 +1,19 @@
-//! Searches a streamed text for many byte strings at once.
+//! Streaming search for many byte strings at once.
 //!
-//! Stop strings and grammar triggers need more than where a string was found: how many of the last bytes may still become
-//! one, since those must not be shown yet. The state of an Aho-Corasick automaton is exactly that, but the crates for it
-//! keep it to themselves, so this is a small one of our own. Edges are sparse: 64 stop strings of 1 KiB are 64 Ki states.
+//! Stop strings and grammar triggers need more than match positions: they need to know how many trailing bytes may
+//! still become a match, since those must be held back. That is exactly the state of an Aho-Corasick automaton, which
+//! the existing crates do not expose, hence this small one. Edges are sparse: 64 stop strings of 1 KiB make 64 Ki
+//! states.
 
 use std::collections::VecDeque;
 
 /// A state of the automaton.
 pub type StateId = u32;
 
-/// Before any byte, and after bytes that begin no pattern.
+/// The state before any byte, and after bytes that begin no pattern.
 pub const ROOT: StateId = 0;
 
-/// The byte strings as an Aho-Corasick automaton.
+/// An Aho-Corasick automaton over the byte strings.
 #[derive(Debug)]
 pub struct Patterns {
     states: Vec<Node>,
@@ -21,18 +22,18 @@ pub struct Patterns {
 
 #[derive(Debug, Default)]
 struct Node {
-    /// The bytes that lead on, ascending.
+    /// Outgoing edges by byte, ascending.
     edges: Vec<(u8, StateId)>,
     /// The state of the longest proper suffix that also begins a pattern.
     fallback: StateId,
-    /// How many of the last bytes begin a pattern.
+    /// Number of trailing bytes that begin a pattern.
     depth: usize,
-    /// The longest pattern that ends here.
+    /// Longest pattern that ends here.
     found: Option<usize>,
 }
 
 impl Patterns {
-    /// Prepares the patterns. An empty one is never found; of two equal ones the first is.
+    /// Builds the automaton. An empty pattern never matches; of two equal patterns the first does.
     pub fn new<P: AsRef<[u8]>>(patterns: &[P]) -> Self {
         let mut automaton = Self { states: vec![Node::default()], lengths: Vec::with_capacity(patterns.len()) };
         for (index, pattern) in patterns.iter().enumerate() {
@@ -42,7 +43,7 @@ impl Patterns {
         automaton
     }
 
-    /// The state after one more byte.
+    /// Returns the state after one more byte.
     pub fn step(&self, mut at: StateId, byte: u8) -> StateId {
         loop {
             let state = &self.states[at as usize];
@@ -56,12 +57,12 @@ impl Patterns {
         }
     }
 
-    /// The pattern that ends here; of several the longest, which began first.
+    /// Returns the pattern that ends here; of several, the longest, which began first.
     pub fn found(&self, at: StateId) -> Option<usize> {
         self.states[at as usize].found
     }
 
-    /// How many of the last bytes may still become a pattern.
+    /// Returns how many trailing bytes may still become a pattern.
     pub fn depth(&self, at: StateId) -> usize {
         self.states[at as usize].depth
     }
@@ -90,7 +91,7 @@ impl Patterns {
         }
     }
 
-    /// Sets the fallbacks, shorter states first, as each is found from its parent's.
+    /// Sets the fallback links breadth-first, since each is derived from its parent's.
     fn link(&mut self) {
         let mut queue = VecDeque::from([ROOT]);
         while let Some(parent) = queue.pop_front() {

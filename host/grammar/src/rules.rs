@@ -1,4 +1,4 @@
-//! Shared by all sequences of one request: the rules, their triggers, and the masks that depend on nothing else.
+//! The rules of a request, shared by all its sequences, with their triggers and the masks that depend on nothing else.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ pub(crate) struct CompiledRule {
     pub then: Then,
 }
 
-/// Markers that are waited for, and the rules that begin with them; no rule where the output becomes free.
+/// Markers to watch for and the rules they start; a target of `None` means the output becomes free.
 pub(crate) struct Watch {
     pub patterns: Patterns,
     pub targets: Vec<Option<usize>>,
@@ -61,12 +61,12 @@ impl Rules {
         self.rules[rule].then == Then::Resume
     }
 
-    /// The tokens that continue a grammar's text.
+    /// Computes the mask of tokens that continue a grammar's text.
     pub(crate) fn compute(&self, matcher: &mut Matcher) -> Result<Vec<u32>, ConstraintError> {
         let mask = matcher.compute_mask().map_err(|error| ConstraintError::failed(&error))?;
         let mut bits = mask.as_slice().to_vec();
         bits.resize(self.vocabulary.mask_words(), 0);
-        // The tree has tokens that the model lacks.
+        // The trie has tokens that the model lacks.
         if let (Some(last), used @ 1..) = (bits.last_mut(), self.vocabulary.size() % u32::BITS) {
             *last &= (1 << used) - 1;
         }
@@ -76,7 +76,7 @@ impl Rules {
         Ok(bits)
     }
 
-    /// Allows the tokens that continue the opener of the reasoning, of which so much is written.
+    /// Allows the tokens that continue the reasoning opener, of which `written` bytes are out.
     pub(crate) fn allow_openers(&self, written: usize, bits: &mut [u32]) {
         let rest = self.begin.as_deref().unwrap_or_default().get(written..).unwrap_or_default();
         for token in 0..self.vocabulary.size() {
@@ -89,7 +89,7 @@ impl Rules {
         }
     }
 
-    /// All tokens but those that complete a marker wrongly; none if that is all tokens.
+    /// Returns the mask of all tokens except those that complete a marker wrongly; `None` if nothing is barred.
     pub(crate) fn barred(&self, watch: &Watch, at: StateId) -> Option<Arc<[u32]>> {
         let start = |rule: usize| self.rules[rule].template.start();
         watch.barred.mask(&self.vocabulary, &start, &watch.patterns, &watch.targets, at)
@@ -115,7 +115,7 @@ impl Watch {
         Ok(Self { patterns: Patterns::new(&texts), targets, tokens, barred: Barred::default() })
     }
 
-    /// The rule that begins with this token, if it is a marker.
+    /// Returns the rule that this token starts, if it is a marker.
     pub(crate) fn target_of(&self, token: u32) -> Option<Option<usize>> {
         self.tokens.iter().find(|(marker, _)| *marker == token).map(|(_, target)| *target)
     }

@@ -1,4 +1,4 @@
-//! Our grammars in the compiler's terms, and the compiler's errors in ours.
+//! Translates our grammars into the compiler's terms, and its errors into ours.
 
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use serde_json::{Value, json};
@@ -7,20 +7,21 @@ use crate::token_trie::TokenTrie;
 use crate::{error::GrammarError, limits};
 use pensieve_protocol::grammar::{Grammar, Marker, Part, Rule};
 
-/// Everything that a compiled grammar depends on: its key in the cache.
+/// Everything that a compiled grammar depends on; the cache key.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Source {
-    /// Whoever has another one compiles it anew, as the time would tell what others have asked for.
+    /// Requests with another salt compile the grammar anew, since a cache hit's timing would reveal what others have
+    /// sent.
     salt: Vec<u8>,
     open: Option<Marker>,
     grammar: Grammar,
     close: Option<Marker>,
 }
 
-/// Between tokens of JSON there is a space, or a new line and its indentation: a model that has lost its way would write
-/// white space forever.
+/// JSON tokens may be separated by one space, or a line break with indentation: a model that has lost its way would
+/// write white space forever.
 const JSON_SPACE: &str = r" |\r?\n( {0,32}|\t{0,16})";
-/// White space between JSON and what stands around it.
+/// White space between JSON and the text around it.
 const JSON_MARGIN_MAX: usize = 8;
 
 impl Source {
@@ -32,8 +33,9 @@ impl Source {
         self.grammar.bytes()
     }
 
-    /// The same with any JSON of the right type for every lenient schema in its frame that does not compile by itself. An error if
-    /// the fault lies elsewhere: that of a part that may not be passed over, or else `error`.
+    /// Returns the same source with each lenient schema in its frame that does not compile by itself replaced by any
+    /// JSON of the right type. If the fault lies elsewhere, fails with the error of the part that may not be relaxed,
+    /// or else with `error`.
     pub(crate) fn relaxed(
         &self,
         error: GrammarError,
@@ -57,7 +59,7 @@ impl Source {
         Ok(Self { grammar: Grammar::Framed { frame: frame.clone(), parts: relaxed }, ..self.clone() })
     }
 
-    /// A text that it may begin with if it fits anything at all, so that what comes then can be looked at.
+    /// Text that it may begin with if it matches anything at all, so that the mask after it can be inspected.
     pub(crate) fn lead(&self) -> &'static [u8] {
         let is_json = matches!(self.grammar, Grammar::JsonSchema { .. });
         if is_json && self.open.is_none() { &[b' '; JSON_MARGIN_MAX] } else { &[] }
@@ -92,7 +94,7 @@ impl Source {
     }
 }
 
-/// Any JSON of the type that a schema names, or any object.
+/// Returns a grammar for any JSON of the type that the schema names, or for any object.
 fn any_of_its_type(schema: &str) -> Grammar {
     let schema: Value = serde_json::from_str(schema).unwrap_or_default();
     match schema.get("type").and_then(Value::as_str) {
@@ -103,7 +105,7 @@ fn any_of_its_type(schema: &str) -> Grammar {
     }
 }
 
-/// A grammar by itself, without what it is made of.
+/// Compiles a grammar by itself, without the parts embedded in it.
 fn compiled(grammar: &Grammar) -> Result<GrammarWithLexer, GrammarError> {
     match grammar {
         Grammar::JsonSchema { schema, lenient } => json(schema, *lenient).map(GrammarWithLexer::from_json_schema),
@@ -115,7 +117,7 @@ fn compiled(grammar: &Grammar) -> Result<GrammarWithLexer, GrammarError> {
     }
 }
 
-/// A schema with our settings in it. The client's own settings, for which the schema has a place, do not count.
+/// Returns a schema with our settings in it. The client's own settings, which a schema can carry, are ignored.
 fn json(schema: &str, lenient: bool) -> Result<Value, GrammarError> {
     let mut schema = limits::schema(schema, lenient)?;
     if schema == Value::Bool(true) {
@@ -142,10 +144,10 @@ fn literal(marker: Option<&Marker>, vocabulary: &TokenTrie) -> Result<String, Gr
     }
 }
 
-/// How the compiler's words begin where no text fits a grammar.
+/// Prefix of the compiler's message when no text fits a grammar.
 pub(crate) const NO_TEXT: &str = "NoExtension";
 
-/// The compiler has one kind of error, so its words must tell which of ours it is.
+/// The compiler has a single error type, so its message has to tell which of ours applies.
 pub(crate) fn explain(message: &str) -> GrammarError {
     let brief: String = message.split("\n<").next().unwrap_or_default().chars().take(400).collect();
     let says = |words: &[&str]| words.iter().any(|word| brief.contains(word));

@@ -1,9 +1,8 @@
-//! The vocabulary as the tree that grammars are checked against: one walk over it asks about all tokens that begin alike
-//! at once.
+//! The vocabulary as a trie, so that one walk checks all tokens with a common prefix against a grammar at once.
 //!
-//! Special tokens stand in it behind a byte that no UTF-8 text has, where no grammar of text can reach them. A vocabulary
-//! may lack tokens for single bytes, which are needed to take a grammar through half a token; the tree then has such
-//! tokens of its own, beyond the model's ids, where no logits are.
+//! Special tokens sit behind a byte that never occurs in UTF-8, where no text grammar can reach them. Feeding half a
+//! token to a grammar takes single-byte tokens, which a vocabulary may lack; the trie then adds them with ids beyond
+//! the model's, where there are no logits.
 
 use std::{
     ops::Deref,
@@ -15,18 +14,18 @@ use llguidance::toktrie::{ApproximateTokEnv, INVALID_TOKEN, TokEnv, TokRxInfo, T
 
 use pensieve_protocol::vocabulary::{Vocabulary, VocabularyError};
 
-/// The first byte of special tokens in the tree.
+/// First byte of special tokens in the trie.
 const MARK: u8 = TokTrie::SPECIAL_TOKEN_MARKER;
 
-/// How many nodes the tree may have, and how deep it may be: it keeps both in one word.
+/// Limits on nodes and depth: the trie packs both into one word.
 const NODES_MAX: usize = (1 << 22) - 1;
 const DEPTH_MAX: usize = 1000;
 
-/// A vocabulary with its tree. The tree is made when first asked for: a model that never meets a grammar need not wait.
+/// A vocabulary and its trie. The trie is built on first use, so that a model that never sees a grammar need not wait.
 pub(crate) struct TokenTrie {
     vocabulary: Arc<Vocabulary>,
     env: OnceLock<Result<TokEnv, VocabularyError>>,
-    /// For each byte a token of the tree with just this byte; ids beyond the vocabulary are the tree's own.
+    /// A single-byte token for each byte; ids beyond the vocabulary exist only in the trie.
     byte_tokens: [u32; 256],
 }
 
@@ -36,17 +35,17 @@ impl TokenTrie {
         Self { vocabulary, env: OnceLock::new(), byte_tokens }
     }
 
-    /// All tokens that are part of the text, as a tree.
+    /// Returns the trie of all tokens that are text.
     pub(crate) fn env(&self) -> Result<&TokEnv, VocabularyError> {
         self.env.get_or_init(|| build(self)).as_ref().map_err(Clone::clone)
     }
 
-    /// How many words a mask over the vocabulary has, a bit for each token.
+    /// Number of words in a mask over the vocabulary, one bit per token.
     pub(crate) fn mask_words(&self) -> usize {
         self.vocabulary.size().div_ceil(u32::BITS) as usize
     }
 
-    /// A token of the tree that is this one byte; none for the byte that no UTF-8 has and that marks special tokens here.
+    /// Returns the trie's token for this single byte; `None` for the non-UTF-8 byte that marks special tokens.
     pub(crate) fn byte_token(&self, byte: u8) -> Option<u32> {
         (byte != MARK).then(|| self.byte_tokens[usize::from(byte)])
     }
@@ -60,7 +59,7 @@ impl Deref for TokenTrie {
     }
 }
 
-/// A token for each byte: the first of the vocabulary's, or one beyond its end.
+/// Picks a token for each byte: the first in the vocabulary, or a new one beyond its end.
 fn byte_tokens(vocabulary: &Vocabulary) -> [u32; 256] {
     let mut found = [INVALID_TOKEN; 256];
     for id in 0..vocabulary.size() {
@@ -93,7 +92,7 @@ fn build(vocabulary: &TokenTrie) -> Result<TokEnv, VocabularyError> {
             "has {nodes} bytes of tokens, more than the {NODES_MAX} that grammars can use"
         )));
     }
-    // What is known to go wrong is checked above; a panic here is one that is not known yet.
+    // Known failures are checked above; a panic here is an unknown one.
     let ends = vocabulary.end_of_turn();
     panic::catch_unwind(|| {
         let info = TokRxInfo::new(words.len() as u32, INVALID_TOKEN);
@@ -104,7 +103,7 @@ fn build(vocabulary: &TokenTrie) -> Result<TokEnv, VocabularyError> {
     .map_err(|_| VocabularyError::new("has tokens that cannot be made into a tree for grammars"))
 }
 
-/// The bytes of a token in the tree; empty if no grammar may have it.
+/// Returns the bytes of a token in the trie; empty if no grammar may use it.
 fn word(vocabulary: &Vocabulary, token: u32) -> Vec<u8> {
     let bytes = vocabulary.bytes(token);
     if bytes.is_empty() || bytes.len() > DEPTH_MAX {

@@ -1,4 +1,4 @@
-//! One model's tokenizer and template together.
+//! A model's tokenizer together with its chat template.
 
 use std::{sync::Arc, thread};
 
@@ -12,7 +12,7 @@ use pensieve_protocol::{
 
 use crate::{template::Template, tokens::Tokens};
 
-/// A model's tokenizer, and its template once that is read.
+/// A model's tokenizer, and its template once that has been read.
 #[derive(Debug)]
 pub struct Model {
     tokens: Tokens,
@@ -22,7 +22,7 @@ pub struct Model {
 
 impl Model {
     pub fn new(tokenizer: &Tokenizer) -> Result<Self, Failure> {
-        // Ids beyond the vocabulary can never come.
+        // Ids beyond the vocabulary never occur.
         let eos: Vec<u32> = tokenizer.eos.iter().copied().filter(|token| *token < tokenizer.vocabulary).collect();
         let vocabulary = Vocabulary::new(&tokenizer.json, tokenizer.vocabulary, &eos).map_err(|error| {
             Failure::new(FailureCode::Unsupported, format!("this model's texts cannot be read: {error}"))
@@ -30,7 +30,7 @@ impl Model {
         Ok(Self { tokens: Tokens::of(tokenizer)?, vocabulary: Arc::new(vocabulary), template: None })
     }
 
-    /// Reads all that a card has of both, on a stack as deep as that of a prompt process, and tells what is wrong with it.
+    /// Reads a card's tokenizer and template on a stack as deep as a prompt process's, and returns the first error.
     pub fn try_card(card: Card) -> Result<(), Failure> {
         let read = move || -> Result<(), Failure> {
             let mut model = Self::new(&Tokenizer::of(&card))?;
@@ -50,13 +50,14 @@ impl Model {
         &self.vocabulary
     }
 
-    /// Reads a template, and tells whether it tells the model of tools by itself.
+    /// Parses a chat template; returns true if the template renders tool definitions itself.
     pub fn read_template(&mut self, source: Option<&str>) -> Result<bool, Failure> {
         let template = Template::of(source, self.tokens.specials())?;
         Ok(self.template.insert(template).takes_tools())
     }
 
-    /// The tokens of a conversation up to where the model goes on. What is remembered of it serves those with the same salt.
+    /// Renders and tokenizes a conversation, up to where the model continues. Cached tokens are reused only under the
+    /// same salt.
     pub fn conversation(
         &self,
         conversation: &Conversation,

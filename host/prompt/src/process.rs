@@ -1,8 +1,8 @@
 //! The process around a model: questions and answers over its standard streams.
 //!
-//! One thread reads questions and ends the process as soon as the server has gone, whatever the other one does. The other
-//! one answers, on a stack that is deep enough for nested templates and grammars. A panic ends the process with a status of
-//! its own, as the memory limit and the end of the stack end it with a signal.
+//! One thread reads questions and ends the process as soon as the server is gone, whatever the other thread is doing.
+//! The other answers, on a stack deep enough for nested templates and grammars. A panic ends the process with a status
+//! code of its own; exceeding the memory limit or overflowing the stack ends it with a signal.
 
 use std::{
     fs::File,
@@ -23,12 +23,12 @@ use pensieve_protocol::{
 
 /// Answers questions from standard input on standard output until the server has gone.
 pub fn serve() -> io::Result<()> {
-    // Foreign code must not be able to fill the log; the server is told of a panic.
+    // Untrusted code must not be able to fill the log; the server learns of a panic from the exit status.
     panic::set_hook(Box::new(|_| {}));
     let mut output = File::from(io::stdout().as_fd().try_clone_to_owned()?);
     let mut input = io::stdin().lock();
     let Some(first) = read(&mut input)? else { return Ok(()) };
-    // The limit of a grammar process counts the whole stack, touched or not.
+    // A grammar process's memory limit counts the whole stack, touched or not.
     let stack = if is_of_clients(&first.message) { GRAMMAR_STACK_BYTES } else { STACK_BYTES };
     let (tell, told) = sync_channel(1);
     thread::Builder::new().name("prompt".to_owned()).stack_size(stack).spawn(move || {
@@ -45,7 +45,7 @@ pub fn serve() -> io::Result<()> {
     Ok(())
 }
 
-/// The programs that a process interprets: those of one checkpoint, or those of one client.
+/// The programs that a process interprets: those of one checkpoint or those of one client.
 enum Role {
     Unknown,
     Model(Box<Model>),

@@ -1,4 +1,4 @@
-//! A prompt as text: what a template makes, and what a tokenizer takes.
+//! A prompt as text: the template's output and the tokenizer's input.
 
 use std::ops::Range;
 
@@ -6,6 +6,6 @@ use std::ops::Range;
 pub(crate) struct Rendered {
     /// The text, as transformers would render it.
     pub text: String,
-    /// Where a client's words look like special tokens and are not; in order, apart.
+    /// Ranges in which a client's text looks like a special token but is not one; in order, disjoint.
     pub plain: Vec<Range<usize>>,
 }

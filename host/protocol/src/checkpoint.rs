@@ -1,4 +1,4 @@
-//! Reads a checkpoint's architecture name, which decides the plugins that are asked about it.
+//! Reads a checkpoint's architecture name, which decides which plugins are asked about it.
 //!
 //! Only child processes call this, as checkpoints are untrusted and the server opens no model file. It is all that the host
 //! knows about the formats; everything else is up to plugins.
@@ -14,7 +14,7 @@ use crate::outside::Outside;
 
 const NAME_BYTES_MAX: u64 = 512;
 const CONFIG_BYTES_MAX: u64 = 8 << 20;
-/// How far into a GGUF file to look for the name, which may come after the vocabulary.
+/// How far into a GGUF file to search for the name, which may come after the vocabulary.
 const HEADER_BYTES_MAX: u64 = 256 << 20;
 const ARRAYS_NESTED_MAX: u32 = 4;
 
@@ -183,7 +183,7 @@ fn wrong(what: &str) -> io::Error {
 mod tests {
     use super::*;
 
-    /// A header with these metadata, as keys and encoded values.
+    /// A header with these metadata, given as keys and encoded values.
     fn header(metadata: &[(&str, Vec<u8>)]) -> Vec<u8> {
         let mut bytes = b"GGUF\x03\0\0\0".to_vec();
         bytes.extend(7_u64.to_le_bytes());

@@ -1,9 +1,10 @@
 //! The files that make up a checkpoint or adapter, and the symbolic links among them that are followed.
 //!
-//! A checkpoint's folder is untrusted, and a link in it can point anywhere: a child that follows it could read the user's
-//! secrets. So links are followed only to regular files with names of the formats, inside the folder itself or among the
-//! `blobs` of the same repository in the hub's cache; any other link is refused before anything is opened. Resolved targets
-//! are returned, so that a fence built from them holds even if a link is replaced afterwards.
+//! A checkpoint's folder is untrusted, and a link in it can point anywhere: a child that follows it could read the
+//! user's secrets. So a link is followed only if it leads to a regular file whose name the formats use, inside the
+//! folder itself or among the `blobs` of the same repository in the hub's cache; any other link is refused before
+//! anything is opened. Resolved targets are returned, so that a fence built from them holds even if a link is replaced
+//! later.
 
 use std::{
     fs::{self, FileType},
@@ -40,14 +41,14 @@ const ENTRIES_MAX: usize = 4096;
 const PARTS_MAX: u32 = 1000;
 const LINK_CHARS_SHOWN: usize = 300;
 
-/// The paths that a child must be able to read: the folder and the targets of its links, or the file with its other parts. A
-/// missing source is returned unchanged; the reader reports the error.
+/// Lists the paths that a child must be able to read: the folder and the targets of its links, or the file with its
+/// other parts. A missing source is returned unchanged; the reader reports the error.
 pub fn readable(source: &Path) -> Result<Vec<PathBuf>, Failure> {
     let Ok(resolved) = source.canonicalize() else { return Ok(vec![source.to_path_buf()]) };
     if resolved.is_dir() { folder(source, &resolved) } else { file(source, &resolved) }
 }
 
-/// Names of all parts of a split GGUF file, given one of them; for any other file its own name.
+/// Returns the names of all parts of a split GGUF file, given one of them; for any other file, its own name.
 pub fn parts(name: &str) -> Vec<String> {
     match numbered(name) {
         Some((stem, _, count)) => (1..=count).map(|number| format!("{stem}-{number:05}-of-{count:05}.gguf")).collect(),
@@ -186,7 +187,7 @@ mod tests {
 
     const REVISION: &str = "hub/models--o--r/snapshots/main";
 
-    /// Folders as users and the hub's cache lay them out.
+    /// Folders laid out as by users and by the hub's cache.
     fn home() -> (tempfile::TempDir, PathBuf) {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().canonicalize().unwrap();

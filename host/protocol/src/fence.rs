@@ -1,5 +1,5 @@
-//! The fence (sandbox) around a child process: the files and resources that it may use. The server puts it down as a policy
-//! before it starts the child, and the child enters it before it opens anything untrusted.
+//! The fence (sandbox) around a child process: the files and resources that it may use. The server writes a policy
+//! before it starts the child, and the child enters the fence before it opens anything untrusted.
 //!
 //! Until it maps its first plugin or interprets its first template, a child runs only this program's code, so it can be
 //! trusted to restrict itself. The policy comes in an environment variable: the first frame arrives only after the child has
@@ -41,7 +41,7 @@ pub struct Policy {
     pub kind: Kind,
     /// Readable files and folders, besides the system's libraries.
     pub read: Vec<PathBuf>,
-    /// Folders that are writable, too.
+    /// Folders that are also writable.
     pub write: Vec<PathBuf>,
     /// Limit of private memory (RLIMIT_DATA); `None` for unlimited.
     pub data_bytes: Option<u64>,

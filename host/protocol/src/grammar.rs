@@ -17,7 +17,7 @@ pub struct Spec {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Reasoning {
-    /// The marker that opens it, recognised only at the start of the output; `None` if the prompt has opened it already.
+    /// The marker that opens it, recognized only at the start of the output; `None` if the prompt has opened it already.
     pub begin: Option<Marker>,
     pub end: Marker,
 }
@@ -50,7 +50,7 @@ pub enum Trigger {
     After(Marker),
 }
 
-/// A text or token that is recognised in the output.
+/// A text or token that is recognized in the output.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Marker {
@@ -65,7 +65,7 @@ pub enum Marker {
 pub enum Then {
     #[default]
     Stop,
-    /// The output is unconstrained again, and triggers are recognised again.
+    /// The output is unconstrained again, and triggers are recognized again.
     Resume,
 }
 

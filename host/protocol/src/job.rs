@@ -85,8 +85,8 @@ pub enum Event {
 pub struct Tokens {
     /// All new tokens, including one that ends the generation.
     pub ids: Vec<u32>,
-    /// Output bytes that are final. They lag behind the ids while they may be the beginning of a stop string; special tokens
-    /// have none.
+    /// Output bytes that are final. They lag behind the ids while they may be the start of a stop string; special
+    /// tokens have none.
     pub bytes: Vec<u8>,
     /// One per id, if the job asked for them.
     pub logprobs: Vec<TokenLogprobs>,

@@ -15,6 +15,7 @@ pub mod manifest;
 pub mod outside;
 pub mod path_policy;
 pub mod prompt;
+pub mod quarantine;
 pub mod questions;
 pub mod refusal;
 pub mod share;

@@ -5,7 +5,7 @@
 
 use std::{borrow::Cow, fmt, path::Path};
 
-/// Default limit of characters: enough for a sentence.
+/// Default limit in characters: enough for a sentence.
 const CHARS_MAX: usize = 400;
 
 /// Untrusted text whose `Display` is escaped, bounded and on one line.

@@ -1,9 +1,9 @@
 //! Questions to a prompt process and its answers. Both are frames of `wire`, with one answer per question, in order.
 //!
-//! There are two kinds, and the first question decides which one a process is. A model's prompt process is controlled by the
-//! checkpoint that it interprets, so it serves one model only: the first question brings the tokenizer, and if that
-//! compromises the process, no other model is affected. A grammar process interprets programs that a client sent: grammars and
-//! the formats of custom tools. It has no model and serves one request.
+//! There are two kinds, and the first question decides which one a process is. A model's prompt process is controlled
+//! by the checkpoint that it interprets, so it serves one model only: the first question carries the tokenizer, and if
+//! that compromises the process, no other model is affected. A grammar process interprets programs that a client sent:
+//! grammars and the formats of custom tools. It has no model and serves one request.
 
 use serde::{Deserialize, Serialize};
 
@@ -27,8 +27,8 @@ pub const GRAMMAR_STACK_BYTES: usize = 256 << 20;
 /// The longest regular expression that a format is converted to.
 pub const EXPRESSION_BYTES_MAX: usize = 16 << 10;
 
-/// A question or answer with a number that pairs them, so that a stray frame of a broken process is never taken for the answer
-/// to another question.
+/// A question or answer with the number that pairs them, so that a stray frame of a broken process is never taken for
+/// the answer to another question.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Numbered<T> {
     pub number: u64,

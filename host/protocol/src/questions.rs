@@ -1,7 +1,7 @@
 //! Answers of short-lived child processes to the server: one line of JSON.
 //!
-//! A plugin or checkpoint may crash, hang or compromise the process that opens it, so the server never does. It starts this
-//! program with a subcommand that answers with one of these and ends.
+//! A plugin or checkpoint may crash, hang or compromise the process that opens it, so the server never opens one. It
+//! runs this program with a subcommand that prints one of these and exits.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,4 +1,4 @@
-//! Why a plugin, checkpoint or address was refused: a word for programs, a sentence for people, and what to do about it.
+//! Why a plugin, checkpoint or address was refused: a word for programs, a sentence for people, and a remedy.
 //!
 //! Refusals come from the server's own checks and, as JSON, from the children that inspect plugins and checkpoints. A child
 //! that ran plugin code is not trusted: its text is bounded and escaped before it is shown.
@@ -17,7 +17,7 @@ macro_rules! kinds {
         #[serde(from = "String", into = "String")]
         pub enum RefusalKind {
             $($name,)*
-            /// A word that this server does not know: a child has run foreign code, which may have written it.
+            /// A word that this server does not know, possibly written by untrusted code in a child.
             Other(String),
         }
 
@@ -64,6 +64,7 @@ kinds! {
     OtherContract = "other-contract",
     OtherLayout = "other-layout",
     OtherPlatform = "other-platform",
+    Quarantined = "quarantined",
     RefusedBySystem = "refused-by-system",
     Signal = "signal",
     Taken = "taken",

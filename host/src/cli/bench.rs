@@ -5,7 +5,7 @@
 //! numerical accuracy instead.
 
 mod devices;
-mod figures;
+pub(super) mod figures;
 mod quality;
 
 use clap::Args;

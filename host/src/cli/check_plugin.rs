@@ -102,7 +102,10 @@ impl Check {
             Ok(Checked::Refusal(refusal)) => {
                 Err(CliError::new(exit_of(&refusal), format!("plugin '{name}' {}", refusal.cleaned())))
             }
-            Err(error) => Err(CliError::new(Exit::Failed, format!("plugin '{name}' {error}"))),
+            Err(error) => {
+                let help = error.signature_help(&self.file).map(|help| format!("; {help}")).unwrap_or_default();
+                Err(CliError::new(Exit::Failed, format!("plugin '{name}' {error}{help}")))
+            }
         }
     }
 

@@ -4,6 +4,7 @@ use clap::Args;
 use std::{
     collections::HashSet,
     env,
+    ffi::OsString,
     path::{Path, PathBuf},
 };
 
@@ -63,6 +64,20 @@ impl CommonArgs {
     pub(super) fn each_device(&self) -> Vec<Self> {
         let Some(devices) = &self.device else { return vec![self.clone()] };
         devices.split(',').map(|device| Self { device: Some(device.trim().to_owned()), ..self.clone() }).collect()
+    }
+
+    /// The device that these flags ask for; `auto` if none.
+    pub(super) fn device(&self) -> &str {
+        self.device.as_deref().unwrap_or("auto")
+    }
+
+    /// These flags as a child process takes them.
+    pub(super) fn arguments(&self) -> Vec<OsString> {
+        let Self { config, plugins, device } = self;
+        let config = config.iter().map(|file| ("--config", file.into()));
+        let plugins = plugins.iter().map(|folder| ("--plugins", folder.into()));
+        let device = device.iter().map(|device| ("--device", device.into()));
+        config.chain(plugins).chain(device).flat_map(|(flag, value): (&str, OsString)| [flag.into(), value]).collect()
     }
 
     /// Applies the file, then the variables, then these flags and `models`, which are pairs of id and source.

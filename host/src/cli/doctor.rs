@@ -11,6 +11,7 @@ use std::{
 use super::{
     common_args::{CommonArgs, ResolvedConfig},
     error::{CliError, CliResult, Exit},
+    report,
 };
 use crate::config::{Config, Model, Source, units};
 use pensieve_protocol::{
@@ -29,8 +30,20 @@ const FOLDER_ENTRIES_MAX: usize = 100_000;
 ///
 /// Checks configuration, plugins, devices, memory, port and caches, and has a model generate one token. The exit code is 1 if
 /// something is broken.
+///
+/// With --report it measures devices, kernels, laws and speed instead, for people who have no such machine.
 #[derive(Args)]
 pub(super) struct Doctor {
+    /// Measure what only this machine can tell, and write it to FILE: JSON without personal data, readable before it is sent.
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+    /// The model that the report measures: a configured model's id, a .gguf file, a folder, hf:OWNER/REPO[/FILE], or
+    /// 'starter' [default: the first that is configured, else the starter].
+    #[arg(long, value_name = "SOURCE", requires = "report")]
+    model: Option<String>,
+    /// Small sizes; a second instead of a minute without work, and five seconds of answers instead of ten minutes.
+    #[arg(long, requires = "report")]
+    quick: bool,
     #[command(flatten)]
     common: CommonArgs,
 }
@@ -63,6 +76,9 @@ impl Findings {
 
 impl Doctor {
     pub(super) fn run(self) -> CliResult {
+        if let Some(file) = &self.report {
+            return report::write(&self.common, self.model.as_deref(), file, self.quick);
+        }
         let mut findings = Findings::default();
         program(&mut findings);
         devices(&mut findings);

@@ -17,6 +17,7 @@ use super::{
     laws::RunLaws,
     quality::RunQuality,
     reply::{self, Reply},
+    report::RunSection,
 };
 use pensieve_protocol::{
     checkpoint::CheckpointName,
@@ -51,6 +52,8 @@ pub(super) enum Probe {
     Laws(RunLaws),
     /// How far is the model from its own weights in f32?
     Quality(RunQuality),
+    /// What does a section of a report have?
+    Section(RunSection),
 }
 
 impl Probe {
@@ -63,6 +66,7 @@ impl Probe {
             Self::Fence => answer(pensieve_worker::fence::entered),
             Self::Laws(trial) => trial.run(),
             Self::Quality(measurement) => measurement.run(),
+            Self::Section(section) => section.run(),
         }
     }
 }

@@ -15,7 +15,7 @@ use pensieve_worker::process;
 pub(super) struct Worker {
     /// The inherited socket's number.
     #[arg(long, value_name = "FD", value_parser = clap::value_parser!(RawFd).range(3..))]
-    socket: RawFd,
+    pub(super) socket: RawFd,
 }
 
 impl Worker {

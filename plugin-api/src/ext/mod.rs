@@ -9,6 +9,7 @@
 //! it is settled it is offered as `media/1`.
 
 pub mod concurrent_stages;
+pub mod diagnostics;
 pub mod kv_transfer;
 pub mod merge;
 pub mod sequence_state;

@@ -1,7 +1,7 @@
-//! Command R7B and Command A (Cohere2): parallel attention and feed-forward block behind one norm; layers with windows have
-//! interleaved RoPE, and every fourth layer has full attention without position encoding.
+//! Command R7B and Command A (Cohere2): attention and feed-forward block in parallel after one norm; sliding-window
+//! layers have interleaved RoPE, and every fourth layer has full attention without position encoding.
 //!
-//! Reference: `modeling_cohere2.py` in Hugging Face transformers; layers carry the names that they have in its checkpoints.
+//! Reference: `modeling_cohere2.py` in Hugging Face transformers; layers are named as in its checkpoints.
 
 use pensieve_sdk::{
     Plugin, Result, export,
@@ -23,7 +23,7 @@ struct Config {
     rope: RopeConfig,
 }
 
-/// Grouped-query attention, with RoPE in layers with a window.
+/// Grouped-query attention, with RoPE in sliding-window layers.
 struct SelfAttention {
     qkv_proj: Qkv,
     o_proj: Linear,
@@ -105,7 +105,7 @@ impl Decoder for Cohere2 {
             ("sliding_window", 4096.into()),
             ("max_position_embeddings", 8192.into()),
         ])?;
-        // GGUF has one key for logit scales, by which Granite divides and Command multiplies.
+        // GGUF has a single key for logit scales; Granite divides by it and Command multiplies.
         let scale = if checkpoint.format() == Format::Gguf { "logits_scaling" } else { "logit_scale" };
         Ok(Config {
             layer_norm_eps: config.f64_or("layer_norm_eps", 1e-5)?,

@@ -13,7 +13,7 @@ pub struct Config {
     pub qk_nope_head_dim: usize,
     pub qk_rope_head_dim: usize,
     pub v_head_dim: usize,
-    /// Scale of the scores, YaRN's correction included.
+    /// Scale of the scores, including YaRN's correction.
     pub scale: f64,
     /// True for each dense layer.
     pub dense: Vec<bool>,
@@ -22,7 +22,7 @@ pub struct Config {
     pub rope: RopeConfig,
 }
 
-/// Sizes of a mixture, and its router's settings.
+/// Sizes of a mixture and settings of its router.
 pub struct Moe {
     pub n_routed_experts: usize,
     pub n_shared_experts: usize,
@@ -73,7 +73,7 @@ impl Config {
     }
 }
 
-/// YaRN's correction of the scale of scores (`mscale_all_dim`).
+/// YaRN's correction to the scale of the scores (`mscale_all_dim`).
 fn stretch(config: &Settings) -> f64 {
     match (rope_number(config, "mscale_all_dim"), rope_number(config, "factor")) {
         (Some(mscale), Some(factor)) if factor > 1.0 => (0.1 * mscale * factor.ln() + 1.0).powi(2),
@@ -81,13 +81,13 @@ fn stretch(config: &Settings) -> f64 {
     }
 }
 
-/// A number among the parameters of RoPE.
+/// Reads a number from the RoPE parameters.
 fn rope_number(config: &Settings, key: &str) -> Option<f64> {
     let places = ["/rope_parameters/", "/rope_scaling/"];
     places.iter().find_map(|place| config.value().pointer(&format!("{place}{key}"))?.as_f64())
 }
 
-/// The dense layers: by name, or the first ones; in GGUF files those without a router.
+/// Which layers are dense: by name, or the first ones; in GGUF files, those without a router.
 fn dense(checkpoint: &Checkpoint, config: &Settings, layers: usize) -> Result<Vec<bool>> {
     if checkpoint.format() == Format::Gguf {
         let has_router = |layer| checkpoint.weights().contains(&format!("model.layers.{layer}.mlp.gate.weight"));
@@ -114,10 +114,10 @@ fn moe(config: &Settings, is_gguf: bool, is_v2: bool) -> Result<Moe> {
     })
 }
 
-/// The groups of group-limited routing.
+/// Reads the groups of group-limited routing.
 fn groups(config: &Settings, is_gguf: bool, is_v2: bool) -> Result<Option<Groups>> {
     let (count, kept) = (config.usize_or("n_group", 1)?, config.usize_or("topk_group", 1)?);
-    // GGUF has no key for `topk_method`; it gives a number of groups only if routing uses them.
+    // GGUF has no key for `topk_method`; it gives the number of groups only if routing uses groups.
     let is_greedy = is_v2 && config.str_or("topk_method", if is_gguf { "" } else { "greedy" })? == "greedy";
     Ok((!is_greedy && count > 1).then_some(Groups { count, kept, compared: if is_v2 { 1 } else { 2 } }))
 }

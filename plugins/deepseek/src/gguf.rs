@@ -1,4 +1,4 @@
-//! Names in DeepSeek's GGUF files, and settings that they leave to their readers: the sizes of the latent attention.
+//! Names in DeepSeek's GGUF files, and settings that they omit: the sizes of the latent attention.
 
 use pensieve_sdk::{
     Result,
@@ -24,8 +24,8 @@ pub fn family() -> GgufFamily {
     GgufFamily { names: NAMES, rope: GgufRope::Interleaved, complete, ..GgufFamily::default() }
 }
 
-/// Files give keys and values as the latent that they are computed from, beside the sizes that they have; older ones only the
-/// latter.
+/// Files give the sizes of the latent, in addition to those of the keys and values computed from it; older ones give
+/// only the latter.
 fn complete(config: &mut GgufConfig<'_>) -> Result<()> {
     let size = |config: &GgufConfig<'_>, key: &str| -> Result<Option<u64>> {
         Ok(config.integers(key)?.and_then(|size| size.as_u64()))
@@ -47,15 +47,15 @@ fn complete(config: &mut GgufConfig<'_>) -> Result<()> {
         config.set("v_head_dim", value);
     }
     config.remove("head_dim");
-    // Only models with sigmoid scores have a correction, so its tensor tells them apart.
+    // Only models with sigmoid scores have a correction, so its tensor identifies them.
     let is_corrected = config.weights().names().any(|name| name.contains("e_score_correction"));
     let is_sigmoid = size(config, "expert_gating_func")?.map_or(is_corrected, |function| function == 2);
     config.set("scoring_func", if is_sigmoid { "sigmoid" } else { "softmax" });
     let multiplier = config.number("rope.scaling.yarn_log_multiplier")?.filter(|multiplier| *multiplier != 0.0);
     if let Some(rope) = config.rope() {
-        // The rotated part of a head has a projection of its own, all of whose values are rotated.
+        // The rotated part of a head has its own projection, all of whose values are rotated.
         rope.remove("partial_rotary_factor");
-        // Files give a tenth of `mscale_all_dim`; `mscale`, which GGUF omits, equals it in every published model.
+        // Files store a tenth of `mscale_all_dim`; `mscale`, which GGUF omits, equals it in every published model.
         if let Some(all) = multiplier.map(|multiplier| 10.0 * multiplier) {
             rope.extend(["mscale", "mscale_all_dim"].map(|name| (name.to_owned(), all.into())));
         }

@@ -1,8 +1,8 @@
-//! DeepSeek-V2 (arXiv 2405.04434) and V3 (2412.19437), and GLM-4.7-Flash: multi-head latent attention, which caches one latent per
-//! token for the keys and values of all heads, and mixtures with shared experts.
+//! DeepSeek-V2 (arXiv 2405.04434) and V3 (2412.19437), and GLM-4.7-Flash: multi-head latent attention, which caches one
+//! latent per token for the keys and values of all heads, and mixtures with shared experts.
 //!
 //! Reference: `modeling_deepseek_v2.py`, `modeling_deepseek_v3.py` and `modeling_glm4_moe_lite.py` in Hugging Face
-//! transformers; layers carry the names that they have in its checkpoints. What turns a latent into keys and values is
+//! transformers; layers are named as in its checkpoints. The up-projections from latents to keys and values are
 //! absorbed into queries and outputs (2405.04434, section 2.1.2), so adapters on `kv_b_proj` are refused.
 
 mod config;
@@ -21,7 +21,7 @@ use config::Config;
 
 export!(Plugin::new("deepseek", "DeepSeek-V2 and V3, GLM-4.7-Flash").architecture(Paged::<DeepSeek>::architecture()));
 
-/// Epsilon of the latents' norms, which configurations do not have.
+/// Epsilon of the latents' norms, which configurations do not contain.
 const LATENT_EPS: f64 = 1e-6;
 
 /// The projection of queries, direct or low-rank.
@@ -58,7 +58,7 @@ impl LatentAttention {
             },
             None => Queries::Direct(loader.linear("q_proj", width, of_queries)?),
         };
-        // GGUF files have the two parts as separate tensors, that of the keys transposed.
+        // GGUF files have the two parts as separate tensors, with the keys' part transposed.
         let (absorb_k, absorb_v) = if loader.has("k_b_proj.weight") {
             let keys = loader.dense("k_b_proj.weight", &[heads, rank, nope])?;
             (keys.transpose(1, 2)?, loader.dense("v_b_proj.weight", &[heads, value, rank])?)

@@ -1,8 +1,8 @@
-//! ERNIE 4.5 (Baidu), dense and as mixtures of experts: Llama with interleaved RoPE; routing adds a correction to the scores, and
-//! there are shared experts.
+//! ERNIE 4.5 (Baidu), dense and as mixtures of experts: Llama with interleaved RoPE, a correction added to router
+//! scores, and shared experts.
 //!
-//! Reference: `modeling_ernie4_5.py` and `modeling_ernie4_5_moe.py` in Hugging Face transformers; layers carry the names that they
-//! have in its checkpoints.
+//! Reference: `modeling_ernie4_5.py` and `modeling_ernie4_5_moe.py` in Hugging Face transformers; layers are named as
+//! in its checkpoints.
 
 use pensieve_sdk::{
     Plugin, Result, export,
@@ -21,7 +21,7 @@ struct Config {
     rope: RopeConfig,
 }
 
-/// Sizes of a mixture, and its router's settings.
+/// Sizes of a mixture and settings of its router.
 struct Moe {
     num_experts: usize,
     top_k: usize,
@@ -105,7 +105,7 @@ struct Ernie {
     rope: Rope,
 }
 
-/// GGUF's tensor names and transformers'.
+/// GGUF tensor names and transformers' names.
 const GGUF_NAMES: Names = &[
     ("ffn_gate_shexp", "mlp.shared_experts.gate_proj"),
     ("ffn_up_shexp", "mlp.shared_experts.up_proj"),

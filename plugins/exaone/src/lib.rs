@@ -1,7 +1,7 @@
-//! EXAONE 4 (LG, arXiv 2507.11407): norms after each block instead of before, and on each head's queries and keys. In models with
-//! sliding windows, the layers with full attention have no RoPE.
+//! EXAONE 4 (LG, arXiv 2507.11407): norms after each block instead of before, and norms of each head's queries and
+//! keys. In models with sliding windows, full-attention layers have no RoPE.
 //!
-//! Reference: `modeling_exaone4.py` in Hugging Face transformers; layers carry the names that they have in its checkpoints.
+//! Reference: `modeling_exaone4.py` in Hugging Face transformers; layers are named as in its checkpoints.
 
 use pensieve_sdk::{
     Plugin, Result, export,
@@ -21,7 +21,8 @@ struct Config {
     rope: RopeConfig,
 }
 
-/// Grouped-query attention with normalised queries and keys; RoPE in layers with a window, or in all if none has one.
+/// Grouped-query attention with normalized queries and keys; RoPE in sliding-window layers, or in all if there are
+/// none.
 struct SelfAttention {
     qkv_proj: Qkv,
     o_proj: Linear,
@@ -84,11 +85,11 @@ struct Exaone4 {
     rope: Rope,
 }
 
-/// GGUF's tensor names and transformers'.
+/// GGUF tensor names and transformers' names.
 const GGUF_NAMES: Names =
     &[("post_attention_norm", "post_attention_layernorm"), ("post_ffw_norm", "post_feedforward_layernorm")];
 
-/// Models with windows have them in three layers of four.
+/// Models with sliding windows have them in three layers out of four.
 fn complete(config: &mut GgufConfig<'_>) -> Result<()> {
     if config.get("sliding_window").is_some() { config.windows(4) } else { Ok(()) }
 }

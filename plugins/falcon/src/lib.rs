@@ -1,7 +1,7 @@
-//! Falcon-H1 (arXiv 2507.22448): in every layer grouped-query attention and a Mamba-2 mixer run in parallel behind one norm, and their
-//! outputs are summed. A dozen multipliers (µP) scale activations.
+//! Falcon-H1 (arXiv 2507.22448): in every layer, grouped-query attention and a Mamba-2 mixer run in parallel after one
+//! norm, and their outputs are added. A dozen multipliers (µP) scale activations.
 //!
-//! Reference: `modeling_falcon_h1.py` in Hugging Face transformers; layers carry the names that they have in its checkpoints. Files in
+//! Reference: `modeling_falcon_h1.py` in Hugging Face transformers; layers are named as in its checkpoints. Files in
 //! GGUF have the multipliers within their weights.
 
 use pensieve_sdk::{
@@ -22,7 +22,7 @@ struct Config {
     multipliers: Multipliers,
 }
 
-/// Multipliers of activations, under the names of the configuration.
+/// Activation multipliers, named as in the configuration.
 #[derive(Clone, Copy)]
 struct Multipliers {
     embedding: f64,
@@ -32,9 +32,9 @@ struct Multipliers {
     attention_out: f64,
     ssm_in: f64,
     ssm_out: f64,
-    /// Factors of the mixer's gate, `x`, `B`, `C` and `dt`.
+    /// For the mixer's gate, `x`, `B`, `C` and `dt`.
     ssm: [f64; 5],
-    /// Factors of a feed-forward block's gate and of its output.
+    /// For a feed-forward block's gate and its output.
     mlp: [f64; 2],
 }
 
@@ -141,7 +141,7 @@ struct FalconH1 {
     multipliers: Multipliers,
 }
 
-/// GGUF's tensor names and transformers'.
+/// GGUF tensor names and transformers' names.
 const GGUF_NAMES: Names = &[
     ("output_norm", "model.final_layernorm"),
     ("ffn_norm", "pre_ff_layernorm"),
@@ -220,7 +220,7 @@ impl Decoder for FalconH1 {
     }
 }
 
-/// The norm after the recurrence, if there is one: by the configuration, or in GGUF files by the tensors.
+/// The norm after the recurrence, if any: from the configuration, or in GGUF files from the tensors.
 fn norm(checkpoint: &Checkpoint, config: &Settings) -> Result<GatedNorm> {
     if checkpoint.format() == Format::Gguf {
         let is_there = checkpoint.weights().contains("model.layers.0.mamba.norm.weight");
@@ -249,7 +249,7 @@ fn multipliers(config: &Settings) -> Result<Multipliers> {
     })
 }
 
-/// The `N` multipliers of this key; all 1 if it is absent.
+/// The `N` multipliers under this key; all 1 if absent.
 fn list<const N: usize>(config: &Settings, key: &str) -> Result<[f64; N]> {
     let Some(given) = config.value().get(key).filter(|value| !value.is_null()) else { return Ok([1.0; N]) };
     let wrong = || Error::corrupt(format!("the configuration's '{key}' is no list of {N} numbers"));

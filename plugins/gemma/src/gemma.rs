@@ -1,9 +1,9 @@
-//! Gemma 2 (arXiv 2408.00118) and Gemma 3 (2503.19786): norms before and after each block, sliding windows in most layers,
-//! embeddings scaled by `√hidden_size`. Gemma 2 has softcaps on scores and logits, Gemma 3 norms on queries and keys and a RoPE
-//! base of its own for layers with windows.
+//! Gemma 2 (arXiv 2408.00118) and Gemma 3 (2503.19786): norms before and after each block, sliding windows in most
+//! layers, embeddings scaled by `√hidden_size`. Gemma 2 has softcaps on scores and logits; Gemma 3 has norms of queries
+//! and keys, and a separate RoPE base for sliding-window layers.
 //!
-//! Reference: `modeling_gemma2.py` and `modeling_gemma3.py` in Hugging Face transformers; layers carry the names that they have
-//! in its checkpoints. Of checkpoints that also see, the text model is loaded.
+//! Reference: `modeling_gemma2.py` and `modeling_gemma3.py` in Hugging Face transformers; layers are named as in its
+//! checkpoints. From multimodal checkpoints only the text model is loaded.
 
 use pensieve_sdk::{
     Result,
@@ -21,7 +21,7 @@ pub struct Config {
     query_pre_attn_scalar: f64,
     attn_logit_softcapping: Option<f64>,
     final_logit_softcapping: Option<f64>,
-    /// Each layer's sliding window in tokens; `None` for full attention, which has RoPE frequencies of its own.
+    /// Each layer's sliding window in tokens; `None` for full attention, which has its own RoPE frequencies.
     windows: Vec<Option<usize>>,
     rope: RopeConfig,
     rope_local: RopeConfig,
@@ -33,7 +33,8 @@ fn norm(loader: &Loader<'_>, name: &str, width: usize, eps: f64) -> Result<RmsNo
     if loader.format() == Format::Gguf { Ok(norm) } else { norm.plus(1.0) }
 }
 
-/// Grouped-query attention within a window in most layers; from Gemma 3 on, with norms over the heads of queries and keys.
+/// Grouped-query attention, within a window in most layers; from Gemma 3 on, with norms over the heads of queries and
+/// keys.
 struct SelfAttention {
     qkv_proj: Qkv,
     o_proj: Linear,
@@ -99,7 +100,7 @@ pub struct Gemma {
     model: CausalLm<Block>,
     rope: Rope,
     rope_local: Rope,
-    /// `√hidden_size`, the factor of embeddings.
+    /// `√hidden_size`, the scale of embeddings.
     embed_scale: f64,
     final_logit_softcapping: Option<f64>,
 }
@@ -174,7 +175,7 @@ impl Decoder for Gemma {
     }
 }
 
-/// Adds the defaults of transformers' classes; some of Gemma 3's configurations omit nearly everything.
+/// Adds the defaults of transformers' classes; some Gemma 3 configurations omit nearly everything.
 fn with_defaults(config: &Settings, is_gemma3: bool) -> Result<Settings> {
     let layers = config.usize_or("num_hidden_layers", 26)?;
     let pattern = config.usize_or("sliding_window_pattern", if is_gemma3 { 6 } else { 2 })?.max(1);

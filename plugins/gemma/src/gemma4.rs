@@ -1,9 +1,9 @@
-//! Gemma 4: layers with windows and layers with full attention have different head sizes, and in the latter keys may serve as values;
-//! scores are not scaled, as queries, keys and values are normalised; the last layers share the caches of earlier ones. Small
-//! models have per-layer embeddings, large ones experts.
+//! Gemma 4: sliding-window and full-attention layers have different head sizes, and in the latter keys may serve as
+//! values; scores are not scaled, as queries, keys and values are normalized; the last layers share the caches of
+//! earlier ones. Small models have per-layer embeddings, large ones experts.
 //!
-//! Reference: `modeling_gemma4.py` in Hugging Face transformers; layers carry the names that they have in its checkpoints. Of
-//! checkpoints that also see or hear, the text model is loaded.
+//! Reference: `modeling_gemma4.py` in Hugging Face transformers; layers are named as in its checkpoints. From
+//! multimodal checkpoints only the text model is loaded.
 
 mod config;
 mod experts;
@@ -24,7 +24,7 @@ use config::Layer;
 use experts::MixtureOfExperts;
 use per_layer::{PerLayerInput, PerLayerInputs};
 
-/// A number that is stored as a tensor, in some checkpoints as `….weight`; 1 if there is none.
+/// Reads a scalar stored as a tensor, in some checkpoints as `….weight`; 1 if absent.
 fn scalar(loader: &Loader<'_>, name: &str) -> Result<f64> {
     let names = [name.to_owned(), format!("{name}.weight")];
     let Some(name) = names.iter().find(|name| loader.has(name)) else { return Ok(1.0) };
@@ -36,7 +36,7 @@ fn scalar(loader: &Loader<'_>, name: &str) -> Result<f64> {
 struct SelfAttention {
     q_proj: Linear,
     q_norm: RmsNorm,
-    /// In layers with a cache of their own.
+    /// `None` in layers that share a cache.
     kv: Option<KeysAndValues>,
     o_proj: Linear,
     attention: Attention,
@@ -139,7 +139,7 @@ impl Block {
 
 pub struct Gemma4 {
     model: CausalLm<Block>,
-    /// `√hidden_size`, the factor of embeddings.
+    /// `√hidden_size`, the scale of embeddings.
     embed_scale: f64,
     per_layer_inputs: Option<PerLayerInputs>,
     final_logit_softcapping: Option<f64>,

@@ -1,11 +1,11 @@
-//! Settings that Gemma's GGUF files leave to their readers: the pattern of layers with windows, and what follows from it.
+//! Settings that Gemma's GGUF files omit: the pattern of sliding-window layers, and settings that depend on it.
 
 use pensieve_sdk::{
     Result,
     weights::{GgufConfig, GgufFamily, Names},
 };
 
-/// RoPE's base in layers with windows.
+/// RoPE base in sliding-window layers.
 const LOCAL_BASE: f64 = 10_000.0;
 
 /// Norms of Gemma 2 and 3.
@@ -65,7 +65,7 @@ fn complete(config: &mut GgufConfig<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Layers with full attention have other head sizes than those with windows.
+/// Full-attention layers have different head sizes from sliding-window layers.
 fn complete4(config: &mut GgufConfig<'_>) -> Result<()> {
     config.windows(6)?;
     let types = config.get("layer_types").and_then(|types| types.as_array());

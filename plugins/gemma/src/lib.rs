@@ -1,4 +1,4 @@
-//! Google's Gemma, which is two architectures: `gemma`, Gemma 2 and 3, and `gemma4`.
+//! Google's Gemma, as two architectures: `gemma` for Gemma 2 and 3, and `gemma4`.
 
 mod gemma;
 mod gemma4;

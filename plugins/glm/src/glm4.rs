@@ -1,7 +1,7 @@
-//! GLM-4-0414 and GLM-Z1 (arXiv 2406.12793): Llama with norms before and after each block, biases on queries, keys and values,
-//! and RoPE on half of each head, interleaved.
+//! GLM-4-0414 and GLM-Z1 (arXiv 2406.12793): Llama with norms before and after each block, biases on queries, keys and
+//! values, and RoPE on half of each head, interleaved.
 //!
-//! Reference: `modeling_glm4.py` in Hugging Face transformers; layers carry the names that they have in its checkpoints.
+//! Reference: `modeling_glm4.py` in Hugging Face transformers; layers are named as in its checkpoints.
 
 use pensieve_sdk::{
     Result,
@@ -77,7 +77,7 @@ pub struct Glm4 {
     rope: Rope,
 }
 
-/// GGUF's tensor names and transformers'.
+/// GGUF tensor names and transformers' names.
 const GGUF_NAMES: Names = &[
     ("ffn_up", "mlp.gate_up_proj"),
     ("post_attention_norm", "post_self_attn_layernorm"),
@@ -104,12 +104,12 @@ impl Decoder for Glm4 {
             max_position_embeddings: config.usize_or("max_position_embeddings", 131_072)?,
             ..Sizes::read(&config)?
         };
-        // Of models that also see, llama.cpp's converter turns rows so that halves rotate.
+        // For vision-language models, llama.cpp's converter permutes rows to NeoX order.
         let is_turned =
             checkpoint.format() == Format::Gguf && config.value().pointer("/rope_parameters/mrope_section").is_some();
         let style = if is_turned { RopeStyle::NeoX } else { RopeStyle::Interleaved };
         let rope = RopeConfig { style, ..config.rope()? };
-        // Checkpoints of this class rotate half of a head, even if the configuration does not say so.
+        // Checkpoints of this class rotate half of each head even if the configuration does not say so.
         let is_given = config.value().pointer("/rope_parameters/partial_rotary_factor").is_some();
         let partial_rotary_factor = if is_given { rope.partial_rotary_factor } else { 0.5 };
         Ok(Config { sizes, rope: RopeConfig { partial_rotary_factor, ..rope } })

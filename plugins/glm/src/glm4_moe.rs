@@ -1,8 +1,8 @@
-//! GLM-4.5 to GLM-4.7 and their Air models (arXiv 2508.06471): RoPE on half of each head, and after the first dense layers many
-//! experts, routed by sigmoid scores with a correction, beside a shared one.
+//! GLM-4.5 to GLM-4.7 and their Air models (arXiv 2508.06471): RoPE on half of each head, and after a few dense layers
+//! many experts, routed by sigmoid scores with a correction, plus a shared expert.
 //!
-//! Reference: `modeling_glm4_moe.py` in Hugging Face transformers; layers carry the names that they have in its checkpoints. Layers
-//! that foretell several tokens come last, and are left out.
+//! Reference: `modeling_glm4_moe.py` in Hugging Face transformers; layers are named as in its checkpoints. Multi-token
+//! prediction layers, which come last, are not loaded.
 
 use pensieve_sdk::{
     Result,
@@ -15,7 +15,7 @@ use pensieve_sdk::{
 
 pub struct Config {
     sizes: Sizes,
-    /// Number of dense layers, before those with experts.
+    /// Number of dense layers before those with experts.
     first_k_dense_replace: usize,
     n_routed_experts: usize,
     n_shared_experts: usize,
@@ -54,7 +54,7 @@ impl SelfAttention {
     }
 }
 
-/// The feed-forward block of a layer: dense in the first ones, then routed experts beside a shared one.
+/// The feed-forward block of a layer: dense in the first layers, then routed experts plus a shared one.
 fn mlp(loader: &Loader<'_>, config: &Config, layer: usize) -> Result<FeedForward> {
     let Sizes { hidden_size, intermediate_size, hidden_act, .. } = config.sizes;
     if layer < config.first_k_dense_replace {
@@ -108,7 +108,7 @@ pub struct Glm4Moe {
     rope: Rope,
 }
 
-/// GGUF's tensor names and transformers'.
+/// GGUF tensor names and transformers' names.
 const GGUF_NAMES: Names = &[
     ("post_attention_norm", "post_attention_layernorm"),
     ("ffn_gate_shexp", "mlp.shared_experts.gate_proj"),

@@ -1,4 +1,4 @@
-//! Z.ai's GLM, which is two architectures: `glm4`, dense, and `glm4_moe`, GLM-4.5 to 4.7 with experts.
+//! Z.ai's GLM, as two architectures: `glm4` for the dense models, and `glm4_moe` for GLM-4.5 to 4.7 with experts.
 
 mod glm4;
 mod glm4_moe;

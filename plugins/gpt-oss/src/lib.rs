@@ -1,8 +1,8 @@
-//! gpt-oss 20B and 120B (arXiv 2508.10925): experts with biases and a clamped SwiGLU, sliding windows in every other layer, and
-//! attention sinks.
+//! gpt-oss 20B and 120B (arXiv 2508.10925): experts with biases and a clamped SwiGLU, sliding windows in every other
+//! layer, and attention sinks.
 //!
-//! Reference: `modeling_gpt_oss.py` in Hugging Face transformers; layers carry the names that they have in its checkpoints. GGUF
-//! files have the experts in MXFP4, as they were trained.
+//! Reference: `modeling_gpt_oss.py` in Hugging Face transformers; layers are named as in its checkpoints. GGUF files
+//! have the experts in MXFP4, as they were trained.
 
 use pensieve_sdk::{
     Plugin, Result, export,
@@ -25,7 +25,7 @@ struct Config {
     rope: RopeConfig,
 }
 
-/// Grouped-query attention with biases, and a sink for each head.
+/// Grouped-query attention with biases and one sink per head.
 struct SelfAttention {
     qkv_proj: Qkv,
     o_proj: Linear,
@@ -70,7 +70,8 @@ fn mlp(loader: &Loader<'_>, config: &Config) -> Result<SparseMlp> {
     Ok(SparseMlp::new(Router { renormalize: true, ..router }, experts))
 }
 
-/// The experts of a folder, where the rows of gate and up are interleaved, and dense weights are transposed.
+/// Loads the experts of a safetensors folder, where the rows of gate and up are interleaved, and dense weights are
+/// transposed.
 fn experts_of_folder(loader: &Loader<'_>, (count, width, inner): (usize, usize, usize), glu: Glu) -> Result<Experts> {
     let (loader, host) = loader.for_experts();
     let is_packed = loader.has("gate_up_proj.weight");
@@ -125,7 +126,7 @@ struct GptOss {
     rope: Rope,
 }
 
-/// GGUF's tensor names and transformers'.
+/// GGUF tensor names and transformers' names.
 const GGUF_NAMES: Names = &[
     ("post_attention_norm", "post_attention_layernorm"),
     ("ffn_norm", "pre_feedforward_layernorm"),

@@ -1,8 +1,8 @@
-//! Granite 3 and 4 (IBM), dense and as mixtures of experts: Llama with four multipliers, for embeddings, residuals, scores and
-//! logits.
+//! Granite 3 and 4 (IBM), dense and as mixtures of experts: Llama with four multipliers, for embeddings, residuals,
+//! scores and logits.
 //!
-//! Reference: `modeling_granite.py` and `modeling_granitemoe.py` in Hugging Face transformers; layers carry the names that they
-//! have in its checkpoints.
+//! Reference: `modeling_granite.py` and `modeling_granitemoe.py` in Hugging Face transformers; layers are named as in
+//! its checkpoints.
 
 use pensieve_sdk::{
     Error, Result,

@@ -1,8 +1,9 @@
-//! Granite 4 hybrids (IBM): nine layers of ten are Mamba-2 (arXiv 2405.21060), the others attention without position encoding. Every
-//! layer has a shared feed-forward block, in larger models beside routed experts. Models without Mamba-2 layers have RoPE.
+//! Granite 4 hybrids (IBM): nine layers out of ten are Mamba-2 (arXiv 2405.21060), the others attention without
+//! position encoding. Every layer has a shared feed-forward block; larger models add routed experts. Models without
+//! Mamba-2 layers have RoPE.
+//! Mamba-2 layers have RoPE.
 //!
-//! Reference: `modeling_granitemoehybrid.py` in Hugging Face transformers; layers carry the names that they have in its
-//! checkpoints.
+//! Reference: `modeling_granitemoehybrid.py` in Hugging Face transformers; layers are named as in its checkpoints.
 
 use pensieve_sdk::{
     Result,
@@ -73,7 +74,7 @@ impl Block {
     }
 }
 
-/// The shared block. GGUF files name it as a shared expert if there are routed ones, and otherwise as the MLP.
+/// The shared block. GGUF files name it as a shared expert if there are routed ones, otherwise as the MLP.
 fn shared_mlp(loader: &Loader<'_>, config: &Config) -> Result<GatedMlp> {
     let Sizes { hidden_size, hidden_act, .. } = config.granite.sizes;
     let inner = config.shared_intermediate_size;
@@ -92,7 +93,7 @@ pub struct Hybrid {
     logits_scaling: f64,
 }
 
-/// GGUF's tensor names and transformers'.
+/// GGUF tensor names and transformers' names.
 const GGUF_NAMES: Names = &[
     ("ssm_in", "mamba.in_proj"),
     ("ssm_conv1d", "mamba.conv1d"),

@@ -1,5 +1,5 @@
-//! IBM's Granite, which is two architectures: `granite`, dense and with experts, and `granite-hybrid`, most of whose layers are
-//! Mamba-2.
+//! IBM's Granite, as two architectures: `granite`, dense or with experts, and `granite-hybrid`, most of whose layers
+//! are Mamba-2.
 
 mod granite;
 mod hybrid;

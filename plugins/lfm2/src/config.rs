@@ -21,13 +21,13 @@ pub struct Config {
     pub moe: Option<Moe>,
 }
 
-/// Sizes of a mixture, and its router's settings.
+/// Sizes of a mixture and settings of its router.
 #[derive(Clone, Copy)]
 pub struct Moe {
     pub num_experts: usize,
     pub num_experts_per_tok: usize,
     pub moe_intermediate_size: usize,
-    /// Number of dense layers, before those with experts.
+    /// Number of dense layers before those with experts.
     pub num_dense_layers: usize,
     pub routed_scaling_factor: f64,
     pub norm_topk_prob: bool,
@@ -74,8 +74,8 @@ fn moe(config: &Settings, num_experts: usize) -> Result<Moe> {
     })
 }
 
-/// The inner width of feed-forward blocks. Configurations give it before it is cut to two thirds and rounded up, except those of
-/// mixtures.
+/// The inner width of feed-forward blocks. Except for mixtures, configurations give it before it is reduced to two
+/// thirds and rounded up.
 fn intermediate_size(config: &Settings) -> Result<usize> {
     if config.experts()?.is_some() {
         return config.usize_or("intermediate_size", 7168);

@@ -1,8 +1,8 @@
-//! LFM2 (arXiv 2511.23404): short gated convolutions in most layers, grouped-query attention in the others; and the mixtures of
-//! experts of the same kind, whose first layers are dense.
+//! LFM2 (arXiv 2511.23404): short gated convolutions in most layers, grouped-query attention in the others; also its
+//! mixture-of-experts variants, whose first layers are dense.
 //!
-//! Reference: `modeling_lfm2.py` and `modeling_lfm2_moe.py` in Hugging Face transformers; layers carry the names that they
-//! have in its checkpoints. Of checkpoints that also see, the text model is loaded.
+//! Reference: `modeling_lfm2.py` and `modeling_lfm2_moe.py` in Hugging Face transformers; layers are named as in its
+//! checkpoints. From multimodal checkpoints only the text model is loaded.
 
 mod config;
 
@@ -20,7 +20,7 @@ use config::Config;
 
 export!(Plugin::new("lfm2", "LFM2, dense and as mixtures of experts").architecture(Paged::<Lfm2>::architecture()));
 
-/// Grouped-query attention with normalised and rotated queries and keys.
+/// Grouped-query attention with normalized and rotated queries and keys.
 struct SelfAttention {
     qkv_proj: Qkv,
     out_proj: Linear,
@@ -140,7 +140,7 @@ struct Lfm2 {
     rope: Rope,
 }
 
-/// GGUF's tensor names and transformers'.
+/// GGUF tensor names and transformers' names.
 const GGUF_NAMES: Names = &[
     ("token_embd_norm", "model.embedding_norm"),
     ("output_norm", "model.embedding_norm"),
@@ -162,7 +162,7 @@ const GGUF_NAMES: Names = &[
     ("exp_probs_b", "feed_forward.expert_bias"),
 ];
 
-/// GGUF's metadata keys and transformers'.
+/// GGUF metadata keys and transformers' keys.
 const GGUF_KEYS: Names = &[("attention.layer_norm_rms_epsilon", "norm_eps")];
 
 /// Layers without key-value heads are convolutions, and GGUF gives the MLPs' final width.

@@ -1,7 +1,7 @@
-//! Llama 1 to 3.x (arXiv 2302.13971, 2307.09288, 2407.21783) and models of the same architecture: TinyLlama, SmolLM, Yi, SmolLM3
-//! (some layers without RoPE), Seed-OSS (with biases), and in GGUF files Mistral.
+//! Llama 1 to 3.x (arXiv 2302.13971, 2307.09288, 2407.21783) and models of the same architecture: TinyLlama, SmolLM,
+//! Yi, SmolLM3 (some layers without RoPE), Seed-OSS (with biases), and Mistral as GGUF files.
 //!
-//! Reference: `modeling_llama.py` in Hugging Face transformers; layers carry the names that they have in its checkpoints.
+//! Reference: `modeling_llama.py` in Hugging Face transformers; layers are named as in its checkpoints.
 
 use pensieve_sdk::{
     Error, Plugin, Result, export,
@@ -16,7 +16,7 @@ export!(Plugin::new("llama", "Llama 1 to 3.x and their kin").architecture(Paged:
 
 struct Config {
     sizes: Sizes,
-    /// In GGUF files of Mistral models.
+    /// Only in GGUF files of Mistral models.
     sliding_window: Option<usize>,
     rope: RopeConfig,
     /// True for each layer without RoPE (SmolLM3).
@@ -82,10 +82,11 @@ struct Llama {
     rope: Rope,
 }
 
-/// GGUF's tensor names and transformers'.
+/// GGUF tensor names and transformers' names.
 const GGUF_NAMES: Names = &[("post_attention_norm", "post_attention_layernorm")];
 
-/// Some GGUF files of Phi-3 have the architecture `llama`; their special tokens strip the white space after them as in Phi-3's own.
+/// Some GGUF files of Phi-3 have the architecture `llama`; their special tokens strip the white space after them, as in
+/// Phi-3's own files.
 fn is_phi3(metadata: &Metadata) -> Result<bool> {
     let name = metadata.string("general.name")?.unwrap_or_default().to_lowercase();
     Ok(name.contains("phi-3") || name.contains("phi3"))

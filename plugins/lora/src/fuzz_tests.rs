@@ -1,4 +1,4 @@
-//! Damaged adapters: each is read or refused, within the memory that its size explains.
+//! Damaged adapters: each is read or rejected, within memory proportional to its size.
 
 use std::{fs, path::Path};
 
@@ -13,7 +13,7 @@ fn fixtures() -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/lora")
 }
 
-/// In words, without the path.
+/// The outcome in words, without the path.
 fn outcome(path: &Path, read: Result<AdapterData>) -> String {
     match read {
         Ok(data) => format!("{} pairs", data.pairs.len().min(1)),
@@ -21,7 +21,7 @@ fn outcome(path: &Path, read: Result<AdapterData>) -> String {
     }
 }
 
-/// A PEFT folder, one file of which is damaged.
+/// Damages one file of a PEFT folder.
 fn damage(name: &str, file: &str) {
     let folder = pensieve_fuzz::folder();
     for file in ["adapter_config.json", "adapter_model.safetensors"] {

@@ -1,8 +1,8 @@
-//! Adapters as GGUF files, as llama.cpp reads them: `general.type = adapter`, `adapter.lora.alpha`, and for each weight the
-//! tensors `NAME.weight.lora_a` and `NAME.weight.lora_b`.
+//! Adapters as GGUF files in llama.cpp's layout: `general.type = adapter`, `adapter.lora.alpha`, and for each weight
+//! the tensors `NAME.weight.lora_a` and `NAME.weight.lora_b`.
 //!
-//! The names stay GGUF's, and with them the order of the rows: only the model that the adapter is attached to knows the
-//! size of its heads.
+//! GGUF's names are kept, and with them the row order: only the model that the adapter is attached to knows its head
+//! size.
 
 use pensieve_sdk::{
     AdapterData, AdapterFormat, Error, Result,
@@ -72,7 +72,7 @@ fn add(pairs: &mut Pairs, tensor: &RawTensor) -> Result<()> {
         return Err(Error::unsupported(message));
     };
     match (target, half) {
-        // The embedding's file has [rows, rank] where PEFT has [rank, rows].
+        // The embedding's tensor is [rows, rank] where PEFT has [rank, rows].
         (TABLE, Half::A) => pairs.add(target, Half::TableRows, tensor.clone()),
         (TABLE, _) => pairs.add(target, Half::TableB, tensor.clone()),
         _ => pairs.add(target, half, tensor.clone()),

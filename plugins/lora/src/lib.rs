@@ -1,8 +1,8 @@
-//! Low-rank adapters (arXiv 2106.09685) as they are published: the folders that PEFT writes, and the GGUF files that
-//! llama.cpp's converter makes of them.
+//! Low-rank adapters (arXiv 2106.09685) as published: PEFT folders, and the GGUF files that llama.cpp's converter makes
+//! of them.
 //!
-//! A format reads pairs of factors and the names of their weights; the model applies them. Anything else in an adapter, such as
-//! biases or whole layers, is refused and never dropped: half a fine-tune is worse than none.
+//! A format reads pairs of factors and the names of their weights; the model applies them. An adapter with anything
+//! else, such as biases or whole layers, is refused rather than loaded in part: half a fine-tune is worse than none.
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]

@@ -4,7 +4,7 @@ use pensieve_sdk::{Error, LowRankPair, Result, weights::RawTensor};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 
-/// A larger rank is taken for a corrupt file.
+/// A larger rank indicates a corrupt file.
 const RANK_MAX: usize = 1024;
 /// Limit on the values of one factor, so that a small file cannot claim much memory.
 const VALUES_MAX: usize = 1 << 28;
@@ -12,29 +12,29 @@ const VALUES_MAX: usize = 1 << 28;
 /// Limit on the values of an adapter, for the same reason.
 const ALL_VALUES_MAX: usize = 1 << 30;
 
-/// The factor of a pair that a tensor holds, and its layout.
+/// Which factor of a pair a tensor holds, and its layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Half {
     /// `[rank, inputs]`.
     A,
     /// `[outputs, rank]`.
     B,
-    /// A table's rows by rank, `[rank, rows]`: the columns of B.
+    /// An embedding's `[rank, rows]`: the columns of B.
     TableA,
     /// The same transposed, `[rows, rank]`.
     TableRows,
-    /// A table's columns by rank, `[width, rank]`: the columns of A.
+    /// An embedding's `[width, rank]`: the columns of A.
     TableB,
 }
 
-/// The factors of one target that have been read so far.
+/// The factors of one target read so far.
 #[derive(Default)]
 struct PartialPair {
     a: Option<(Half, RawTensor)>,
     b: Option<(Half, RawTensor)>,
 }
 
-/// The pairs of one adapter while its tensors are read.
+/// The pairs of one adapter while its tensors are being read.
 #[derive(Default)]
 pub struct Pairs {
     found: BTreeMap<String, PartialPair>,
@@ -64,7 +64,7 @@ impl Pairs {
         Ok(())
     }
 
-    /// The pairs, scaled by `scale` for each target and rank, and their fingerprint.
+    /// Returns the pairs, scaled by `scale` for each target and rank, and their fingerprint.
     pub fn finish(self, scale: impl Fn(&str, usize) -> Result<f32>) -> Result<(Vec<LowRankPair>, String)> {
         if self.found.is_empty() {
             return Err(Error::corrupt("the adapter changes nothing: it has no low-rank pairs"));

@@ -1,4 +1,4 @@
-//! Adapters as Hugging Face's PEFT saves them: a folder with `adapter_config.json` and `adapter_model.safetensors`, whose
+//! Adapters as saved by Hugging Face's PEFT: a folder with `adapter_config.json` and `adapter_model.safetensors`, whose
 //! tensors are named after the modules that they change.
 
 use pensieve_sdk::{
@@ -14,7 +14,7 @@ use crate::pairs::{Half, Pairs};
 
 const CONFIG: &str = "adapter_config.json";
 const WEIGHTS: &str = "adapter_model.safetensors";
-/// The pickle that older versions wrote, which can run code when it is read.
+/// The pickle written by older versions, which can run code when loaded.
 const PICKLE: &str = "adapter_model.bin";
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
 const PATTERN_BYTES_MAX: usize = 16 << 10;
@@ -53,7 +53,7 @@ impl AdapterFormat for Peft {
     }
 }
 
-/// The settings that affect inference; the others are for training.
+/// The settings that affect inference; the others only affect training.
 #[derive(Deserialize)]
 struct Config {
     #[serde(default)]
@@ -70,7 +70,7 @@ struct Config {
     alpha_pattern: Map<String, Value>,
     #[serde(default)]
     target_modules: Value,
-    /// Keys that are read only to refuse them.
+    /// Keys that are read only to reject them.
     #[serde(flatten)]
     rest: Map<String, Value>,
 }
@@ -89,7 +89,7 @@ impl Config {
             .map_err(|error| here(Error::corrupt(format!("not a PEFT configuration: {error}"))))
     }
 
-    /// Declines other adapter types, and refuses settings that low-rank pairs cannot express.
+    /// Declines other adapter types, and rejects settings that low-rank pairs cannot express.
     fn check(&self) -> Result<()> {
         let kind = self.peft_type.as_deref().unwrap_or("LORA");
         if kind != "LORA" {
@@ -110,7 +110,7 @@ impl Config {
     }
 }
 
-/// Settings of adapters that are more than low-rank pairs, which are refused.
+/// Settings of adapters that are more than low-rank pairs; rejected.
 const REFUSED: [(&str, &str); 9] = [
     ("use_dora", "magnitudes are rescaled (DoRA), which is more than a low-rank change"),
     ("modules_to_save", "it replaces whole modules of its base"),
@@ -132,7 +132,7 @@ fn is_nothing(value: &Value) -> bool {
     }
 }
 
-/// The scale of each target's change.
+/// The scale of each target.
 struct Scales {
     rank: usize,
     alpha: f64,
@@ -185,7 +185,7 @@ fn regex(what: &str, shown: &str, pattern: &str) -> Result<Regex> {
 
 /// The `target_modules` of a configuration.
 enum Targets {
-    /// Every linear layer, or as PEFT guesses by the model's type.
+    /// Every linear layer, or PEFT's default for the model type.
     Any,
     /// Modules whose name ends in one of these.
     Names(Vec<String>),
@@ -231,7 +231,7 @@ fn add(pairs: &mut Pairs, tensor: &RawTensor, targets: &Targets) -> Result<()> {
     pairs.add(target, half, tensor.clone())
 }
 
-/// The module of a tensor, and its factor of the pair. The adapter's name may come before `weight`.
+/// Splits a tensor name into its module and its factor of the pair. The adapter's name may come before `weight`.
 fn half_of(name: &str) -> Option<(&str, Half)> {
     let name = name.strip_prefix(PREFIX).unwrap_or(name);
     let kinds = [

@@ -1,6 +1,6 @@
-//! Mamba-2 (arXiv 2405.21060): only state-space layers, so a sequence's memory does not grow with its length.
+//! Mamba-2 (arXiv 2405.21060): state-space layers only, so a sequence's memory does not grow with its length.
 //!
-//! Reference: `modeling_mamba2.py` in Hugging Face transformers; layers carry the names that they have in its checkpoints.
+//! Reference: `modeling_mamba2.py` in Hugging Face transformers; layers are named as in its checkpoints.
 
 use pensieve_sdk::{
     Plugin, Result, export,
@@ -10,7 +10,7 @@ use pensieve_sdk::{
 
 export!(Plugin::new("mamba", "Mamba-2").architecture(Paged::<Model>::architecture()));
 
-/// Configurations have no maximum length, as nothing bounds it; llama.cpp's converter writes this number.
+/// Configurations have no maximum length, as nothing bounds it; this is the number that llama.cpp's converter writes.
 const CONTEXT: usize = 1 << 20;
 
 struct Config {
@@ -41,7 +41,7 @@ impl Block {
 
 struct Model(CausalLm<Block>);
 
-/// GGUF's tensor names and transformers'.
+/// GGUF tensor names and transformers' names.
 const GGUF_NAMES: Names = &[
     ("token_embd", "backbone.embeddings"),
     ("output_norm", "backbone.norm_f"),
@@ -55,7 +55,7 @@ const GGUF_NAMES: Names = &[
     ("ssm_out", "mixer.out_proj"),
 ];
 
-/// GGUF files give zero for the sizes of attention and feed-forward blocks.
+/// GGUF files give zero for the sizes of attention and feed-forward blocks, which do not exist.
 fn complete(config: &mut GgufConfig<'_>) -> Result<()> {
     config.retain(|_, value| *value != 0);
     config.mamba2()
@@ -95,7 +95,7 @@ impl Decoder for Model {
     fn load(loader: &Loader<'_>, config: &Config) -> Result<Self> {
         let backbone = loader.at("backbone");
         let embed_tokens = backbone.embedding("embeddings", config.vocab_size, config.mamba.hidden_size)?;
-        // Layers of GGUF files have the names that they have in all families.
+        // In GGUF files, layers have the same names in all families.
         let layers = if loader.format() == Format::Gguf { loader.at("model") } else { backbone.clone() };
         Ok(Self(CausalLm {
             layers: layers.layers(config.num_hidden_layers, |loader, index| Block::load(loader, config, index))?,
@@ -114,7 +114,7 @@ impl Decoder for Model {
     }
 }
 
-/// The sizes of state spaces, under the names of this class, or those that GGUF's are read as.
+/// Reads the mixer's sizes, by this class's keys or those that GGUF metadata is mapped to.
 fn mamba(format: Format, config: &Settings) -> Result<Mamba2Sizes> {
     if format == Format::Gguf {
         return Mamba2Sizes::read(config, config.f64_or("rms_norm_eps", 1e-5)?);

@@ -1,8 +1,8 @@
-//! MiniMax M2: a mixture of many small experts, routed by sigmoid scores with a correction; norms over all queries and over all
+//! MiniMax M2: many small experts, routed by sigmoid scores with a correction; norms over all queries and over all
 //! keys, and RoPE on half of each head.
 //!
-//! Reference: `modeling_minimax_m2.py` in Hugging Face transformers; layers carry the names that they have in its checkpoints. Heads that
-//! predict several tokens are left out.
+//! Reference: `modeling_minimax_m2.py` in Hugging Face transformers; layers are named as in its checkpoints.
+//! Multi-token prediction heads are not loaded.
 
 use pensieve_sdk::{
     Error, Plugin, Result, export,
@@ -19,12 +19,12 @@ struct Config {
     sizes: Sizes,
     num_experts: usize,
     num_experts_per_tok: usize,
-    /// The inner width of an expert.
+    /// Inner width of an expert.
     expert_size: usize,
     rope: RopeConfig,
 }
 
-/// Grouped-query attention with normalised and rotated queries and keys.
+/// Grouped-query attention with normalized and rotated queries and keys.
 struct SelfAttention {
     qkv_proj: Qkv,
     o_proj: Linear,
@@ -91,7 +91,7 @@ struct MiniMaxM2 {
     rope: Rope,
 }
 
-/// GGUF's tensor names and transformers'.
+/// GGUF tensor names and transformers' names.
 const GGUF_NAMES: Names = &[
     ("ffn_gate_inp", "block_sparse_moe.gate"),
     ("ffn_gate_exps", "block_sparse_moe.experts.w1"),
@@ -117,7 +117,7 @@ impl Decoder for MiniMaxM2 {
         let sizes = Sizes::read(&config)?;
         let mut rope = config.rope()?;
         let is_given = config.value().pointer("/rope_parameters/partial_rotary_factor").is_some();
-        // Published checkpoints give the number of rotated values of a head.
+        // Published checkpoints give the number of rotated values per head.
         if let Some(rotated) = config.find_usize("rotary_dim")?.filter(|_| !is_given) {
             rope.partial_rotary_factor = rotated as f64 / sizes.head_dim as f64;
         }

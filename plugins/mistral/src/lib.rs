@@ -1,4 +1,4 @@
-//! Mistral's models, in two architectures: `mistral`, dense, and `mixtral`, a mixture of experts.
+//! Mistral's models, as two architectures: `mistral`, dense, and `mixtral`, a mixture of experts.
 
 mod mistral;
 mod mixtral;

@@ -1,5 +1,5 @@
-//! Mistral 7B (arXiv 2310.06825), NeMo, Small, Ministral and the text model of Mistral 3: Llama with sliding windows, a head size
-//! of its own, and from Ministral 3 on queries scaled by their position.
+//! Mistral 7B (arXiv 2310.06825), NeMo, Small, Ministral and the text model of Mistral 3: Llama with sliding windows,
+//! an independent head size, and from Ministral 3 on queries scaled by position.
 //!
 //! Reference: `modeling_mistral.py`, `modeling_ministral.py` and `modeling_ministral3.py` in Hugging Face transformers. GGUF
 //! files call the older models `llama`, which that plugin serves, and the newer ones `mistral3`.
@@ -12,7 +12,7 @@ use pensieve_sdk::{
     weights::{Checkpoint, Config as Settings, Format, GgufFamily, RopeConfig, RopeScaling},
 };
 
-/// The window of a `MistralForCausalLM` whose configuration has no key for it; `null` means no window.
+/// The window of a `MistralForCausalLM` whose configuration omits the key; `null` means no window.
 const WINDOW_DEFAULT: usize = 4096;
 
 pub struct Config {
@@ -149,7 +149,7 @@ impl Decoder for Mistral {
     }
 }
 
-/// The scaling of queries with position, if RoPE's parameters have one.
+/// The scaling of queries by position, if the RoPE parameters define it.
 fn growth(config: &Settings) -> Result<Option<Growth>> {
     #[allow(
         clippy::redundant_closure_for_method_calls,

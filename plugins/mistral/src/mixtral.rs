@@ -1,7 +1,7 @@
-//! Mixtral 8x7B and 8x22B (arXiv 2401.04088): Mistral whose feed-forward blocks are experts, two of eight for each token.
+//! Mixtral 8x7B and 8x22B (arXiv 2401.04088): Mistral with experts as feed-forward blocks, two of eight per token.
 //!
-//! Reference: `modeling_mixtral.py` in Hugging Face transformers; layers carry the names that they have in its checkpoints. GGUF
-//! files call it `llama`, as they do Mistral.
+//! Reference: `modeling_mixtral.py` in Hugging Face transformers; layers are named as in its checkpoints. GGUF files
+//! call it `llama`, as they do Mistral.
 
 use pensieve_sdk::{
     Error, Result,

@@ -1,4 +1,4 @@
-//! Nemotron-H's configuration: the kind of each layer follows from its tensors, sizes from the configuration.
+//! Nemotron-H's configuration: layer kinds are derived from the tensors, sizes come from the configuration.
 
 use pensieve_sdk::{
     Error, Result,
@@ -22,7 +22,7 @@ pub enum Kind {
     Moe,
 }
 
-/// Sizes of a mixture, and its router's settings.
+/// Sizes of a mixture and settings of its router.
 #[derive(Clone, Copy)]
 pub struct MoeSizes {
     pub n_routed_experts: usize,
@@ -62,7 +62,7 @@ impl Config {
     }
 }
 
-/// The kind of each layer, by its tensors: configurations give it in several ways, GGUF files not at all.
+/// Derives each layer's kind from its tensors: configurations give it in several ways, GGUF files not at all.
 fn kinds(checkpoint: &Checkpoint) -> Result<Vec<Kind>> {
     let mut cache = 0;
     let mut next = || {
@@ -90,7 +90,7 @@ fn kinds(checkpoint: &Checkpoint) -> Result<Vec<Kind>> {
     (0..layers).map(kind).collect()
 }
 
-/// Number of layers, declared directly or by the pattern with a letter or a name for each.
+/// Number of layers, declared directly or by a pattern with one letter or name per layer.
 fn declared_layers(config: &Settings) -> Result<usize> {
     let value = config.value();
     let named = || value["layers_block_type"].as_array().map(Vec::len);

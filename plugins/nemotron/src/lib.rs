@@ -1,8 +1,9 @@
-//! Nemotron-H, Nemotron Nano 2 and 3 (NVIDIA, arXiv 2504.03624, 2508.14444): each layer is a norm and one mixer, which is Mamba-2,
-//! attention without position encoding (few layers), a feed-forward block or experts. The last two have no gates.
+//! Nemotron-H, Nemotron Nano 2 and 3 (NVIDIA, arXiv 2504.03624, 2508.14444): each layer is a norm and one mixer:
+//! Mamba-2, attention without position encoding (in few layers), a feed-forward block or experts. The last two have no
+//! gates.
 //!
-//! Reference: `modeling_nemotron_h.py` in Hugging Face transformers; layers carry the names that they have in its checkpoints. Heads that
-//! predict several tokens are left out.
+//! Reference: `modeling_nemotron_h.py` in Hugging Face transformers; layers are named as in its checkpoints.
+//! Multi-token prediction heads are not loaded.
 
 mod config;
 
@@ -143,7 +144,7 @@ impl Block {
 
 struct NemotronH(CausalLm<Block>);
 
-/// GGUF's tensor names and transformers'.
+/// GGUF tensor names and transformers' names.
 const GGUF_NAMES: Names = &[
     ("token_embd", "model.embeddings"),
     ("output_norm", "model.norm_f"),

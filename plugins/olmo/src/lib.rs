@@ -1,4 +1,4 @@
-//! Ai2's OLMo, which is two architectures: `olmo2`, OLMo 2 and 3, and `olmoe`, a mixture of experts.
+//! Ai2's OLMo, as two architectures: `olmo2` for OLMo 2 and 3, and `olmoe`, a mixture of experts.
 
 mod olmo2;
 mod olmoe;

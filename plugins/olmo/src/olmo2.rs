@@ -1,8 +1,8 @@
-//! OLMo 2 (arXiv 2501.00656) and OLMo 3: Llama with norms after each block instead of before it, and norms over all heads of
-//! queries and of keys together; OLMo 3 has sliding windows in most layers.
+//! OLMo 2 (arXiv 2501.00656) and OLMo 3: Llama with norms after each block instead of before it, and norms over all
+//! heads of queries and over all heads of keys; OLMo 3 has sliding windows in most layers.
 //!
-//! Reference: `modeling_olmo2.py` and `modeling_olmo3.py` in Hugging Face transformers; layers carry the names that they have in
-//! its checkpoints.
+//! Reference: `modeling_olmo2.py` and `modeling_olmo3.py` in Hugging Face transformers; layers are named as in its
+//! checkpoints.
 
 use pensieve_sdk::{
     Result,
@@ -20,7 +20,7 @@ pub struct Config {
     rope_local: RopeConfig,
 }
 
-/// Grouped-query attention with norms over all heads of queries and of keys together.
+/// Grouped-query attention with norms over all heads of queries and over all heads of keys.
 struct SelfAttention {
     qkv_proj: Qkv,
     o_proj: Linear,
@@ -78,7 +78,7 @@ pub struct Olmo2 {
     rope_local: Rope,
 }
 
-/// GGUF's tensor names and transformers'.
+/// GGUF tensor names and transformers' names.
 const GGUF_NAMES: Names = &[
     ("post_attention_norm", "post_attention_layernorm"),
     ("ffn_norm", "pre_feedforward_layernorm"),

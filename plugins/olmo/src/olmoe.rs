@@ -1,7 +1,7 @@
-//! OLMoE (arXiv 2409.02060): Llama with norms over all heads of queries and of keys together, clipping of queries, keys and values
-//! in some checkpoints (`clip_qkv`), and many small experts.
+//! OLMoE (arXiv 2409.02060): Llama with norms over all heads of queries and over all heads of keys, clipping of
+//! queries, keys and values in some checkpoints (`clip_qkv`), and many small experts.
 //!
-//! Reference: `modeling_olmoe.py` in Hugging Face transformers; layers carry the names that they have in its checkpoints.
+//! Reference: `modeling_olmoe.py` in Hugging Face transformers; layers are named as in its checkpoints.
 
 use pensieve_sdk::{
     Result,
@@ -17,7 +17,7 @@ pub struct Config {
     clip_qkv: Option<f64>,
     num_experts: usize,
     num_experts_per_tok: usize,
-    /// The inner width of an expert.
+    /// Inner width of an expert.
     expert_width: usize,
     norm_topk_prob: bool,
     rope: RopeConfig,

@@ -1,5 +1,5 @@
-//! Microsoft's Phi, which is three architectures: `phi` has parallel attention and MLP, as GPT-J did; `phi3`, from Phi-3 to Phi-4,
-//! is Llama with fused projections and LongRoPE; `phimoe` is a mixture of experts.
+//! Microsoft's Phi, as three architectures: `phi` has attention and MLP in parallel, like GPT-J; `phi3`, from Phi-3 to
+//! Phi-4, is Llama with fused projections and LongRoPE; `phimoe` is a mixture of experts.
 
 mod phi;
 mod phi3;

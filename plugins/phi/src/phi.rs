@@ -1,8 +1,8 @@
-//! Phi-1, Phi-1.5 (arXiv 2306.11644, 2309.05463) and Phi-2: parallel attention and MLP behind one norm, biases everywhere, and
-//! partial RoPE.
+//! Phi-1, Phi-1.5 (arXiv 2306.11644, 2309.05463) and Phi-2: attention and MLP in parallel after one norm, biases
+//! everywhere, and partial RoPE.
 //!
-//! Reference: `modeling_phi.py` in Hugging Face transformers; layers carry the names that they have in its checkpoints. GGUF
-//! calls them `phi2`, and older files have queries, keys and values fused.
+//! Reference: `modeling_phi.py` in Hugging Face transformers; layers are named as in its checkpoints. GGUF calls them
+//! `phi2`, and older files have queries, keys and values fused.
 
 use pensieve_sdk::{
     Error, Result,
@@ -45,7 +45,7 @@ impl SelfAttention {
     }
 }
 
-/// One decoder layer: `x + attention(norm(x)) + mlp(norm(x))`.
+/// A decoder layer: `x + attention(norm(x)) + mlp(norm(x))`.
 struct Block {
     input_layernorm: LayerNorm,
     self_attn: SelfAttention,
@@ -74,7 +74,7 @@ pub struct Phi {
     rope: Rope,
 }
 
-/// GGUF's tensor names and transformers'.
+/// GGUF tensor names and transformers' names.
 const GGUF_NAMES: Names = &[
     ("output_norm", "model.final_layernorm"),
     ("attn_output", "self_attn.dense"),

@@ -1,8 +1,8 @@
 //! Phi-3 (arXiv 2404.14219), Phi-3.5, Phi-4 (2412.08905) and Phi-4-mini (2503.01743).
 //!
-//! Reference: `modeling_phi3.py` in Hugging Face transformers. LongRoPE's long factors (2402.13753) are taken where the model
-//! is loaded for more than the original context, whatever the length of a text; transformers goes by the text, and so
-//! forgets what its cache means when a text crosses that length.
+//! Reference: `modeling_phi3.py` in Hugging Face transformers. LongRoPE's long factors (2402.13753) are used if the
+//! model is loaded for more than the original context, whatever the length of a text; transformers chooses by the
+//! text's length, so its cached keys become invalid when a text crosses the original context.
 
 use pensieve_sdk::{
     Result,
@@ -18,7 +18,7 @@ pub struct Config {
     rope: RopeConfig,
 }
 
-/// Grouped-query attention, within a window where the model has one.
+/// Grouped-query attention, within a window if the model has one.
 struct SelfAttention {
     qkv_proj: Qkv,
     o_proj: Linear,
@@ -74,7 +74,7 @@ pub struct Phi3 {
     rope: Rope,
 }
 
-/// GGUF's tensor names and transformers'.
+/// GGUF tensor names and transformers' names.
 const GGUF_NAMES: Names = &[("ffn_up", "mlp.gate_up_proj")];
 
 impl Decoder for Phi3 {

@@ -1,8 +1,8 @@
-//! Phi-3.5-MoE and Phi-mini-MoE (arXiv 2404.14219): Llama with layer norms and biases, and experts whose router weighs each of
-//! its two choices by a softmax of its own.
+//! Phi-3.5-MoE and Phi-mini-MoE (arXiv 2404.14219): Llama with layer norms and biases, and experts whose router weights
+//! each of its two choices by a separate softmax.
 //!
-//! Reference: `modeling_phimoe.py` in Hugging Face transformers; layers carry the names that they have in its checkpoints. LongRoPE's
-//! long factors are taken as Phi-3 takes them here.
+//! Reference: `modeling_phimoe.py` in Hugging Face transformers; layers are named as in its checkpoints. LongRoPE's
+//! long factors are chosen as in this crate's Phi-3.
 
 use pensieve_sdk::{
     Result,
@@ -96,7 +96,7 @@ pub struct PhiMoe {
     rope: Rope,
 }
 
-/// Special tokens of Phi-3.5's mixture strip the white space after them; other models' files have the same architecture.
+/// Special tokens of Phi-3.5's mixture strip the white space after them; files of other models share the architecture.
 fn is_phi3(metadata: &Metadata) -> Result<bool> {
     let name = metadata.string("general.name")?.unwrap_or_default().to_lowercase();
     Ok(name.contains("phi-3") || name.contains("phi3"))

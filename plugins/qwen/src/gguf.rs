@@ -5,7 +5,7 @@ use pensieve_sdk::{
     weights::{GgufConfig, GgufFamily, Names},
 };
 
-/// Qwen3-Next's, whose recurrent layers keep Hugging Face's order of heads.
+/// Qwen3-Next keeps Hugging Face's head order in its recurrent layers.
 const NEXT: Names = &[
     ("post_attention_norm", "post_attention_layernorm"),
     ("attn_qkv", "linear_attn.in_proj_qkv"),
@@ -19,7 +19,8 @@ const NEXT: Names = &[
     ("ssm_out", "linear_attn.out_proj"),
 ];
 
-/// Qwen3.5's, whose value heads are interleaved over the key heads. The names say so, as an adapter for Hugging Face's order does not fit.
+/// Qwen3.5 interleaves value heads over key heads. The names reflect this, as an adapter in Hugging Face's order does
+/// not fit.
 const QWEN35: Names = &[
     ("post_attention_norm", "post_attention_layernorm"),
     ("attn_qkv", "interleaved_linear_attn.in_proj_qkv"),

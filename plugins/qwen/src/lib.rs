@@ -1,5 +1,5 @@
-//! Alibaba's Qwen, which is two architectures: `qwen`, Qwen2 to Qwen3, and `qwen-next`, Qwen3-Next to Qwen3.6, most of whose
-//! layers are recurrent.
+//! Alibaba's Qwen, as two architectures: `qwen` for Qwen2 to Qwen3, and `qwen-next` for Qwen3-Next to Qwen3.6, most of
+//! whose layers are recurrent.
 
 mod gguf;
 mod next;

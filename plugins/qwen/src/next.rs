@@ -1,9 +1,9 @@
-//! Qwen3-Next, Qwen3.5 and 3.6, dense and as mixtures of experts: three layers of four are gated delta nets (arXiv 2412.06464), and the
-//! others gated attention that rotates a quarter of each head.
+//! Qwen3-Next, Qwen3.5 and 3.6, dense and as mixtures of experts: three layers out of four are gated delta nets (arXiv
+//! 2412.06464), the others gated attention with RoPE on a quarter of each head.
 //!
-//! Reference: `modeling_qwen3_next.py` and `modeling_qwen3_5.py` in Hugging Face transformers; layers carry the names that they have
-//! in its checkpoints. Of vision-language checkpoints the text model is loaded; its rotations in three sections are plain ones for
-//! text. Multi-token prediction (`mtp`) layers are left out.
+//! Reference: `modeling_qwen3_next.py` and `modeling_qwen3_5.py` in Hugging Face transformers; layers are named as in
+//! its checkpoints. From vision-language checkpoints only the text model is loaded; for text, its RoPE in three
+//! sections (mRoPE) equals plain RoPE. Multi-token prediction (`mtp`) layers are not loaded.
 
 mod config;
 mod delta_net;
@@ -37,7 +37,7 @@ fn of_groups<const N: usize>(x: &Tensor, groups: usize, widths: [usize; N], step
     Ok(parts)
 }
 
-/// Grouped-query attention with normalised queries and keys, and a gate for each head's output.
+/// Grouped-query attention with normalized queries and keys, and a gate for each head's output.
 struct GatedAttention {
     /// Each head's query is followed by its gate, so the norms cannot be part of the projection.
     qkv_proj: Qkv,

@@ -1,9 +1,9 @@
-//! Qwen2 and 2.5 (arXiv 2407.10671, 2412.15115) and Qwen3 (2505.09388), dense and as mixtures of experts: Llama with biases on
-//! queries, keys and values, and from Qwen3 on with norms over each head's queries and keys instead.
+//! Qwen2 and 2.5 (arXiv 2407.10671, 2412.15115) and Qwen3 (2505.09388), dense and as mixtures of experts: Llama with
+//! biases on queries, keys and values, which Qwen3 replaces by norms of each head's queries and keys.
 //!
-//! Reference: `modeling_qwen2.py`, `modeling_qwen3.py` and their `_moe` in Hugging Face transformers; layers carry the names that
-//! they have in its checkpoints. Of vision-language checkpoints the text model is loaded; its rotations in three sections are plain ones
-//! for text.
+//! Reference: `modeling_qwen2.py`, `modeling_qwen3.py` and their `_moe` in Hugging Face transformers; layers are named
+//! as in its checkpoints. From vision-language checkpoints only the text model is loaded; for text, its RoPE in three
+//! sections (mRoPE) equals plain RoPE.
 
 use pensieve_sdk::{
     Result,
@@ -22,7 +22,7 @@ pub struct Config {
     moe: Option<Moe>,
 }
 
-/// Sizes of a mixture, and its router's settings.
+/// Sizes of a mixture and settings of its router.
 pub struct Moe {
     num_experts: usize,
     num_experts_per_tok: usize,

@@ -1,10 +1,10 @@
-//! `dry`, Don't Repeat Yourself: penalises the tokens that would continue a repetition.
+//! `dry`, Don't Repeat Yourself: penalizes tokens that would continue a repetition.
 //!
-//! If the latest n tokens stood in the history before, then the token that followed them there would make the repetition
-//! longer, and loses multiplier · base^(n − allowed_length) of its logit if n ≥ allowed_length (p-e-w, pull request 5677
-//! of text-generation-webui, 2024). A repetition does not reach across a sequence breaker, such as a newline or a quote.
-//! All match lengths together are the Z-function of the reversed history, so a step costs one pass over the range even
-//! where the text is one token repeated.
+//! If the last n tokens also occur earlier in the history, the token that followed them there would extend the
+//! repetition, and loses multiplier · base^(n − allowed_length) of its logit if n ≥ allowed_length (p-e-w, pull request
+//! 5677 of text-generation-webui, 2024). A repetition does not extend across a sequence breaker, such as a newline or a
+//! quote. All match lengths together are the Z-function of the reversed history, so a step costs one pass over the
+//! range even if the text is a single repeated token.
 
 use std::collections::HashMap;
 
@@ -16,11 +16,11 @@ use crate::parameters::Parameters;
 use crate::reweigh::window;
 use crate::tally::reweigh;
 
-/// The highest penalty: it excludes a token as well as infinity would, but leaves a chain that has nothing else a choice.
+/// Maximum penalty: excludes a token as well as infinity would, but leaves a choice to a chain that has nothing else.
 const PENALTY_MAX: f64 = 1e6;
 
-/// Makes the stage from `multiplier`, `base`, `allowed_length`, `sequence_breakers` (token ids) and `range` (the latest
-/// tokens, −1 for all).
+/// Creates the stage from `multiplier`, `base`, `allowed_length`, `sequence_breakers` (token ids) and `range` (number
+/// of last tokens, −1 for all).
 pub(crate) fn dry(parameters: &mut Parameters, sequence: &Sequence) -> Result<Box<dyn Stage>> {
     let mut breakers = parameters.tokens("sequence_breakers", sequence.vocabulary)?;
     breakers.sort_unstable();
@@ -54,7 +54,7 @@ impl Stage for Dry {
 }
 
 impl Dry {
-    /// By token, the length of the longest repetition that it would continue, if that is penalised.
+    /// By token: length of the longest repetition that it would continue, if that is penalized.
     fn continued_lengths(&self, tokens: &[u32]) -> HashMap<u32, usize> {
         let breaks = |token: &u32| self.breakers.binary_search(token).is_ok();
         let mut longest = HashMap::new();
@@ -80,10 +80,11 @@ impl Dry {
     }
 }
 
-/// The Z-function: for every offset, how many tokens from there on equal those at the beginning.
+/// The Z-function: for every offset, how many tokens from there on match the beginning.
 fn prefix_matches(tokens: &[u32]) -> Vec<usize> {
     let mut lengths = vec![0; tokens.len()];
-    // The match that reaches furthest, from `left` to before `right`, mirrors the beginning and answers for what is in it.
+    // The match that reaches furthest, `left..right`, mirrors the beginning and provides the answers for positions
+    // inside it.
     let (mut left, mut right) = (0, 0);
     for offset in 1..tokens.len() {
         let mut length = if offset < right { lengths[offset - left].min(right - offset) } else { 0 };

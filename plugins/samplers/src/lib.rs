@@ -1,9 +1,10 @@
 //! The samplers that every host needs, as one plugin.
 //!
 //! A chain is a list of stages, each named here. Most narrow the candidates (`top_k`, `top_p`, `min_p`, `typical`,
-//! `xtc`) or change their logits (`temperature`, `penalties`, `dry`, `bias`); the chain's last one picks (`greedy`, `seeded`,
-//! `mirostat`). Three rules hold in all of them: ties go to the lower id; NaN counts as −inf and is never picked; and
-//! the exponential and the random generator are our own, so that one seed gives the same tokens on every platform.
+//! `xtc`) or change their logits (`temperature`, `penalties`, `dry`, `bias`); the last stage of a chain picks
+//! (`greedy`, `seeded`, `mirostat`). All of them follow three rules: ties go to the lower id; NaN counts as −inf and is
+//! never picked; and the exponential and the random generator are our own, so that a seed gives the same tokens on
+//! every platform.
 
 mod dry;
 mod narrow;
@@ -25,7 +26,7 @@ use pensieve_sdk::{Plugin, Result, export};
 
 export!(Plugin::new("samplers", "top-k, top-p, min-p, penalties and the other usual stages").samplers(samplers()));
 
-/// Every stage of this plugin.
+/// All stages of this plugin.
 pub fn samplers() -> Vec<Box<dyn Sampler>> {
     let kinds: [(&'static str, Make); 12] = [
         ("bias", reweigh::bias),
@@ -46,13 +47,13 @@ pub fn samplers() -> Vec<Box<dyn Sampler>> {
 
 type Make = fn(&mut Parameters, &Sequence) -> Result<Box<dyn Stage>>;
 
-/// The sequence that a stage is made for.
+/// The sequence that a stage is created for.
 struct Sequence {
     vocabulary: u32,
     seed: u64,
 }
 
-/// A stage's name and how it is made of its parameters.
+/// A stage's name, and its constructor from parameters.
 struct Kind {
     name: &'static str,
     make: Make,

@@ -1,8 +1,8 @@
-//! The stages that keep the likely candidates: `top_k`, `top_p`, `min_p`, `typical`.
+//! The stages that keep likely candidates: `top_k`, `top_p`, `min_p`, `typical`.
 //!
-//! Each may be the first of a chain and see 128k candidates, so none sorts them: each finds the rank of the last candidate
-//! to keep, and drops what is below. All but `top_k` leave the order as it is, and where no candidate is above −inf all
-//! leave the refusal to the stage that picks.
+//! Each may come first in a chain and see 128k candidates, so none sorts them: each finds the rank of the last
+//! candidate to keep, and drops everything below. All but `top_k` preserve the order, and if no candidate is above
+//! −inf, all leave the error to the stage that picks.
 
 use pensieve_sdk::Result;
 use pensieve_sdk::sampler::{Candidates, History, Stage, unrank};
@@ -13,7 +13,7 @@ use crate::parameters::Parameters;
 use crate::softmax::Softmax;
 use crate::wide::widest;
 
-/// `top_k`: keeps the `k` best and sorts them (Fan et al. 2018). 0, or a `k` of the whole vocabulary, turns it off.
+/// `top_k`: keeps the `k` best and sorts them (Fan et al. 2018). Disabled if `k` is 0 or covers the vocabulary.
 pub(crate) fn top_k(parameters: &mut Parameters, sequence: &Sequence) -> Result<Box<dyn Stage>> {
     let k = parameters.integer("k", 40, 0..=u32::MAX.into())?;
     let off = k == 0 || k >= sequence.vocabulary.into();
@@ -31,8 +31,8 @@ pub(crate) fn min_p(parameters: &mut Parameters, _: &Sequence) -> Result<Box<dyn
     Ok(Box::new(MinP { distance: p.ln() as f32 }))
 }
 
-/// `typical`: keeps the candidates whose information −ln p is closest to the entropy, as many as sum to `p` or more
-/// (Meister et al. 2022).
+/// `typical`: keeps the candidates whose information −ln p is closest to the entropy, until their probabilities sum to
+/// `p` or more (Meister et al. 2022).
 pub(crate) fn typical(parameters: &mut Parameters, _: &Sequence) -> Result<Box<dyn Stage>> {
     Ok(Box::new(Typical { p: parameters.number("p", 0.95, 0.0..=1.0)? }))
 }
@@ -69,7 +69,7 @@ impl Stage for TopP {
 }
 
 struct MinP {
-    /// How far below the best a logit may be, ln p; −inf turns the stage off.
+    /// Lower bound of a logit relative to the best, ln p; −inf disables the stage.
     distance: f32,
 }
 
@@ -102,7 +102,7 @@ impl Stage for Typical {
     }
 }
 
-/// Keeps the candidates whose rank, of this key and the id, is at least `lowest`, which is that of a number.
+/// Keeps the candidates whose rank, by this key and the id, is at least `lowest`, the rank of a non-NaN key.
 fn keep_ranked(candidates: &mut Candidates<'_>, lowest: u64, key: impl Fn(f32) -> f32) {
     let (last, lowest) = unrank(lowest);
     let keeps = |id, key| (key > lowest) | ((key == lowest) & (id <= last));

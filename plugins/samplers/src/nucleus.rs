@@ -1,9 +1,9 @@
-//! The cut of a nucleus: the best candidates, by any key, that together have a given mass.
+//! Finds a nucleus cutoff: the best candidates, by any key, that together have a given mass.
 //!
-//! Sorting would find it, but takes milliseconds on a vocabulary. Here one pass sums the candidates' weights in narrow classes of
-//! their distance from the best; the cut is in the class where the mass from the best downwards reaches the given one. A second
-//! pass collects that class's few members, and only they are sorted, no more of them than the cut needs. A weight is computed
-//! twice rather than stored, as memory for a vocabulary costs more than the arithmetic.
+//! Sorting would find it, but takes milliseconds on a vocabulary. Instead, one pass sums the candidates' weights in
+//! narrow classes by their distance from the best; the cutoff is in the class where the cumulative mass reaches the
+//! given one. A second pass collects that class's few members, and only they are sorted, and only as far as needed.
+//! Weights are computed twice rather than stored, as memory traffic for a vocabulary costs more than the arithmetic.
 
 use std::cmp::Reverse;
 
@@ -15,11 +15,12 @@ use crate::wide::widest;
 /// Number of classes; see [`classify`].
 const CLASSES: usize = 256;
 
-/// Sums of each class, so that neighbours in one class need not wait for each other's addition.
+/// Sums per class, so that neighbours in one class need not wait for each other's addition.
 const SUMS: usize = 8;
 
-/// The lowest rank, of key and id, in the smallest set of highest keys that has the fraction `p` of the mass. No `key` is
-/// above `best`, and no logit above `max`. Candidates without weight are never in the set; none if all are.
+/// Returns the lowest rank, by key and id, in the smallest set of highest keys that has the fraction `p` of the mass.
+/// No `key` is above `best`, and no logit above `max`. Candidates without weight are never in the set; `None` if all
+/// are without.
 pub(crate) fn lowest_of_mass(
     candidates: &Candidates<'_>,
     max: f32,
@@ -62,10 +63,10 @@ pub(crate) fn lowest_of_mass(
     members.first().map(|&(rank, _)| rank)
 }
 
-/// The mass of every class.
+/// The mass of each class.
 #[inline(always)]
 pub(crate) fn weigh_classes(logits: &[f32], max: f32, best: f32, key: impl Fn(f32) -> f32) -> [f64; CLASSES] {
-    // The room at the end keeps the sums of one class from having the same place in every page.
+    // The padding keeps the sums of one class from having the same offset in every page.
     let mut sums = [[0.0; CLASSES + 8]; SUMS];
     for block in blocks(logits) {
         let (mut weights, mut classes) = ([0.0; BLOCK], [0; BLOCK]);
@@ -83,7 +84,7 @@ pub(crate) fn weigh_classes(logits: &[f32], max: f32, best: f32, key: impl Fn(f3
     std::array::from_fn(|class| sums.iter().map(|sums| sums[class]).sum())
 }
 
-/// Rank and weight of the members of a class.
+/// Collects rank and weight of a class's members.
 #[inline(always)]
 fn collect(candidates: &Candidates<'_>, max: f32, best: f32, key: impl Fn(f32) -> f32, class: u8) -> Vec<(u64, f32)> {
     let mut positions = Vec::new();
@@ -92,7 +93,7 @@ fn collect(candidates: &Candidates<'_>, max: f32, best: f32, key: impl Fn(f32) -
         for index in 0..BLOCK {
             within[index] = u8::from(classify(best, key(block[index])) == class);
         }
-        // Mostly all of eight bytes are zero, which is one comparison.
+        // Usually all eight bytes are zero, which takes one comparison.
         for (&within, start) in within.as_chunks().0.iter().zip((start..).step_by(8)) {
             let mut within = u64::from_le_bytes(within);
             while within != 0 {
@@ -109,12 +110,13 @@ fn collect(candidates: &Candidates<'_>, max: f32, best: f32, key: impl Fn(f32) -
     members.filter(|&(_, weight)| weight > 0.0).collect()
 }
 
-/// The class of a key: the lower the key, the higher the class. As a float's upper bits, classes are 1/32 wide next to the
-/// best and wider further down, where fewer candidates matter; the last one has all that is 30 or more below, and NaN.
+/// The class of a key: the lower the key, the higher the class. Taken from a float's upper bits, classes are 1/32 wide
+/// next to the best and wider further down, where precision matters less; the last class has everything 30 or more
+/// below, and NaN.
 #[inline(always)]
 fn classify(best: f32, key: f32) -> u8 {
     let place = 2.0 + (best - key);
     let limited = if place < 31.9 { place } else { 31.9 };
-    // Of 2 to 32 that is two bits of the exponent, of which 2 has zeros, and six of the mantissa.
+    // For 2 to 32, that is two bits of the exponent, which are zero for 2, and six of the mantissa.
     (limited.to_bits() >> 17) as u8
 }

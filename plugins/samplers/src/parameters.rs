@@ -1,8 +1,8 @@
 //! A stage's parameters: one JSON object, read key by key.
 //!
-//! The text comes from a request, so every value is checked and every error names the stage, the key, the value and what
-//! would be right. A derived deserializer knows neither the stage nor the range, hence this small reader; it also learns
-//! the known keys by being asked for them, so that they are written down once.
+//! The text comes from a request, so every value is checked and every error names the stage, the key, the value and
+//! what is expected. A derived deserializer knows neither the stage nor the range, hence this small reader; it also
+//! collects the known keys as they are read, so that they are written down only once.
 
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
@@ -10,10 +10,10 @@ use std::ops::RangeInclusive;
 use pensieve_sdk::{Error, Result};
 use serde_json::{Map, Value};
 
-/// The most tokens that a list may name.
+/// Maximum number of tokens in a list.
 const TOKENS_MAX: usize = 4096;
 
-/// Limit on the characters of a wrong value that an error quotes.
+/// Maximum number of characters that an error quotes of a wrong value.
 const QUOTE_MAX: usize = 60;
 
 /// The parameters of one stage.
@@ -24,7 +24,7 @@ pub(crate) struct Parameters {
 }
 
 impl Parameters {
-    /// Reads the object; empty text is an empty one.
+    /// Parses the object; empty text is an empty object.
     pub(crate) fn parse(stage: &'static str, text: &str) -> Result<Self> {
         let text = if text.trim().is_empty() { "{}" } else { text };
         let given = serde_json::from_str(text).map_err(|error| {
@@ -43,7 +43,7 @@ impl Parameters {
         }
     }
 
-    /// An integer within the range; `40.0` is one too, as some clients write every number that way.
+    /// An integer within the range; accepts `40.0`, as some clients write all numbers that way.
     pub(crate) fn integer(&mut self, key: &'static str, default: i64, range: RangeInclusive<i64>) -> Result<i64> {
         let Some(value) = self.take(key) else { return Ok(default) };
         let whole = |number: f64| (number.fract() == 0.0 && number.abs() < 2e15).then_some(number as i64);
@@ -53,7 +53,7 @@ impl Parameters {
         }
     }
 
-    /// A list of token ids; none if the key is absent.
+    /// A list of token ids; empty if the key is absent.
     pub(crate) fn tokens(&mut self, key: &'static str, vocabulary: u32) -> Result<Vec<u32>> {
         let Some(value) = self.take(key) else { return Ok(Vec::new()) };
         let token = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok()).filter(|&id| id < vocabulary);
@@ -63,7 +63,7 @@ impl Parameters {
         })
     }
 
-    /// Numbers within the range by token id; none if the key is absent.
+    /// Numbers within the range by token id; empty if the key is absent.
     pub(crate) fn biases(
         &mut self,
         key: &'static str,
@@ -85,7 +85,7 @@ impl Parameters {
         })
     }
 
-    /// Refuses keys that the stage does not know.
+    /// Rejects keys that the stage does not know.
     pub(crate) fn finish(self) -> Result<()> {
         let Some((key, value)) = self.given.iter().next() else { return Ok(()) };
         let known = if self.known.is_empty() { "none".into() } else { self.known.join(", ") };
@@ -105,7 +105,7 @@ impl Parameters {
     }
 }
 
-/// The beginning of a text that may be long.
+/// Quotes the start of a possibly long text.
 fn quote(text: &str) -> String {
     let mut characters = text.chars();
     let mut quote: String = characters.by_ref().take(QUOTE_MAX).collect();

@@ -1,8 +1,8 @@
 //! The stages that end a chain with a token: `greedy`, `seeded`, `mirostat`.
 //!
-//! Only they can fail: without a candidate above −inf there is no token to pick, and picking one anyway would hide broken logits or
-//! a grammar at a dead end. Draws walk the candidates in their order, so chains that sort and chains that do not draw different
-//! tokens; either is repeatable.
+//! Only they can fail: without a candidate above −inf there is no token to pick, and picking one anyway would hide
+//! broken logits or a grammar at a dead end. Draws walk the candidates in order, so sorting and non-sorting chains draw
+//! different tokens; both are reproducible.
 
 use std::f64::consts::LN_2;
 
@@ -24,8 +24,8 @@ pub(crate) fn seeded(_: &mut Parameters, sequence: &Sequence) -> Result<Box<dyn 
     Ok(Box::new(Seeded { random: Random::new("seeded", sequence.seed) }))
 }
 
-/// `mirostat`: draws so that the surprise −log₂ p of the picks stays near `tau` bits, by a limit on it that moves with
-/// the rate `eta` (version 2 of Basu et al. 2020).
+/// `mirostat`: draws so that the surprise −log₂ p of the picks stays near `tau` bits, by a limit that adapts with the
+/// rate `eta` (version 2 of Basu et al. 2020).
 pub(crate) fn mirostat(parameters: &mut Parameters, sequence: &Sequence) -> Result<Box<dyn Stage>> {
     let tau = parameters.number("tau", 5.0, 0.0..=100.0)?;
     let eta = parameters.number("eta", 0.1, 0.0..=10.0)?;
@@ -56,7 +56,7 @@ impl Stage for Seeded {
 struct Mirostat {
     tau: f64,
     eta: f64,
-    /// The most surprise that a candidate may have, in bits.
+    /// Maximum surprise of a candidate, in bits.
     mu: f64,
     random: Random,
 }
@@ -68,7 +68,7 @@ impl Stage for Mirostat {
         candidates.keep_from(all.logit_of((-self.mu * LN_2).exp()).min(all.max));
         let left = Softmax::of(candidates).ok_or_else(|| nothing_to_pick("mirostat", candidates))?;
         let Some(drawn) = left.at(candidates.logits(), self.random.fraction()) else { return Ok(None) };
-        // The paper measures a pick by its probability before the limit, and so does this.
+        // As in the paper, a pick's surprise is measured by its probability before the limit.
         let surprise = all.surprise(candidates.logits()[drawn]) / LN_2;
         self.mu -= self.eta * (surprise - self.tau);
         Ok(Some(candidates.ids()[drawn]))

@@ -1,17 +1,17 @@
-//! The random numbers of the stages that draw.
+//! The random numbers for the stages that draw.
 //!
-//! One seed must give the same tokens with every version and on every platform, which the generators of the standard
-//! library and of most crates do not promise. This is xoshiro256++ (Blackman and Vigna 2019, <https://prng.di.unimi.it>),
-//! its state filled by SplitMix64 as its authors advise. Every stage of a chain has the same seed, so the stage's name
-//! is mixed in: otherwise XTC's coin would tell what the draw after it picks.
+//! A seed must give the same tokens in every version and on every platform, which the generators of the standard
+//! library and of most crates do not promise. This is xoshiro256++ (Blackman and Vigna 2019,
+//! <https://prng.di.unimi.it>), its state filled by SplitMix64 as its authors recommend. All stages of a chain have the
+//! same seed, so the stage's name is mixed in: otherwise XTC's coin toss would be correlated with the draw after it.
 
-/// A generator of one stage of one sequence.
+/// The generator of one stage of one sequence.
 pub(crate) struct Random {
     state: [u64; 4],
 }
 
 impl Random {
-    /// The generator of the stage of this name.
+    /// Creates the generator for the stage of this name.
     pub(crate) fn new(stage: &str, seed: u64) -> Self {
         // FNV-1a over the name.
         let name = stage.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
@@ -21,7 +21,7 @@ impl Random {
         Self { state: std::array::from_fn(|_| split_mix(&mut counter)) }
     }
 
-    /// A number from 0 to below 1, of 53 random bits.
+    /// A number in [0, 1) with 53 random bits.
     pub(crate) fn fraction(&mut self) -> f64 {
         (self.next() >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
     }

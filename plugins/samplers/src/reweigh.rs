@@ -1,9 +1,10 @@
-//! The stages that change every logit, those of repeated tokens or those of named ones by a formula: `temperature`,
-//! `penalties` and `bias`.
+//! The stages that change logits by a formula: of all tokens (`temperature`), of repeated tokens (`penalties`) or of
+//! named tokens (`bias`).
 //!
 //! The penalties are one stage, as all three read the same counts, and clients send them together. They differ in what
-//! they count: the repetition penalty asks whether a token stood anywhere, prompt included, as Hugging Face defines it;
-//! presence and frequency are OpenAI's and count only what was generated. `window` limits both to the last tokens.
+//! they count: the repetition penalty considers whether a token occurred anywhere, including the prompt, as Hugging
+//! Face defines it; presence and frequency are OpenAI's and count only generated tokens. `window` limits both to the
+//! last tokens.
 
 use std::collections::HashMap;
 
@@ -14,7 +15,7 @@ use crate::Sequence;
 use crate::parameters::Parameters;
 use crate::tally::{Tally, reweigh};
 
-/// Below this temperature only the best candidate is left: dividing by it would overflow.
+/// Below this temperature only the best candidate is kept: dividing by it would overflow.
 const TEMPERATURE_MIN: f64 = 1e-5;
 
 /// `temperature`: divides the logits by it; 0 keeps only the best candidate (Ackley et al. 1985).
@@ -35,12 +36,12 @@ pub(crate) fn penalties(parameters: &mut Parameters, _: &Sequence) -> Result<Box
     }))
 }
 
-/// `bias`: adds to the logits of the tokens that `biases` names, an object of numbers by token id (OpenAI's `logit_bias`).
+/// `bias`: adds to the logits of the tokens in `biases`, an object of numbers by token id (OpenAI's `logit_bias`).
 pub(crate) fn bias(parameters: &mut Parameters, sequence: &Sequence) -> Result<Box<dyn Stage>> {
     Ok(Box::new(Bias { biases: parameters.biases("biases", sequence.vocabulary, -100.0..=100.0)? }))
 }
 
-/// A number of latest tokens; −1, the default, stands for all of them.
+/// Reads a number of last tokens; −1, the default, means all of them.
 pub(crate) fn window(parameters: &mut Parameters, key: &'static str) -> Result<usize> {
     let window = parameters.integer(key, -1, -1..=u32::MAX.into())?;
     Ok(usize::try_from(window).unwrap_or(usize::MAX))

@@ -1,15 +1,16 @@
 //! The softmax over candidates, without materializing it.
 //!
-//! Stages want a few facts about the distribution (its mass, the logit of a probability, one draw), not 128k
-//! probabilities, so logits are read in blocks of 64 and only sums are kept. The exponential is our own for two reasons:
-//! it is plain arithmetic on lanes, which vectorises where a call into the platform's library would not, and it is the
-//! same on every platform, which a seed's promise needs. Blocks are summed in f32, the blocks' sums in f64.
+//! Stages need a few facts about the distribution (its mass, the logit of a probability, one draw), not 128k
+//! probabilities, so logits are read in blocks of 64 and only sums are kept. The exponential is our own for two
+//! reasons: it is plain arithmetic on lanes, which vectorizes where a call into the platform's library would not, and
+//! it is the same on every platform, which reproducible seeds require. Blocks are summed in f32, the blocks' sums in
+//! f64.
 
 use pensieve_sdk::sampler::Candidates;
 
 use crate::wide::widest;
 
-/// Logits computed at a time.
+/// Logits processed at a time.
 pub(crate) const BLOCK: usize = 64;
 
 /// Sums that run in parallel: a few vector registers.
@@ -21,16 +22,16 @@ const STRIDE: usize = 1024;
 /// Weights below exp(−87) count as zero: in f32 they would be subnormal, and too small to change a sum.
 const DISTANCE_MIN: f32 = -87.0;
 
-/// A distribution: the weight of a candidate is exp(logit − max), and its probability that over the total.
+/// A distribution: the weight of a candidate is exp(logit − max), and its probability is the weight over the total.
 pub(crate) struct Softmax {
     pub(crate) max: f32,
     pub(crate) total: f64,
-    /// The expected distance from the highest logit, which is ln total minus the entropy.
+    /// Expected distance from the highest logit; equals ln total minus the entropy.
     pub(crate) mean_distance: f32,
 }
 
 impl Softmax {
-    /// The softmax of the candidates; `None` if no logit is above −inf. Logits of +inf share the whole mass.
+    /// Computes the candidates' softmax; `None` if no logit is above −inf. Logits of +inf share the whole mass.
     pub(crate) fn of(candidates: &Candidates<'_>) -> Option<Self> {
         let max = candidates.maximum();
         if max == f32::NEG_INFINITY {
@@ -48,18 +49,18 @@ impl Softmax {
         distance(logit, self.max)
     }
 
-    /// The logit that has this probability; above −inf, so that it excludes what is there.
+    /// The logit with this probability; above −inf, so that it excludes candidates at −inf.
     pub(crate) fn logit_of(&self, probability: f64) -> f32 {
         let distance = (probability * self.total).ln() as f32;
         (self.max + distance).max(f32::MIN)
     }
 
-    /// The information in a candidate of this logit, −ln p.
+    /// The information in a candidate with this logit, −ln p.
     pub(crate) fn surprise(&self, logit: f32) -> f64 {
         self.total.ln() - f64::from(self.distance(logit))
     }
 
-    /// The position at which the mass, summed in order, passes this fraction (below 1) of the total; never one of weight
+    /// The index at which the mass, summed in order, exceeds this fraction (below 1) of the total; never one of weight
     /// zero.
     pub(crate) fn at(&self, logits: &[f32], fraction: f64) -> Option<usize> {
         widest(
@@ -89,12 +90,12 @@ impl Softmax {
             }
             reached += mass;
         }
-        // Rounding may leave the target a hair above all that was summed.
+        // Rounding may leave the target slightly above the total sum.
         last.or_else(|| logits.iter().rposition(|&logit| self.distance(logit) == 0.0))
     }
 }
 
-/// Logits in blocks, the last one filled up with −inf.
+/// Splits logits into blocks, padding the last one with −inf.
 #[inline(always)]
 pub(crate) fn blocks(logits: &[f32]) -> impl Iterator<Item = [f32; BLOCK]> {
     let (blocks, rest) = logits.as_chunks();
@@ -103,7 +104,7 @@ pub(crate) fn blocks(logits: &[f32]) -> impl Iterator<Item = [f32; BLOCK]> {
     blocks.iter().copied().chain((!rest.is_empty()).then_some(last))
 }
 
-/// The sum of the weights, and that of every weight times its distance.
+/// Returns the sum of the weights, and the sum of every weight times its distance.
 #[inline(always)]
 pub(crate) fn weigh_all(logits: &[f32], max: f32) -> (f64, f64) {
     let (mut totals, mut products) = ([0.0; LANES], [0.0; LANES]);
@@ -132,17 +133,17 @@ pub(crate) fn weigh(logit: f32, max: f32) -> f32 {
 
 #[inline(always)]
 fn distance(logit: f32, max: f32) -> f32 {
-    // The first case is for +inf, whose difference from itself is NaN.
+    // The first case handles +inf, whose difference from itself is NaN.
     if logit == max { 0.0 } else { logit - max }
 }
 
-/// exp(x) for x ≤ 0 to within 2 units in the last place, and 0 below [`DISTANCE_MIN`]: x = n·ln 2 + r with |r| ≤ ln 2 / 2,
-/// a polynomial for exp(r) with the least relative error, and n added to the exponent.
+/// exp(x) for x ≤ 0 to within 2 ULP, and 0 below [`DISTANCE_MIN`]: x = n·ln 2 + r with |r| ≤ ln 2 / 2, a minimax
+/// polynomial for exp(r), and n added to the exponent.
 #[inline(always)]
 fn exp(x: f32) -> f32 {
     // Adding 1.5·2²³ rounds to the nearest integer and leaves it in the low bits.
     const ROUND: f32 = 12_582_912.0;
-    // ln 2 in two parts, of which the first has so few bits that its product with n is exact.
+    // ln 2 in two parts, the first with few enough bits that its product with n is exact.
     const LN_2_HIGH: f32 = 0.693_359_4;
     const LN_2_LOW: f32 = -2.121_944_4e-4;
     let clamped = if x > DISTANCE_MIN { x } else { DISTANCE_MIN };

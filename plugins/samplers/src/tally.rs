@@ -1,15 +1,15 @@
-//! Counts of tokens in a window over the history, and changes to the logits of just those tokens.
+//! Token counts in a window over the history, and changes to the logits of only those tokens.
 //!
-//! Histories are long and vocabularies are wide, so neither is scanned for each member of the other. Counts follow the window as
-//! it moves by a token a step; logits are found by position while the candidates are the whole vocabulary in order, and otherwise
-//! by one scan.
+//! Histories are long and vocabularies are wide, so neither is scanned for each member of the other. Counts follow the
+//! window as it moves by one token per step; logits are found by position while the candidates are the whole vocabulary
+//! in order, and otherwise by one scan.
 
 use std::collections::HashMap;
 use std::hash::BuildHasher;
 
 use pensieve_sdk::sampler::Candidates;
 
-/// Counts of the tokens in a window that moves on with the history.
+/// Token counts in a window that moves with the history.
 #[derive(Default)]
 pub(crate) struct Tally {
     start: usize,
@@ -18,8 +18,8 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    /// Counts the tokens from `start` to the end. Cheap if they continue those of the last call; otherwise (a rollback,
-    /// another history) they are counted anew.
+    /// Counts the tokens from `start` to the end. Cheap if they continue those of the last call; otherwise (after a
+    /// rollback, or for another history) they are counted from scratch.
     pub(crate) fn update(&mut self, tokens: &[u32], start: usize) -> &HashMap<u32, u32> {
         let start = start.min(tokens.len());
         let end = self.start + self.window.len();
@@ -61,14 +61,14 @@ pub(crate) fn reweigh<T>(
     }
 }
 
-/// The positions of the marked ids.
+/// Returns the positions of the marked ids.
 fn find<'m, T>(ids: &[u32], marks: &'m HashMap<u32, T, impl BuildHasher>) -> Vec<(usize, &'m T)> {
     let mut found = Vec::with_capacity(marks.len().min(ids.len()));
     if ids.len() <= marks.len() {
         found.extend(ids.iter().enumerate().filter_map(|(index, id)| Some((index, marks.get(id)?))));
         return found;
     }
-    // One bit for the ids of the same low 16 bits keeps most candidates from being hashed.
+    // One bit per value of the low 16 bits spares most candidates the hash lookup.
     let mut elsewhere = vec![0u64; 1024];
     let word = |id: u32| (id as usize >> 6) & 1023;
     let mut all_found = true;

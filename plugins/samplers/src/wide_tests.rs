@@ -1,4 +1,4 @@
-//! Passes compiled for wide vectors give the bits that they give without.
+//! Passes compiled for wide vectors give the same bits as without.
 
 use crate::{
     nucleus, softmax,
@@ -15,11 +15,11 @@ fn every_path_gives_the_same_bits() {
         classes.into_iter().chain([total, product]).map(f64::to_bits).collect::<Vec<u64>>()
     };
     if is_x86_feature_detected!("avx2") {
-        // SAFETY: the line above has asked for the instruction set.
+        // SAFETY: the line above has checked for the instruction set.
         assert!(unsafe { with_avx2(measure) } == measure());
     }
     if is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512vl") {
-        // SAFETY: the line above has asked for the instruction sets.
+        // SAFETY: the line above has checked for the instruction sets.
         assert!(unsafe { with_avx512(measure) } == measure());
     }
 }

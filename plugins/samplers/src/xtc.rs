@@ -1,9 +1,9 @@
-//! `xtc`, Exclude Top Choices: now and then takes the obvious continuations away.
+//! `xtc`, Exclude Top Choices: occasionally removes the obvious continuations.
 //!
-//! With the chance `probability`, all candidates at least as probable as `threshold` are removed except the least
-//! probable of them, so that what remains on top is still a sensible choice (p-e-w, pull request 6335 of
-//! text-generation-webui, 2024). Where only one reaches the threshold nothing changes, hence a threshold above 0.5 turns
-//! the stage off. The coin is tossed for every token, needed or not, so that later tokens do not depend on it.
+//! With chance `probability`, all candidates at least as probable as `threshold` are removed except the least probable
+//! of them, so that the top remains a sensible choice (p-e-w, pull request 6335 of text-generation-webui, 2024). If
+//! only one reaches the threshold nothing changes, so a threshold above 0.5 disables the stage. The coin is tossed for
+//! every token, needed or not, so that later tokens do not depend on it.
 
 use pensieve_sdk::Result;
 use pensieve_sdk::sampler::{Candidates, History, Stage, rank, unrank};
@@ -13,7 +13,7 @@ use crate::parameters::Parameters;
 use crate::random::Random;
 use crate::softmax::Softmax;
 
-/// Makes the stage from `threshold` and `probability`.
+/// Creates the stage from `threshold` and `probability`.
 pub(crate) fn xtc(parameters: &mut Parameters, sequence: &Sequence) -> Result<Box<dyn Stage>> {
     Ok(Box::new(Xtc {
         threshold: parameters.number("threshold", 0.1, 0.0..=1.0)?,

@@ -1,7 +1,7 @@
-//! The zoo: families that candle-transformers has and that have no plugin of their own here, each wrapped in a file.
+//! The zoo: families that candle-transformers supports and that have no plugin here, each wrapped in one file.
 //!
-//! Every one of them gives the numbers of Hugging Face transformers or declines the checkpoint. Where candle's model leaves
-//! something out, its file says what, and takes the part that is right. Left out as a whole, as of candle-transformers
+//! Each gives the same numbers as Hugging Face transformers or declines the checkpoint. If candle's model lacks
+//! something, its file says what, and accepts only the part that is right. Omitted entirely, as of candle-transformers
 //! 0.11.1: Falcon, whose GELU is an approximation there.
 
 mod mamba;

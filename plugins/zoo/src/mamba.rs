@@ -1,4 +1,4 @@
-//! Mamba (arXiv 2312.00752): no attention, and a state of fixed size. candle's code has the published sizes as constants.
+//! Mamba (arXiv 2312.00752): no attention, and a state of fixed size. candle's code hard-codes the published sizes.
 
 use pensieve_sdk::{
     Result,
@@ -13,7 +13,7 @@ use pensieve_sdk::{
 const EMBEDDINGS: &str = "backbone.embeddings.weight";
 /// Kernel size of the convolution.
 const KERNEL: usize = 4;
-/// State size for each inner value.
+/// State size per inner value.
 const STATE: usize = 16;
 
 pub struct Mamba {
@@ -44,7 +44,7 @@ impl Wrapped for Mamba {
             widest: 4 * width,
             heads: 0,
             token_bytes: 0,
-            // candle computes an input of the convolution together with its gate, so keeping one keeps both.
+            // candle computes a convolution input together with its gate, so keeping one keeps both.
             fixed_bytes: 4 * layers * 2 * width * (STATE + 2 * KERNEL),
         })
     }
@@ -79,7 +79,7 @@ impl Wrapped for Mamba {
     }
 }
 
-/// Number of embeddings, which may be more than the configuration says.
+/// Number of embeddings, which may exceed the configured vocabulary.
 fn vocabulary(checkpoint: &Checkpoint) -> Result<usize> {
     Ok(checkpoint.weights().get(EMBEDDINGS)?.shape.first().copied().unwrap_or(0))
 }

@@ -1,5 +1,6 @@
-//! StableLM 3B and StableLM 2 (arXiv 2402.17834), without the norms over heads and the parallel layers of its 12 B model, which
-//! candle does not have. Its model is no `Clone`: each sequence constructs one around the same tensors.
+//! StableLM 3B and StableLM 2 (arXiv 2402.17834), without the norms over heads and the parallel layers of the 12B
+//! model, which candle does not support. candle's model is not `Clone`: each sequence constructs one around the same
+//! tensors.
 
 use pensieve_sdk::{
     Result,

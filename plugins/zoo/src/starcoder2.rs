@@ -1,5 +1,5 @@
-//! StarCoder 2 (arXiv 2402.19173). candle's windows are one token too wide and end with the prompt, so there are none here,
-//! and the context ends where they would begin to matter.
+//! StarCoder 2 (arXiv 2402.19173). candle's windows are one token too wide and end with the prompt, so they are not
+//! used, and the context ends where they would begin to matter.
 
 use pensieve_sdk::{
     Result,

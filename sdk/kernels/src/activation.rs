@@ -1,4 +1,4 @@
-//! The non-linear functions of feed-forward layers, alone or times a gate.
+//! The activations of feed-forward layers, alone or multiplied by a gate.
 
 use super::pool::Pool;
 use super::simd::{Kernel, Simd, exp, tanh};
@@ -7,17 +7,17 @@ use super::simd::{Kernel, Simd, exp, tanh};
 pub enum Activation {
     /// x · sigmoid(x), also called swish.
     Silu,
-    /// x · Φ(x), by the error function (to 1.5e-7).
+    /// x · Φ(x), with the error function accurate to 1.5e-7.
     GeluErf,
-    /// The approximation of it that uses tanh.
+    /// GELU's tanh approximation.
     GeluTanh,
     /// 1 / (1 + exp(−x)), the gate of many layers.
     Sigmoid,
-    /// ln(1 + exp(x)), by which steps of time stay positive.
+    /// ln(1 + exp(x)), which keeps time steps positive.
     Softplus,
 }
 
-/// Elements in a task: less work than this is not worth another thread.
+/// Elements per task: less work is not worth another thread.
 const PIECE: usize = 1 << 14;
 
 /// Replaces each x by its activation.
@@ -66,8 +66,8 @@ pub(super) fn apply<S: Simd>(simd: S, activation: Activation, x: &mut [f32]) {
     }
 }
 
-/// A function on vectors. It is a trait because a closure or function pointer would be compiled as a separate function, without
-/// the instruction set that the caller enables.
+/// A function on vectors. A trait, because a closure or function pointer would be compiled as a separate function,
+/// without the instruction set that the caller enables.
 trait Lanes {
     fn of<S: Simd>(simd: S, x: S::F) -> S::F;
 }
@@ -127,7 +127,7 @@ impl Lanes for GeluErf {
     }
 }
 
-/// Abramowitz and Stegun, 7.1.26: within 1.5e-7 for positive x; the function is odd.
+/// Abramowitz and Stegun, 7.1.26: accurate to 1.5e-7 for positive x; the function is odd.
 #[inline(always)]
 fn erf<S: Simd>(simd: S, x: S::F) -> S::F {
     let (zero, one) = (simd.splat(0.0), simd.splat(1.0));

@@ -1,11 +1,11 @@
-//! Short causal convolutions, channel by channel, over the rows of sequences and the last inputs of each before them.
+//! Short depthwise causal convolutions over the rows of sequences, each continuing from its last inputs.
 
 use super::activation::{Activation, apply};
 use super::pool::Pool;
 use super::recurrence::Stretch;
 use super::simd::{Kernel, Simd};
 
-/// Values in a task: less work than this is not worth another thread.
+/// Values per task: less work is not worth another thread.
 const PIECE: usize = 1 << 13;
 
 /// The taps of a depthwise convolution.
@@ -18,7 +18,7 @@ pub struct Taps<'a> {
     pub activation: Option<Activation>,
 }
 
-/// Convolves `x[tokens, channels]`. The state of a sequence is its last `taps − 1` inputs, the oldest first, and is updated.
+/// Convolves `x[tokens, channels]`. A sequence's state is its last `taps − 1` inputs, oldest first, and is updated.
 pub fn short_conv(pool: &Pool, conv: Taps<'_>, x: &[f32], sequences: Vec<Stretch<'_>>, out: &mut [f32]) {
     let Taps { channels, taps, bias, .. } = conv;
     assert!(channels > 0 && taps.len().is_multiple_of(channels) && taps.len() > channels, "{} taps", taps.len());
@@ -47,7 +47,7 @@ pub fn short_conv(pool: &Pool, conv: Taps<'_>, x: &[f32], sequences: Vec<Stretch
     for one in sequences {
         let Stretch { rows, state, copies } = one;
         let (old, x) = (state.to_vec(), &x[rows.start * channels..]);
-        // The inputs before a row.
+        // Copies the inputs before a row.
         let last = |end: usize, to: &mut [f32]| {
             for (index, to) in to.chunks_exact_mut(channels).enumerate() {
                 to.copy_from_slice(input(&old, x, channels, end - rows.start, before - index));
@@ -60,7 +60,8 @@ pub fn short_conv(pool: &Pool, conv: Taps<'_>, x: &[f32], sequences: Vec<Stretch
     }
 }
 
-/// The input `back` rows before the row at `offset` of a sequence whose rows are the first of `x`, behind those of its state.
+/// Returns the input `back` rows before the row at `offset`; `x` holds the sequence's rows, and `state` the inputs
+/// before them.
 fn input<'a>(state: &'a [f32], x: &'a [f32], channels: usize, offset: usize, back: usize) -> &'a [f32] {
     let (from, row) = match offset.checked_sub(back) {
         Some(row) => (x, row),
@@ -69,7 +70,7 @@ fn input<'a>(state: &'a [f32], x: &'a [f32], channels: usize, offset: usize, bac
     &from[row * channels..][..channels]
 }
 
-/// A row and the inputs of its taps, oldest first.
+/// A row with the inputs of its taps, oldest first.
 struct Row<'a> {
     conv: Taps<'a>,
     inputs: Vec<&'a [f32]>,
@@ -114,7 +115,7 @@ mod tests {
         (0..len).map(|i| (i as f32 * step).sin()).collect()
     }
 
-    /// Sequences of 5, 2 and 1 rows, against the definition over the inputs of each in one line.
+    /// Sequences of 5, 2 and 1 rows, against the definition over each sequence's concatenated inputs.
     #[test]
     fn a_row_sees_the_inputs_before_it() {
         let (channels, before, tokens) = (19, 3, 8);

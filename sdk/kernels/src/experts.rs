@@ -1,9 +1,9 @@
-//! Mixtures of experts: two parallel loops for all experts of a layer together, and one that sums each row's outputs.
+//! Mixture of experts: two parallel loops over all experts of a layer, and one that sums each row's outputs.
 //!
-//! A single token uses about eight small experts. One product after the other would start the threads two dozen times a layer,
-//! with too little work for each. So the inner values of all experts are cut into slices, each of which is a task that computes
-//! gate, up and their product, and then the outputs are cut in the same way. Within a task a product runs on the task's own
-//! thread, with the same order of sums as everywhere.
+//! A single token uses about eight small experts. One product after the other would start the threads two dozen times
+//! per layer, with too little work for each. So the inner values of all experts are cut into slices, each of which is a
+//! task that computes gate, up and their product; the outputs are then cut the same way. Within a task, a product runs
+//! on the task's own thread, with the same summation order as everywhere.
 
 use std::ops::Range;
 
@@ -12,23 +12,23 @@ use super::matmul::{Matrix, matmul};
 use super::pool::{Disjoint, Pool};
 use super::simd::{Kernel, Simd};
 
-/// The activation between an expert's first layers and its last.
+/// The activation between an expert's up and down projections.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Glu {
     /// `act(gate) · up`.
     Plain(Activation),
-    /// gpt-oss's: `(up + 1) · gate · sigmoid(alpha · gate)` of clamped values.
+    /// The gpt-oss variant: `(up + 1) · gate · sigmoid(alpha · gate)` on clamped values.
     Clamped {
-        /// The slope of the sigmoid.
+        /// Slope of the sigmoid.
         alpha: f64,
-        /// Upper bound of `gate`, and bound of `up` on both sides.
+        /// Upper bound of `gate`, and bound of `|up|`.
         limit: f64,
     },
     /// Nemotron's squared ReLU: `relu(up)²`, without a gate.
     Square,
 }
 
-/// One layer of an expert.
+/// One linear layer of an expert.
 #[derive(Clone, Copy, Debug)]
 pub struct Layer<'a> {
     pub weight: Matrix<'a>,
@@ -44,13 +44,13 @@ pub struct Expert<'a> {
     pub rows: Range<usize>,
 }
 
-/// Slices are multiples of so many weight rows, which is a whole number of panels for every instruction set.
+/// Slices are multiples of this many weight rows, a whole number of panels for every instruction set.
 const SLICE: usize = 64;
 
-/// Slices for each thread, so that threads end together.
+/// Slices per thread, so that threads finish together.
 const SLICES: usize = 4;
 
-/// `out[rows] = down · glu(gate · x[rows], up · x[rows])` for each expert's rows, which partition `x`.
+/// Computes `out[rows] = down · glu(gate · x[rows], up · x[rows])` for each expert's rows, which partition `x`.
 pub fn experts(pool: &Pool, experts: &[Expert<'_>], glu: Glu, x: &[f32], out: &mut [f32]) {
     let Some(first) = experts.first() else { return };
     let (width, inner, outputs) = (first.gate.weight.cols, first.gate.weight.rows, first.down.weight.rows);
@@ -78,7 +78,7 @@ pub fn experts(pool: &Pool, experts: &[Expert<'_>], glu: Glu, x: &[f32], out: &m
     });
 }
 
-/// Computes columns of the rows of `out`, which have `columns` each, a slice of them for one expert's rows at a time.
+/// Computes the rows of `out`, `columns` values each, one slice of columns for one expert's rows at a time.
 fn sliced(
     pool: &Pool,
     experts: &[Expert<'_>],
@@ -94,14 +94,14 @@ fn sliced(
         let range = start..columns.min(start + slice);
         let values = compute(expert, range.clone());
         for (row, values) in expert.rows.clone().zip(values.chunks_exact(range.len())) {
-            // SAFETY: rows belong to one expert each, as was checked, and slices of columns to one task.
+            // SAFETY: each row belongs to one expert, as checked, and each slice of columns to one task.
             let out = unsafe { out.range(row * columns + range.start..row * columns + range.end) };
             out.copy_from_slice(values);
         }
     });
 }
 
-/// Some outputs of a layer.
+/// Computes some outputs of a layer.
 fn product(pool: &Pool, layer: &Layer<'_>, outputs: Range<usize>, x: &[f32]) -> Vec<f32> {
     let Matrix { dtype, data, rows, cols } = layer.weight;
     let row_bytes = data.len() / rows.max(1);
@@ -133,10 +133,10 @@ fn activated(pool: &Pool, glu: Glu, gate: &[f32], up: &[f32]) -> Vec<f32> {
     out
 }
 
-/// Values of a task below which another thread costs more than it brings.
+/// Values per task: below this, another thread costs more than it gains.
 const PIECE: usize = 1 << 14;
 
-/// Each row of `out` is the sum of `places.len() / rows` rows of `x`, in the order of `places`, each times its weight.
+/// Sums `places.len() / rows` rows of `x`, in the order of `places`, into each row of `out`, each times its weight.
 pub fn combine(pool: &Pool, x: &[f32], places: &[u32], weights: &[f32], rows: usize, out: &mut [f32]) {
     if rows == 0 {
         return;
@@ -237,7 +237,7 @@ mod tests {
         }
     }
 
-    /// Bytes a second that the pool's threads read when they do nothing else.
+    /// Bytes per second that the pool's threads read when they do nothing else.
     fn read_rate(pool: &Pool, data: &[u8]) -> f64 {
         let words = data.as_chunks::<8>().0;
         let piece = 1 << 16;
@@ -252,8 +252,8 @@ mod tests {
         data.len() as f64 / times.min().unwrap_or_default().as_secs_f64()
     }
 
-    /// How fast the weights of chosen experts pass, beside a dense block of as many bytes and beside bytes that are only read:
-    /// `cargo test --release -p pensieve-sdk --lib experts::tests::bytes -- --ignored --nocapture`.
+    /// Compares the throughput of chosen experts' weights with a dense block of equal size and with a plain read:
+    /// `cargo test --release -p pensieve-kernels --lib experts::tests::bytes -- --ignored --nocapture`.
     #[test]
     #[ignore = "measures"]
     fn bytes_of_experts_pass_as_fast_as_those_of_a_dense_block() {
@@ -263,7 +263,7 @@ mod tests {
         for dtype in [Dtype::Q8_0, Dtype::Q4K] {
             let pool = Pool::new(0);
             let bytes = |cols: usize, rows: usize| dtype.row_bytes(cols).unwrap_or_default() * rows;
-            // Each expert of its own, far apart; no byte is met again before the caches have forgotten it.
+            // Separate experts, far apart; no byte is read again before it has left the caches.
             let all = 256;
             let data = vec![0x11_u8; all * bytes(WIDTH, INNER) * 3];
             let read = read_rate(&pool, &data) / 1e9;

@@ -1,13 +1,13 @@
-//! The formats whose values are numbers by themselves: `f32`, `f16`, `bf16`, and eight bits with a scale beside them.
+//! Unquantized formats (`f32`, `f16`, `bf16`), and FP8 with a scale per block.
 
 use super::simd::{Rows, Simd, half};
 
 pub(super) trait Float: Send + Sync + 'static {
     const BYTES: usize;
     fn widen(bytes: &[u8]) -> f32;
-    /// The values of 16 bytes, given as four columns, in order.
+    /// Unpacks the values of 16 bytes, given as four columns, in order.
     fn unpack<S: Simd>(simd: S, columns: [S::U; 4], out: &mut [S::F]);
-    /// The first `LANES` values of some bytes.
+    /// Loads the first `LANES` values of some bytes.
     fn load<S: Simd>(simd: S, bytes: &[u8]) -> S::F;
 }
 
@@ -80,13 +80,13 @@ impl Float for BF16 {
     }
 }
 
-/// The operations that dense products need of a format.
+/// A format's operations for dense products.
 pub(super) trait Dense: Send + Sync + 'static {
-    /// Bytes of so many values of a row, which are whole blocks.
+    /// Bytes of this many values of a row, which form whole blocks.
     fn bytes(values: usize) -> usize;
-    /// The values of `LANES` rows, a row to a lane; `out` says how many.
+    /// Loads values of `LANES` rows, one row per lane, until `out` is full.
     fn fill<S: Simd>(simd: S, rows: Rows<'_>, out: &mut [S::F]);
-    /// One row.
+    /// Widens one row.
     fn widen_row(bytes: &[u8], out: &mut [f32]);
 }
 
@@ -107,11 +107,11 @@ impl<F: Float> Dense for F {
     }
 }
 
-/// A scale in `f32` and 32 numbers of 1 bit sign, 4 bits exponent and 3 bits mantissa (E4M3). There are no infinities, and
-/// loading a checkpoint refuses NaNs.
+/// An `f32` scale and 32 numbers of 1 sign bit, 4 exponent bits and 3 mantissa bits (E4M3). There are no infinities,
+/// and loading a checkpoint rejects NaNs.
 pub(super) struct Fp8;
 
-/// Brings the exponent of eight bits to that of `f32`, subnormal numbers too.
+/// Converts the exponent from eight bits to `f32`'s bias, subnormals included.
 const REBIAS: f32 = f32::from_bits((120 + 127) << 23);
 
 impl Fp8 {
@@ -133,7 +133,7 @@ impl Dense for Fp8 {
             for half in 0..2 {
                 for (i, word) in simd.columns(rows, 4 + 16 * half).into_iter().enumerate() {
                     for byte in 0..4 {
-                        // The byte on top, its sign where it belongs, the rest four bits further down.
+                        // Byte at the top, sign in place, the rest four bits further down.
                         let top = simd.shl(word, 24 - 8 * byte as u32);
                         let bits = simd.or(simd.and(top, sign), simd.and(simd.shr(top, 4), magnitude));
                         let number = simd.mul(simd.bits_to_f32(bits), simd.splat(REBIAS));
@@ -155,7 +155,7 @@ impl Dense for Fp8 {
     }
 }
 
-/// The values of `LANES` rows, a row to a lane; `out` says how many.
+/// Loads values of `LANES` rows, one row per lane, until `out` is full.
 #[inline(always)]
 pub(super) fn fill<S: Simd, F: Float>(simd: S, rows: Rows<'_>, out: &mut [S::F]) {
     let mut chunks = out.chunks_exact_mut(16 / F::BYTES);

@@ -1,7 +1,7 @@
 //! The paged KV cache: blocks of slots, assigned to sequences by block tables.
 //!
-//! A cache is `[kv_heads, slots, head_dim]`; slot `b · block_len + i` is token `i` of block `b`. Block tables are the host's, the
-//! cache is the model's, so every table is checked in full before anything is read or written.
+//! A cache is `[kv_heads, slots, head_dim]`; slot `b · block_len + i` is token `i` of block `b`. Block tables come from
+//! the host and the cache belongs to the model, so every table is checked in full before anything is read or written.
 
 use half::f16;
 
@@ -22,7 +22,7 @@ pub struct Span<'a> {
     pub len: usize,
     /// Positions of the sequence before these rows.
     pub past: usize,
-    /// The sequence's blocks, for `past + len` positions at least.
+    /// The sequence's blocks, for at least `past + len` positions.
     pub blocks: &'a [u32],
 }
 

@@ -1,13 +1,13 @@
-//! CPU kernels on plain slices: nothing here knows about candle or about models.
+//! CPU kernels on plain slices: nothing here knows about candle or models.
 //!
 //! They exist because of two promises that stock operations do not make. Weights are used in place, in the block format
-//! and the memory map that they come in, so that a model takes the size of its file and not twice that. And a row of a
-//! result depends on its own row of the input only, to the last bit, whatever else is in the batch: a request answers
-//! the same alone and among twenty others. Each kernel therefore fixes the order in which it sums, and the batch
-//! decides only how often the unpacked weights are used again.
+//! and memory map that they come in, so that a model takes the size of its file and not twice that. And an output row
+//! depends only on its own input row, to the last bit, whatever else is in the batch: a request gets the same answer
+//! alone and among twenty others. So each kernel fixes its summation order, and the batch size only decides how often
+//! unpacked weights are reused.
 //!
-//! Every kernel is compiled for each instruction set in `simd` and uses the one that its [`Pool`] names. Lengths are the
-//! caller's responsibility and asserted; block tables come from the host and are checked in full before use.
+//! Every kernel is compiled for each instruction set in `simd` and uses the one selected by its [`Pool`]. Lengths are
+//! the caller's responsibility and asserted; block tables come from the host and are checked in full before use.
 
 mod activation;
 mod attention;

@@ -1,24 +1,24 @@
-//! Low-rank adapters: for some rows of a batch, `out += scale · (x · downᵀ) · up`. Each row may have its own factors, so that one
-//! pass serves all adapters of a batch; the cost of a row is reading its factors.
+//! Low-rank adapters: `out += scale · (x · downᵀ) · up` for some rows of a batch. Each row may have its own factors, so
+//! one pass serves all adapters in a batch; the cost of a row is reading its factors.
 
 use super::float::{BF16, F16, F32, Float};
 use super::pool::{Disjoint, Pool};
 use super::simd::{Kernel, Simd};
 use pensieve_weights::Dtype;
 
-/// The two factors of an adapter's change, as rows.
+/// The two factors of an adapter, as rows.
 #[derive(Clone, Copy, Debug)]
 pub struct Factors<'a> {
-    /// One of the float types, for both.
+    /// A float type, shared by both.
     pub dtype: Dtype,
     pub rank: usize,
-    /// `[rank, inputs]`; of an embedding `[tokens, rank]`.
+    /// `[rank, inputs]`; for an embedding `[tokens, rank]`.
     pub down: &'a [u8],
     /// `[rank, outputs]`.
     pub up: &'a [u8],
 }
 
-/// The change of one row of the output.
+/// The adapter term of one output row.
 #[derive(Clone, Copy, Debug)]
 pub struct Change<'a> {
     pub row: usize,
@@ -27,16 +27,16 @@ pub struct Change<'a> {
     pub input: Input<'a>,
 }
 
-/// The input from which a row's change is computed.
+/// The input for a row's adapter term.
 #[derive(Clone, Copy, Debug)]
 pub enum Input<'a> {
-    /// The input of a linear layer.
+    /// Input of a linear layer.
     Values(&'a [f32]),
-    /// The token of an embedding's row.
+    /// Token of an embedding row.
     Token(usize),
 }
 
-/// Adds the changes to the rows of `out`, which have `outputs` values. No row may have two changes.
+/// Adds adapter terms to rows of `out`, which have `outputs` values each. No row may have two.
 pub fn low_rank(pool: &Pool, changes: &[Change<'_>], outputs: usize, out: &mut [f32]) {
     let mut rows: Vec<usize> = changes.iter().map(|change| change.row).collect();
     rows.sort_unstable();
@@ -53,7 +53,7 @@ pub fn low_rank(pool: &Pool, changes: &[Change<'_>], outputs: usize, out: &mut [
     let out = Disjoint::new(out);
     pool.run(changes.len(), |index| {
         let change = &changes[index];
-        // SAFETY: rows differ, as was asserted, and each change is given to one task.
+        // SAFETY: rows differ, as asserted, and each change is given to one task.
         let out = unsafe { out.range(change.row * outputs..(change.row + 1) * outputs) };
         match change.factors.dtype {
             Dtype::F16 => pool.level().run(Add::<F16> { change, out, format: std::marker::PhantomData }),
@@ -75,7 +75,7 @@ impl<S: Simd, F: Float> Kernel<S> for Add<'_, F> {
         let Change { factors, scale, input, .. } = *self.change;
         let mut inner = Vec::with_capacity(factors.rank);
         match input {
-            // No `map`: its closure would be a function without the instruction set.
+            // No `map`: its closure would be compiled without the instruction set.
             Input::Values(x) => {
                 for row in factors.down.chunks_exact(x.len().max(1) * F::BYTES) {
                     inner.push(scale * dot::<S, F>(simd, row, x));
@@ -104,7 +104,7 @@ impl<S: Simd, F: Float> Kernel<S> for Add<'_, F> {
     }
 }
 
-/// The product of a row with as many values.
+/// Dot product of an encoded row with as many values.
 #[inline(always)]
 fn dot<S: Simd, F: Float>(simd: S, row: &[u8], x: &[f32]) -> f32 {
     const SUMS: usize = 4;

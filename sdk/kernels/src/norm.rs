@@ -1,17 +1,17 @@
-//! Normalisation of rows.
+//! Normalization of rows.
 
 use super::pool::Pool;
 use super::simd::{Kernel, Simd};
 
-/// Elements in a task: less work than this is not worth another thread.
+/// Elements per task: less work is not worth another thread.
 const PIECE: usize = 1 << 14;
 
-/// Each row of `x[n, width]` divided by the root of its mean square, times `weight`.
+/// Divides each row of `x[n, width]` by its root mean square and multiplies it by `weight`.
 pub fn rms_norm(pool: &Pool, x: &[f32], n: usize, width: usize, weight: &[f32], eps: f32, out: &mut [f32]) {
     norm(pool, x, n, width, Norm { weight, bias: None, centred: false, eps }, out);
 }
 
-/// Each row of `x[n, width]` less its mean, divided by the root of its variance, times `weight`, plus `bias`.
+/// Normalizes each row of `x[n, width]` to zero mean and unit variance, multiplies it by `weight` and adds `bias`.
 #[allow(clippy::too_many_arguments)]
 pub fn layer_norm(
     pool: &Pool,
@@ -77,7 +77,7 @@ impl<S: Simd> Kernel<S> for Row<'_> {
     }
 }
 
-/// The sum of what `of` makes of each value; the last vector is filled up with `pad`, of which it makes 0.
+/// Sums `of` over all values; the last vector is padded with `pad`, for which `of` must return 0.
 #[inline(always)]
 fn sum<S: Simd>(simd: S, x: &[f32], pad: f32, of: impl Fn(S::F) -> S::F) -> f32 {
     let chunks = x.chunks_exact(S::LANES);

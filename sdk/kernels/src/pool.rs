@@ -1,10 +1,10 @@
 //! A small fork-join pool.
 //!
-//! A decode step is some two hundred short parallel loops with almost nothing between them, so what counts is how fast
-//! workers start and how little they disturb when there is nothing to do: they spin for some tens of microseconds
-//! after a loop and then sleep. The caller works too and never waits for a worker that has not started: it closes the
-//! gate when the tasks are gone, and only those already inside have to be waited for. The pool also carries the
-//! instruction set that its kernels use, because every kernel has a pool at hand and tests want to choose.
+//! A decode step is about two hundred short parallel loops with almost nothing between them, so what matters is how
+//! fast workers start and how little they disturb when idle: they spin for some tens of microseconds after a loop and
+//! then sleep. The caller works too and never waits for a worker that has not started: it closes the gate when no tasks
+//! are left, and waits only for workers already inside. The pool also carries the instruction set for its kernels,
+//! because every kernel has a pool at hand and tests want to choose.
 
 use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
@@ -21,7 +21,7 @@ use super::simd::Level;
 const SPIN: Duration = Duration::from_micros(40);
 const THREADS_MAX: usize = 256;
 
-/// Threads that work on one loop at a time.
+/// A thread pool that runs one loop at a time.
 pub struct Pool {
     shared: Arc<Shared>,
     /// Held while a loop runs: loops of different callers take turns.
@@ -31,18 +31,17 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// A pool of `threads` threads, the caller of [`run`](Self::run) counted; 0 takes as many as the machine offers, and
-    /// never more than 256.
+    /// A pool of `threads` threads including the caller of [`run`](Self::run); 0 uses all of the machine's, up to 256.
     pub fn new(threads: usize) -> Self {
         Self::with_level(threads, Level::best())
     }
 
-    /// The same with an instruction set of the caller's choice.
+    /// Like [`Pool::new`], with a given instruction set.
     pub fn with_level(threads: usize, level: Level) -> Self {
         let threads = if threads == 0 { thread::available_parallelism().map_or(1, usize::from) } else { threads };
         let threads = threads.min(THREADS_MAX);
         let shared = Arc::new(Shared::default());
-        // A thread that cannot be started only makes the pool smaller.
+        // If a thread cannot be started, the pool is just smaller.
         let workers = (1..threads)
             .filter_map(|index| {
                 let shared = Arc::clone(&shared);
@@ -60,8 +59,9 @@ impl Pool {
         self.level
     }
 
-    /// Calls `task` once with every number below `tasks`, on any thread and in any order, and returns when all have
-    /// returned. A panic in a task ends the loop early and is raised here. A loop inside a task runs on its own thread.
+    /// Calls `task` once with every number below `tasks`, on any thread and in any order, and returns when all calls
+    /// have returned. A panic in a task ends the loop early and is raised here. A loop inside a task runs on the task's
+    /// own thread.
     pub fn run(&self, tasks: usize, task: impl Fn(usize) + Sync) {
         if tasks <= 1 || self.workers.is_empty() || INSIDE.get() {
             (0..tasks).for_each(task);
@@ -69,13 +69,14 @@ impl Pool {
         }
         let _turn = lock(&self.turn);
         let task: &(dyn Fn(usize) + Sync) = &task;
-        // SAFETY: only the lifetime changes. The reference is used by workers inside the gate, and this function does
-        // not return before the gate is closed and empty.
+        // SAFETY: only the lifetime changes. Workers use the reference only inside the gate, and this function does not
+        // return before the gate is closed and empty.
         let task: &'static (dyn Fn(usize) + Sync) = unsafe { std::mem::transmute(task) };
         self.shared.run(Job { task, tasks });
     }
 
-    /// Cuts `data` into pieces of `piece` elements (the last may be shorter) and calls `task` with each and its number.
+    /// Cuts `data` into pieces of `piece` elements (the last may be shorter) and calls `task` with each index and
+    /// piece.
     pub fn run_pieces<T: Send>(&self, data: &mut [T], piece: usize, task: impl Fn(usize, &mut [T]) + Sync) {
         assert!(piece > 0, "pieces of no elements");
         let len = data.len();
@@ -114,7 +115,7 @@ impl<'a, T> Disjoint<'a, T> {
         Self { start: data.as_mut_ptr(), len: data.len(), owner: PhantomData }
     }
 
-    /// The address of an element, if there is one of this index.
+    /// Address of an element; may be out of bounds.
     pub(super) fn at(&self, index: usize) -> *const T {
         self.start.wrapping_add(index)
     }
@@ -135,7 +136,7 @@ struct Job {
     tasks: usize,
 }
 
-/// The gate is one word: how many workers are inside, whether it is open, and the number of the loop.
+/// The gate is one word: the number of workers inside, an open flag, and the loop's number.
 const INSIDE_MASK: u64 = 0xffff_ffff;
 const OPEN: u64 = 1 << 32;
 const LOOP: u64 = 1 << 33;
@@ -157,7 +158,7 @@ struct Shared {
 unsafe impl Sync for Shared {}
 
 thread_local! {
-    /// Whether this thread is running a task; a loop started then must not wait for the pool it is part of.
+    /// True while this thread runs a task; a loop started then must not wait for the pool that it is part of.
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -208,7 +209,7 @@ impl Shared {
         let mut seen = 0;
         while let Some(number) = self.enter(seen) {
             seen = number;
-            // SAFETY: this thread is inside the gate, so the caller keeps the job as it is.
+            // SAFETY: this thread is inside the gate, so the caller does not change the job.
             if let Some(job) = unsafe { *self.job.get() } {
                 self.take_tasks(job);
             }
@@ -216,7 +217,7 @@ impl Shared {
         }
     }
 
-    /// Waits for a loop other than `seen` and steps inside; `None` when the pool is being dropped.
+    /// Waits for a loop other than `seen` and enters the gate; `None` when the pool is being dropped.
     fn enter(&self, seen: u64) -> Option<u64> {
         let mut since = None;
         loop {

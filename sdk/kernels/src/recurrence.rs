@@ -1,14 +1,14 @@
-//! Linear recurrences, whose heads each have a matrix as state, token by token.
+//! Linear recurrences whose heads each have a matrix as state, token by token.
 //!
-//! The columns of a matrix are independent, so all tokens of a head are computed for a few columns at a time, which stay in the
-//! L1 cache meanwhile. Each token reads them once for `k · S` and once to update them.
+//! The columns of a matrix are independent, so all tokens of a head are computed for a few columns at a time, which
+//! stay in the L1 cache meanwhile. Each token reads them once for `k · S` and once for the update.
 
 use std::ops::Range;
 
 use super::pool::Pool;
 use super::simd::{Kernel, Simd};
 
-/// The heads of a recurrence and their sizes.
+/// The number and sizes of a recurrence's heads.
 #[derive(Clone, Copy, Debug)]
 pub struct Heads {
     pub heads: usize,
@@ -19,7 +19,7 @@ pub struct Heads {
     pub value_dim: usize,
 }
 
-/// The inputs of a step, with a row for each token.
+/// Inputs of a step, one row per token.
 #[derive(Clone, Copy, Debug)]
 pub struct Recurred<'a> {
     /// `[tokens, key_heads, key_dim]`.
@@ -27,17 +27,17 @@ pub struct Recurred<'a> {
     pub k: &'a [f32],
     /// `[tokens, heads, value_dim]`.
     pub v: &'a [f32],
-    /// The logarithm of the decay, `[tokens, heads]`.
+    /// Logarithm of the decay, `[tokens, heads]`.
     pub decay: &'a [f32],
-    /// The factor of what is written, `[tokens, heads]`.
+    /// Scale of the state update, `[tokens, heads]`.
     pub beta: &'a [f32],
-    /// Writes `v − k · S` rather than `v`: the delta rule.
+    /// Writes `v − k · S` instead of `v`: the delta rule.
     pub corrects: bool,
-    /// Adds this multiple of a token's own `v` to its output, for each head.
+    /// Adds this multiple of a token's own `v` to its output; one per head.
     pub skip: Option<&'a [f32]>,
 }
 
-/// The rows of one sequence, its state, and the copies to make of the state before given rows of the step, in ascending order.
+/// The rows of one sequence, its state, and the copies to make of the state before given rows, in ascending order.
 #[derive(Debug)]
 pub struct Stretch<'a> {
     pub rows: Range<usize>,
@@ -45,11 +45,11 @@ pub struct Stretch<'a> {
     pub copies: Vec<(usize, &'a mut [f32])>,
 }
 
-/// Vectors of columns that are held in registers at once.
+/// Vectors of columns held in registers at once.
 const VECTORS: usize = 4;
 
-/// Advances the matrices of sequences, `[heads, key_dim, value_dim]` each, over their rows. `out` is `[tokens, heads, value_dim]`,
-/// and the sequences partition its rows.
+/// Advances the state matrices of sequences, `[heads, key_dim, value_dim]` each, over their rows. `out` is `[tokens,
+/// heads, value_dim]`, and the sequences partition its rows.
 pub fn recurrence(pool: &Pool, shape: Heads, x: Recurred<'_>, sequences: Vec<Stretch<'_>>, out: &mut [f32]) {
     let Heads { heads, key_heads, key_dim, value_dim, .. } = shape;
     let (size, tokens) = (key_dim * value_dim, sequences.iter().map(|one| one.rows.len()).sum::<usize>());
@@ -58,7 +58,7 @@ pub fn recurrence(pool: &Pool, shape: Heads, x: Recurred<'_>, sequences: Vec<Str
     assert!(x.v.len() == tokens * heads * value_dim && out.len() == x.v.len(), "values");
     assert!(x.decay.len() == tokens * heads && x.beta.len() == tokens * heads, "gates");
     assert!(x.skip.is_none_or(|skip| skip.len() == heads), "what is skipped");
-    // Head by head, so that each has a piece of its own.
+    // Head by head, so that each task has a contiguous piece.
     let mut by_head = vec![0.0; out.len()];
     let (mut rest, mut tasks, mut spans) = (&mut by_head[..], Vec::with_capacity(sequences.len() * heads), Vec::new());
     for Stretch { rows, state, copies } in sequences {
@@ -135,7 +135,7 @@ struct Token<'a> {
 }
 
 impl Task<'_> {
-    /// Advances the columns from `column` on, as many as `columns` handles, through all rows.
+    /// Advances the columns starting at `column`, as many as `columns` handles, through all rows.
     #[inline(always)]
     fn columns<C: Columns>(&mut self, columns: C, column: usize) {
         let Heads { heads, key_heads, interleaved_heads, key_dim, value_dim } = self.shape;
@@ -172,12 +172,12 @@ fn copy_columns(from: &[f32], to: &mut [f32], stride: usize, column: usize, widt
     }
 }
 
-/// Columns that are advanced together. It is a trait because a closure would be compiled as a separate function, without the
+/// Columns that are advanced together. A trait, because a closure would be compiled as a separate function, without the
 /// instruction set.
 trait Columns: Copy {
     const WIDTH: usize;
 
-    /// Advances the first columns of `matrix` by a token.
+    /// Advances the first columns of `matrix` by one token.
     fn advance(self, matrix: &mut [f32], token: &Token<'_>, out: &mut [f32]);
 }
 
@@ -235,7 +235,7 @@ impl<S: Simd, const N: usize> Columns for Vectors<S, N> {
     }
 }
 
-/// A single column, for the rest that does not fill a vector.
+/// A single column, for the remainder that does not fill a vector.
 #[derive(Clone, Copy)]
 struct One;
 
@@ -268,7 +268,8 @@ mod tests {
         (0..len).map(|i| (i as f32 * step).sin()).collect()
     }
 
-    /// Two sequences, of 5 and 3 rows, against the definition in double precision; the first leaves a copy after 2 rows.
+    /// Two sequences, of 5 and 3 rows, against the definition in double precision; the first leaves a copy after 2
+    /// rows.
     fn check(corrects: bool, interleaved_heads: bool) {
         let shape = Heads { heads: 4, key_heads: 2, interleaved_heads, key_dim: 7, value_dim: 77 };
         let (size, tokens) = (shape.key_dim * shape.value_dim, 8);

@@ -4,8 +4,8 @@ use super::pool::Pool;
 use super::simd::{Kernel, Simd};
 use pensieve_weights::RopeStyle;
 
-/// Rotates the first `rotary_dim` values of each head of `x[n, heads, head_dim]` in place. `cos` and `sin` are
-/// `[n, rotary_dim / 2]`, a row for each row of `x`.
+/// Rotates the first `rotary_dim` values of each head of `x[n, heads, head_dim]` in place. `cos` and `sin` are `[n,
+/// rotary_dim / 2]`, one row per row of `x`.
 #[allow(clippy::too_many_arguments)]
 pub fn rope(
     pool: &Pool,
@@ -25,7 +25,7 @@ pub fn rope(
     if x.is_empty() || half == 0 {
         return;
     }
-    // Below some thousand values another thread costs more than it brings.
+    // Below a few thousand values, another thread costs more than it gains.
     let rows = (1_usize << 14).div_ceil(row);
     pool.run_pieces(x, rows * row, |index, x| {
         let angles = index * rows * half..;

@@ -1,21 +1,21 @@
 //! The innermost product: a few rows of numbers times two panels.
 //!
-//! A panel is a matrix that stands on its side: one vector for each column, with a lane for each row. So a product of a
-//! row with it is one multiplication and addition of vectors for each column, in the order of the columns, and no lane
-//! ever meets another. Two panels stand side by side so that each number that is fetched is used twice; some rows run
-//! abreast so that each vector that is fetched is used several times, and to hide the latency of the additions. How many
-//! run abreast has no influence on any of them.
+//! A panel is a transposed block of a matrix: one vector per column, with one lane per row. So the product of a row
+//! with it is one vector multiply-add per column, in column order, and lanes never interact. Two panels are processed
+//! side by side so that each loaded number is used twice; several rows are processed together so that each loaded
+//! vector is used several times, and to hide the latency of the additions. How many are processed together does not
+//! affect the result of any.
 
 use super::simd::{Kernel, Simd};
 
 /// Panels side by side.
 pub(super) const PAIR: usize = 2;
 
-/// The most rows abreast: with a pair of panels their sums fill the vector registers.
+/// Maximum number of rows processed together: with a pair of panels, their sums fill the vector registers.
 pub(super) const TILE: usize = 6;
 
-/// Adds to each of 1 to [`TILE`] sums the product of its row of `x` with a pair of panels. Rows of `x` are `stride` apart
-/// and at least as long as the panels.
+/// Adds to each of 1 to [`TILE`] sums the product of its row of `x` with a pair of panels. Rows of `x` are `stride`
+/// apart and at least as long as the panels.
 #[inline(always)]
 pub(super) fn tile<S: Simd>(simd: S, pair: [&[S::F]; PAIR], x: &[f32], stride: usize, sums: &mut [[S::F; PAIR]]) {
     macro_rules! of {
@@ -69,7 +69,7 @@ impl<S: Simd, const N: usize> Kernel<S> for Tile<'_, S, N> {
     }
 }
 
-/// Evaluates `$body` with ranges of up to `$most` rows that together are the `$n` of the batch, as even as may be.
+/// Evaluates `$body` for ranges of at most `$most` rows, as even as possible, that together cover the batch's `$n`.
 macro_rules! in_tiles {
     ($n:expr, $most:expr, |$rows:ident| $body:expr) => {{
         let tiles = usize::div_ceil($n, $most);

@@ -6,7 +6,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
 };
 
-use super::convert::error_out;
+use super::{convert::error_out, pool};
 use crate::{Code, Error, Result};
 
 /// Runs an author's code for the host.
@@ -17,7 +17,7 @@ pub(super) fn guard<T>(what: &str, code: impl FnOnce() -> Result<T>) -> RResult<
 /// Runs an author's code. Unwind safety: what the code was changing may be half done afterwards; it is the author's
 /// own state, and the contract says which of it the host still uses.
 pub(crate) fn caught<T>(what: &str, code: impl FnOnce() -> Result<T>) -> Result<T> {
-    catch_unwind(AssertUnwindSafe(code)).unwrap_or_else(|panic| {
+    catch_unwind(AssertUnwindSafe(|| pool::within(code))).unwrap_or_else(|panic| {
         let message = format!("{what} panicked: {}", message_of(&*panic));
         discard(panic);
         Err(Error::new(Code::Panicked, message).help("this is a defect of the plugin; tell its author"))
@@ -26,7 +26,7 @@ pub(crate) fn caught<T>(what: &str, code: impl FnOnce() -> Result<T>) -> Result<
 
 /// Drops an author's value; a panic while doing so has nowhere to go.
 pub(crate) fn discard<T>(value: T) {
-    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(value))) {
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| pool::within(|| drop(value)))) {
         // A panic's payload may itself panic when dropped.
         std::mem::forget(panic);
     }

@@ -6,8 +6,11 @@
 
 mod check;
 mod convert;
+#[cfg(feature = "nn")]
+mod diagnostics;
 mod guard;
 mod model;
+mod pool;
 mod providers;
 
 #[cfg(feature = "testing")]
@@ -124,13 +127,27 @@ extern "C" fn adapter_format(index: u32) -> RResult<api::AdapterBox, api::Plugin
     providers::adapter_format(EXPORTED.get(), index)
 }
 
-extern "C" fn extension(_id: RStr<'_>) -> ROption<api::Extension> {
+extern "C" fn extension(id: RStr<'_>) -> ROption<api::Extension> {
+    #[cfg(feature = "nn")]
+    if id == api::ext::diagnostics::ID {
+        return ROption::RSome(api::Extension::offer(&diagnostics::TABLE));
+    }
+    let _ = id;
     ROption::RNone
 }
 
 #[cfg(test)]
 mod tests {
+    use super::{guard::guard, pool::counting};
     use pensieve_plugin_api::abi_stable::library::ROOT_MODULE_LOADER_NAME;
+
+    #[test]
+    fn what_a_host_calls_runs_within_an_autorelease_pool_that_ends_with_it_even_if_it_panics() {
+        let open = guard("a call", || Ok(counting::open()));
+        assert_eq!((open.into_result().unwrap(), counting::open()), (1, 0));
+        let _ = guard("a call", || -> crate::Result<()> { panic!("a defect") });
+        assert_eq!(counting::open(), 0);
+    }
 
     #[test]
     fn exports_under_the_name_that_a_host_looks_for() {

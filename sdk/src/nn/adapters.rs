@@ -12,10 +12,10 @@ use self::registry::{LayerId, Part, Registered, Registry};
 use super::{backend::LowRank, ops::Ops};
 use crate::{AdapterData, Error, LowRankPair, Result};
 
-/// A larger rank is taken for a corrupt file.
+/// A larger rank indicates a corrupt file.
 const RANK_MAX: usize = 1024;
 
-/// The rows of an activation that one adapter changes.
+/// The rows of an activation that one adapter applies to.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct AdaptedRows {
     pub(super) rows: Range<usize>,
@@ -23,7 +23,7 @@ pub(super) struct AdaptedRows {
     pub(super) scale: f32,
 }
 
-/// The adapters that are attached to a model.
+/// The adapters attached to a model.
 #[derive(Debug, Default)]
 pub(super) struct Adapters {
     attached: HashMap<u32, HashMap<LayerId, LowRank>>,
@@ -61,7 +61,7 @@ impl Adapters {
         self.attached.values().flat_map(HashMap::values).map(LowRank::bytes).sum()
     }
 
-    /// Adds the changes of each group of rows to the output of a linear layer.
+    /// Adds the adapter terms of each group of rows to the output of a linear layer.
     pub(super) fn apply(
         &self,
         ops: &Ops,
@@ -73,7 +73,7 @@ impl Adapters {
         ops.add_low_rank(x, out, &self.of(layer, groups))
     }
 
-    /// Adds the changes of each group of rows to the embeddings of `tokens`.
+    /// Adds the adapter terms of each group of rows to the embeddings of `tokens`.
     pub(super) fn apply_to_table(
         &self,
         ops: &Ops,
@@ -94,7 +94,7 @@ impl Adapters {
     }
 }
 
-/// Prepares a pair for its layer, or for the layers of a stack: they share its `a` and split the rows of its `b`.
+/// Prepares a pair for its layer, or for the layers of a stack, which share its `a` and split the rows of its `b`.
 fn place(pair: &LowRankPair, registry: &Registry, ops: &Ops) -> Result<Vec<(LayerId, LowRank)>> {
     let (order, layers) = registry.find(&pair.target);
     let Some((first, inputs)) = layers.first().map(|(_, layer)| (layer.part, layer.inputs)) else {
@@ -123,7 +123,7 @@ pub(super) fn no_such_layer() -> Error {
     Error::not_found("the model has no such linear layer or embedding")
 }
 
-/// Checks a pair's sizes and values against a weight of this size.
+/// Checks a pair's shape and values against a weight of this size.
 pub(super) fn check(pair: &LowRankPair, inputs: usize, outputs: usize) -> Result<()> {
     if (pair.inputs, pair.outputs) != (inputs, outputs) {
         let (found, expected) = (format!("{}→{}", pair.inputs, pair.outputs), format!("{inputs}→{outputs}"));

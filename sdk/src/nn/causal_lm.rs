@@ -1,6 +1,6 @@
-//! The frame around a decoder's blocks that nearly every family has: embedding, final norm and output layer.
+//! The frame around the blocks of nearly every decoder: embedding, final norm and output layer.
 //!
-//! The blocks belong to the family, and so does what it passes through them (angles, vectors for each layer).
+//! The blocks belong to the family, and so do the arguments that it passes through them (angles, per-layer vectors).
 
 use candle_core::Tensor;
 
@@ -12,11 +12,11 @@ use crate::Result;
 pub struct CausalLm<B, N = RmsNorm> {
     /// Token embeddings.
     pub embed_tokens: Embedding,
-    /// One block for each layer.
+    /// One block per layer.
     pub layers: Vec<B>,
     /// The norm after the last block.
     pub norm: N,
-    /// From hidden states to logits.
+    /// Maps hidden states to logits.
     pub lm_head: Linear,
 }
 
@@ -46,7 +46,7 @@ impl<B, N: Norm> CausalLm<B, N> {
         })
     }
 
-    /// Runs the step's tokens through embedding and blocks; `block` applies each.
+    /// Runs the step's tokens through the embedding and all blocks; `block` applies one.
     pub fn hidden(
         &self,
         step: &mut Step<'_>,
@@ -56,7 +56,7 @@ impl<B, N: Norm> CausalLm<B, N> {
         self.hidden_from(x, step, block)
     }
 
-    /// Runs `x` through the blocks, for families that change the embeddings first.
+    /// Runs `x` through the blocks, for families that modify the embeddings first.
     pub fn hidden_from(
         &self,
         x: Tensor,
@@ -66,7 +66,7 @@ impl<B, N: Norm> CausalLm<B, N> {
         self.layers.iter().try_fold(x, |x, layer| block(layer, &x, step))
     }
 
-    /// Final norm and output layer.
+    /// Applies the final norm and the output layer.
     pub fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         self.lm_head.forward(&self.norm.normalize(hidden, step)?, step)
     }
@@ -74,7 +74,7 @@ impl<B, N: Norm> CausalLm<B, N> {
 
 /// A kind of final norm.
 pub trait Norm {
-    /// Normalises each row of `x`.
+    /// Normalizes each row of `x`.
     fn normalize(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor>;
 }
 

@@ -1,7 +1,7 @@
 //! Resolves a device name such as `auto`, `cuda:0` or `cuda:0+cuda:1` on this machine.
 //!
-//! `auto` takes the best device that passes a small computation, so a machine with a broken driver still serves. A device
-//! that was asked for by name and does not work is an error: who names one does not want another.
+//! `auto` takes the best device that passes a small computation, so a machine with a broken driver still serves. If a
+//! device is requested by name and does not work, that is an error: the user does not want another one.
 
 use candle_core::{DType, Device, Tensor};
 use std::panic::catch_unwind;
@@ -45,7 +45,7 @@ impl Chosen {
         self.name.split('+').collect()
     }
 
-    /// Refuses several devices, for architectures that run on one.
+    /// Rejects several devices, for architectures that run on one.
     pub fn alone(self) -> Result<Self> {
         if self.beside.is_empty() {
             return Ok(self);
@@ -66,7 +66,7 @@ fn all() -> Result<Chosen> {
     together(names.map(|name| open(&name).map(|device| (name, device))).collect::<Result<_>>()?)
 }
 
-/// Several devices by name, over which a model is spread.
+/// Opens several devices by name, to spread a model over.
 fn several(names: &[&str]) -> Result<Chosen> {
     let kind = |name: &str| name.split_once(':').map_or(name.to_owned(), |(kind, _)| kind.to_owned());
     let wrong = |what: String| {
@@ -107,11 +107,13 @@ fn together(opened: Vec<(String, Device)>) -> Result<Chosen> {
     Ok(Chosen { device, beside, name: names.join("+"), note: "asked for".into() })
 }
 
-/// Free memory of a device; `None` if it does not report any.
+/// Free memory of a device; `None` if it does not report it.
 pub(super) fn free_bytes(device: &Device) -> Option<u64> {
     match device {
         #[cfg(feature = "cuda")]
         Device::Cuda(device) => super::backend::cuda_free_bytes(device),
+        #[cfg(any(feature = "metal", target_os = "macos"))]
+        Device::Metal(device) => Some(super::backend::metal_free_bytes(device)),
         _ => None,
     }
 }
@@ -141,7 +143,12 @@ fn open(name: &str) -> Result<Device> {
     let new: fn(usize) -> candle_core::Result<Device> = match kind {
         #[cfg(feature = "cuda")]
         "cuda" => super::backend::cuda_device,
-        "metal" if candle_core::utils::metal_is_available() => Device::new_metal,
+        "metal" if candle_core::utils::metal_is_available() => {
+            if let Some(why) = metal_refusal(has_residency_sets()) {
+                return Err(unavailable(why.into()));
+            }
+            Device::new_metal
+        }
         _ if ["cuda", "metal"].contains(&kind) => {
             return Err(unavailable(format!("this plugin was built without {kind}")));
         }
@@ -150,13 +157,26 @@ fn open(name: &str) -> Result<Device> {
             return Err(error.help("devices are auto, cpu, cuda:N and metal:N, and several as cuda:0+cuda:1"));
         }
     };
-    // candle panics on an ordinal that is not there.
+    // candle panics on an ordinal that does not exist.
     let opened = catch_unwind(|| new(ordinal).and_then(|device| smoke(&device).map(|()| device)));
     match opened {
         Ok(Ok(device)) => Ok(device),
         Ok(Err(error)) => Err(unavailable(error.to_string().lines().next().unwrap_or_default().to_owned())),
         Err(_) => Err(unavailable("its driver did not answer".into())),
     }
+}
+
+/// The reason why candle's Metal backend would panic on this system.
+fn metal_refusal(has_residency_sets: bool) -> Option<&'static str> {
+    (!has_residency_sets).then_some("Metal needs macOS 15 or newer here (residency sets)")
+}
+
+/// Whether the system knows `MTLResidencySet`.
+fn has_residency_sets() -> bool {
+    #[cfg(target_os = "macos")]
+    return objc2::available!(macos = 15.0);
+    #[cfg(not(target_os = "macos"))]
+    true
 }
 
 fn smoke(device: &Device) -> candle_core::Result<()> {
@@ -173,6 +193,12 @@ mod tests {
     fn auto_takes_something_and_says_why() {
         let chosen = choose("auto").unwrap();
         assert!(!chosen.note.is_empty());
+    }
+
+    #[test]
+    fn an_older_macos_is_told_which_one_metal_needs() {
+        assert!(metal_refusal(false).unwrap().contains("needs macOS 15"));
+        assert_eq!(metal_refusal(true), None);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Linear layers and embeddings, dense or quantized, with adapters on top where a sequence asks for one.
+//! Linear layers and embeddings, dense or quantized, with adapters for the sequences that use them.
 //!
 //! A model file names its layers and applies them; quantized weights and per-sequence adapters are handled here.
 
@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{Error, Result, weights::RawTensor};
 
-/// `x · Wᵀ + b`, plus the low-rank changes of the sequences that use an adapter.
+/// `x · Wᵀ + b`, plus the low-rank terms of sequences that use an adapter.
 #[derive(Clone, Debug)]
 pub struct Linear {
     weight: Arc<Matrix>,
@@ -35,12 +35,12 @@ impl Linear {
         (&self.weight, self.bias.as_ref())
     }
 
-    /// Applies the layer to the step's rows: `x` has the shape `[rows, inputs]`.
+    /// Applies the layer to the step's rows; `x` has the shape `[rows, inputs]`.
     pub fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         step.adapt(self.id, x, self.plain(x, step)?)
     }
 
-    /// `residual + layer(x)`, the end of each half of a block, in one kernel where the backend has it.
+    /// `residual + layer(x)`, the end of each half of a block, in one kernel if the backend has it.
     pub fn add_to(&self, residual: &Tensor, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         if step.is_adapted() {
             return step.ops().add(residual, &self.forward(x, step)?);
@@ -48,7 +48,7 @@ impl Linear {
         step.ops().add_linear(residual, x, self.parts())
     }
 
-    /// Applies layers that share an input together, which is faster than one by one. For queries, keys and values use
+    /// Applies layers that share an input, which is faster than one by one. For queries, keys and values use
     /// [`Qkv`](super::Qkv), for gated blocks [`GatedMlp`](super::GatedMlp).
     pub fn forward_all<const N: usize>(layers: [&Self; N], x: &Tensor, step: &Step<'_>) -> Result<[Tensor; N]> {
         let outs = step.ops().linears(x, &layers.map(Self::parts))?;
@@ -62,7 +62,7 @@ impl Linear {
         step.adapt_rows(self.id, x, self.plain(x, step)?, rows)
     }
 
-    /// [`Self::forward_rows`] with the product computed by `host`, if there is one; adapters are computed on the model's device.
+    /// [`Self::forward_rows`], with the product computed by `host` if given; adapters run on the model's device.
     pub(super) fn forward_rows_by(
         &self,
         host: Option<&Ops>,
@@ -81,7 +81,7 @@ impl Linear {
         Self { bias, ..self }
     }
 
-    /// Index of the weight's device among the model's.
+    /// Index of the weight's device in the model.
     pub(super) fn place(&self) -> usize {
         self.weight.place
     }
@@ -91,7 +91,7 @@ impl Linear {
     }
 }
 
-/// One vector for each token of the vocabulary.
+/// One vector per token of the vocabulary.
 #[derive(Clone, Debug)]
 pub struct Embedding {
     weight: Arc<Matrix>,
@@ -110,12 +110,12 @@ impl Embedding {
         self.weight.outputs()
     }
 
-    /// Values in a vector.
+    /// Values per vector.
     pub fn width(&self) -> usize {
         self.weight.inputs()
     }
 
-    /// The vectors of the step's tokens, of shape `[tokens, width]`.
+    /// Returns the vectors of the step's tokens, of shape `[tokens, width]`.
     pub fn forward(&self, step: &Step<'_>) -> Result<Tensor> {
         step.adapt_table(self.id, step.ops().embed(&self.weight, &step.pass)?)
     }

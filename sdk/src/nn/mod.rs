@@ -1,13 +1,15 @@
-//! Building blocks of models: layers that handle batching, paged caches and adapters without the model file's help, on every
-//! device that candle supports.
+//! Building blocks of models: layers that handle batching, paged caches and adapters without the model file's help, on
+//! every device that candle supports.
 //!
 //! A model file holds its layers, loads them through a [`Loader`], and applies them to a [`Step`]; [`Paged`] turns that
-//! [`Decoder`] into an architecture. The modules stand in ranks, and each imports from those below it alone:
+//! [`Decoder`] into an architecture. The modules are ranked, and each imports only from those below it:
 //!
 //! - `causal_lm`, `sizes`, `paged` and `layers` are used by model files,
-//! - `loading` brings a checkpoint's weights to their devices, most of them as layers of `linear`,
+//! - `diagnostics` measures a device for reports about machines,
+//! - `loading` moves a checkpoint's weights to their devices, most of them as layers of `linear`,
 //! - `step` is one forward pass, with the `adapters` of its rows,
-//! - `ops` validates each call of a layer and hands it to a `backend`: CPU kernels, stock candle ops, or a device's own kernels,
+//! - `ops` validates each call of a layer and passes it to a `backend`: CPU kernels, stock candle ops, or a device's
+//!   own kernels,
 //! - `memory` is the KV cache and the states, and the only place that knows where a token's keys are,
 //! - `spec` is plain data: attention, convolution, recurrence, the shape of caches.
 
@@ -15,6 +17,7 @@ mod adapters;
 mod backend;
 mod causal_lm;
 pub mod device;
+pub(crate) mod diagnostics;
 mod layers;
 mod linear;
 mod loading;

@@ -1,7 +1,10 @@
 //! Makes an [`Architecture`] out of a [`Decoder`]: the one place that turns a checkpoint into a card, a budget into blocks
 //! and a batch into rows of logits.
 
-use candle_core::{DType, Device, Tensor};
+#[cfg(test)]
+mod metal_tests;
+
+use candle_core::{Device, Tensor};
 use serde::Deserialize;
 use std::marker::PhantomData;
 
@@ -14,7 +17,7 @@ use super::{
         layout::{self, Layout, Share},
         loader::{HostExperts, Shared},
     },
-    memory::{kv::KvCache, view::copy_to},
+    memory::kv::KvCache,
     ops::Kernels,
     spec::kv_shape,
 };
@@ -260,8 +263,21 @@ impl<D: Decoder> Architecture for Paged<D> {
     fn load_merged(&self, request: &LoadRequest, services: &Services, merged: &[Merged]) -> Result<Box<dyn Model>> {
         let opened = Opened::<D>::open(&request.source)?;
         let chosen = device::choose(&request.device)?;
+        let ops = Ops::new(&chosen, request.threads as usize, opened.kernels)?;
+        Ok(Box::new(Self::load_on((&chosen, ops), opened, request, services, merged)?))
+    }
+}
+
+impl<D: Decoder> Paged<D> {
+    /// Loads an opened checkpoint onto the chosen devices.
+    fn load_on(
+        (chosen, ops): (&Chosen, Ops),
+        opened: Opened<D>,
+        request: &LoadRequest,
+        services: &Services,
+        merged: &[Merged],
+    ) -> Result<PagedModel<D>> {
         let threads = request.threads as usize;
-        let ops = Ops::new(&chosen, threads, opened.kernels)?;
         let host = match opened.n_cpu_moe {
             0 => None,
             _ if chosen.device.is_cpu() && chosen.beside.is_empty() => Some(ops.clone()),
@@ -277,7 +293,7 @@ impl<D: Decoder> Architecture for Paged<D> {
         let family = D::gguf_family(called.or(D::GGUF.first()).copied().unwrap_or_default());
         let counts = kv_shape::divide(request.state_bytes, &opened.groups, context)?;
         let parts = ops.by_place();
-        let layout = opened.layout(&chosen, &counts)?;
+        let layout = opened.layout(chosen, &counts)?;
         let target = (&parts[..], &layout, host.as_ref());
         let shared = Shared::new(&opened.checkpoint, services, target, context, family, merged);
         let decoder = D::load(&shared.root(), &opened.config)?;
@@ -293,11 +309,11 @@ impl<D: Decoder> Architecture for Paged<D> {
         services.log(Level::Info, format!("memory {}", taken.describe(&chosen.names(), opened.kv)));
         let weight_bytes = opened.weight_bytes();
         let widths = (shape, D::features_width(&opened.config));
-        let mut resident = resident(&chosen, &ops, widths, context, weight_bytes, &kv);
+        let mut resident = resident(chosen, &ops, widths, context, weight_bytes, &kv);
         if !chosen.beside.is_empty() {
             resident.note = format!("{}; {}", resident.note, layout.describe(&chosen.names()));
         }
-        Ok(Box::new(PagedModel { decoder, resident, ops, kv, registry, adapters }))
+        Ok(PagedModel { decoder, resident, ops, kv, registry, adapters })
     }
 }
 
@@ -375,7 +391,7 @@ impl<D: Decoder> PagedModel<D> {
         let mut step = Step::new(&self.ops, batch, &mut self.kv, &self.adapters);
         let hidden = self.decoder.hidden(&mut step)?;
         if wanted.is_empty() {
-            return Ok(());
+            return self.ops.finish();
         }
         let hidden = step.wanted(&hidden, &wanted)?;
         let rows = self.decoder.logits(&hidden, &step)?;
@@ -397,15 +413,15 @@ impl<D: Decoder> PagedModel<D> {
         let hidden = self.decoder.hidden(&mut step)?;
         if !features.is_empty() {
             let rows = self.decoder.features(&self.ops.select_rows(&hidden, &features)?, &step)?;
-            copy_to(&rows.to_dtype(DType::F32)?.flatten_all()?, outputs.hidden)?;
+            self.ops.read(&rows, outputs.hidden)?;
         }
         if wanted.is_empty() {
-            return Ok(());
+            return self.ops.finish();
         }
         let hidden = step.wanted(&hidden, &wanted)?;
-        let rows = self.decoder.logits(&hidden, &step)?.to_dtype(DType::F32)?.flatten_all()?;
+        let rows = self.decoder.logits(&hidden, &step)?;
         let mut logits = vec![0.0; wanted.len() * outputs.vocabulary()];
-        copy_to(&rows, &mut logits)?;
+        self.ops.read(&rows, &mut logits)?;
         outputs.take_logits(batch, &logits)
     }
 }
@@ -422,8 +438,7 @@ impl<D: Decoder> Model for PagedModel<D> {
 
     fn forward_to(&mut self, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Result<()> {
         let is_best = |span: &Span<'_>| span.rows() == 0 || span.output == Output::Candidates && span.mask.is_empty();
-        // Logits in the host's memory are searched there.
-        if batch.top == 1 && batch.spans.iter().all(is_best) && !self.ops.device().is_cpu() {
+        if batch.top == 1 && batch.spans.iter().all(is_best) && self.ops.finds_best() {
             let mut best = vec![[f32::NAN; 3]; batch.spans.iter().map(Span::rows).sum()];
             self.run(batch, Taken::Best(&mut best))?;
             return outputs.take_best(&best);

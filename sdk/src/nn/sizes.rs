@@ -1,6 +1,6 @@
-//! The sizes that nearly every decoder's configuration has, under their names in `config.json`.
+//! The sizes in nearly every decoder's configuration, under their names in `config.json`.
 //!
-//! Keys that a `config.json` may leave out default to Llama's values in transformers. A family with other defaults overrides
+//! Keys that a `config.json` may omit default to Llama's values in transformers. A family with other defaults overrides
 //! them by struct update: `Sizes { rms_norm_eps: …, ..Sizes::read(config)? }`.
 
 use super::{Activation, KvShape, Shape, activation};
@@ -11,30 +11,30 @@ use crate::{Result, weights::Config};
 pub struct Sizes {
     /// Logits per token.
     pub vocab_size: usize,
-    /// The width of the residual stream.
+    /// Width of the residual stream.
     pub hidden_size: usize,
-    /// The inner width of a feed-forward block.
+    /// Inner width of a feed-forward block.
     pub intermediate_size: usize,
     /// Number of blocks.
     pub num_hidden_layers: usize,
-    /// Heads of queries.
+    /// Query heads.
     pub num_attention_heads: usize,
-    /// Heads of keys and values.
+    /// Key and value heads.
     pub num_key_value_heads: usize,
-    /// Values in a head.
+    /// Values per head.
     pub head_dim: usize,
     /// The longest sequence that the checkpoint supports, in tokens.
     pub max_position_embeddings: usize,
     /// The norms' epsilon.
     pub rms_norm_eps: f64,
-    /// The activation of feed-forward blocks.
+    /// Activation of feed-forward blocks.
     pub hidden_act: Activation,
-    /// The embedding serves as output layer if the checkpoint has no `lm_head`.
+    /// Use the embedding as the output layer if the checkpoint has no `lm_head`.
     pub tie_word_embeddings: bool,
 }
 
 impl Sizes {
-    /// Reads the configuration; only the sizes that have no sensible default are required.
+    /// Reads the configuration; only sizes without a sensible default are required.
     pub fn read(config: &Config) -> Result<Self> {
         let hidden_size = config.usize("hidden_size")?;
         let num_attention_heads = config.usize("num_attention_heads")?;

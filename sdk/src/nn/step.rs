@@ -1,6 +1,6 @@
 //! The context of a forward pass: the batch, the KV cache, the adapters.
 //!
-//! Layers take a `Step` along with their input, so that a model file holds only the mathematics of its layers.
+//! Layers take a `Step` along with their input, so that a model file contains only the mathematics of its layers.
 
 use candle_core::Tensor;
 use std::ops::Range;
@@ -20,7 +20,7 @@ pub struct Step<'a> {
     adapted: Vec<AdaptedRows>,
 }
 
-/// The adapters of rows that were gathered from a step's, in the order of the gathered rows.
+/// The adapters of rows gathered from a step's, in the order of the gathered rows.
 #[derive(Clone, Debug, Default)]
 pub struct Rows {
     adapted: Vec<AdaptedRows>,
@@ -38,7 +38,7 @@ impl<'a> Step<'a> {
         Self { ops, pass: Pass::new(batch, kv), adapters, adapted }
     }
 
-    /// Computes on the model's devices.
+    /// The operations on the model's devices.
     pub fn ops(&self) -> &'a Ops {
         self.ops
     }
@@ -58,13 +58,13 @@ impl<'a> Step<'a> {
         self.batch().positions
     }
 
-    /// The states from which the step's sequences continue in a recurrent layer: `[spans, values]` in `f32`, zeros for new
-    /// sequences.
+    /// The states from which the step's sequences continue in a recurrent layer: `[spans, values]` in `f32`, zeros for
+    /// new sequences.
     pub fn states(&self, layer: usize) -> Result<Tensor> {
         self.states_of(layer, 0)
     }
 
-    /// [`Self::states`] for one part of a state that has several.
+    /// [`Self::states`] for one part of a multi-part state.
     pub fn states_of(&self, layer: usize, part: usize) -> Result<Tensor> {
         self.pass.states(layer, part)
     }
@@ -74,20 +74,20 @@ impl<'a> Step<'a> {
         self.pass.state_writes(layer)
     }
 
-    /// Stores states of a recurrent layer, one row of `states` for each of `writes`.
+    /// Stores states of a recurrent layer, one row of `states` per entry of `writes`.
     pub fn write_states(&mut self, layer: usize, writes: &[StateWrite], states: &Tensor) -> Result<()> {
         self.write_states_of(layer, 0, writes, states)
     }
 
-    /// [`Self::write_states`] for a layer whose state has several parts.
+    /// [`Self::write_states`] for one part of a multi-part state.
     pub fn write_states_of(&mut self, layer: usize, part: usize, writes: &[StateWrite], states: &Tensor) -> Result<()> {
         let states = self.ops.bring(states, self.pass.kv.place(layer)?)?;
         self.pass.write_states(layer, part, writes, &states)
     }
 
-    /// Advances a recurrent layer over the new tokens of every sequence, one sequence after the other. `advance` takes a state,
-    /// of `values` values in `f32`, and the rows of the step that follow it, and returns the state after them. It is called once
-    /// for each run of rows whose last state must be stored.
+    /// Advances a recurrent layer over each sequence's new tokens, one sequence after the other. `advance` takes a
+    /// state, of `values` values in `f32`, and the rows of the step that follow it, and returns the state after them.
+    /// It is called once per run of rows whose last state must be stored.
     pub fn recur(
         &mut self,
         layer: usize,
@@ -109,7 +109,7 @@ impl<'a> Step<'a> {
         self.write_states(layer, &writes, &Tensor::stack(&advanced, 0)?)
     }
 
-    /// A copy of the columns `start..start + len` of `x`.
+    /// Copies the columns `start..start + len` of `x`.
     pub fn columns(&self, x: &Tensor, start: usize, len: usize) -> Result<Tensor> {
         Ok(self.ops().columns(x, &[(start, len)])?.remove(0))
     }
@@ -125,7 +125,7 @@ impl<'a> Step<'a> {
         parts.map_err(|_| Error::invalid("a backend made other parts than it was asked for"))
     }
 
-    /// The adapters of rows gathered by `indices`, which ascend and may repeat.
+    /// Returns the adapters of rows gathered by `indices`, which ascend and may repeat.
     pub fn rows(&self, indices: &[u32]) -> Rows {
         let position = |row: usize| indices.partition_point(|&index| (index as usize) < row);
         let of = |group: &AdaptedRows| AdaptedRows {
@@ -135,18 +135,18 @@ impl<'a> Step<'a> {
         Rows { adapted: self.adapted.iter().map(of).filter(|group| !group.rows.is_empty()).collect() }
     }
 
-    /// Whether adapters change any of the step's rows.
+    /// True if adapters apply to any of the step's rows.
     pub(super) fn is_adapted(&self) -> bool {
         !self.adapted.is_empty()
     }
 
-    /// Gathers the rows of `x` whose logits are wanted; the rest of the step works on them alone.
+    /// Gathers the rows of `x` whose logits are wanted; the rest of the step works only on them.
     pub(super) fn wanted(&mut self, x: &Tensor, rows: &[u32]) -> Result<Tensor> {
         self.adapted = self.rows(rows).adapted;
         if rows.len() == x.dim(0)? { Ok(x.clone()) } else { self.ops.select_rows(x, rows) }
     }
 
-    /// Adds the adapters' changes to a layer's output.
+    /// Adds the adapter terms to a layer's output.
     pub(super) fn adapt(&self, layer: LayerId, x: &Tensor, out: Tensor) -> Result<Tensor> {
         if self.adapted.is_empty() { Ok(out) } else { self.adapters.apply(self.ops, layer, x, out, &self.adapted) }
     }
@@ -156,7 +156,7 @@ impl<'a> Step<'a> {
         if rows.adapted.is_empty() { Ok(out) } else { self.adapters.apply(self.ops, layer, x, out, &rows.adapted) }
     }
 
-    /// Adds the adapters' changes to the embeddings of the step's tokens.
+    /// Adds the adapter terms to the embeddings of the step's tokens.
     pub(super) fn adapt_table(&self, table: LayerId, out: Tensor) -> Result<Tensor> {
         if self.adapted.is_empty() {
             return Ok(out);

@@ -1,9 +1,9 @@
-//! The candidates of one token, and the one order that every stage uses for them.
+//! The candidates for one token, and the total order that all stages use.
 //!
 //! A vocabulary has 128k entries and a stage has a fraction of a millisecond, so nothing here sorts more than it keeps:
-//! the maximum of every block of 64 logits, which vectorises, tells most blocks apart from the head without a look at
-//! their members. Ties go to the lower id, always, so that a chain gives the same tokens on every machine; [`rank`] is
-//! that order as one integer.
+//! the maximum of every block of 64 logits, which vectorizes, rules out most blocks without a look at their members.
+//! Ties always go to the lower id, so that a chain gives the same tokens on every machine; [`rank`] is that order as an
+//! integer.
 
 use crate::{Error, Result};
 
@@ -13,7 +13,7 @@ const BLOCK: usize = 64;
 /// Logits compared at a time: a few vector registers.
 const LANES: usize = 16;
 
-/// The tokens that may still be picked, with their logits. Every id stands there once.
+/// The tokens that may still be picked, with their logits. Ids are unique.
 #[derive(Debug)]
 pub struct Candidates<'a> {
     ids: &'a mut [u32],
@@ -23,7 +23,7 @@ pub struct Candidates<'a> {
 }
 
 impl<'a> Candidates<'a> {
-    /// Candidates over two slices of one length. `sorted` says that their [`rank`]s descend.
+    /// Candidates over two slices of equal length. `sorted` asserts that their [`rank`]s descend.
     pub fn new(ids: &'a mut [u32], logits: &'a mut [f32], sorted: bool) -> Result<Self> {
         if ids.len() != logits.len() {
             return Err(Error::invalid(format!("{} candidate ids for {} logits", ids.len(), logits.len())));
@@ -32,48 +32,48 @@ impl<'a> Candidates<'a> {
         Ok(Self { ids, logits, len, sorted })
     }
 
-    /// Number of candidates left.
+    /// Number of remaining candidates.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// No candidates are left.
+    /// True if no candidates remain.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The ids that are left.
+    /// The remaining ids.
     pub fn ids(&self) -> &[u32] {
         &self.ids[..self.len]
     }
 
-    /// The logits that are left, in the order of [`Self::ids`].
+    /// The remaining logits, in the order of [`Self::ids`].
     pub fn logits(&self) -> &[f32] {
         &self.logits[..self.len]
     }
 
-    /// The candidates are in order of [`rank`]: highest logit first, ties by the lower id.
+    /// True if the candidates are in order of [`rank`]: highest logit first, ties by the lower id.
     pub fn is_sorted(&self) -> bool {
         self.sorted
     }
 
-    /// Ids and logits to change in place; the order counts as lost until [`Self::set_sorted`] says otherwise.
+    /// Ids and logits, mutable; they count as unsorted until [`Self::set_sorted`] is called.
     pub fn parts_mut(&mut self) -> (&mut [u32], &mut [f32]) {
         self.sorted = false;
         (&mut self.ids[..self.len], &mut self.logits[..self.len])
     }
 
-    /// States that [`rank`]s descend.
+    /// Asserts that [`rank`]s descend.
     pub fn set_sorted(&mut self) {
         self.sorted = true;
     }
 
-    /// The highest logit; −inf if none is above it.
+    /// The highest logit; −inf if there is none above.
     pub fn maximum(&self) -> f32 {
         self.logits().chunks(BLOCK).map(maximum).fold(f32::NEG_INFINITY, f32::max)
     }
 
-    /// The position of the best candidate; none if no logit is above −inf.
+    /// Index of the best candidate; `None` if no logit is above −inf.
     pub fn best(&self) -> Option<usize> {
         let top = self.maximum();
         if top == f32::NEG_INFINITY {
@@ -88,12 +88,12 @@ impl<'a> Candidates<'a> {
         best.map(|(_, index)| index)
     }
 
-    /// Keeps the first `len` candidates; more than are left changes nothing.
+    /// Keeps the first `len` candidates; no effect if fewer remain.
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
     }
 
-    /// Keeps the candidates that `keep` wants, in their order.
+    /// Keeps the candidates for which `keep` returns true, in order.
     #[inline(always)]
     pub fn retain(&mut self, mut keep: impl FnMut(u32, f32) -> bool) {
         let mut kept = 0;
@@ -101,7 +101,7 @@ impl<'a> Candidates<'a> {
             let block = start..self.len.min(start + BLOCK);
             let mut wanted = [0; BLOCK];
             let members = self.ids[block.clone()].iter().zip(&self.logits[block.clone()]);
-            // A plain condition is one on vectors here, and what it says of eight candidates, a byte each, is one number.
+            // The comparison vectorizes; its results for eight candidates, one byte each, are then read as one integer.
             wanted.iter_mut().zip(members).for_each(|(wanted, (&id, &logit))| *wanted = u8::from(keep(id, logit)));
             for (&wanted, start) in wanted.as_chunks().0.iter().zip(block.step_by(8)) {
                 let mut wanted = u64::from_le_bytes(wanted);
@@ -123,7 +123,7 @@ impl<'a> Candidates<'a> {
         self.len = kept;
     }
 
-    /// Keeps the candidates of at least this [`rank`], in their order.
+    /// Keeps the candidates with at least this [`rank`], in order.
     pub fn keep_ranked(&mut self, lowest: u64) {
         if self.sorted {
             let ranks = self.ids().iter().zip(self.logits()).map(|(&id, &logit)| rank(id, logit));
@@ -138,12 +138,12 @@ impl<'a> Candidates<'a> {
         }
     }
 
-    /// Keeps the candidates whose logit is at least `floor`, in their order.
+    /// Keeps the candidates whose logit is at least `floor`, in order.
     pub fn keep_from(&mut self, floor: f32) {
         self.keep_ranked(rank(u32::MAX, floor));
     }
 
-    /// Keeps the `count` best candidates, the best first.
+    /// Keeps the `count` best candidates, best first.
     pub fn keep_best(&mut self, count: usize) {
         if !self.sorted {
             let ranks = self.best_ranks(count.min(self.len));
@@ -152,12 +152,12 @@ impl<'a> Candidates<'a> {
         self.truncate(count);
     }
 
-    /// Puts the best first.
+    /// Sorts the candidates, best first.
     pub fn sort(&mut self) {
         self.keep_best(self.len);
     }
 
-    /// The `count` highest ranks, in any order; `count` is at most the length.
+    /// Returns the `count` highest ranks in any order; `count` must not exceed the length.
     fn best_ranks(&self, count: usize) -> Vec<u64> {
         if count == 0 {
             return Vec::new();
@@ -172,9 +172,9 @@ impl<'a> Candidates<'a> {
         ranks
     }
 
-    /// Ranks that include the `count` highest, without the blocks that cannot hold any of them: as many logits as there
-    /// are block maxima at or above the `count`-th highest maximum are that high, so nothing below it is wanted.
-    /// None where that would not exclude much.
+    /// Returns ranks that include the `count` highest, skipping blocks that cannot contain any of them: at least
+    /// `count` logits reach the `count`-th highest block maximum, so nothing below it is needed. `None` if that would
+    /// not exclude much.
     fn ranks_of_promising_blocks(&self, count: usize) -> Option<Vec<u64>> {
         if count > self.len / BLOCK / 2 {
             return None;
@@ -193,7 +193,7 @@ impl<'a> Candidates<'a> {
         Some(ranks)
     }
 
-    /// Makes these the candidates, the highest first.
+    /// Replaces the candidates by these, highest first.
     fn set_ranks(&mut self, mut ranks: Vec<u64>) {
         ranks.sort_unstable_by(|a, b| b.cmp(a));
         self.len = ranks.len();
@@ -204,8 +204,8 @@ impl<'a> Candidates<'a> {
     }
 }
 
-/// A candidate's place as one integer, the higher the better: by logit, and by the lower id among equals. NaN counts as
-/// −inf, and the two zeros are equal.
+/// A candidate's rank as one integer, higher is better: by logit, then by the lower id. NaN counts as −inf, and both
+/// zeros are equal.
 pub fn rank(id: u32, logit: f32) -> u64 {
     let number = if logit.is_nan() { f32::NEG_INFINITY } else { logit + 0.0 };
     let bits = number.to_bits();
@@ -213,14 +213,14 @@ pub fn rank(id: u32, logit: f32) -> u64 {
     u64::from(ascending) << 32 | u64::from(!id)
 }
 
-/// The id and logit of a [`rank`].
+/// Returns the id and logit of a [`rank`].
 pub fn unrank(rank: u64) -> (u32, f32) {
     let ascending = (rank >> 32) as u32;
     let bits = if ascending >> 31 == 1 { ascending & !(1 << 31) } else { !ascending };
     (!(rank as u32), f32::from_bits(bits))
 }
 
-/// The highest of a few logits, NaN aside. Independent lanes let the compiler use vector registers.
+/// Highest of a few logits, ignoring NaN. Independent lanes let the compiler vectorize.
 fn maximum(logits: &[f32]) -> f32 {
     let higher = |a: f32, b: f32| if a > b { a } else { b };
     let mut lanes = [f32::NEG_INFINITY; LANES];
@@ -239,7 +239,7 @@ mod tests {
 
     const ODD: [f32; 7] = [f32::NAN, f32::NEG_INFINITY, f32::INFINITY, 0.0, -0.0, f32::MIN, f32::MAX];
 
-    /// Logits with many ties and every odd value, the same for the same seed.
+    /// Reproducible logits with many ties and every odd value.
     fn logits(count: usize, seed: u64) -> Vec<f32> {
         let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
         let mut next = || {
@@ -261,7 +261,7 @@ mod tests {
         (candidates.ids().to_vec(), candidates.logits().to_vec(), candidates.is_sorted(), result)
     }
 
-    /// Ids in the order of the rules, by a comparison that knows nothing of ranks.
+    /// Ids in the expected order, by a comparison that does not use ranks.
     fn expected_order(logits: &[f32]) -> Vec<u32> {
         let value = |logit: f32| if logit.is_nan() { f32::NEG_INFINITY } else { logit };
         let mut order: Vec<(u32, f32)> =

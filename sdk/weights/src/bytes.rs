@@ -1,7 +1,7 @@
 //! Read-only bytes of a model file, shared without copying.
 //!
-//! A checkpoint is often larger than the memory it is opened in, so files are mapped and read where they lie: opening
-//! costs the header, and a tensor is a range of the map that keeps the map alive. This is the one place in the SDK that
+//! A checkpoint is often larger than the machine's memory, so files are mapped and read in place: opening one reads
+//! only the header, and a tensor is a range of the map that keeps the map alive. This is the only place in the SDK that
 //! maps files.
 
 use std::{fmt, fs::File, ops::Deref, ops::Range, path::Path, sync::Arc};
@@ -19,30 +19,30 @@ pub struct Bytes {
 }
 
 impl Bytes {
-    /// Maps a whole file, which must stay as it is while any range of it is in use: replace a model file by writing a
-    /// new one and renaming it, never in place.
+    /// Maps a whole file, which must not change while any range of it is in use: replace a model file by writing a new
+    /// one and renaming it, never in place.
     pub fn map(path: &Path) -> Result<Self> {
         let within = |error: std::io::Error| Error::from(error).context(path.display());
         let file = open(path)?;
         if file.metadata().map_err(within)?.len() == 0 {
             return Err(Error::corrupt(format!("{}: is empty", path.display())).help("download it again"));
         }
-        // SAFETY: the map is private to this type and never written through. What the compiler must be promised beyond
-        // that, and what no reader of a file can enforce, is that the file stays as it is while it is mapped. Documented
-        // above as the caller's part; the damage of breaking it is bounded: the bytes are only ever read as plain
-        // integers and floats, each index is checked against the length taken here, and a file that shrinks ends the
+        // SAFETY: the map is private to this type and never written through. Beyond that, the compiler has to be
+        // promised that the file does not change while it is mapped, which no reader can enforce. That is the caller's
+        // documented obligation, and the damage of breaking it is bounded: the bytes are only ever read as plain
+        // integers and floats, each index is checked against the length taken here, and a file that shrinks kills the
         // worker process by SIGBUS, which is what worker processes are for.
         let map = unsafe { Mmap::map(&file) }.map_err(within)?;
         let range = 0..map.len();
         Ok(Self { map: Arc::new(map), range, is_in_file: true })
     }
 
-    /// A copy of bytes that are in no file.
+    /// Copies bytes that are not in a file.
     pub fn copy_of(bytes: &[u8]) -> Result<Self> {
         Self::write(bytes.len(), |target| target.copy_from_slice(bytes))
     }
 
-    /// New memory, written by `fill`.
+    /// Allocates memory and fills it by calling `fill`.
     pub(super) fn write(len: usize, fill: impl FnOnce(&mut [u8])) -> Result<Self> {
         let mut map = MmapMut::map_anon(len.max(1))?;
         if let Some(target) = map.get_mut(..len) {
@@ -51,7 +51,8 @@ impl Bytes {
         Ok(Self { map: Arc::new(map.make_read_only()?), range: 0..len, is_in_file: false })
     }
 
-    /// Tells bytes mapped from a file, whose pages the system reads on demand and may drop, from memory that stays resident.
+    /// True for bytes mapped from a file, whose pages the system loads on demand and may drop; false for memory that
+    /// stays resident.
     pub fn is_in_file(&self) -> bool {
         self.is_in_file
     }
@@ -68,7 +69,7 @@ impl Bytes {
     }
 }
 
-/// Opens a regular file; opening a pipe or a device might wait forever.
+/// Opens a regular file; opening a pipe or device could block forever.
 pub(super) fn open(path: &Path) -> Result<File> {
     let within = |error: std::io::Error| Error::from(error).context(path.display());
     if !std::fs::metadata(path).map_err(within)?.is_file() {

@@ -1,7 +1,7 @@
-//! A model on disk, as a plugin sees it: what it is, how it is configured, and its tensors.
+//! A model on disk as a plugin sees it: its architecture, its configuration, and its tensors.
 //!
-//! This is the one place that knows both formats. Opening reads headers and small files only, so that a model can be
-//! described, and declined, without paying for its weights.
+//! This is the only place that knows both formats. Opening reads only headers and small files, so that a model can be
+//! described, or declined, without paying for its weights.
 
 use std::path::{Path, PathBuf};
 
@@ -21,7 +21,7 @@ pub enum Format {
     Safetensors,
 }
 
-/// An opened checkpoint. Its header has been checked; its tensors are mapped.
+/// An opened checkpoint. Its header has been validated; its tensors are mapped.
 #[derive(Clone, Debug)]
 pub struct Checkpoint {
     path: PathBuf,
@@ -31,20 +31,20 @@ pub struct Checkpoint {
     weights: Weights,
     metadata: Option<gguf::Metadata>,
     family: GgufFamily,
-    /// The header and the size of each file.
+    /// Header and size of each file.
     files: Vec<(Bytes, usize)>,
-    /// The files of a GGUF model, the one with the metadata first.
+    /// Files of a GGUF model, the one with the metadata first.
     gguf: Vec<Bytes>,
 }
 
 impl Checkpoint {
-    /// Opens a GGUF file, or a folder with `config.json` and safetensors. Nothing in it may be changed in place as long
-    /// as the checkpoint or one of its tensors is in use.
+    /// Opens a GGUF file, or a folder with `config.json` and safetensors. Its files must not be changed in place while
+    /// the checkpoint or one of its tensors is in use.
     pub fn open(path: &Path) -> Result<Self> {
         Self::open_with(path, GgufFamily::of)
     }
 
-    /// The same, with what a plugin knows of the GGUF files of an architecture.
+    /// Like [`Checkpoint::open`], with a plugin's conventions for an architecture's GGUF files.
     pub fn open_with(path: &Path, family: impl FnOnce(&str) -> GgufFamily) -> Result<Self> {
         let kind = std::fs::metadata(path).map_err(|error| Error::from(error).context(path.display()))?;
         if kind.is_dir() {
@@ -87,12 +87,12 @@ impl Checkpoint {
         self.metadata.as_ref()
     }
 
-    /// The whole files of a GGUF model, the one with the metadata first; none of a folder.
+    /// The complete files of a GGUF model, the one with the metadata first; empty for a folder.
     pub fn gguf(&self) -> &[Bytes] {
         &self.gguf
     }
 
-    /// The tokenizer: of a folder its own, of a GGUF file the one that its metadata describes.
+    /// Reads the tokenizer: a folder's own, or the one that a GGUF file's metadata describes.
     pub fn tokenizer(&self) -> Result<Tokenizer> {
         match &self.metadata {
             Some(metadata) => Tokenizer::from_gguf(&self.path, metadata, &self.family)
@@ -101,9 +101,10 @@ impl Checkpoint {
         }
     }
 
-    /// The key of caches for this checkpoint, in hexadecimal, made of its headers, sizes, configuration and tokenizer, of small tensors
-    /// whole and samples of large ones, as fine-tunes of one model differ in nothing else. Reads a few megabytes whatever
-    /// the size of the model; an edit of single values of a large tensor in place goes unseen, and the caches have to be cleared by hand.
+    /// Returns the cache key of this checkpoint in hexadecimal. It hashes headers, sizes, configuration and tokenizer,
+    /// small tensors whole and large ones in samples, as fine-tunes of one model differ in nothing else. Reads a few
+    /// megabytes whatever the model's size; editing single values of a large tensor in place goes unnoticed, and the
+    /// caches then have to be cleared by hand.
     pub fn fingerprint(&self, tokenizer: &Tokenizer) -> Result<String> {
         let mut hash = Sha256::new();
         hash.update(b"pensieve checkpoint 1");
@@ -170,7 +171,7 @@ impl Checkpoint {
     }
 }
 
-/// Checks a name that ends up in messages and keys.
+/// Validates a name that ends up in messages and keys.
 fn check_architecture(name: &str) -> Result<String> {
     if name.is_empty() || name.len() > ARCHITECTURE_BYTES_MAX || name.chars().any(char::is_control) {
         return Err(Error::corrupt(format!("the architecture {} is not a name", quote(name))));
@@ -178,7 +179,7 @@ fn check_architecture(name: &str) -> Result<String> {
     Ok(name.to_owned())
 }
 
-/// Hashes a small tensor, and evenly spread pieces of a large one.
+/// Hashes a small tensor, or evenly spaced pieces of a large one.
 fn sample(tensor: &RawTensor, hash: &mut Sha256) {
     const WHOLE_BYTES: usize = 1 << 16;
     const PIECES: usize = 16;

@@ -1,9 +1,9 @@
 //! A checkpoint's configuration, in Hugging Face's terms whatever the format.
 //!
-//! Plugins read one JSON object: `config.json` as it is, or the same names out of GGUF metadata. The spellings of
-//! several generations of tools are brought together (nested text configurations, old and new RoPE parameters), and the
-//! numbers that sizes are computed from are held to limits before anyone computes with them, also those that a plugin
-//! reads through a struct of its own.
+//! Plugins read one JSON object: `config.json` as it is, or GGUF metadata under the same names. The spellings of
+//! several generations of tools are unified (nested text configurations, old and new RoPE parameters), and numbers that
+//! sizes are computed from are range-checked before anyone computes with them, including those that a plugin reads
+//! through its own struct.
 
 mod from_gguf;
 #[cfg(test)]
@@ -30,12 +30,12 @@ pub struct Config {
 }
 
 impl Config {
-    /// The whole object.
+    /// The whole JSON object.
     pub fn value(&self) -> &Value {
         &self.value
     }
 
-    /// The object as an author's own struct, whose field names are the keys.
+    /// Deserializes the object into an author's struct, whose field names are the keys.
     pub fn parse<T: serde::de::DeserializeOwned>(&self) -> Result<T> {
         T::deserialize(&self.value).map_err(|error| Error::corrupt(format!("the configuration does not fit: {error}")))
     }
@@ -48,7 +48,7 @@ impl Config {
         Ok(self.find_usize(key)?.unwrap_or(default))
     }
 
-    /// The integer of this key; `None` where it is absent or null.
+    /// The integer under this key; `None` if absent or null.
     pub fn find_usize(&self, key: &str) -> Result<Option<usize>> {
         let Some(value) = self.find(key) else { return Ok(None) };
         let limit = Limit::of(key);
@@ -59,7 +59,7 @@ impl Config {
         }
     }
 
-    /// The number of experts, for which configurations have three names; `None` for a dense model.
+    /// The number of experts, under any of its three names; `None` for a dense model.
     pub fn experts(&self) -> Result<Option<usize>> {
         for key in ["num_experts", "num_local_experts", "n_routed_experts"] {
             if let Some(count) = self.find_usize(key)?.filter(|count| *count > 0) {
@@ -69,7 +69,7 @@ impl Config {
         Ok(None)
     }
 
-    /// The integers of this key; empty where it is absent or null.
+    /// The integers under this key; empty if absent or null.
     pub fn usizes(&self, key: &str) -> Result<Vec<usize>> {
         let Some(value) = self.find(key) else { return Ok(vec![]) };
         let integer = |value: &Value| value.as_u64().and_then(|number| usize::try_from(number).ok());
@@ -85,7 +85,7 @@ impl Config {
         Ok(self.find_f64(key)?.unwrap_or(default))
     }
 
-    /// The number of this key; `None` where it is absent or null.
+    /// The number under this key; `None` if absent or null.
     pub fn find_f64(&self, key: &str) -> Result<Option<f64>> {
         let Some(value) = self.find(key) else { return Ok(None) };
         let limit = Limit::of(key);
@@ -106,13 +106,13 @@ impl Config {
         Ok(self.find_str(key)?.unwrap_or(default))
     }
 
-    /// The string of this key; `None` where it is absent or null.
+    /// The string under this key; `None` if absent or null.
     pub fn find_str(&self, key: &str) -> Result<Option<&str>> {
         let Some(value) = self.find(key) else { return Ok(None) };
         value.as_str().map(Some).ok_or_else(|| is_not(key, value, "a string"))
     }
 
-    /// Declines a checkpoint with another value under this key; an absent one is fine.
+    /// Declines a checkpoint with a different value under this key; an absent key is accepted.
     pub fn only(&self, key: &str, expected: impl Into<Value>) -> Result<()> {
         let expected = expected.into();
         match self.find(key) {
@@ -123,8 +123,8 @@ impl Config {
         }
     }
 
-    /// The configuration with defaults for absent keys, as the family's configuration class in transformers has them. Vision-language
-    /// checkpoints often store of their text model only what differs from those.
+    /// Fills in defaults for absent keys, as the family's configuration class in transformers has them. Vision-language
+    /// checkpoints often store only the values of their text model that differ from those.
     pub fn with_defaults<'a>(&self, defaults: impl IntoIterator<Item = (&'a str, Value)>) -> Result<Self> {
         let mut object = self.value.as_object().cloned().unwrap_or_default();
         for (key, value) in defaults {
@@ -135,8 +135,8 @@ impl Config {
         Ok(Self { eos: self.eos.clone(), ..Self::new(object)? })
     }
 
-    /// The object in the style of transformers 4, for readers that know no other: the fields of `rope_parameters` at the top level,
-    /// and no nulls.
+    /// The object in the style of transformers 4, for readers that know no other: the fields of `rope_parameters` at
+    /// the top level, and no nulls.
     pub fn classic(&self) -> Map<String, Value> {
         let mut object = self.value.as_object().cloned().unwrap_or_default();
         rope::spread(&mut object);
@@ -144,18 +144,18 @@ impl Config {
         object
     }
 
-    /// RoPE's parameters, where all layers share them.
+    /// RoPE parameters, for a model whose layers all share them.
     pub fn rope(&self) -> Result<RopeConfig> {
         RopeConfig::read(&self.value, None)
     }
 
-    /// RoPE's parameters of a type of layers that `layer_types` names.
+    /// RoPE parameters of a layer type that `layer_types` names.
     pub fn rope_for(&self, layer_type: &str) -> Result<RopeConfig> {
         RopeConfig::read(&self.value, Some(layer_type))
     }
 
-    /// RoPE's parameters of layers with full attention and of those with a window; the latter are not scaled where a configuration
-    /// has one set for both.
+    /// RoPE parameters of full-attention layers and of sliding-window layers; the latter are not scaled if the
+    /// configuration has one set for both.
     pub fn ropes(&self) -> Result<(RopeConfig, RopeConfig)> {
         let is_nested = |layer_type: &str| self.value["rope_parameters"].get(layer_type).is_some();
         let full = if is_nested("full_attention") { self.rope_for("full_attention")? } else { self.rope()? };
@@ -166,13 +166,13 @@ impl Config {
         Ok((full.clone(), RopeConfig { theta, scaling: RopeScaling::None, ..full }))
     }
 
-    /// The window in tokens; `None` for full attention, or where the window is switched off.
+    /// The sliding window in tokens; `None` for full attention, or if the window is disabled.
     pub fn sliding_window(&self) -> Result<Option<usize>> {
         let is_on = self.bool_or("use_sliding_window", true)?;
         Ok(self.find_usize("sliding_window")?.filter(|window| is_on && *window > 0))
     }
 
-    /// The window of each layer: by `layer_types`, or from the layer `max_window_layers` on.
+    /// The window of each layer: by `layer_types`, or from layer `max_window_layers` on.
     pub fn sliding_windows(&self, layers: usize) -> Result<Vec<Option<usize>>> {
         let window = self.sliding_window()?;
         let Some(types) = self.find("layer_types") else {
@@ -189,8 +189,8 @@ impl Config {
         windows.filter(|list| list.len() == layers).ok_or_else(|| is_not("layer_types", types, &what))
     }
 
-    /// The entries for each layer of the list `key` (`layer_types`, `layers_block_type`); `None` if the configuration has no such
-    /// list.
+    /// The per-layer entries of the list `key` (`layer_types`, `layers_block_type`); `None` if the configuration has no
+    /// such list.
     pub fn layer_types(&self, key: &str, layers: usize) -> Result<Option<&[Value]>> {
         let Some(types) = self.value[key].as_array() else { return Ok(None) };
         if types.len() != layers {
@@ -199,12 +199,12 @@ impl Config {
         Ok(Some(types))
     }
 
-    /// The ids that end a generation, by `generation_config.json` and `config.json` together.
+    /// Ids that end a generation, from `generation_config.json` and `config.json` together.
     pub fn eos_token_ids(&self) -> &[u32] {
         &self.eos
     }
 
-    /// Reads `config.json`, and `generation_config.json` where there is one.
+    /// Reads `config.json`, and `generation_config.json` if it exists.
     pub(super) fn read(folder: &Path) -> Result<Self> {
         let path = folder.join("config.json");
         let file = json::object(&path, FILE_BYTES_MAX)?;
@@ -252,7 +252,7 @@ impl Config {
     }
 }
 
-/// The range of a number. Limits are far above any model that exists and far below where sums overflow.
+/// The range of a number: far above any existing model, and far below where sums overflow.
 struct Limit {
     key: &'static str,
     min: f64,
@@ -355,14 +355,15 @@ fn missing(key: &str) -> Error {
         .help("the checkpoint is incomplete or of another architecture: download its configuration again")
 }
 
-/// Multimodal models keep the text model's configuration in `text_config`.
+/// Lifts the text model's configuration out of `text_config`, where multimodal models keep it.
 fn lift_text_config(object: &mut Map<String, Value>) {
     if object.contains_key("hidden_size") {
         return;
     }
     if let Some(Value::Object(text)) = object.get("text_config").cloned() {
         for (key, value) in text {
-            // The output layer is the embedding where either says so; one that the checkpoint has comes before that.
+            // Embeddings are tied if either level says so; an output layer in the checkpoint takes precedence over
+            // that.
             let says_tied = key == "tie_word_embeddings" && value.as_bool() == Some(true);
             let is_outer = ["architectures", "tie_word_embeddings"].contains(&key.as_str()) && !says_tied;
             if !is_outer || object.get(&key).is_none_or(Value::is_null) {

@@ -1,12 +1,12 @@
-//! How the values of a tensor are stored, and how many bytes that takes.
+//! How a tensor's values are stored, and how many bytes they take.
 //!
-//! Quantized formats store rows in blocks: a fixed number of values shares its scales, so a row's length must be a whole
-//! number of blocks. Every size that a reader checks or a kernel walks comes from the table in this file, and every sum
-//! here is checked for overflow, as shapes come from untrusted files.
+//! Quantized formats store rows in blocks: a fixed number of values shares its scales, so a row must be a whole number
+//! of blocks. Every size that a reader checks or a kernel walks comes from the table in this file, and every sum here
+//! is checked for overflow, as shapes come from untrusted files.
 
 use std::fmt;
 
-/// The storage formats that the kernels can read.
+/// Storage formats that the kernels can read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(non_camel_case_types)]
 pub enum Dtype {
@@ -74,7 +74,7 @@ impl Dtype {
         Self::Fp8,
     ];
 
-    /// Tells formats of GGUF files from those that only the SDK makes.
+    /// True for formats of GGUF files; false for those that only the SDK makes.
     pub fn is_in_files(self) -> bool {
         !matches!(self, Self::Int4 | Self::Int8 | Self::Fp8)
     }
@@ -94,12 +94,12 @@ impl Dtype {
         self.layout().2
     }
 
-    /// Tells block formats, whose values share scales and cannot be addressed singly.
+    /// True for block formats, whose values share scales and cannot be addressed individually.
     pub fn is_quantized(self) -> bool {
         self.block_len() > 1
     }
 
-    /// Bytes of one row; `None` where `cols` is not a whole number of blocks, or the product overflows.
+    /// Bytes of one row; `None` if `cols` is not a whole number of blocks, or on overflow.
     pub fn row_bytes(self, cols: usize) -> Option<usize> {
         if !cols.is_multiple_of(self.block_len()) {
             return None;
@@ -107,7 +107,7 @@ impl Dtype {
         (cols / self.block_len()).checked_mul(self.block_bytes())
     }
 
-    /// Bytes of a whole tensor whose last dimension is a row; `None` as for [`Dtype::row_bytes`].
+    /// Bytes of a whole tensor whose last dimension is a row; `None` as in [`Dtype::row_bytes`].
     pub fn tensor_bytes(self, shape: &[usize]) -> Option<usize> {
         let (cols, outer) = shape.split_last().map_or((1, shape), |(cols, outer)| (*cols, outer));
         let row = self.row_bytes(cols)?;

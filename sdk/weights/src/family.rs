@@ -1,44 +1,48 @@
-//! The conventions of one architecture's GGUF files, as data in its plugin.
+//! An architecture's conventions for GGUF files, as data in its plugin.
 //!
-//! GGUF stores sizes and tensors and leaves the rest to its readers: the pairs that RoPE rotates, the activation, the pattern of
-//! layers with windows. The SDK has the conventions that most architectures share; a [`GgufFamily`] has those that differ.
+//! GGUF stores sizes and tensors and leaves the rest to its readers: which values RoPE pairs, the activation, the
+//! pattern of sliding-window layers. The SDK has the conventions that most architectures share; a [`GgufFamily`] has
+//! the ones that differ.
 
 use super::{GgufConfig, Names, PreTokenizer, gguf::Metadata};
 use crate::Result;
 
-/// The conventions of an architecture's GGUF files. The default fits files whose heads are rotated in halves, whose activation is
-/// SiLU and whose names are the usual ones.
+/// An architecture's conventions for GGUF files. The default is for files with NeoX-style RoPE, SiLU activation and the
+/// usual names.
 #[derive(Clone, Copy, Debug)]
 pub struct GgufFamily {
-    /// GGUF's names of tensors and transformers', such as `("attn_sub_norm", "self_attn.inner_norm")`. They override the SDK's.
+    /// GGUF tensor names with transformers' names, such as `("attn_sub_norm", "self_attn.inner_norm")`. They override
+    /// the SDK's.
     pub names: Names,
-    /// Metadata keys without the architecture's prefix, and the keys of `config.json` that they stand for, such as
+    /// Metadata keys without the architecture's prefix, with the corresponding keys of `config.json`, such as
     /// `("ssm.conv_kernel", "mamba_d_conv")`. They override the SDK's.
     pub keys: Names,
     /// `hidden_act` in transformers' terms.
     pub activation: &'static str,
-    /// The order of the values that RoPE pairs.
+    /// Order of the values that RoPE pairs.
     pub rope: GgufRope,
-    /// `norm_topk_prob` of mixtures whose file does not have it.
+    /// `norm_topk_prob` of mixtures whose file does not state it.
     pub norm_topk_prob: bool,
     /// Pre-tokenizers by their name in `tokenizer.ggml.pre`. They override the SDK's.
     pub pre_tokenizers: &'static [PreTokenizer],
-    /// The name of the pre-tokenizer of files that name none; `None` where models of the architecture have several.
+    /// Pre-tokenizer of files that name none; `None` if models of the architecture use several.
     pub pre_tokenizer: Option<&'static str>,
-    /// Tells if special tokens strip the white space after them, which GGUF cannot express. Called for SentencePiece vocabularies only.
+    /// Returns true if special tokens strip the white space after them, which GGUF cannot express. Called only for
+    /// SentencePiece vocabularies.
     pub strips_behind_special: fn(&Metadata) -> Result<bool>,
     /// Adds settings to the configuration that take more than renaming a metadata key.
     pub complete: fn(&mut GgufConfig<'_>) -> Result<()>,
 }
 
-/// The order of rotated pairs in a GGUF file. llama.cpp calls the first `NEOX` and the other two `NORM`.
+/// Order of rotated pairs in a GGUF file. llama.cpp calls the first `NEOX` and the other two `NORM`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GgufRope {
     /// Value `i` of the first half of a head with value `i` of the second, as in most checkpoints for transformers.
     Halves,
     /// Adjacent values, as in the checkpoint for transformers.
     Interleaved,
-    /// Adjacent values, where the checkpoint for transformers has halves: the converter permuted the rows of queries and keys.
+    /// Adjacent values, where the transformers checkpoint has halves: the converter permuted the rows of queries and
+    /// keys.
     Permuted,
 }
 
@@ -59,8 +63,8 @@ impl GgufFamily {
     /// The default with permuted queries and keys, as in files of the architecture `llama`.
     pub const PERMUTED: Self = Self { rope: GgufRope::Permuted, ..Self::USUAL };
 
-    /// The description of an architecture whose plugin gives none. Converters write dozens of families as `llama`, so the order of
-    /// rows in such files belongs to the format, not to one family.
+    /// The conventions for an architecture whose plugin gives none. Converters write dozens of families as `llama`, so
+    /// the row order of such files belongs to the format, not to one family.
     pub fn of(architecture: &str) -> Self {
         if architecture == "llama" { Self::PERMUTED } else { Self::USUAL }
     }

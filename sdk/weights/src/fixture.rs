@@ -1,7 +1,7 @@
-//! Writes small model files for tests, invalid ones included.
+//! Writes small model files for tests, including invalid ones.
 //!
-//! Real writers refuse to write what a reader must reject, so tests need one that does as it is told. It shares no code with the
-//! readers, so a mistake of theirs shows.
+//! Real writers refuse to write what a reader must reject, so tests need one that does as it is told. It shares no code
+//! with the readers, so it cannot hide their mistakes.
 
 use super::{Bytes, Dtype};
 
@@ -10,7 +10,7 @@ use super::{Bytes, Dtype};
 pub(crate) struct Gguf {
     pub version: u32,
     pub alignment: usize,
-    /// The header's counts of tensors and entries, if they are to be wrong.
+    /// The header's counts of tensors and entries, if they should be wrong.
     pub tensors_claimed: Option<u64>,
     pub entries_claimed: Option<u64>,
     entries: Vec<Vec<u8>>,
@@ -24,7 +24,7 @@ pub(crate) struct Tensor {
     pub type_id: u32,
     pub dimensions: Vec<u64>,
     pub data: Vec<u8>,
-    /// The offset in the header, where it is not the end of the tensor before.
+    /// The offset in the header, if not the end of the previous tensor.
     pub offset: Option<u64>,
 }
 
@@ -41,7 +41,7 @@ impl Gguf {
         empty.text("general.architecture", architecture)
     }
 
-    /// Adds an entry of any type, its value already in the file's form.
+    /// Adds an entry of any type; `value` is already encoded.
     pub(crate) fn entry(mut self, key: &str, type_id: u32, value: &[u8]) -> Self {
         self.entries.push([&text(key)[..], &type_id.to_le_bytes(), value].concat());
         self
@@ -124,13 +124,13 @@ impl Gguf {
         file
     }
 
-    /// The file in memory.
+    /// The file, in memory.
     pub(crate) fn map(&self) -> Bytes {
         Bytes::copy_of(&self.bytes()).expect("memory for a small file")
     }
 }
 
-/// A string in the file's form.
+/// Encodes a string.
 pub(crate) fn text(text: &str) -> Vec<u8> {
     [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat()
 }
@@ -166,12 +166,12 @@ fn type_id(dtype: Dtype) -> u32 {
     }
 }
 
-/// A safetensors file: the header as given, then the data.
+/// Writes a safetensors file: the header as given, then the data.
 pub(crate) fn safetensors(header: &str, data: &[u8]) -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes(), header.as_bytes(), data].concat()
 }
 
-/// A safetensors file of F32 tensors.
+/// Writes a safetensors file of F32 tensors.
 pub(crate) fn f32_safetensors(tensors: &[(&str, &[usize], &[f32])]) -> Vec<u8> {
     let mut header = serde_json::Map::new();
     let mut data = Vec::new();
@@ -184,7 +184,7 @@ pub(crate) fn f32_safetensors(tensors: &[(&str, &[usize], &[f32])]) -> Vec<u8> {
     safetensors(&serde_json::Value::Object(header).to_string(), &data)
 }
 
-/// A checkpoint folder with these files.
+/// Creates a checkpoint folder with these files.
 pub(crate) fn folder(files: &[(&str, &[u8])]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("a folder for temporary files");
     for (name, content) in files {

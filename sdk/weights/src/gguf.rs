@@ -1,10 +1,10 @@
 //! Reads the header of a GGUF file (versions 2 and 3) over a memory map.
 //!
-//! The reader is our own because existing ones trust what they read: alignment zero, shapes whose product overflows,
-//! counts in the billions. Here every number is checked before it is used, and what comes out can be walked without
-//! further checks: each tensor lies inside the file, is as long as its shape says, and overlaps no other. Tensor data is
-//! never touched. A model that was split into parts opens as one. A tensor of a type that is not known here is no reason
-//! to refuse a file: what it is, and that the rest can be used, is only known to the reader who asks for it.
+//! The reader is our own because existing ones trust their input: alignment zero, shapes whose product overflows,
+//! counts in the billions. Here every number is checked before it is used, and the result can be walked without further
+//! checks: each tensor lies inside the file, is as long as its shape says, and overlaps no other. Tensor data is never
+//! touched. A model split into parts opens as one. A tensor of an unknown type does not fail the file: reading that
+//! tensor does, since only its reader knows whether it is needed.
 
 mod cursor;
 mod metadata;
@@ -24,19 +24,19 @@ const NAME_BYTES_MAX: usize = 256;
 const ALIGNMENT_MAX: usize = 64 << 10;
 const ALIGNMENT_DEFAULT: usize = 32;
 
-/// The header of one file. Tensors have their names from the file, and shapes with the row length last.
+/// The header of one file. Tensors keep the file's names, and shapes have the row length last.
 #[derive(Debug)]
 pub(super) struct Gguf {
     pub metadata: Metadata,
     pub tensors: Vec<RawTensor>,
-    /// Tensors of types that are not supported, each with the error that reading it returns.
+    /// Tensors of unsupported types, each with the error that reading it returns.
     pub refused: Vec<(String, Error)>,
     /// The header's bytes.
     pub header: Bytes,
     pub file: Bytes,
 }
 
-/// A tensor as the header lists it; its data has not been checked yet.
+/// A tensor as the header lists it, with unchecked data.
 struct Entry {
     name: String,
     dtype: Dtype,
@@ -75,7 +75,7 @@ impl Gguf {
     }
 }
 
-/// The name of a tensor that cannot be read, and why.
+/// Name of an unreadable tensor, and why it is unreadable.
 type Refused = (String, Error);
 
 impl Entry {
@@ -99,7 +99,7 @@ impl Entry {
                 }
             })
             .collect::<Result<Vec<_>>>()?;
-        // The file counts from the fastest dimension, everyone else from the slowest.
+        // GGUF lists the fastest dimension first; everyone else lists it last.
         shape.reverse();
         let dtype = dtype(cursor.u32()?);
         let offset = cursor.u64()?;
@@ -121,7 +121,7 @@ impl Entry {
     }
 }
 
-/// Finds the bytes of every tensor, or says why the header's offsets cannot be right.
+/// Locates the bytes of every tensor, or says why the header's offsets cannot be right.
 fn locate(file: &Bytes, data_start: usize, alignment: usize, entries: Vec<Entry>) -> Result<Vec<RawTensor>> {
     let mut ranges = Vec::with_capacity(entries.len());
     for entry in &entries {
@@ -149,8 +149,8 @@ fn locate(file: &Bytes, data_start: usize, alignment: usize, entries: Vec<Entry>
     Ok(tensors)
 }
 
-/// Tells a download that stopped early from a header that lies: tensors that lie one behind the other reach no further
-/// than the sum of their sizes.
+/// Distinguishes an incomplete download from an inconsistent header: contiguous tensors reach no further than the sum
+/// of their sizes.
 fn beyond_the_end(file: &Bytes, start: usize, alignment: usize, entries: &[Entry], last: &Entry, end: usize) -> Error {
     let packed =
         entries.iter().try_fold(start, |sum, entry| sum.checked_add(entry.len.checked_next_multiple_of(alignment)?));
@@ -225,7 +225,7 @@ fn alignment(metadata: &Metadata) -> Result<usize> {
     }
 }
 
-/// The formats that files may name and nothing here can compute with, so that the refusal can name them too.
+/// Formats that files may name but nothing here can compute with, so that the error can name them.
 const KNOWN_BUT_UNREAD: &[(u32, &str)] = &[
     (9, "Q8_1"),
     (15, "Q8_K"),

@@ -1,4 +1,4 @@
-//! A configuration on its way out of GGUF metadata: what a plugin completes by its knowledge of a family.
+//! A configuration under construction from GGUF metadata, which a plugin completes with its knowledge of a family.
 
 mod shared;
 
@@ -13,7 +13,7 @@ use crate::{
 
 const LIST_LEN_MAX: usize = 4096;
 
-/// One number where all layers agree, else one for each.
+/// Returns a single value if all layers agree, else the list.
 fn one_or_list(list: Vec<Value>) -> Value {
     match list.split_first() {
         Some((first, rest)) if rest.iter().all(|other| other == first) => first.clone(),
@@ -21,8 +21,8 @@ fn one_or_list(list: Vec<Value>) -> Value {
     }
 }
 
-/// A configuration that is being made out of GGUF metadata. What is in it so far has the names of `config.json`; the metadata's
-/// keys are given without the architecture's name in front.
+/// A configuration under construction from GGUF metadata. Its entries have the names of `config.json`; metadata keys
+/// are given without the architecture's prefix.
 #[derive(Debug)]
 pub struct GgufConfig<'a> {
     architecture: &'a str,
@@ -56,7 +56,7 @@ impl GgufConfig<'_> {
         self.weights
     }
 
-    /// The whole metadata key.
+    /// Prepends the architecture's prefix to a metadata key.
     pub fn key(&self, key: &str) -> String {
         format!("{}.{key}", self.architecture)
     }
@@ -65,7 +65,7 @@ impl GgufConfig<'_> {
         self.object.get(name)
     }
 
-    /// The unsigned integer of that name; `None` for anything else.
+    /// The unsigned integer of this name; `None` for anything else.
     pub fn size(&self, name: &str) -> Option<u64> {
         self.get(name).and_then(Value::as_u64)
     }
@@ -74,7 +74,7 @@ impl GgufConfig<'_> {
         self.object.insert(name.to_owned(), value.into());
     }
 
-    /// Sets what the file leaves out.
+    /// Sets a value that the file leaves out.
     pub fn default(&mut self, name: &str, value: impl Into<Value>) {
         self.object.entry(name).or_insert_with(|| value.into());
     }
@@ -83,17 +83,17 @@ impl GgufConfig<'_> {
         self.object.remove(name)
     }
 
-    /// Keeps what `keep` is true of.
+    /// Keeps the entries for which `keep` returns true.
     pub fn retain(&mut self, keep: impl FnMut(&String, &mut Value) -> bool) {
         self.object.retain(keep);
     }
 
-    /// `rope_parameters`, to be changed.
+    /// `rope_parameters`, mutable.
     pub fn rope(&mut self) -> Option<&mut Map<String, Value>> {
         self.object.get_mut("rope_parameters").and_then(Value::as_object_mut)
     }
 
-    /// An unsigned integer of the metadata, or a list where the layers differ.
+    /// An unsigned integer from the metadata, or a list if the layers differ.
     pub fn integers(&self, key: &str) -> Result<Option<Value>> {
         let key = self.key(key);
         if self.list_len(&key)?.is_none() {
@@ -103,7 +103,7 @@ impl GgufConfig<'_> {
         Ok(Some(one_or_list(list.into_iter().map(Value::from).collect())))
     }
 
-    /// A finite number of the metadata.
+    /// A finite number from the metadata.
     pub fn number(&self, key: &str) -> Result<Option<f64>> {
         let key = self.key(key);
         match self.metadata.f64(&key)? {
@@ -114,7 +114,7 @@ impl GgufConfig<'_> {
         }
     }
 
-    /// Takes over values of the metadata under other names, whatever their types.
+    /// Copies metadata values of any type under other names.
     pub fn rename(&mut self, keys: &[(&str, &str)]) -> Result<()> {
         for (key, name) in keys {
             if let Some(value) = self.value(key)? {
@@ -139,7 +139,7 @@ impl GgufConfig<'_> {
         })
     }
 
-    /// The length of a list of the metadata, within what is read.
+    /// The length of a metadata list, checked against the limit.
     fn list_len(&self, key: &str) -> Result<Option<usize>> {
         match self.metadata.get(key).and_then(gguf::Value::len) {
             Some(len) if len > LIST_LEN_MAX => {
@@ -149,7 +149,7 @@ impl GgufConfig<'_> {
         }
     }
 
-    /// Files count multi-token prediction (`nextn`) layers among the layers, and these are left out.
+    /// Drops multi-token prediction (`nextn`) layers, which files count among the layers.
     pub(super) fn leave_out_prediction_layers(&mut self) -> Result<()> {
         let heads = self.integers("nextn_predict_layers")?.and_then(|heads| heads.as_u64()).unwrap_or_default();
         let Some(blocks) = self.size("num_hidden_layers").filter(|_| heads > 0) else { return Ok(()) };
@@ -220,7 +220,7 @@ impl GgufConfig<'_> {
             Some(factor) => Some(factor),
             None => self.number("rope.scale_linear")?,
         };
-        // A factor without a type is linear scaling; with the type 'none' it means nothing.
+        // A factor without a type is linear scaling; with type 'none' it is meaningless.
         let factor = factor.filter(|factor| *factor != 0.0 && given != Some("none"));
         let divisors = self.tensor("rope_freqs.weight")?;
         let lists = self.tensor("rope_factors_short.weight")?.zip(self.tensor("rope_factors_long.weight")?);
@@ -258,7 +258,7 @@ impl GgufConfig<'_> {
         })
     }
 
-    /// In GGUF the attention factor multiplies YaRN's own instead of replacing it, and `mscale` is taken for 1.
+    /// In GGUF the attention factor multiplies YaRN's own instead of replacing it, and `mscale` is assumed to be 1.
     fn yarn(&self, factor: Option<f64>) -> Result<Value> {
         let all = self.number("rope.scaling.yarn_log_multiplier")?.filter(|all| *all != 0.0);
         let own = factor.map_or(1.0, |factor| magnitude(factor, 1.0) / all.map_or(1.0, |all| magnitude(factor, all)));
@@ -274,7 +274,7 @@ impl GgufConfig<'_> {
         }))
     }
 
-    /// A short list that is stored as a tensor: the only tensor data that opening a file reads.
+    /// Reads a short list stored as a tensor: the only tensor data read while opening a file.
     fn tensor(&self, name: &str) -> Result<Option<Vec<f32>>> {
         let Some(tensor) = self.weights.find(name) else { return Ok(None) };
         if tensor.shape.iter().product::<usize>() > LIST_LEN_MAX {

@@ -1,7 +1,7 @@
 //! Reads the small text files beside the weights.
 //!
-//! Unlike weights they are copied, as a parser needs them whole. Their size is limited, so that a link to an endless file costs an
-//! error and not the memory of the process.
+//! Unlike weights they are copied, as a parser needs them whole. Their size is limited, so that a link to an endless
+//! file costs an error and not the process's memory.
 
 use std::{io::Read, path::Path};
 
@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 use super::bytes::open;
 use crate::{Error, Result};
 
-/// The bytes of a file, up to a limit.
+/// Reads a file of at most `bytes_max` bytes.
 pub(super) fn read(path: &Path, bytes_max: u64) -> Result<Vec<u8>> {
     let within = |error: std::io::Error| Error::from(error).context(path.display());
     let mut bytes = Vec::new();
@@ -21,9 +21,9 @@ pub(super) fn read(path: &Path, bytes_max: u64) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// A file that holds one JSON object. `Infinity` and `NaN`, which Python writes though JSON has neither, are read: bare, or as
-/// the `{"__float__": "Infinity"}` of newer configurations. An infinity becomes the largest number, and what is not a number
-/// becomes null.
+/// Reads a file that holds one JSON object. Accepts `Infinity` and `NaN`, which Python writes although JSON has
+/// neither: bare, or as the `{"__float__": "Infinity"}` of newer configurations. An infinity becomes the largest
+/// number, NaN becomes null.
 pub(super) fn object(path: &Path, bytes_max: u64) -> Result<Map<String, Value>> {
     let invalid = |what: String| Error::corrupt(format!("{}: {what}", path.display())).help("download it again");
     let text = read(path, bytes_max)?;
@@ -37,7 +37,7 @@ pub(super) fn object(path: &Path, bytes_max: u64) -> Result<Map<String, Value>> 
     }
 }
 
-/// The text with Python's numbers in JSON's terms; what stands in strings is left alone.
+/// Rewrites Python's bare numbers as JSON, leaving strings alone.
 fn in_json(text: &[u8]) -> Vec<u8> {
     const NUMBERS: [(&[u8], f64); 3] = [(b"-Infinity", f64::MIN), (b"Infinity", f64::MAX), (b"NaN", f64::NAN)];
     let (mut out, mut rest, mut in_string) = (Vec::with_capacity(text.len()), text, false);

@@ -1,9 +1,9 @@
 //! Opens checkpoints, whatever their format.
 //!
-//! A plugin sees one set of weights under the names that Hugging Face gives them, whether they come from GGUF or from
-//! safetensors, and one configuration in the same terms. Files are mapped, not read: opening costs the header, and a
-//! tensor is a range of the map in the file's own storage format. Files are untrusted, so each number in a header is
-//! checked before it is used, and what is wrong with a file is said in terms of that file.
+//! A plugin sees one set of weights under Hugging Face's names, whether they come from GGUF or safetensors, and one
+//! configuration in the same terms. Files are mapped, not read: opening costs the header, and a tensor is a range of
+//! the map in the file's own storage format. Files are untrusted, so each number in a header is checked before it is
+//! used, and errors describe the problem in terms of that file.
 
 mod bytes;
 mod checkpoint;
@@ -43,7 +43,7 @@ pub use self::{
 
 use pensieve_error::{Code, Error, Result};
 
-/// A name out of a file, shortened and escaped so that it can stand in a message.
+/// Shortens and escapes a name from a file for use in a message.
 #[doc(hidden)]
 pub fn quote(name: &str) -> String {
     const SHOWN_MAX: usize = 96;

@@ -1,18 +1,18 @@
-//! Translates GGUF's tensor names to Hugging Face's.
+//! Translates GGUF tensor names to Hugging Face's.
 //!
-//! Plugins use Hugging Face's names, as the papers' reference code and adapters do. The two schemes differ by a handful of words, so
-//! the translation is a table of those that most architectures share, and a plugin adds its own
+//! Plugins use Hugging Face's names, as do reference implementations and adapters. The two schemes differ in a handful
+//! of words, so the translation is a table of those that most architectures share, and a plugin adds its own
 //! ([`GgufFamily::names`](super::GgufFamily::names)). Other names pass through unchanged.
 
-/// GGUF's names of modules, within a layer (`attn_q`) or outside (`token_embd`), each with Hugging Face's.
+/// GGUF module names, inside a layer (`attn_q`) or outside (`token_embd`), each with Hugging Face's name.
 pub type Names = &'static [(&'static str, &'static str)];
 
-/// The Hugging Face name of a tensor in a GGUF file; `own` are the names that the architecture's plugin adds.
+/// Returns the Hugging Face name of a tensor in a GGUF file; `own` are the names added by the architecture's plugin.
 pub fn hugging_face(name: &str, own: Names) -> String {
     let Some((path, kind)) = name.rsplit_once('.') else { return name.to_owned() };
     if let Some((layer, part)) = path.strip_prefix("blk.").map(|rest| rest.split_once('.').unwrap_or((rest, ""))) {
         let is_number = !layer.is_empty() && layer.bytes().all(|byte| byte.is_ascii_digit());
-        // Some are tensors of a layer itself: `blk.0.ssm_a`.
+        // Some tensors belong to the layer itself: `blk.0.ssm_a`.
         let (part, end) = if part.is_empty() { (kind, String::new()) } else { (part, format!(".{kind}")) };
         if let Some(part) = look_up(part, own, LAYER).filter(|_| is_number) {
             return format!("model.layers.{layer}.{part}{end}");

@@ -1,4 +1,5 @@
-//! Views and copies of parts of a tensor: one expert of a stack, every second row, the transpose of what GPT-2 and gpt-oss store.
+//! Views and copies of parts of a tensor: one expert of a stack, every second row, the transpose of GPT-2's and
+//! gpt-oss's matrices.
 //!
 //! Contiguous parts are read in place. Others are copied once, while a model loads.
 
@@ -6,14 +7,14 @@ use super::{Bytes, RawTensor, quote};
 use crate::{Error, Result};
 
 impl RawTensor {
-    /// Slice `index` of the first dimension, without that dimension: one expert's weight out of a stack.
+    /// Slice `index` of the first dimension, without that dimension, such as one expert's weight from a stack.
     pub fn part(&self, index: usize) -> Result<Self> {
         let mut part = self.rows(index..index + 1)?;
         part.shape.remove(0);
         Ok(part)
     }
 
-    /// Every `step`th row of a matrix or vector, from row `start` on, as a copy.
+    /// Copies every `step`th row of a matrix or vector, starting at row `start`.
     pub fn every(&self, start: usize, step: usize) -> Result<Self> {
         let count = self.shape.first().copied().unwrap_or_default();
         let row_bytes = self.data.len().checked_div(count).unwrap_or_default();
@@ -27,7 +28,7 @@ impl RawTensor {
         Ok(Self { shape, data: Bytes::copy_of(&bytes)?, ..self.clone() })
     }
 
-    /// The transpose of a dense matrix, as a copy, for layers that multiply from the other side, such as GPT-2's `Conv1D`.
+    /// Copies the transpose of a dense matrix, for layers that multiply from the other side, such as GPT-2's `Conv1D`.
     pub fn transposed(&self) -> Result<Self> {
         let (&[rows, columns], false) = (self.shape.as_slice(), self.dtype.is_quantized()) else {
             return Err(self.cannot("be transposed"));

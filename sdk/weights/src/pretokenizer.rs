@@ -1,10 +1,10 @@
-//! How each kind of byte-level BPE cuts text into words before it merges anything.
+//! How each kind of byte-level BPE splits text into words before merging.
 //!
-//! A GGUF file names its pre-tokenizer (`tokenizer.ggml.pre`) and does not describe it. The names are those that
-//! llama.cpp's converter gives out; each stands for what the model's own `tokenizer.json` says, which is what is written
-//! here, and not for the approximations that a reader without a full regex engine has to make. A wrong guess would give
-//! ids that look right and are not the ones that the model was trained on, so a name that neither this table nor the plugin has
-//! is refused.
+//! A GGUF file names its pre-tokenizer (`tokenizer.ggml.pre`) but does not describe it. The names are those that
+//! llama.cpp's converter assigns; each stands for the definition in the model's own `tokenizer.json`, which is what is
+//! written here, and not for the approximation that a reader without a full regex engine has to make. A wrong guess
+//! would give ids that look right but are not the ones the model was trained on, so a name found neither in this table
+//! nor in the plugin is rejected.
 
 use serde_json::{Value, json};
 
@@ -14,18 +14,18 @@ use crate::{Error, Result, quote};
 #[derive(Clone, Copy, Debug)]
 pub struct PreTokenizer {
     pub names: &'static [&'static str],
-    /// Splits applied in order, each within the pieces of the one before.
+    /// Splits applied in order, each within the pieces of the previous one.
     pub splits: &'static [Split],
     /// Normalizes text to Unicode's composed form (NFC) first.
     pub nfc: bool,
-    /// Takes a word that is in the vocabulary as one token, as tiktoken does.
+    /// Emits a word that is in the vocabulary as one token, as tiktoken does.
     pub ignore_merges: bool,
-    /// Puts BOS before the text, if the file does not say.
+    /// Adds BOS if the file does not say.
     pub add_bos: bool,
 }
 
-/// A step of a [`PreTokenizer`]. The last one turns bytes into letters, as byte-level BPE needs it: [`Split::Bytes`], or
-/// [`Split::Gpt2`], which cuts as well.
+/// A step of a [`PreTokenizer`]. The last one encodes bytes as characters, as byte-level BPE needs: [`Split::Bytes`],
+/// or [`Split::Gpt2`], which also splits.
 #[derive(Clone, Copy, Debug)]
 pub enum Split {
     /// Each match of a regular expression becomes a word, and so does each stretch between two matches.
@@ -36,13 +36,13 @@ pub enum Split {
     Numbers,
     /// Runs of punctuation become words.
     Punctuation,
-    /// GPT-2's own pattern, then bytes as letters.
+    /// GPT-2's own pattern, then byte encoding.
     Gpt2,
-    /// Bytes as letters.
+    /// Byte encoding only.
     Bytes,
 }
 
-/// Pre-tokenizers that the checkpoints of several architectures share.
+/// Pre-tokenizers shared by checkpoints of several architectures.
 const KNOWN: &[PreTokenizer] = &[
     TIKTOKEN
         .named(&["llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "lfm2", "midm-2.0", "pixtral"])
@@ -104,7 +104,7 @@ const TEKKEN: &[Split] = &[
     Split::Bytes,
 ];
 const GPT4O: &[Split] = &[GPT4O_WORDS, Split::Bytes];
-/// Digits in threes from the right, then as GPT-4o.
+/// Groups of three digits from the right, then as GPT-4o.
 const TINY_AYA: &[Split] = &[Split::Regex(r"\d{1,3}(?=(?:\d{3})*\b)"), GPT4O_WORDS, Split::Bytes];
 const GPT4O_WORDS: Split = Split::Regex(concat!(
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
@@ -126,7 +126,7 @@ const BAILING: &[Split] = &[
     Split::Bytes,
 ];
 const DIGITS: &[Split] = &[Split::Digits, Split::Gpt2];
-/// Falcon looks for numbers behind the byte encoding, where the letters that stand for some bytes count as digits too.
+/// Falcon splits off numbers after byte encoding, where some of the encoded characters count as digits too.
 const FALCON: &[Split] = &[Split::Punctuation, Split::Gpt2, Split::Numbers, Split::Regex("[0-9][0-9][0-9]")];
 const BLOOM: Split = Split::Regex(concat!(r" ?[^(\s|.,!?", "\u{2026}\u{3002}\u{ff0c}\u{3001}\u{964}\u{6d4}\u{60c})]+"));
 const DEEPSEEK_LLM: &[Split] = &[
@@ -172,7 +172,7 @@ const DEEPSEEK_V3: &[Split] = &[
     )),
     Split::Bytes,
 ];
-/// llama.cpp's fallback, which files that say "default" were made for.
+/// llama.cpp's fallback, for which files that say "default" were made.
 const DEFAULT: &[Split] = &[
     Split::Regex(r"[\p{P}\$\+<=>\^~\|]+"),
     Split::Regex(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"),
@@ -182,12 +182,12 @@ const DEFAULT: &[Split] = &[
 ];
 
 impl PreTokenizer {
-    /// Without normalization, and without BOS where the file does not ask for it.
+    /// A pre-tokenizer without normalization, and without BOS unless the file asks for it.
     pub const fn new(names: &'static [&'static str], splits: &'static [Split]) -> Self {
         Self { names, splits, nfc: false, ignore_merges: false, add_bos: false }
     }
 
-    /// Looks a name up, in `own` before the SDK's table.
+    /// Looks a name up, first in `own`, then in the SDK's table.
     pub(super) fn find(name: &str, own: &[Self]) -> Result<Self> {
         let mut known = own.iter().chain(KNOWN);
         known.clone().find(|known| known.names.contains(&name)).copied().ok_or_else(|| {
@@ -203,7 +203,7 @@ impl PreTokenizer {
         })
     }
 
-    /// The pre-tokenizer of a file without `tokenizer.ggml.pre`.
+    /// Returns the pre-tokenizer of a file without `tokenizer.ggml.pre`.
     pub(super) fn unnamed(architecture: &str, has_token: impl Fn(&str) -> bool) -> Result<Self> {
         if has_token("<|begin_of_text|>") && has_token("<|start_header_id|>") {
             return Self::find("llama-bpe", &[]);

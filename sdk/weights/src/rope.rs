@@ -1,15 +1,15 @@
 //! Rotary position embeddings (RoPE) as a checkpoint configures them.
 //!
-//! There are three generations of spelling: `rope_theta` with `rope_scaling` (whose type is `type` or
-//! `rope_type`), and `rope_parameters` with everything in it, possibly once per layer type. They are brought into the
-//! last form first and read from there. Defaults follow transformers' `modeling_rope_utils.py`, and whatever can be
-//! computed from the configuration alone, such as attention factors, is computed here, once.
+//! There are three generations of spelling: `rope_theta` with `rope_scaling` (whose type is `type` or `rope_type`), and
+//! `rope_parameters` with everything in it, possibly once per layer type. They are normalized to the last form and read
+//! from there. Defaults follow transformers' `modeling_rope_utils.py`, and everything that can be computed from the
+//! configuration alone, such as attention factors, is computed here, once.
 
 use serde_json::{Map, Value, json};
 
 use crate::{Error, Result, quote};
 
-/// A longer context is taken for a mistake.
+/// A longer context is considered a mistake.
 pub(super) const CONTEXT_MAX: f64 = (1u32 << 30) as f64;
 const THETA_DEFAULT: f64 = 10_000.0;
 const PAIRS_MAX: usize = 512;
@@ -19,22 +19,22 @@ const PAIRS_MAX: usize = 512;
 pub struct RopeConfig {
     /// The base of the wavelengths.
     pub theta: f64,
-    /// The fraction of each head that is rotated, from its start.
+    /// Fraction of each head that is rotated, from its start.
     pub partial_rotary_factor: f64,
     pub style: RopeStyle,
     pub scaling: RopeScaling,
 }
 
-/// The pairs of a head's values that are rotated.
+/// Which values of a head are rotated in pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RopeStyle {
     /// Value `i` with `i + rotary_dim / 2`: Hugging Face's order.
     NeoX,
-    /// Value `2i` with `2i + 1`: GGUF files of Llama and its kin, whose query and key rows were reordered for it.
+    /// Value `2i` with `2i + 1`: GGUF files of Llama and its relatives, whose query and key rows were reordered for it.
     Interleaved,
 }
 
-/// Scaling of frequencies for contexts longer than those of the training.
+/// Frequency scaling for contexts longer than in training.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RopeScaling {
     None,
@@ -57,7 +57,7 @@ pub enum RopeScaling {
         attention_factor: f64,
         truncate: bool,
     },
-    /// Each pair's frequency is divided by its entry of `short` up to the original context, and of `long` beyond it.
+    /// Each pair's frequency is divided by its entry in `short` up to the original context, and in `long` beyond it.
     LongRope {
         short: Vec<f32>,
         long: Vec<f32>,
@@ -65,18 +65,18 @@ pub enum RopeScaling {
         short_attention_factor: f64,
         long_attention_factor: f64,
     },
-    /// A part of each half of a head is rotated, and frequencies are spread over the whole head (Gemma 4).
+    /// Part of each half of a head is rotated, and frequencies are spread over the whole head (Gemma 4).
     Proportional {
         factor: f64,
     },
-    /// Each pair's frequency is divided by its entry: what GGUF files carry in place of Llama 3's parameters.
+    /// Each pair's frequency is divided by its entry; GGUF files carry this instead of Llama 3's parameters.
     Divisors(Vec<f32>),
 }
 
 impl RopeConfig {
-    /// The number of values of a head that are rotated: even, and with one entry per pair in every list of the scaling.
+    /// Number of rotated values in a head: even, and with one entry per pair in every list of the scaling.
     pub fn rotary_dim(&self, head_dim: usize) -> Result<usize> {
-        // The product of a rounded quotient may fall just below the integer that it means.
+        // The product with a rounded quotient may fall just below the intended integer.
         let is_whole = matches!(self.scaling, RopeScaling::Proportional { .. });
         let part = if is_whole { 1.0 } else { self.partial_rotary_factor };
         let dim = (head_dim as f64 * part + 1e-9) as usize;
@@ -100,7 +100,7 @@ impl RopeConfig {
         }
     }
 
-    /// Reads normalised parameters.
+    /// Reads normalized parameters.
     pub(super) fn read(config: &Value, layer_type: Option<&str>) -> Result<Self> {
         let parameters = Parameters::select(config, layer_type)?;
         Ok(Self {
@@ -115,7 +115,7 @@ impl RopeConfig {
     }
 }
 
-/// Brings every spelling into `rope_parameters`.
+/// Converts every spelling to `rope_parameters`.
 pub(super) fn normalise(config: &mut Map<String, Value>) -> Result<()> {
     let given = ["rope_scaling", "rope_parameters"].into_iter().find_map(|key| {
         let value = config.get(key)?;
@@ -140,8 +140,8 @@ pub(super) fn normalise(config: &mut Map<String, Value>) -> Result<()> {
     Ok(())
 }
 
-/// Moves the parameters to the top level, under the names that they had before `rope_parameters`. Where layer types have their
-/// own, those of full attention get the plain names, and those with a window get Gemma 3's.
+/// Moves the parameters to the top level, under the names from before `rope_parameters`. If layer types have separate
+/// parameters, those of full attention get the plain names and those with a window get Gemma 3's.
 pub(super) fn spread(config: &mut Map<String, Value>) {
     let Some(Value::Object(parameters)) = config.remove("rope_parameters") else { return };
     let labels = nested_labels(config, &parameters);
@@ -159,7 +159,7 @@ pub(super) fn spread(config: &mut Map<String, Value>) {
     config.insert("rope_scaling".to_owned(), if is_scaled { Value::Object(plain.clone()) } else { Value::Null });
 }
 
-/// The layer types that have parameters of their own.
+/// Layer types with separate parameters.
 fn nested_labels(config: &Map<String, Value>, parameters: &Map<String, Value>) -> Vec<String> {
     let Some(Value::Array(types)) = config.get("layer_types") else { return vec![] };
     let is_nested =
@@ -218,8 +218,8 @@ impl<'a> Parameters<'a> {
     fn scaling(&self) -> Result<RopeScaling> {
         let rope_type = self.object.get("rope_type").and_then(Value::as_str);
         match rope_type.ok_or_else(|| self.is_not("rope_type", "a string"))? {
-            // "mrope" has sections for time, height and width, which are one for text; "dynamic" begins to stretch beyond the
-            // context that the configuration names, and no model is loaded for more than that.
+            // "mrope" has sections for time, height and width, which coincide for text; "dynamic" starts to stretch
+            // beyond the configured context, and no model is loaded with a longer one.
             "default" | "none" | "mrope" | "dynamic" => Ok(RopeScaling::None),
             "linear" => Ok(RopeScaling::Linear { factor: self.factor()? }),
             "proportional" => {
@@ -249,7 +249,7 @@ impl<'a> Parameters<'a> {
     fn yarn(&self) -> Result<RopeScaling> {
         let original_context = self.original_context()?;
         let factor = self.stretch(original_context)?;
-        // Zero means absent for these four, as it does in the reference.
+        // As in the reference, zero means absent for these four.
         let given = |key: &str| Ok::<_, Error>(self.number(key, 0.0, 1e6)?.filter(|number| *number != 0.0));
         let default = match (given("mscale")?, given("mscale_all_dim")?) {
             (Some(scale), Some(all)) => magnitude(factor, scale) / magnitude(factor, all),
@@ -296,7 +296,7 @@ impl<'a> Parameters<'a> {
         Ok(self.required("original_max_position_embeddings", 1.0, CONTEXT_MAX)? as usize)
     }
 
-    /// The factor, by default the ratio of the context to the original one.
+    /// The factor; by default the ratio of the context to the original one.
     fn stretch(&self, original_context: usize) -> Result<f64> {
         match self.number("factor", 1e-6, 1e6)? {
             Some(factor) => Ok(factor),
@@ -336,7 +336,7 @@ pub(super) fn magnitude(factor: f64, scale: f64) -> f64 {
     if factor <= 1.0 { 1.0 } else { 0.1 * scale * factor.ln() + 1.0 }
 }
 
-/// The error for a key whose value is of another kind.
+/// The error for a key whose value has the wrong type.
 pub(super) fn is_not(key: &str, value: &Value, what: &str) -> Error {
     let found = match value {
         Value::Array(items) => format!("a list of {}", items.len()),

@@ -1,8 +1,8 @@
 //! Opens the safetensors files of a checkpoint folder: one, or several shards with an index.
 //!
-//! The `safetensors` crate parses and validates a header: offsets that follow each other without gaps, sizes that
-//! match shapes, products that do not overflow. What it leaves open is closed here: how large a header may be, how much
-//! of the file is missing, what the index claims and where its file names lead. Tensor data is never touched.
+//! The `safetensors` crate parses and validates a header: offsets without gaps, sizes that match shapes, products that
+//! do not overflow. The checks that it lacks are made here: how large a header may be, how much of the file is missing,
+//! what the index claims and where its file names lead. Tensor data is never touched.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -22,7 +22,7 @@ const NAME_BYTES_MAX: usize = 256;
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
-/// A tensor as a file has it, of whatever type.
+/// A tensor as stored in a file, of any type.
 #[derive(Clone, Debug)]
 pub(super) struct Stored {
     pub name: String,
@@ -32,7 +32,7 @@ pub(super) struct Stored {
 }
 
 impl Stored {
-    /// The same as a tensor of a type that can be used.
+    /// Converts to a tensor of a supported type.
     pub(super) fn into_plain(self) -> Result<RawTensor> {
         let dtype = match self.dtype {
             StoredDtype::F32 => Dtype::F32,
@@ -63,7 +63,7 @@ struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
-/// Opens whatever the folder holds.
+/// Opens the safetensors files of a folder.
 pub(super) fn open(folder: &Path) -> Result<Vec<Shard>> {
     let index = folder.join(INDEX);
     if !folder.join(SINGLE).exists() && index.exists() {
@@ -172,7 +172,7 @@ fn open_shards(folder: &Path, index: &Path) -> Result<Vec<Shard>> {
     Ok(shards)
 }
 
-/// Opens one shard and keeps the tensors that the index takes from it.
+/// Opens one shard and keeps the tensors that the index assigns to it.
 fn open_shard(path: &Path, names: &BTreeSet<&str>) -> Result<Shard> {
     let mut shard = open_file(path).map_err(|error| match error.code {
         Code::NotFound => error.help(format!("'{INDEX}' needs this file: finish the download")),
@@ -191,13 +191,13 @@ fn open_shard(path: &Path, names: &BTreeSet<&str>) -> Result<Shard> {
     }
 }
 
-/// Tells if a file name from an index stays within its folder, on any system.
+/// True if a file name from an index stays within its folder, on any system.
 fn is_plain_name(file: &str) -> bool {
     let is_path = file.contains(['/', '\\', ':']) || file.contains("..");
     !is_path && file.ends_with(".safetensors") && !file.chars().any(char::is_control)
 }
 
-/// The one file of a folder without an index.
+/// Returns the only file of a folder without an index.
 fn single(folder: &Path) -> Result<PathBuf> {
     let named = folder.join(SINGLE);
     if named.exists() {

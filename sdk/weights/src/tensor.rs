@@ -12,14 +12,14 @@ use crate::{Error, Result};
 pub struct RawTensor {
     pub name: String,
     pub dtype: Dtype,
-    /// The row length last: `[out, in]` for a linear layer.
+    /// Row length last: `[out, in]` for a linear layer.
     pub shape: Vec<usize>,
-    /// Exactly as many bytes as shape and type ask for, at no particular alignment.
+    /// Exactly as many bytes as shape and type require, without any alignment.
     pub data: Bytes,
 }
 
 impl RawTensor {
-    /// The tensor itself; an error if it has another shape.
+    /// Returns the tensor, or an error if its shape differs.
     pub fn expect_shape(self, expected: &[usize]) -> Result<Self> {
         if self.shape == expected {
             return Ok(self);
@@ -29,7 +29,7 @@ impl RawTensor {
             .help("configuration and weights are of different models: download both again"))
     }
 
-    /// A range of the first dimension, without a copy.
+    /// Returns a range of the first dimension, without copying.
     pub fn rows(&self, rows: Range<usize>) -> Result<Self> {
         let count = self.shape.first().copied().unwrap_or_default();
         let row_bytes = self.data.len().checked_div(count).filter(|bytes| bytes * count == self.data.len());
@@ -47,7 +47,7 @@ impl RawTensor {
         }
     }
 
-    /// The values of a dense tensor. Quantized ones stay as they are; the kernels read them in place.
+    /// Returns the values of a dense tensor. Quantized tensors are never expanded; kernels read them in place.
     pub fn to_f32(&self) -> Result<Vec<f32>> {
         match self.dtype {
             Dtype::F32 => self.values(f32::from_le_bytes),

@@ -1,7 +1,7 @@
-//! All of a checkpoint's tensors by name.
+//! All tensors of a checkpoint by name.
 //!
-//! What a plugin asks for and what a file has are compared here, once, so that a missing tensor or a wrong shape ends in
-//! a message that names both sides instead of in arithmetic on the wrong numbers.
+//! A plugin's expectations are compared with the file here, once, so that a missing tensor or a wrong shape ends in a
+//! message that names both sides instead of in arithmetic on the wrong numbers.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -13,13 +13,13 @@ use super::{
 };
 use crate::{Error, Result};
 
-/// All tensors of a checkpoint, under the names that Hugging Face gives them.
+/// All tensors of a checkpoint, under Hugging Face's names.
 #[derive(Clone, Debug, Default)]
 pub struct Weights {
     tensors: BTreeMap<String, Entry>,
 }
 
-/// Takes the tensors of all parts of a GGUF model.
+/// Takes the tensors out of all parts of a GGUF model.
 pub(super) fn of_parts(parts: &mut [gguf::Gguf]) -> Vec<Entry> {
     let mut entries = Vec::new();
     for part in parts {
@@ -41,7 +41,7 @@ impl Weights {
         Ok(Self { tensors: named })
     }
 
-    /// The tensors of one safetensors file, under their names there. All of them can be used.
+    /// Opens one safetensors file, keeping its tensor names. Fails if any tensor is unusable.
     pub fn of_safetensors(path: &Path) -> Result<Self> {
         let shard = safetensors::open_file(path)?;
         Self::new(shard.tensors.into_iter().map(Entry::from))
@@ -49,7 +49,7 @@ impl Weights {
             .map_err(|error| error.context(path.display()))
     }
 
-    /// The tensors of a GGUF file, under their names there, and what it says besides. All of them can be used.
+    /// Opens a GGUF file, keeping its tensor names, and returns its metadata too. Fails if any tensor is unusable.
     pub fn of_gguf(path: &Path) -> Result<(Self, Metadata)> {
         let mut parts = gguf::open(path)?;
         let entries = of_parts(&mut parts);
@@ -69,7 +69,7 @@ impl Weights {
         }
     }
 
-    /// The tensor of this name; the error names the nearest one that is there, or says why this one cannot be used.
+    /// Returns the tensor of this name; the error suggests the most similar name, or says why this tensor is unusable.
     pub fn get(&self, name: &str) -> Result<RawTensor> {
         match self.tensors.get(name) {
             Some(Entry::Plain(tensor)) => Ok(tensor.clone()),
@@ -87,7 +87,7 @@ impl Weights {
         }
     }
 
-    /// The tensor of this name, if there is one that needs no assembling.
+    /// Returns the tensor of this name, if it exists and needs no assembling.
     pub fn find(&self, name: &str) -> Option<RawTensor> {
         match self.tensors.get(name)? {
             Entry::Plain(tensor) => Some(tensor.clone()),
@@ -95,7 +95,7 @@ impl Weights {
         }
     }
 
-    /// Tells if the checkpoint has a tensor of this name, even one in a format that cannot be used.
+    /// True if the checkpoint has a tensor of this name, even in an unusable format.
     pub fn contains(&self, name: &str) -> bool {
         self.tensors.contains_key(name)
     }
@@ -105,12 +105,12 @@ impl Weights {
         self.tensors.keys().map(String::as_str)
     }
 
-    /// All tensors that can be used, sorted by name. The data of those that have to be put together is only a part of it.
+    /// All usable tensors, sorted by name. A tensor that has to be assembled comes with only part of its data.
     pub fn iter(&self) -> impl Iterator<Item = &RawTensor> {
         self.tensors.values().filter_map(Entry::described)
     }
 
-    /// Bytes of all tensors together, as they are used.
+    /// Total bytes of all tensors, after assembling.
     pub fn bytes(&self) -> u64 {
         let bytes = |tensor: &RawTensor| tensor.dtype.tensor_bytes(&tensor.shape).unwrap_or(tensor.data.len());
         self.iter().map(|tensor| bytes(tensor) as u64).sum()
@@ -122,7 +122,7 @@ impl Weights {
     }
 }
 
-/// Insertions, deletions and replacements that turn one name into the other. Only the start of long names counts.
+/// Levenshtein distance of two names. Only the start of long names counts.
 fn edit_distance(a: &str, b: &str) -> usize {
     const COMPARED_MAX: usize = 128;
     let (a, b) = [a, b].map(|name| name.as_bytes().get(..COMPARED_MAX).unwrap_or(name.as_bytes())).into();

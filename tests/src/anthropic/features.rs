@@ -43,7 +43,7 @@ fn every_reason_to_stop_is_told() {
         assert_eq!((&stopped["stop_reason"], &stopped["stop_sequence"]), (&json!("stop_sequence"), &json!("there,")));
         let cut = hello(json!({"max_tokens": 3}));
         assert_eq!((&cut["stop_reason"], &cut["usage"]["output_tokens"]), (&json!("max_tokens"), &json!(3)));
-        // More than there is room for is as much as there is.
+        // A limit beyond the context is reduced to the context.
         assert_eq!(hello(json!({"max_tokens": 32_000_000_000_000_u64}))["stop_reason"], "end_turn");
     });
 }
@@ -93,7 +93,7 @@ fn tools_are_called() {
         let choice = |choice: Value| json!({ "tool_choice": choice });
         let single = ask("Please call twice", choice(json!({"type": "auto", "disable_parallel_tool_use": true})));
         assert_eq!(calls(&single), [ls("ls")]);
-        // The model would rather talk, and must not.
+        // The model would rather talk, but must call a tool.
         let any = ask("Say hello", choice(json!({"type": "any"})));
         assert_eq!((calls(&any).len(), &any["stop_reason"]), (1, &json!("tool_use")));
         let named = ask("Please call", choice(json!({"type": "tool", "name": "Now"})));
@@ -125,7 +125,7 @@ fn answers_keep_to_schemas_and_grammars() {
         assert_eq!(text(&answer), r#"{"city": "Oslo", "degrees": 21}"#);
         let forced = both(server, &about("Say hello", &json!({ "output_config": format })));
         let forced: Value = serde_json::from_str(&text(&forced)).unwrap();
-        // JSON Schema takes 2.0 for an integer.
+        // JSON Schema accepts 2.0 as an integer.
         assert!(forced["degrees"].as_f64().is_some_and(|degrees| degrees.fract() == 0.0), "{forced}");
         let grammar = json!({"pensieve": {"grammar": {"regex": "(yes|no)"}, "seed": 7}});
         assert!(["yes", "no"].contains(&text(&both(server, &about("Say hello", &grammar))).as_str()));
@@ -160,7 +160,7 @@ fn tokens_are_counted_without_loading_the_model() {
         let full = about("Say hello", &json!({"system": "Be kind.", "tools": tools()}));
         let counted = [&plain, &full].map(|body| count(&without_max(body.clone())));
         assert!(counted[0] + 50 < counted[1], "{counted:?}");
-        // What does not fit is counted, too.
+        // Requests that do not fit are counted, too.
         assert!(count(&about(&"word ".repeat(80_000), &json!({}))) > 65_536);
         let health = server.get("/health").json();
         assert_eq!(health["models"][0]["loads"], 0, "{health}");
@@ -189,7 +189,7 @@ fn models_are_listed() {
         let get = |path: &str| request(server.address, "GET", path, &version, b"");
         let list = get("/v1/models?limit=20").json();
         let model = list["data"][0].clone();
-        // Claude Code keeps ids with "claude" in them alone, so each model is listed under such a name, too.
+        // Claude Code only keeps ids that contain "claude", so each model is also listed under such a name.
         let alias = list["data"][1].clone();
         assert_eq!(alias["id"], "pensieve/claude-scripted");
         let ends = (&list["has_more"], &list["first_id"], &list["last_id"]);

@@ -1,4 +1,4 @@
-//! What is refused: in the right envelope, at once, and by the name of the field.
+//! Rejected requests: in the right envelope, at once, and with the name of the field.
 
 use serde_json::{Value, json};
 use std::{
@@ -88,12 +88,12 @@ fn what_only_the_worker_can_refuse_is_a_status_even_of_a_stream() {
         let mut body = about("Say hello", &more);
         refused(&post(server.address, MESSAGES, &body), 400, "invalid_request_error", message);
         body["stream"] = true.into();
-        // A stream waits for 60 ms, which are soon over on a machine that has much to do.
+        // A stream waits 60 ms for an error before it starts, which can be too short on a busy machine.
         let mut replies = std::iter::repeat_with(|| post(server.address, MESSAGES, &body)).take(20);
         let reply = replies.find(|reply| reply.status() != 200).expect("a stream is begun each time");
         refused(&reply, 400, "invalid_request_error", message);
     }
-    // That no text fits shows while one is written.
+    // That no text matches only shows during generation.
     let endless = json!({"type": "object", "properties": {"a": {"$ref": "#/properties/a"}}, "required": ["a"]});
     let format = json!({"output_config": {"format": {"type": "json_schema", "schema": endless}}});
     let reply = post(server.address, MESSAGES, &about("Say hello", &format));
@@ -109,7 +109,7 @@ fn what_comes_without_its_type_is_refused_and_any_key_is_taken_where_none_is_set
         let untyped = soon(|| request(server.address, "POST", path, &[], b"{}"));
         refused(&untyped, 415, "invalid_request_error", "");
         let strange = [("content-type", "application/json"), ("x-api-key", "wrong")];
-        // The key passes, and the empty body is what is wrong.
+        // The key is accepted, and the error is the empty body.
         refused(&soon(|| request(server.address, "POST", path, &strange, b"{}")), 400, "invalid_request_error", "");
     }
     refused(
@@ -138,13 +138,13 @@ fn a_template_that_runs_away_costs_its_own_requests() {
     let server = serve(root.path());
     let endless = "{% for a in range(9999) %}{% for b in range(9999) %}{{ a ~ b }}{% endfor %}{% endfor %}";
     fs::write(root.path().join("scripted/chat_template.jinja"), endless).unwrap();
-    // The server looks at a model's files every two seconds at most.
+    // The server checks a model's files at most every two seconds.
     std::thread::sleep(Duration::from_millis(2_100));
     let began = Instant::now();
     let reply = post(server.address, MESSAGES, &about("Say hello", &json!({})));
     refused(&reply, 400, "invalid_request_error", "the model's chat template runs away: ");
     assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
-    // What needs no template is answered, while others wait for theirs to end.
+    // Requests that need no template are answered while others wait for theirs.
     let waiting: Vec<_> = (0..4)
         .map(|_| {
             let mut connection = Connection::open(server.address);
@@ -161,7 +161,6 @@ fn a_template_that_runs_away_costs_its_own_requests() {
     }
 }
 
-#[cfg(target_os = "linux")]
 #[test]
 fn a_worker_that_dies_ends_its_streams_with_an_error() {
     let root = tempfile::tempdir().unwrap();
@@ -169,7 +168,7 @@ fn a_worker_that_dies_ends_its_streams_with_an_error() {
     let mut body = about("Go on forever", &json!({"stream": true}));
     let mut incoming = Incoming::open(server.address, MESSAGES, &[], &body);
     while incoming.event().unwrap().name != "content_block_delta" {}
-    crate::openai::kill_children(server.pid());
+    crate::processes::kill_children(server.pid());
     let last = incoming.events().pop().unwrap();
     assert_eq!((last.name.as_str(), &last.json()["error"]["type"]), ("error", &json!("api_error")));
     assert!(last.json()["request_id"].as_str().unwrap().starts_with("req_"));
@@ -192,7 +191,7 @@ fn a_queue_that_is_full_is_an_overload() {
     assert_eq!((events[0].0.as_str(), &error["error"]["type"]), ("message_start", &json!("overloaded_error")));
     body["stream"] = false.into();
     refused(&post(server.address, MESSAGES, &body), 529, "overloaded_error", "");
-    // The request that waited is served.
+    // The waiting request is served.
     drop(running);
     assert_eq!(waiting.events().last().unwrap().name, "message_stop");
 }

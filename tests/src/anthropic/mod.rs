@@ -1,6 +1,6 @@
-//! Anthropic's API as it stands on the wire, against the real program and the model that says what its script tells it:
-//! every feature streamed and whole, the order of events, the pace of a stream, and what is refused. What the vendor's SDKs
-//! make of it is in `clients`, and what Claude Code does in `claude_code`.
+//! Anthropic's API at the wire level, against the real program and the scripted model: every feature streamed and
+//! whole, the order of events, the pace of a stream, and rejected requests. The vendor's SDKs are tested in `clients`,
+//! and Claude Code in `claude_code`.
 
 mod features;
 mod limits;
@@ -45,17 +45,17 @@ const SCRIPT: [(&str, &str); 10] = [
         "forever",
         "q z x j k w v q j z x k v w z q x j k z v q w x j z k q v x w z j q k x v z w q j x k z v w q x j z k v",
     ),
-    // What a client says of its tokens stands after the result of a call.
+    // A client's note on its tokens comes after the result of a call.
     ("tokens left", "There are three files."),
     ("", "What?"),
 ];
 
-/// A server of one model.
+/// Starts a server with one model.
 fn serve(root: &Path) -> Server {
     serve_with(root, "")
 }
 
-/// One whose model is configured by these lines, too.
+/// Starts a server whose model has additional configuration lines.
 fn serve_with(root: &Path, lines: &str) -> Server {
     let source = root.join("scripted");
     scripted::checkpoint(&source, &SCRIPT);
@@ -64,7 +64,7 @@ fn serve_with(root: &Path, lines: &str) -> Server {
     Options { plugins, config, ..Options::default() }.start()
 }
 
-/// The body of a message about this, with more fields.
+/// The body of a request about `text`, with more fields.
 fn about(text: &str, more: &Value) -> Value {
     let mut body = json!({
         "model": "scripted", "max_tokens": 100, "temperature": 0, "messages": [{"role": "user", "content": text}],
@@ -92,7 +92,7 @@ fn whole(server: &Server, body: &Value) -> Value {
     reply.json()
 }
 
-/// The events of a stream, whose order is checked, and the message that they make.
+/// The events of a stream, checked for order, and the message that they add up to.
 fn streamed(server: &Server, body: &Value) -> (Vec<(String, Value)>, Value) {
     let mut body = body.clone();
     body["stream"] = true.into();
@@ -106,7 +106,7 @@ fn streamed(server: &Server, body: &Value) -> (Vec<(String, Value)>, Value) {
     (events, message)
 }
 
-/// The message, which is the same streamed and whole but for its ids and for what comes from the cache.
+/// The message, which must be the same streamed and whole except for its ids and cache usage.
 fn both(server: &Server, body: &Value) -> Value {
     let (whole, (_, streamed)) = (whole(server, body), streamed(server, body));
     assert_eq!(comparable(&whole), comparable(&streamed), "{body}");
@@ -127,7 +127,7 @@ fn comparable(message: &Value) -> Value {
     message
 }
 
-/// Tokens of the prompt, wherever they came from.
+/// Tokens of the prompt, cached or not.
 fn input_tokens(message: &Value) -> u64 {
     let usage = &message["usage"];
     let parts = ["input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"];

@@ -1,9 +1,9 @@
-//! The order of events that every client of Anthropic's API accepts, as a check for any stream, and the message that such
-//! a client puts together. The unit tests of the dialect use it as well.
+//! Checks the order of events that all clients of Anthropic's API accept, for any stream, and assembles the message as
+//! such a client does. Also used by the dialect's unit tests.
 
 use serde_json::{Value, json};
 
-/// The events in a stream's text.
+/// Parses the events in a stream's text.
 pub fn events(text: &str) -> Result<Vec<(String, Value)>, String> {
     let frames = text.strip_suffix("\n\n").ok_or("the last frame does not end")?.split("\n\n");
     frames
@@ -21,7 +21,7 @@ pub fn events(text: &str) -> Result<Vec<(String, Value)>, String> {
         .collect()
 }
 
-/// Checks the order of a stream's events and puts the message together: the message itself, or the error that ended it.
+/// Checks the order of a stream's events and assembles the message; returns it, or the error that ended the stream.
 pub fn message(events: &[(String, Value)]) -> Result<Value, String> {
     let (first, rest) = events.split_first().ok_or("there are no events")?;
     if first.0 != "message_start" {
@@ -145,7 +145,7 @@ impl Open {
     }
 }
 
-/// Tokens of the prompt, wherever they came from.
+/// Tokens of the prompt, cached or not.
 fn total(usage: &Value) -> Result<u64, String> {
     let parts = ["input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"];
     let parts = parts.map(|part| usage[part].as_u64());

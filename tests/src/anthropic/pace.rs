@@ -1,5 +1,5 @@
-//! When things come: the start of a stream before the model has seen the prompt, pings while it is computed, and the end of
-//! all work for a client that has left.
+//! Timing: a stream starts before the model has seen the prompt, pings arrive while it is computed, and all work stops
+//! once a client has left.
 
 use serde_json::json;
 use std::time::{Duration, Instant};
@@ -38,7 +38,8 @@ fn a_stream_begins_within_a_tenth_of_a_second() {
         incoming.leave();
         (time, tokens)
     };
-    // The first one reads the tokenizer; of the others the quickest counts, since the machine may be busy with other tests.
+    // The first request reads the tokenizer; of the others the fastest counts, since the machine may be busy with other
+    // tests.
     let (first, tokens) = start();
     let quickest = (0..10).map(|_| start().0).min().unwrap();
     println!("message_start for {bytes} bytes, {tokens} tokens: {first:?} the first time, then {quickest:?}");
@@ -50,7 +51,7 @@ fn a_stream_begins_within_a_tenth_of_a_second() {
 fn pings_fill_the_silence_while_a_prompt_is_computed() {
     let root = tempfile::tempdir().unwrap();
     let server = serve_with(root.path(), "options = { token_us = 4_000 }");
-    // Some 3,500 tokens, so 14 seconds.
+    // About 3,500 tokens, or 14 seconds.
     let body = about(&format!("{} hello", "a b c d e f g ".repeat(500)), &json!({"stream": true}));
     let mut incoming = Incoming::open(server.address, MESSAGES, &[], &body);
     let (mut last, mut pings, mut longest) = (Instant::now(), 0, Duration::ZERO);
@@ -71,7 +72,7 @@ fn pings_fill_the_silence_while_a_prompt_is_computed() {
     assert!(pings >= 2 && longest < Duration::from_secs(10), "{pings} pings, {longest:?}");
 }
 
-/// Whether nothing is left to do, soon.
+/// Fails unless the server is soon idle.
 fn falls_idle(server: &Server) {
     let begin = Instant::now();
     server.until("idle", |metrics| {
@@ -121,7 +122,7 @@ fn a_stream_ends_with_its_message() {
     let server = serve(root.path());
     let mut connection = Connection::open(server.address);
     let body = about("Say hello", &json!({"stream": true})).to_string();
-    // The connection lives on, as clients keep theirs.
+    // The connection stays open, as clients keep theirs.
     for _ in 0..3 {
         connection.ask("POST", MESSAGES, &[("content-type", "application/json")], body.as_bytes());
         let reply = connection.reply("POST").unwrap();

@@ -1,12 +1,12 @@
-//! The tool loop of Claude Code, as it is recorded: every request repeats the one before it, and everything that changes on
-//! the way must leave the beginning of the prompt as it was.
+//! The recorded tool loop of Claude Code: every request repeats the previous one, and nothing that changes between them
+//! may alter the start of the prompt.
 
 use serde_json::{Value, json};
 
 use super::{about, calls, input_tokens, serve, streamed, text, tools};
 
-/// The request of a round: a billing line that is never the same, `cache_control` on whatever is last, and a reminder of
-/// how many tokens are left behind every result.
+/// A round's request: a billing line that is always different, `cache_control` on the last block, and a reminder of the
+/// remaining tokens after every result.
 fn request(round: usize, turns: &[Value]) -> Value {
     let billing =
         format!("x-anthropic-billing-header: cc_version=2.1.197.abc; cc_entrypoint=cli; cch={:05x};", round * 7919);

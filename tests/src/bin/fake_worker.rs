@@ -1,4 +1,4 @@
-//! A fake worker. The name of the link it is started by selects its fault.
+//! A fake worker. The name of the link that starts it selects its fault.
 
 #![allow(clippy::unwrap_used, reason = "a fake that fails fails its test")]
 
@@ -20,7 +20,7 @@ use std::{
 fn main() {
     let arguments: Vec<String> = env::args().collect();
     let number: i32 = arguments[3].parse().unwrap();
-    // SAFETY: the server opened the descriptor for this process, which has done nothing with it yet.
+    // SAFETY: the server opened the descriptor for this process, which has not used it yet.
     let mut socket = UnixStream::from(unsafe { OwnedFd::from_raw_fd(number) });
     match Path::new(&arguments[0]).file_name().unwrap().to_str().unwrap() {
         "silent" => wire::write(&mut socket, &Report::Hello { protocol: PROTOCOL }).unwrap(),
@@ -35,11 +35,11 @@ fn main() {
             exit(7);
         }
     }
-    // It ends with its server, as everything that tests start should.
+    // It exits with its server, as everything started by tests should.
     let _ = socket.read_to_end(&mut Vec::new());
 }
 
-/// Loads, and answers the first job with more tokens than it asked for.
+/// Loads, and answers the first job with more tokens than requested.
 fn babble(socket: &mut UnixStream) {
     let id = load_and_wait_for_a_job(socket);
     let tokens = Tokens { ids: vec![1], bytes: b"x".to_vec(), logprobs: Vec::new() };
@@ -50,7 +50,7 @@ fn babble(socket: &mut UnixStream) {
     }
 }
 
-/// Loads, and sends without end whatever a worker may send: lines of the log, progress, tokens of jobs that there are not.
+/// Loads, and endlessly sends everything that a worker may send: log lines, progress, tokens of nonexistent jobs.
 fn flood(socket: &mut UnixStream) {
     let id = load_and_wait_for_a_job(socket);
     std::thread::spawn(|| {

@@ -1,16 +1,17 @@
-//! A child behind the fence of any kind, without a server: it tries the attacks, or every system call that there is, and says
-//! what succeeded. `fenced around WHAT` starts it with the policy of the variable `POLICY`, so that its parent runs as the same user.
+//! A child of any kind behind the fence, without a server: it tries the attacks, or every existing system call, and
+//! prints which succeeded. `fenced around WHAT` starts it with the policy in the variable `POLICY`, so that its parent
+//! runs as the same user.
 
 #![allow(clippy::unwrap_used, reason = "what fails here fails its test")]
 
-#[cfg(target_os = "linux")]
+#[cfg(any(target_os = "linux", target_os = "macos"))]
 #[path = "../../plugins/attacks.rs"]
 mod attacks;
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #[path = "fenced/survey.rs"]
 mod survey;
 
-#[cfg(target_os = "linux")]
+#[cfg(any(target_os = "linux", target_os = "macos"))]
 fn main() {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
@@ -21,16 +22,16 @@ fn main() {
         assert!(status.success(), "{status}");
         return;
     }
-    pensieve_worker::fence::enter_from_environment().unwrap();
+    pensieve_worker::fence::enter_from_environment(None).unwrap();
     let fenced = pensieve_worker::fence::entered();
     fenced.missing.iter().chain(&fenced.notes).for_each(|what| println!("without {what}"));
     match words[..] {
         ["attack"] => attacks::attack().iter().for_each(|what| println!("{what}")),
-        #[cfg(target_arch = "x86_64")]
+        #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
         ["survey"] => survey::all().iter().for_each(|line| println!("{line}")),
         _ => panic!("usage: fenced attack | survey | around WHAT"),
     }
 }
 
-#[cfg(not(target_os = "linux"))]
+#[cfg(not(any(target_os = "linux", target_os = "macos")))]
 fn main() {}

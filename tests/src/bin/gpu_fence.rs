@@ -1,8 +1,8 @@
-//! Tries the fence of a worker with a GPU against NVIDIA's driver: it enters the fence, then opens the driver, makes a context,
-//! compiles a kernel from PTX, runs it and reads back what it has computed, with several threads and large copies. With `--trace`
-//! it also says which system calls failed meanwhile, by tracing itself: those that the filter refuses are among them.
+//! Tries the fence of a GPU worker with NVIDIA's driver: enters the fence, opens the driver, creates a context,
+//! compiles a kernel from PTX, runs it and reads back the result, with several threads and large copies. With `--trace`
+//! it also traces itself to print the system calls that failed, including those that the filter refuses.
 //!
-//! It needs nothing but the driver, and links nothing of it.
+//! It needs only the driver, and links nothing of it.
 
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #[path = "gpu_fence/driver.rs"]
@@ -18,7 +18,7 @@ fn main() -> std::process::ExitCode {
 
     let words: Vec<String> = std::env::args().skip(1).collect();
     if std::env::var_os(VARIABLE).is_some() {
-        if let Err(error) = pensieve_worker::fence::enter_from_environment() {
+        if let Err(error) = pensieve_worker::fence::enter_from_environment(None) {
             eprintln!("{error}");
             return ExitCode::FAILURE;
         }

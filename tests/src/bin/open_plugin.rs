@@ -1,5 +1,5 @@
-//! Opens one plugin and prints the result, as `pensieve plugins check` does. Damaged libraries are opened here,
-//! where a crash in the system's loader ends nothing but this process.
+//! Opens one plugin and prints the result, as `pensieve plugins check` does. Damaged libraries are opened here, where a
+//! crash in the dynamic loader ends only this process.
 
 use pensieve_worker::plugin::LoadedPlugin;
 use std::{path::Path, process::ExitCode};

@@ -1,4 +1,4 @@
-//! `pensieve run` on a model that says what a script tells it.
+//! `pensieve run` with the scripted model.
 
 use serde_json::Value;
 use std::{fs, io::Write, process::Stdio};
@@ -24,7 +24,7 @@ fn answers_and_nothing_else_go_to_standard_output() {
     let desk = desk();
     let said = desk.run(&["run", "--model", "model", "what is the", "weather"]);
     assert_eq!((said.code, said.stdout.as_str(), said.stderr.as_str()), (Some(0), "It is sunny.\n", ""));
-    // A line is ended once.
+    // Only one line break is added.
     assert_eq!(desk.run(&["run", "--model", "./model/", "hi"]).stdout, "Hello.\n");
 }
 

@@ -1,4 +1,5 @@
-//! `pensieve plugins check`: what a plugin is, and which law a wrong one breaks, in words that tell its author where to look.
+//! `pensieve plugins check`: what a plugin is, and which law a faulty one breaks, in a message that tells its author
+//! where to look.
 
 use safetensors::{Dtype, tensor::TensorView};
 use serde_json::Value;
@@ -28,13 +29,13 @@ fn wrong(fault: &str, more: &[&str]) -> Said {
     check(&test_plugin("wrong"), &[&arguments, more].concat())
 }
 
-/// The same with what transformers says of the checkpoint.
+/// Checks it against transformers' reference, too.
 fn compared(fault: &str) -> Said {
     let reference = fixture("llama/gqa/reference.safetensors");
     wrong(fault, &["--reference", reference.to_str().unwrap(), "--tolerance", "0.0001"])
 }
 
-/// The text on one line, as it is broken into lines for reading.
+/// The text on one line, since it is wrapped for reading.
 pub(super) fn flat(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
@@ -102,7 +103,7 @@ fn a_wrong_model_is_told_which_law_it_breaks_and_where_to_look() {
 
 #[test]
 fn without_a_reference_the_check_says_what_it_cannot_see() {
-    // Wrong each time in the same way.
+    // Consistently wrong.
     let said = wrong("rope", &[]);
     assert_eq!(said.code, Some(0), "{said:?}");
     assert!(said.stdout.contains("no law is broken; whether the logits are right"), "{said:?}");

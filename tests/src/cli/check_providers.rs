@@ -1,5 +1,5 @@
-//! `pensieve plugins check` on samplers and adapter formats, on a model with an adapter, and with a reference that it has
-//! computed.
+//! `pensieve plugins check` on samplers and adapter formats, on a model with an adapter, and with a reference that it
+//! computes itself.
 
 use serde_json::Value;
 use std::{fs, os::unix::fs::PermissionsExt};

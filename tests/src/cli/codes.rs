@@ -1,4 +1,4 @@
-//! Every way to fail has its code and a line that says what to do.
+//! Every kind of failure has an exit code and a line that says what to do.
 
 use std::{
     fs,
@@ -13,18 +13,18 @@ use crate::{
     hub::{Fault, Hub},
 };
 
-/// Whether a run ended with a code and these words, and said nothing to standard output.
+/// Checks that a run ended with this code and these words, and printed nothing to standard output.
 fn check(said: &Said, code: i32, words: &[&str]) {
     assert_eq!(said.code, Some(code), "{said:?}");
     for words in words {
         assert!(said.stderr.contains(words), "{said:?} does not say {words:?}");
     }
     assert_eq!(said.stdout, "", "{said:?}");
-    // One line for each mistake, and no more.
+    // One line per mistake, and no more.
     assert!(said.stderr.lines().all(|line| line.starts_with("pensieve: ")), "{said:?}");
 }
 
-/// A server, and what it said when it was ready.
+/// A server, and what it printed when it was ready.
 struct Serving {
     child: Child,
     line: String,
@@ -39,7 +39,7 @@ impl Serving {
         Self { child, line: line.trim().to_owned() }
     }
 
-    /// Ends it as a person would, and tells its code.
+    /// Interrupts it as a user would; returns its exit code.
     fn end(mut self) -> Option<i32> {
         interrupt(self.child.id());
         self.child.wait().unwrap().code()
@@ -48,7 +48,7 @@ impl Serving {
 
 impl Drop for Serving {
     fn drop(&mut self) {
-        // It has ended already, as a rule.
+        // Usually it has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -93,7 +93,7 @@ fn no_space_for_the_starter_is_6() {
     desk.run(&["--version"]);
     for verb in ["serve", "run hello"] {
         let mut command = Command::new("sh");
-        // A limit on files stands for a full disk: 512 blocks of 512 or 1024 bytes, whatever the shell counts in.
+        // A file size limit simulates a full disk: 512 blocks of 512 or 1024 bytes, depending on the shell.
         command.args(["-c", &format!("trap '' XFSZ; ulimit -f 512; exec bin/pensieve {verb}")]);
         desk.prepare(&mut command);
         let said = said(command.env("PENSIEVE_LISTEN", "127.0.0.1:0").output().unwrap());

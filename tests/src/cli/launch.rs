@@ -1,4 +1,4 @@
-//! `pensieve serve SOURCE` and `pensieve launch`: a model without an id of its own, and clients that are told of it.
+//! `pensieve serve SOURCE` and `pensieve launch`: a model without an id, and clients that are configured for it.
 
 use serde_json::Value;
 use std::{
@@ -27,7 +27,7 @@ fn desk() -> Desk {
     desk
 }
 
-/// Installs a client that is this shell script, and tells the PATH with which it is found.
+/// Installs a client that is this shell script, and returns the PATH that finds it.
 fn client(desk: &Desk, name: &str, script: &str) -> String {
     let folder = desk.path("clients");
     fs::create_dir_all(&folder).unwrap();
@@ -42,7 +42,7 @@ fn models(address: &str) -> Vec<String> {
     list["data"].as_array().unwrap().iter().map(|model| model["id"].as_str().unwrap().to_owned()).collect()
 }
 
-/// The addresses that a server says it listens at.
+/// The addresses that a server reports listening on.
 fn addresses(child: &mut Child, count: usize) -> Vec<String> {
     let lines = BufReader::new(child.stdout.as_mut().unwrap()).lines().take(count);
     lines.map(|line| line.unwrap().strip_prefix("pensieve is listening on http://").unwrap().to_owned()).collect()
@@ -85,7 +85,7 @@ fn a_model_that_cannot_work_is_an_error_at_the_start_unless_others_can() {
     let told = log.find(|line| line.contains("model 'broken' cannot be served")).expect("a line on the broken model");
     assert!(told.contains("ERROR"), "{told}");
     interrupt(child.id());
-    // What is written is read, so that the server is not held up.
+    // Drain the output, so that the server is not blocked.
     log.for_each(drop);
     assert_eq!(child.wait().unwrap().code(), Some(0));
 }
@@ -136,7 +136,7 @@ fn a_server_that_runs_is_used_and_files_are_temporary() {
     serving.wait().unwrap();
 }
 
-/// A folder for temporary files in which another user has taken the names that can be guessed.
+/// A temporary folder in which another user has taken the predictable names.
 fn taken(desk: &Desk) -> PathBuf {
     let (folder, victim) = (desk.path("tmp"), desk.path("victim"));
     fs::create_dir(&folder).unwrap();
@@ -146,17 +146,17 @@ fn taken(desk: &Desk) -> PathBuf {
         fs::create_dir(&planted).unwrap();
         fs::set_permissions(&planted, fs::Permissions::from_mode(0o777)).unwrap();
         std::os::unix::fs::symlink(&victim, planted.join("config.toml")).unwrap();
-        // Only root can give away what is its own; for others the folder is foreign enough.
+        // Only root can chown its files to others; otherwise the folder is foreign enough.
         let _ = std::os::unix::fs::lchown(&planted, Some(65_534), Some(65_534));
     }
     folder
 }
 
-/// A client that tells where its files are, who may read them, and what one says.
+/// A client that prints its file locations, permissions and a file's content.
 const CODEX: &str = "stat -c '%a %u' \"$CODEX_HOME\" \"$CODEX_HOME/config.toml\"; echo \"$CODEX_HOME\"; cat \"$CODEX_HOME/config.toml\"";
 
 fn is_private(desk: &Desk, folder: &Path, said: &str) {
-    // SAFETY: the call takes nothing and cannot fail.
+    // SAFETY: the call takes no arguments and cannot fail.
     let user = unsafe { libc::geteuid() };
     let mut lines = said.lines();
     assert_eq!(lines.next(), Some(&*format!("700 {user}")), "{said}");

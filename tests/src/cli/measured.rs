@@ -1,4 +1,4 @@
-//! `bench`, `models` and `doctor` on the smallest models there are.
+//! `bench`, `models` and `doctor` on the smallest existing models.
 
 use serde_json::Value;
 use std::fs;
@@ -64,7 +64,7 @@ fn measures_prompts_first_tokens_and_decoding_at_each_concurrency() {
     assert!(said.stderr.contains("prompt and answer have 728 tokens, the model's context 512"), "{said:?}");
 }
 
-/// `bench --quality` on a checkpoint of the fixtures.
+/// Runs `bench --quality` on a fixture's checkpoint.
 fn quality(desk: &Desk, checkpoint: &str) -> Value {
     let (model, text) = (fixture(checkpoint).display().to_string(), desk.path("text.txt").display().to_string());
     let said = desk.run(&["bench", "--model", &model, "--quality", &text, "--positions", "300", "--json"]);
@@ -78,11 +78,11 @@ fn measures_how_far_a_model_is_from_its_own_weights_in_f32() {
     desk.install(&["pensieve-llama"]);
     fs::write(desk.path("text.txt"), "A worker that crashes, hangs or talks nonsense is ended.\n".repeat(80)).unwrap();
     let figure = |report: &Value, name: &str| report[name].as_f64().unwrap();
-    // Nothing is rounded here, so the two only sum in another order.
+    // Nothing is rounded here, so the two only differ in summation order.
     let exact = quality(&desk, "llama/gqa/f32.gguf");
     assert_eq!((&exact["model"], &exact["architecture"]), (&"f32".into(), &"llama".into()));
     assert!(figure(&exact, "kl_divergence") < 1e-9 && figure(&exact, "first_choices_equal") > 0.99, "{exact}");
-    // The text is longer than the context, and every piece begins with the token that opens texts.
+    // The text is longer than the context, and every piece starts with BOS.
     assert_eq!((exact["positions"].as_u64(), exact["sequence_tokens"].as_u64()), (Some(300), Some(256)));
     let rounded = quality(&desk, "llama/kquant/mixed.gguf");
     let (mean, worst) = (figure(&rounded, "kl_divergence"), figure(&rounded, "kl_divergence_p99"));
@@ -93,7 +93,7 @@ fn measures_how_far_a_model_is_from_its_own_weights_in_f32() {
     assert_eq!(files_behind(&desk), ["text.txt"]);
 }
 
-/// What lies on the desk besides the program and its home.
+/// Files on the desk besides the program and its home.
 fn files_behind(desk: &Desk) -> Vec<String> {
     let names = fs::read_dir(desk.path("")).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
     names.filter(|name| !["bin", "home"].contains(&name.as_str())).collect()
@@ -116,7 +116,7 @@ fn says_why_it_cannot_tell_how_far_a_model_is_from_its_weights() {
     let said = bench(&llama);
     assert!(said.code == Some(2) && said.stderr.contains("fewer than two tokens"), "{said:?}");
     fs::write(&text, "hello world").unwrap();
-    // One that wraps another library's model refuses options, of which the user gave none.
+    // A wrapper of another library's model rejects options, though the user gave none.
     desk.install(&["pensieve-zoo"]);
     let said = bench(&fixture("zoo/starcoder2").display().to_string());
     assert!(said.code == Some(1) && said.stderr.contains("'starcoder2' has no exact kernels"), "{said:?}");

@@ -1,4 +1,4 @@
-//! The program as people and scripts use it: what it prints, where, and the code that it ends with.
+//! The program as people and scripts use it: what it prints, where, and its exit code.
 
 mod answers;
 mod check;
@@ -8,6 +8,7 @@ mod launch;
 mod measured;
 mod new;
 mod pull;
+mod report;
 mod said;
 mod terminal;
 mod words;
@@ -20,15 +21,15 @@ use std::{
 };
 use tempfile::TempDir;
 
-use crate::artifacts::{plugin, program};
+use crate::artifacts::{place_program, plugin};
 
-/// A user's home, and the program in it. Nothing of the machine's own settings is seen.
+/// A user's home with the program in it, isolated from the machine's settings.
 pub struct Desk {
     pub root: TempDir,
     endpoint: Option<String>,
 }
 
-/// What came of a run.
+/// The result of a run.
 #[derive(Debug)]
 pub struct Said {
     pub code: Option<i32>,
@@ -41,7 +42,7 @@ impl Desk {
         Self { root: tempfile::tempdir().unwrap(), endpoint: None }
     }
 
-    /// One whose hub is at this address.
+    /// A desk whose hub is at this address.
     pub fn with_hub(endpoint: String) -> Self {
         Self { endpoint: Some(endpoint), ..Self::new() }
     }
@@ -50,7 +51,7 @@ impl Desk {
         self.root.path().join(name)
     }
 
-    /// Puts the plugins of these packages where the program finds them.
+    /// Installs the plugins of these packages where the program finds them.
     pub fn install(&self, packages: &[&str]) {
         let folder = self.path("home/plugins");
         fs::create_dir_all(&folder).unwrap();
@@ -60,13 +61,13 @@ impl Desk {
         }
     }
 
-    /// The program, in a place where no plugins lie beside it.
+    /// The program, in a location without plugins beside it.
     pub fn command(&self, arguments: &[&str]) -> Command {
         let own = self.path("bin/pensieve");
         if !own.exists() {
             fs::create_dir(self.path("bin")).unwrap();
-            // A symbolic link would lead the program back to the plugins that lie beside the original.
-            fs::hard_link(program(), &own).or_else(|_| fs::copy(program(), &own).map(drop)).unwrap();
+            // A symbolic link would lead the program back to the plugins beside the original.
+            place_program(&own);
         }
         let mut command = Command::new(own);
         command.args(arguments);
@@ -74,19 +75,19 @@ impl Desk {
         command
     }
 
-    /// Gives a command the desk's surroundings.
+    /// Sets a command's environment to the desk's.
     pub fn prepare(&self, command: &mut Command) {
         command.current_dir(self.root.path()).env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
         command.env("HOME", self.root.path()).env("PENSIEVE_HOME", self.path("home"));
         command.env("HF_ENDPOINT", self.endpoint.as_deref().unwrap_or("http://127.0.0.1:9"));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // A shell has what it runs in the background ignore the interrupt, and that is inherited.
+        // Shells make background processes ignore the interrupt, and children inherit that.
         let heed_interrupts = || {
-            // SAFETY: the call takes plain numbers, and may be made between fork and exec.
+            // SAFETY: the call takes plain numbers and is allowed between fork and exec.
             unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) };
             Ok(())
         };
-        // SAFETY: the function does nothing but that.
+        // SAFETY: the function does nothing else.
         unsafe { command.pre_exec(heed_interrupts) };
     }
 
@@ -100,7 +101,7 @@ pub fn said(output: Output) -> Said {
     Said { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
 }
 
-/// Ends a process that a test has started, as a person would.
+/// Interrupts a process that a test started, as a user would.
 pub fn interrupt(pid: u32) {
     let done = Command::new("kill").args(["-INT", &pid.to_string()]).status().unwrap();
     assert!(done.success());

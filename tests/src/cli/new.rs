@@ -1,5 +1,5 @@
-//! `pensieve new`: what it writes and what it refuses. That its projects build, pass their tests and are served stands in
-//! `authors`.
+//! `pensieve new`: what it writes and what it rejects. `authors` tests that its projects build, pass their tests and
+//! are served.
 
 use std::{env::consts::DLL_SUFFIX, fs, path::Path, process::Command};
 
@@ -29,7 +29,7 @@ fn writes_a_project_and_says_what_comes_next() {
     let places = ["struct Config", "struct SelfAttention", "struct Block", "struct Model"];
     assert!(places.map(|part| text.find(part).unwrap()).is_sorted());
     let manifest = fs::read_to_string(desk.path("my_model/Cargo.toml")).unwrap();
-    // Nothing of the host's, and the SDK by a path that is there.
+    // Nothing from the host, and the SDK by an existing path.
     let sdk = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("sdk");
     assert!(manifest.contains(&format!("pensieve-sdk = {{ path = \"{}\" }}", sdk.display())), "{manifest}");
     assert!(manifest.starts_with("[workspace]\n") && !manifest.contains("plugin-api"), "{manifest}");

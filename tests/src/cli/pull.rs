@@ -1,4 +1,4 @@
-//! Downloads, from a hub that fails in every way a network can.
+//! Downloads from a hub that fails in every way a network can.
 
 use pensieve_server::hub::{Hub as Puller, HubErrorKind, HubName, Progress, RetryPolicy};
 use std::{
@@ -32,7 +32,7 @@ fn desk(hub: &Hub) -> Desk {
     Desk::with_hub(hub.endpoint())
 }
 
-/// Where the hub's tools keep a file of the repository.
+/// Where the hub's tools cache a file of the repository.
 fn cached(desk: &Desk, name: &str) -> std::path::PathBuf {
     desk.path(&format!(".cache/huggingface/hub/models--owner--repo/snapshots/{COMMIT}/{name}"))
 }
@@ -41,7 +41,7 @@ fn blob(desk: &Desk, name: &str) -> std::path::PathBuf {
     desk.path(&format!(".cache/huggingface/hub/models--owner--repo/blobs/{name}"))
 }
 
-/// Whether a pull brought the file, whole.
+/// Checks that a pull fetched the complete file.
 fn check_pulled(desk: &Desk, said: &Said) {
     assert_eq!(said.code, Some(0), "{said:?}");
     assert_eq!(said.stdout.trim(), cached(desk, FILE).display().to_string());
@@ -176,7 +176,7 @@ fn a_full_disk_is_told_and_survived() {
     let desk = desk(&hub);
     desk.run(&["--version"]);
     let mut command = Command::new("sh");
-    // A limit on files stands for a full disk: 512 blocks of 512 or 1024 bytes, whatever the shell counts in.
+    // A file size limit simulates a full disk: 512 blocks of 512 or 1024 bytes, depending on the shell.
     command.args(["-c", "trap '' XFSZ; ulimit -f 512; exec bin/pensieve pull hf:owner/repo"]);
     desk.prepare(&mut command);
     let first = said(command.output().unwrap());
@@ -314,7 +314,7 @@ fn lists_what_there_is() {
 fn takes_the_best_quantization_that_fits_the_memory() {
     let hub = hub();
     let desk = desk(&hub);
-    // A worker takes 256 MiB besides, so the file of a megabyte does not fit, and that of 2,000 bytes does.
+    // A worker takes another 256 MiB, so the 1 MB file does not fit and the 2,000-byte file does.
     let said = desk.run(&["pull", "--fit", "268500000", NAME]);
     assert_eq!(said.code, Some(0), "{said:?}");
     assert!(said.stderr.contains("choosing m-Q8_0.gguf of 2 GGUF files, as preferred ones do not fit"), "{said:?}");
@@ -335,7 +335,7 @@ impl Progress for Deaf {
     fn end(&mut self) {}
 }
 
-/// A pull with little retry.
+/// A pull with few retries.
 fn pull_hastily(hub: &Hub, desk: &Desk) -> Result<pensieve_server::hub::Pulled, pensieve_server::hub::HubError> {
     let retry = RetryPolicy {
         answer: Duration::from_secs(10),

@@ -1,5 +1,5 @@
-//! The banner of a server that is started on a terminal: where it is, what it serves, how Claude Code uses it, and where a
-//! model lies once it is loaded.
+//! The banner of a server started on a terminal: its address, its models, how Claude Code uses it, and where a model is
+//! stored once it is loaded.
 
 use serde_json::json;
 use std::{
@@ -16,10 +16,10 @@ use std::{
 use super::{Desk, interrupt};
 use crate::{http::client::post, starter};
 
-/// A terminal: what is written to it, and what a program is given of it.
+/// A pseudo-terminal: the reading end, and the end to give to a program.
 pub fn terminal() -> (File, Stdio) {
     let (mut reader, mut writer) = (0, 0);
-    // SAFETY: both places live as long as the call; names, settings and sizes need not be given.
+    // SAFETY: both variables outlive the call; name, settings and size are optional.
     let opened = unsafe { libc::openpty(&mut reader, &mut writer, null_mut(), null_mut(), null_mut()) };
     assert_eq!(opened, 0, "{}", std::io::Error::last_os_error());
     // SAFETY: the two descriptors are new, and have no other owner.
@@ -33,7 +33,7 @@ fn a_terminal_shows_what_a_person_needs() {
     let (mut reader, writer) = terminal();
     let mut command = desk.command(&["serve", "--listen", "127.0.0.1:0"]);
     let mut child = command.env("TERM", "xterm").stderr(writer).spawn().unwrap();
-    // Its end of the terminal is closed here, so that reading ends with the program.
+    // This side's copy of the terminal is closed here, so that reading ends with the program.
     drop(command);
     let shown = Arc::new(Mutex::new(String::new()));
     let seen = shown.clone();

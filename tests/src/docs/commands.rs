@@ -1,21 +1,21 @@
-//! The commands that pages name, in the order in which they are run: what comes before a command prepares it. A page's own
-//! order need not be this one.
+//! The commands in the documentation, in the order in which they run: earlier commands prepare later ones. A page may
+//! list them in another order.
 
 use Way::{As, ByHand, Prints, Said, Serves, Test};
 
 /// How a command is run.
 pub enum Way {
-    /// As it stands; it succeeds and prints these words.
+    /// As written; succeeds and prints these words.
     Prints(&'static [&'static str]),
-    /// In this form, since the original names files that only its reader has.
+    /// In this form, since the original names files that only the reader has.
     As(&'static str, &'static [&'static str]),
-    /// As it stands, as the server of the following commands, until the next such one.
+    /// As written, as the server for the following commands, until the next server.
     Serves,
-    /// A test of this name does what it says.
+    /// A test of this name covers it.
     Test(&'static str),
-    /// By hand, for this reason.
+    /// Only by hand, for this reason.
     ByHand(&'static str),
-    /// Not a command, but output of the program.
+    /// Not a command but the program's output.
     Said,
 }
 
@@ -25,6 +25,7 @@ const PYTHON: &str = "the_examples_in_python_run";
 const JAVASCRIPT: &str = "the_examples_in_javascript_run";
 const AUTHORS: &str = "plugins_of_authors_are_dropped_into_a_running_server_and_answer";
 const NEW: &str = "what_new_writes_passes_its_own_tests_as_it_is_written";
+const REPORT: &str = "a_report_has_every_section_and_nothing_personal";
 const LAWS: &str = "a_right_model_breaks_no_law";
 const OVER_HTTP: &str = "an_adapter_that_comes_over_http_is_a_model_until_it_goes";
 
@@ -62,6 +63,9 @@ pub const COMMANDS: &[(&str, Way)] = &[
     ),
     ("pensieve doctor", Prints(&["ok  devices        cpu", "ok  device         'auto' takes "])),
     ("./target/release/pensieve doctor", Prints(&["ok  devices        cpu"])),
+    ("pensieve doctor --report report.json", Test(REPORT)),
+    ("./target/release/pensieve doctor --report report.json", Test(REPORT)),
+    ("python3 tests/reference/metal_tables.py docs/metal.md report.json", Test(REPORT)),
     (
         "./target/release/pensieve plugins check target/release/libpensieve_llama.dylib --model starter --device metal:0",
         As(

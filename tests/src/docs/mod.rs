@@ -1,7 +1,7 @@
-//! Every command that the README, `docs/` and the examples' pages name is run by a test: by this one, beside a server of the
-//! starter, or by the test that its row names. A command without a row fails, and so does a row without a command.
+//! Every command in the README, in `docs/` and on the examples' pages is run by a test: by this one, beside a server of
+//! the starter, or by the test that its row names. A command without a row fails, and so does a row without a command.
 //!
-//! If you write a command into a page, add its row to `commands`, as the failure shows it.
+//! If you add a command to a page, add its row to `commands` as the failure shows it.
 
 mod commands;
 
@@ -15,7 +15,7 @@ use std::{
 };
 
 use crate::{
-    artifacts::{outside_plugin, plugin, program},
+    artifacts::{outside_plugin, place_program, plugin},
     cli::{Desk, said},
     hub::Hub,
     starter,
@@ -32,7 +32,7 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
 
-/// The README, what lies in `docs`, and the examples' pages.
+/// The README, the pages in `docs`, and the examples' pages.
 fn pages() -> Vec<PathBuf> {
     let below = |folder: &str| fs::read_dir(root().join(folder)).unwrap().map(|entry| entry.unwrap().path());
     let docs = below("docs").filter(|path| path.extension().is_some_and(|extension| extension == "md"));
@@ -51,7 +51,7 @@ fn is_command(line: &str) -> bool {
     PROGRAMS.contains(&name) && (words.next().is_some() || name == "claude")
 }
 
-/// The commands of a page: lines of blocks of code, with those that go on joined, and the program's own in the text.
+/// Extracts a page's commands: lines of code blocks, with continuation lines joined, and inline uses of the program.
 fn commands(page: &str) -> Vec<String> {
     let (mut found, mut prose, mut open) = (Vec::new(), String::new(), String::new());
     let (mut fenced, mut indented, mut blank) = (false, false, true);
@@ -76,7 +76,7 @@ fn commands(page: &str) -> Vec<String> {
             open = head.trim_end().to_owned();
             continue;
         }
-        // An open quote goes on as well.
+        // An open quote continues the command, too.
         if open.matches('\'').count() % 2 == 1 && is_command(&open) {
             continue;
         }
@@ -118,7 +118,7 @@ fn every_command_has_its_row() {
     }
 }
 
-/// The text of all tests.
+/// The source of all tests.
 fn sources() -> String {
     let (mut text, mut open) = (String::new(), vec![root().join("tests/src"), root().join("plugins")]);
     while let Some(folder) = open.pop() {
@@ -134,7 +134,7 @@ fn sources() -> String {
     text
 }
 
-/// A server that a page starts.
+/// A server started from a page.
 struct Serving {
     child: Child,
     address: String,
@@ -147,7 +147,7 @@ impl Drop for Serving {
     }
 }
 
-/// A command as a shell gets it, in a folder that looks like this repository with a release built.
+/// A command as a shell runs it, in a folder that looks like this repository with a release build.
 fn shell(desk: &Desk, line: &str, server: Option<&Serving>) -> Command {
     let mut line = line.replace(".so", std::env::consts::DLL_SUFFIX);
     line = line.replace("/path/to/model.gguf", &desk.path("home/models/pensieve-starter.gguf").display().to_string());
@@ -170,7 +170,7 @@ fn shell(desk: &Desk, line: &str, server: Option<&Serving>) -> Command {
 }
 
 fn serve(desk: &Desk, line: &str) -> Serving {
-    // What comes before it was done by the build of the tests.
+    // The prefix was done by the tests' build.
     let line = line.strip_prefix("cargo build --release && ").unwrap_or(line);
     let mut command = shell(desk, &format!("exec {line}"), None);
     let mut child = command.stderr(fs::File::create(desk.path("log")).unwrap()).spawn().unwrap();
@@ -192,13 +192,13 @@ fn commands_do_what_the_pages_say() {
     desk.install(&starter::PLUGINS);
     fs::create_dir_all(desk.path("target/release")).unwrap();
     let own = desk.path("target/release/pensieve");
-    fs::hard_link(program(), &own).or_else(|_| fs::copy(program(), &own).map(drop)).unwrap();
+    place_program(&own);
     fs::create_dir_all(desk.path("target/debug")).unwrap();
     for (library, folder) in [(outside_plugin("qwen2-plugin"), "target/release"), (plugin("bigram"), "target/debug")] {
         fs::copy(&library, desk.path(folder).join(library.file_name().unwrap())).unwrap();
     }
     symlink(root().join("examples"), desk.path("examples")).unwrap();
-    // Its home is the usual one.
+    // Its home is in the default location.
     symlink("home", desk.path(".pensieve")).unwrap();
     let mut server: Option<Serving> = None;
     for (command, way) in COMMANDS {

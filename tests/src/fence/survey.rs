@@ -1,4 +1,4 @@
-//! Every system call that exists, made by each kind of child, and the table of them in `docs/security.md`.
+//! Every existing system call, made by each kind of child, and the table of the results in `docs/security.md`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,10 +12,10 @@ use crate::http::server::home;
 const BEGIN: &str = "<!-- system calls: begin -->\n";
 const END: &str = "<!-- system calls: end -->";
 const COLUMNS: [&str; 4] = ["look", "prompt", "worker", "GPU"];
-/// Calls, with the allowed arguments, by the kinds of children that may make them.
+/// Calls with their allowed arguments, by the kinds of children that may make them.
 type Allowed = BTreeMap<[bool; 4], BTreeMap<String, BTreeSet<String>>>;
 
-/// The survey of each kind, over all numbers.
+/// Combines the surveys of all kinds.
 fn allowed(said: &[Vec<String>; 4]) -> Allowed {
     let mut kinds: BTreeMap<(String, String), [bool; 4]> = BTreeMap::new();
     for (kind, lines) in said.iter().enumerate() {
@@ -37,7 +37,7 @@ fn allowed(said: &[Vec<String>; 4]) -> Allowed {
     found
 }
 
-/// Calls of all children come first.
+/// Calls allowed to all children come first.
 fn table(allowed: &Allowed) -> String {
     let mut text = format!("| system calls | {} |\n|---|---|---|---|---|\n", COLUMNS.join(" | "));
     for (kinds, calls) in allowed.iter().rev() {

@@ -1,5 +1,5 @@
-//! Adapters on their way to workers that are replaced, hang or are not needed any more. The format of these tests reads a
-//! folder for as long as there is a file `wait` in it, so that everything here happens while something is being read.
+//! Adapters on their way to workers that are replaced, hang or no longer need them. The format in these tests keeps
+//! reading a folder as long as it contains a file `wait`, so that everything here happens during a read.
 
 use pensieve_protocol::job::{AdapterUse, Failure, FailureCode, Job};
 use pensieve_server::fleet::{Adapter, AdapterFailure, AdapterState, Config, Culprit, Sources};
@@ -11,11 +11,11 @@ use std::{
 
 use super::{Home, PATIENCE, answer, begun, gone};
 
-/// Bytes of an adapter of the format in a model that does not report them.
+/// Bytes counted per adapter in a model that does not report them.
 const BYTES: u64 = 4096;
 
 impl Home {
-    /// One model, which takes adapters from a folder of the home.
+    /// A home with one model, which takes adapters from a folder of it.
     async fn with_adapters(prepare: impl FnOnce(&mut Config, &Path)) -> Self {
         let prepare = |config: &mut Config| {
             let folder = config.models[0].source.with_file_name("adapters");
@@ -43,7 +43,7 @@ impl Home {
     }
 }
 
-/// Makes an adapter's folder with these files, each of which holds its own name.
+/// Creates an adapter's folder with these files, each containing its own name.
 fn write(folder: &Path, name: &str, files: &[&str]) -> PathBuf {
     let adapter = folder.join(name);
     fs::create_dir(&adapter).unwrap();
@@ -51,7 +51,7 @@ fn write(folder: &Path, name: &str, files: &[&str]) -> PathBuf {
     adapter
 }
 
-/// Waits until somebody reads an adapter, and forgets it.
+/// Waits until an adapter is being read, then resets the sign of it.
 async fn is_read(adapter: &Path) {
     let deadline = Instant::now() + PATIENCE;
     while fs::remove_file(adapter.join("read")).is_err() {
@@ -72,7 +72,7 @@ async fn an_adapter_that_is_being_read_comes_to_the_next_worker_when_its_worker_
         is_read(&slow).await;
         home.replace_plugin("two");
         is_read(&slow).await;
-        // The first worker still has its stream, and then ends although its format hangs.
+        // The first worker keeps its stream, and then exits although its format hangs.
         answer(stream).await.unwrap();
         gone(pid).await;
         fs::remove_file(slow.join("wait")).unwrap();
@@ -95,20 +95,20 @@ async fn an_adapter_that_was_taken_away_while_it_was_read_says_nothing_of_the_ne
     let stream = home.submit("one", &[1], 1);
     is_read(&first).await;
     home.fleet.detach("one", "it").await.unwrap();
-    // The model waits for it no longer, and the name is free.
+    // The model no longer waits for it, and the name is free.
     answer(stream).await.unwrap();
     home.attach("it", "second").await.unwrap();
     home.ask_under("it").await.unwrap();
     let refused = home.attach("it", "second").await.unwrap_err();
     assert_eq!((refused.culprit, refused.failure.code), (Culprit::Name, FailureCode::Conflict));
-    // Now the first one is found to be broken.
+    // Now the first one turns out to be broken.
     fs::remove_file(first.join("wait")).unwrap();
     for _ in 0..20 {
         let adapters = home.model(0).await.adapters;
         assert!(adapters.len() == 1 && adapters[0].refusal.is_none(), "{adapters:?}");
         home.ask_under("it").await.unwrap();
     }
-    // The same, where another one is to have the name only after that.
+    // The same, but the other one is attached only afterwards.
     home.fleet.detach("one", "it").await.unwrap();
     let refused = home.fleet.detach("one", "it").await.unwrap_err();
     assert_eq!((refused.culprit, refused.failure.code), (Culprit::Name, FailureCode::NotFound));
@@ -125,7 +125,7 @@ async fn a_late_answer_of_one_attempt_does_not_settle_the_next() {
     let (attached, ()) = tokio::join!(home.attach("it", "second"), async {
         is_read(&second).await;
         fs::remove_file(first.join("wait")).unwrap();
-        // Twice there and back again: the answer to the first attempt has come by then.
+        // Twice there and back: the answer to the first attempt has arrived by then.
         for _ in 0..2 {
             tokio::time::sleep(Duration::from_millis(50)).await;
             home.model(0).await;
@@ -152,7 +152,7 @@ async fn a_request_does_not_wait_for_ever_for_an_adapter_that_is_read_again() {
     assert!(failure.code == FailureCode::Stalled && failure.message.contains("adapter 'first'"), "{failure}");
     home.ask_under("second").await.unwrap();
     fs::remove_file(first.join("wait")).unwrap();
-    // It is read anew once the format has come back from the read that was given up.
+    // It is read again once the format has returned from the abandoned read.
     let mut asked = home.ask_under("first").await;
     for _ in 0..100 {
         if asked.is_ok() {
@@ -233,7 +233,7 @@ async fn one_on_its_way_can_be_taken_away_and_its_name_is_free() {
     assert_eq!((refused.culprit, refused.failure.code), (Culprit::Name, FailureCode::NotFound));
     assert_eq!(home.fleet.detach("one", "it").await.unwrap_err().failure.code, FailureCode::NotFound);
     assert_eq!(home.attach("it", "quick").await.unwrap().source, "quick");
-    // An adapter that is read after its deletion does not replace its successor.
+    // An adapter whose read ends after its deletion does not replace its successor.
     fs::remove_file(slow.join("wait")).unwrap();
     home.ask_under("it").await.unwrap();
     assert_eq!(home.fleet.adapters("one").await.unwrap()[0].source, "quick");

@@ -1,4 +1,5 @@
-//! What happens when workers die, hang or misbehave: their streams end, everything else goes on, and nothing is left behind.
+//! What happens when workers die, hang or misbehave: their streams end, everything else continues, and nothing is left
+//! behind.
 
 use pensieve_protocol::job::{Failure, FailureCode};
 use pensieve_server::fleet::{Config, ModelState};
@@ -9,14 +10,15 @@ use std::{
 };
 
 use super::{Home, PATIENCE, answer, begun, gone};
+use crate::processes::memory;
 
-// What the model of these tests obeys.
+// Tokens that the test model obeys.
 const PANIC: u32 = 259;
 const LOOP: u32 = 260;
 const EXIT: u32 = 261;
 const CRASH: u32 = 262;
 
-/// How a worker is brought to an end.
+/// How a worker is killed.
 #[derive(Clone, Copy, Debug)]
 enum Kill {
     Signal,
@@ -138,7 +140,7 @@ async fn quarantine_ends_with_time_or_by_release() {
     home.ask("one", &[1], 1).await.unwrap();
 }
 
-/// The program of a worker that is not one; see `bin/fake_worker.rs`.
+/// A program that poses as a worker; see `bin/fake_worker.rs`.
 fn fake_worker(config: &Config, behaviour: &str) -> PathBuf {
     let fake = config.cards.with_file_name(behaviour);
     fs::create_dir_all(fake.parent().unwrap()).unwrap();
@@ -146,7 +148,7 @@ fn fake_worker(config: &Config, behaviour: &str) -> PathBuf {
     fake
 }
 
-/// Why such a worker's model is in quarantine.
+/// Why such a worker's model is quarantined.
 async fn quarantine_of(behaviour: &str) -> Failure {
     let home = Home::open(&["one"], |config| {
         config.program = fake_worker(config, behaviour);
@@ -184,7 +186,7 @@ async fn a_worker_that_sends_more_tokens_than_were_asked_for_is_ended() {
     assert!(failure.message.contains("sent more tokens than a job asked for and was ended"), "{failure}");
 }
 
-/// Memory can only be measured where nothing else runs: in a process of its own.
+/// Memory can only be measured in isolation: in a separate process.
 #[test]
 fn a_flooding_worker_takes_no_memory_from_its_server() {
     run_alone("flooded");
@@ -194,18 +196,14 @@ fn a_flooding_worker_takes_no_memory_from_its_server() {
 #[ignore = "run by a_flooding_worker_takes_no_memory_from_its_server"]
 async fn flooded() {
     const BYTES_MAX: u64 = 150 << 20;
-    let resident = || {
-        let status = fs::read_to_string("/proc/self/status").unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
-        line.trim().trim_end_matches("kB").trim().parse::<u64>().unwrap() << 10
-    };
+    let peak = || memory(std::process::id()).unwrap().peak;
     let home = Home::open(&["one"], |config| config.program = fake_worker(config, "flooder")).await;
-    let before = resident();
+    let before = peak();
     // Nothing of it is read.
     let streams: Vec<_> = (0..8).map(|token| home.submit("one", &[token], 1000)).collect();
     let until = Instant::now() + Duration::from_secs(5);
     while Instant::now() < until {
-        let taken = resident().saturating_sub(before);
+        let taken = peak().saturating_sub(before);
         assert!(taken < BYTES_MAX, "{} MiB", taken >> 20);
         // The supervisor answers all the while.
         let asked = Instant::now();
@@ -217,7 +215,7 @@ async fn flooded() {
     drop(streams);
 }
 
-/// Runs one of these tests, which is ignored otherwise, in a process of its own.
+/// Runs one of the ignored tests in a separate process.
 fn run_alone(test: &str) {
     let mut command = std::process::Command::new(std::env::current_exe().unwrap());
     let path = format!("fleet::kills::{test}");
@@ -226,7 +224,7 @@ fn run_alone(test: &str) {
     assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"));
 }
 
-/// Descriptors can only be counted where nothing else runs: in a process of its own.
+/// Descriptors can only be counted in isolation: in a separate process.
 #[test]
 fn workers_leave_no_descriptor_behind() {
     run_alone("descriptors");
@@ -235,7 +233,8 @@ fn workers_leave_no_descriptor_behind() {
 #[tokio::test]
 #[ignore = "run by workers_leave_no_descriptor_behind"]
 async fn descriptors() {
-    let count = || fs::read_dir("/proc/self/fd").unwrap().count();
+    let own = if cfg!(target_os = "linux") { "/proc/self/fd" } else { "/dev/fd" };
+    let count = || fs::read_dir(own).unwrap().count();
     let home = Home::open(&["one"], |config| config.restart.deaths_max = 1000).await;
     home.ask("one", &[1], 1).await.unwrap();
     tokio::time::sleep(Duration::from_millis(200)).await;

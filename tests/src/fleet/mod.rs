@@ -1,7 +1,7 @@
-//! The fleet on real workers: requests wait for loads, streams survive what happens to others, and models come back.
+//! The fleet with real workers: requests wait for loads, streams survive what happens to others, and models come back.
 //!
-//! The model is `faults`: its prompts can make `forward` crash, loop, exit or panic, and what it says depends on every token
-//! before, so that a stream that lost or gained something says something else.
+//! The model is `faults`: its prompts can make `forward` crash, loop, exit or panic, and its output depends on every
+//! previous token, so that a stream that lost or gained one produces different output.
 
 mod adapters;
 mod kills;
@@ -18,11 +18,14 @@ use std::{
 };
 use tempfile::TempDir;
 
-use crate::artifacts::{program, test_plugin};
+use crate::{
+    artifacts::{library_name, program, test_plugin},
+    processes::is_alive,
+};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A fleet of models of `faults`, each with a checkpoint of its own.
+/// A fleet of `faults` models, each with a separate checkpoint.
 struct Home {
     fleet: Fleet,
     root: TempDir,
@@ -34,7 +37,7 @@ impl Home {
         let mut config = Config::new(&[], root.path());
         let folder = root.path().join("plugins");
         fs::create_dir(&folder).unwrap();
-        fs::copy(test_plugin("faults"), folder.join("libfaults.so")).unwrap();
+        fs::copy(test_plugin("faults"), folder.join(library_name("faults"))).unwrap();
         config.plugins.folders = vec![folder];
         config.plugins.program = program();
         config.program = program();
@@ -70,7 +73,7 @@ impl Home {
         }
     }
 
-    /// Replaces the plugin by one with other bytes behind its end.
+    /// Replaces the plugin by one with different bytes after its end.
     fn replace_plugin(&self, version: &str) {
         let mut bytes = fs::read(test_plugin("faults")).unwrap();
         bytes.extend(version.bytes());
@@ -80,7 +83,7 @@ impl Home {
     }
 
     fn plugin(&self) -> PathBuf {
-        self.root.path().join("plugins/libfaults.so")
+        self.root.path().join("plugins").join(library_name("faults"))
     }
 }
 
@@ -93,7 +96,7 @@ fn model(root: &Path, id: &str) -> ModelConfig {
     ModelConfig { id: id.into(), source, spec, ..ModelConfig::default() }
 }
 
-/// All tokens of a stream that must end in time.
+/// All tokens of a stream, which must end in time.
 async fn answer(mut stream: EventStream) -> Result<Vec<u32>, Failure> {
     let mut tokens = Vec::new();
     loop {
@@ -109,7 +112,7 @@ async fn answer(mut stream: EventStream) -> Result<Vec<u32>, Failure> {
     }
 }
 
-/// Waits for a stream's first tokens, and tells how many they are.
+/// Waits for a stream's first tokens; returns how many there are.
 async fn begun(stream: &mut EventStream) -> usize {
     loop {
         match stream.next().await {
@@ -120,14 +123,9 @@ async fn begun(stream: &mut EventStream) -> usize {
     }
 }
 
-fn alive(pid: u32) -> bool {
-    // A process that was ended and not waited for has no command line.
-    fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| !line.is_empty())
-}
-
 async fn gone(pid: u32) {
     let deadline = Instant::now() + PATIENCE;
-    while alive(pid) {
+    while is_alive(pid) {
         assert!(Instant::now() < deadline, "process {pid} is still there");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
@@ -183,7 +181,7 @@ async fn a_stream_that_is_dropped_is_cancelled() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn idle_models_make_room_and_busy_ones_are_waited_for() {
-    // Room for one: 64 MiB of its own and 1 MiB of state each.
+    // Room for one: each takes 64 MiB plus 1 MiB of state.
     let home = Home::open(&["one", "two"], |config| config.memory_bytes = 100 << 20).await;
     home.ask("one", &[1], 1).await.unwrap();
     home.ask("two", &[1], 1).await.unwrap();
@@ -254,7 +252,7 @@ async fn a_shutdown_lets_streams_finish_and_leaves_nothing_behind() {
     let pid = home.model(0).await.pid.unwrap();
     home.fleet.shutdown(Duration::from_secs(20)).await;
     assert_eq!(answer(stream).await.unwrap().len() + first, 100);
-    assert!(!alive(pid));
+    assert!(!is_alive(pid));
     assert_eq!(home.fleet.submit_to("one", Job::default()).unwrap_err().code, FailureCode::Draining);
 }
 

@@ -1,4 +1,4 @@
-//! Adapters of a running server: they come and go by requests, from where the configuration lets them come from.
+//! Adapters of a running server: attached and detached by requests, from the folders that the configuration allows.
 
 use serde_json::{Value, json};
 use std::{
@@ -13,9 +13,15 @@ use super::{
     client::{Incoming, Reply, post, request},
     server::{Options, Server},
 };
-use crate::{artifacts::plugin, hub::Hub, lora::bad_adapters, reference::fixture};
+use crate::{
+    artifacts::plugin,
+    hub::Hub,
+    lora::bad_adapters,
+    processes::{memory, under},
+    reference::fixture,
+};
 
-/// A server with a tiny Llama, to which these folders are open.
+/// A server with a tiny Llama and access to these folders.
 fn options(folders: &[&Path], more: &str) -> Options {
     let base = fixture("llama/gqa");
     let server = if folders.is_empty() { String::new() } else { format!("[server]\nadapter_folders = {folders:?}\n") };
@@ -29,7 +35,7 @@ fn body(model: &str, extras: Value) -> Value {
     json!({ "model": model, "prompt": prompt, "max_tokens": 30, "temperature": 0, "logprobs": 1, "pensieve": extras })
 }
 
-/// What the model says, with the log-probability of every token.
+/// The model's answer with the log-probability of every token.
 fn say(server: &Server, model: &str, extras: Value) -> Value {
     let reply = post(server.address, "/v1/completions", &body(model, extras));
     assert_eq!(reply.status(), 200, "{reply:?}");
@@ -45,14 +51,14 @@ fn remove(server: &Server, name: &str) -> Reply {
     request(server.address, "DELETE", &format!("/v1/models/base/adapters/{name}"), &[], b"")
 }
 
-/// Whether a reply refuses with this status and says all of this.
+/// Checks that a reply refuses with this status and contains all of these texts.
 fn check_refused(reply: &Reply, status: u16, said: &[&str]) {
     assert_eq!(reply.status(), status, "{reply:?}");
     let message = reply.json()["error"]["message"].as_str().unwrap().to_owned();
     assert!(said.iter().all(|word| message.contains(word)), "{message:?} does not say {said:?}");
 }
 
-/// The same, and which part of the request it blames.
+/// Checks the same, and which part of the request is blamed.
 fn check_blamed(reply: &Reply, status: u16, part: &str, said: &[&str]) {
     check_refused(reply, status, said);
     assert_eq!(reply.json()["error"]["param"], part, "{reply:?}");
@@ -91,7 +97,7 @@ fn an_adapter_that_comes_over_http_is_a_model_until_it_goes() {
     check_refused(&alone, 400, &["pensieve.adapter_scale"]);
 
     check_blamed(&add(&server, "a", "rank1"), 409, "name", &["name: ", "has an adapter 'a' already"]);
-    // A stream that runs under it goes on to its end.
+    // A stream that uses it continues to its end.
     let long = json!({"model": "base:a", "prompt": "x", "max_tokens": 200, "temperature": 0, "stream": true});
     let mut stream = Incoming::open(server.address, "/v1/completions", &[], &long);
     stream.event().unwrap();
@@ -103,7 +109,7 @@ fn an_adapter_that_comes_over_http_is_a_model_until_it_goes() {
     let reply = post(server.address, "/v1/completions", &body("base:a", json!({})));
     check_refused(&reply, 404, &["model 'base' has no adapter 'a' (it has: none)"]);
     assert_eq!(server.get("/v1/models").json()["data"].as_array().unwrap().len(), 1);
-    // The name is free for another one, which finds nothing of the first in the cache.
+    // The name is free for another adapter, which finds nothing of the first in the cache.
     assert_eq!(add(&server, "a", "rslora").status(), 200);
     let other = say(&server, "base:a", json!({}));
     assert!(other != adapted && other != plain);
@@ -193,7 +199,7 @@ fn a_bad_adapter_is_refused_by_the_name_of_its_tensor_and_the_model_serves_on() 
     for (name, said, folder) in &bad {
         check_refused(&add(&server, name, &folder.path().display().to_string()), 400, said);
     }
-    // One that the configuration names is listed, and a request for it is told why it is not there.
+    // A configured adapter is listed, and a request for it is told why it is not loaded.
     let reply = post(server.address, "/v1/completions", &body("base:broken", json!({})));
     check_refused(&reply, 400, &["adapter 'broken'", "k_proj.lora_A", "NaN"]);
     let listed = server.get("/v1/models/base/adapters").json();
@@ -203,20 +209,11 @@ fn a_bad_adapter_is_refused_by_the_name_of_its_tensor_and_the_model_serves_on() 
     assert_eq!(server.metrics()["pensieve_worker_deaths_total{model=\"base\"}"], 0.0);
 }
 
-/// Kilobytes that the server's only worker has in memory.
+/// Resident memory of the server's only worker, in KiB.
 fn worker_kib(server: &Server) -> u64 {
-    let of_server = |entry: &fs::DirEntry| {
-        let stat = fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
-        let parent = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(1)?.parse::<u32>().ok());
-        let arguments = fs::read(entry.path().join("cmdline")).unwrap_or_default();
-        let verb = arguments.split(|byte| *byte == 0).nth(1);
-        parent == Some(server.pid()) && verb == Some(b"worker")
-    };
-    let mut workers = fs::read_dir("/proc").unwrap().flatten().filter(of_server);
-    let status = fs::read_to_string(workers.next().unwrap().path().join("status")).unwrap();
-    assert!(workers.next().is_none(), "two workers");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
-    line.split_whitespace().next().unwrap().parse().unwrap()
+    let workers = Vec::from_iter(under("worker", server.pid()));
+    let [worker] = workers[..] else { panic!("not one worker: {workers:?}") };
+    memory(worker).unwrap().resident >> 10
 }
 
 #[test]

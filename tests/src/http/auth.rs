@@ -1,4 +1,4 @@
-//! Who comes in: keys, hosts, origins, and how bodies have to be declared.
+//! Access: keys, hosts, origins, and how bodies have to be declared.
 
 use serde_json::json;
 
@@ -9,12 +9,12 @@ use super::{
 
 const JSON: (&str, &str) = ("content-type", "application/json");
 
-/// A request whose handler, were it reached, would say that its body is wrong.
+/// A request whose handler, if reached, would report an invalid body.
 fn chat(server: &Server, headers: &[(&str, &str)]) -> Reply {
     request(server.address, "POST", "/v1/chat/completions", headers, b"{}")
 }
 
-/// Checks the status of an answer, its ids, and that what is refused has an envelope.
+/// Checks the status of a reply, its ids, and that refusals have an envelope.
 fn check(reply: &Reply, status: u16) {
     assert_eq!(reply.status(), status, "{reply:?}");
     let id = reply.header("request-id").unwrap();

@@ -11,7 +11,7 @@ use std::{
 /// Time limit of anything here on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Time limit of a refusal.
+/// Time limit for a refusal.
 const REFUSAL_TIME_MAX: Duration = Duration::from_millis(50);
 
 pub struct Connection {
@@ -42,7 +42,7 @@ pub struct ServerEvent {
     pub data: String,
 }
 
-/// The body of an answer, while it comes.
+/// The body of a response that is still arriving.
 pub struct Incoming {
     connection: Connection,
     /// The head before it.
@@ -64,12 +64,12 @@ impl Connection {
         self.reader.get_ref()
     }
 
-    /// Sends bytes as they are. A server that has closed the connection need not take them.
+    /// Sends raw bytes. A server that has closed the connection need not accept them.
     pub fn send(&mut self, bytes: &[u8]) -> bool {
         self.reader.get_mut().write_all(bytes).is_ok()
     }
 
-    /// Sends a request. `Host` is sent unless the headers have one, and so is the length of a body.
+    /// Sends a request. Adds `Host` and the length of a body unless the headers have them.
     pub fn ask(&mut self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) {
         let has = |name: &str| headers.iter().any(|(known, _)| known.eq_ignore_ascii_case(name));
         let mut head = format!("{method} {path} HTTP/1.1\r\n");
@@ -88,7 +88,7 @@ impl Connection {
         self.send(body);
     }
 
-    /// The head of the next answer; none if the connection ends instead.
+    /// The head of the next response; `None` if the connection ends instead.
     pub fn head(&mut self) -> Option<Head> {
         let status_line = self.line()?;
         let status = status_line.split(' ').nth(1)?.parse().ok()?;
@@ -103,7 +103,7 @@ impl Connection {
         }
     }
 
-    /// The next answer, to the request with this method; none if the connection ends instead.
+    /// The next response, to a request with this method; `None` if the connection ends instead.
     pub fn reply(&mut self, method: &str) -> Option<Reply> {
         let head = self.head()?;
         let mut body = Vec::new();
@@ -122,7 +122,7 @@ impl Connection {
         Some(Reply { head, body })
     }
 
-    /// The next piece of a streamed body, as the server wrote it; none at its end, or where the connection ends.
+    /// The next piece of a streamed body, as the server wrote it; `None` at its end, or if the connection ends.
     pub fn piece(&mut self) -> Option<Vec<u8>> {
         let length = usize::from_str_radix(self.line()?.split(';').next()?.trim(), 16).ok()?;
         let mut chunk = vec![0; length];
@@ -131,7 +131,7 @@ impl Connection {
         Some(chunk).filter(|chunk| !chunk.is_empty())
     }
 
-    /// So many bytes of a body; none if the connection ends before.
+    /// This many bytes of a body; `None` if the connection ends first.
     pub fn bytes(&mut self, count: usize) -> Option<Vec<u8>> {
         let mut bytes = vec![0; count];
         self.reader.read_exact(&mut bytes).ok()?;
@@ -146,19 +146,19 @@ impl Connection {
         }
     }
 
-    /// Whether the server closes the connection without another word.
+    /// True if the server closes the connection without another word.
     pub fn is_closed(&mut self) -> bool {
         matches!(self.reader.read(&mut [0; 1]), Ok(0)) || self.socket().take_error().is_ok_and(|error| error.is_some())
     }
 
-    /// Disconnects at once, in the middle of anything.
+    /// Disconnects immediately, in the middle of anything.
     pub fn leave(self) {
         let _ = self.socket().shutdown(Shutdown::Both);
     }
 }
 
 impl Head {
-    /// A header by its name in small letters.
+    /// A header by its lowercase name.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
     }
@@ -179,7 +179,7 @@ impl Reply {
         self.head.status
     }
 
-    /// A header by its name in small letters.
+    /// A header by its lowercase name.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.head.header(name)
     }
@@ -192,7 +192,7 @@ impl fmt::Debug for Reply {
 }
 
 impl Incoming {
-    /// Sends a request and waits for the head of its answer.
+    /// Sends a request and waits for the head of the response.
     pub fn open(address: SocketAddr, path: &str, headers: &[(&str, &str)], body: &Value) -> Self {
         let mut connection = Connection::open(address);
         let headers = [&[("content-type", "application/json")], headers].concat();
@@ -201,7 +201,7 @@ impl Incoming {
         Self { connection, head, pending: Vec::new(), ended: false }
     }
 
-    /// The next piece, as the server wrote it; none at the end.
+    /// The next piece, as the server wrote it; `None` at the end.
     pub fn piece(&mut self) -> Option<Vec<u8>> {
         if self.ended {
             return None;
@@ -211,7 +211,7 @@ impl Incoming {
         chunk
     }
 
-    /// The next event of a stream of such; comments are skipped.
+    /// The next event of an event stream; comments are skipped.
     pub fn event(&mut self) -> Option<ServerEvent> {
         loop {
             if let Some(end) = self.pending.windows(2).position(|window| window == b"\n\n") {
@@ -235,12 +235,12 @@ impl Incoming {
         }
     }
 
-    /// All events to the end.
+    /// All remaining events.
     pub fn events(mut self) -> Vec<ServerEvent> {
         std::iter::from_fn(|| self.event()).collect()
     }
 
-    /// Disconnects in the middle.
+    /// Disconnects midway.
     pub fn leave(self) {
         self.connection.leave();
     }
@@ -253,7 +253,7 @@ impl ServerEvent {
     }
 }
 
-/// The quickest of a few answers, of which one must come within 50 ms: the machine may be busy with other tests.
+/// The fastest of a few responses, one of which must come within 50 ms: the machine may be busy with other tests.
 pub fn soon(ask: impl Fn() -> Reply) -> Reply {
     let mut quickest = Duration::MAX;
     for _ in 0..20 {
@@ -267,19 +267,19 @@ pub fn soon(ask: impl Fn() -> Reply) -> Reply {
     panic!("the quickest answer took {quickest:?}");
 }
 
-/// One request on a connection of its own.
+/// One request on a new connection.
 pub fn request(address: SocketAddr, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Reply {
     let mut connection = Connection::open(address);
     connection.ask(method, path, headers, body);
     connection.reply(method).expect("an answer")
 }
 
-/// A page.
+/// Requests a page.
 pub fn get(address: SocketAddr, path: &str) -> Reply {
     request(address, "GET", path, &[], b"")
 }
 
-/// An answer to a JSON body.
+/// Posts a JSON body.
 pub fn post(address: SocketAddr, path: &str, body: &Value) -> Reply {
     request(address, "POST", path, &[("content-type", "application/json")], body.to_string().as_bytes())
 }

@@ -1,5 +1,5 @@
-//! Too many connections, bodies and requests: what sends nothing makes room, what is slow ends, and one client
-//! leaves room for the others.
+//! Too many connections, bodies and requests: idle connections make room, slow ones are ended, and one client leaves
+//! room for others.
 
 use serde_json::{Value, json};
 use std::{
@@ -19,7 +19,7 @@ use crate::artifacts::{plugin, test_plugin};
 
 const JSON: (&str, &str) = ("content-type", "application/json");
 
-/// Keeps so many connections open that send nothing but these bytes, and opens each again that is closed.
+/// Keeps this many connections open that send only these bytes, reopening closed ones.
 fn crowd(address: SocketAddr, count: usize, bytes: &[u8], stop: &AtomicBool) {
     let open = || {
         let mut connection = Connection::open(address);
@@ -50,7 +50,7 @@ fn until(what: &str, holds: impl Fn() -> bool) {
     }
 }
 
-/// How many of `total` requests, each on a connection of its own, are answered with this status in time.
+/// Counts how many of `total` requests, each on a new connection, are answered with this status in time.
 fn answered(address: SocketAddr, total: usize, path: &str, status: u16, time_max: Duration) -> usize {
     let (method, body): (_, &[u8]) = if path == "/health" { ("GET", b"") } else { ("POST", b"{}") };
     let ask = || {
@@ -62,7 +62,7 @@ fn answered(address: SocketAddr, total: usize, path: &str, status: u16, time_max
     (0..total).filter(|_| ask()).count()
 }
 
-/// Asks while there is a crowd that is larger than what there is room for.
+/// Sends requests while there is a crowd larger than the limit.
 fn answered_beside(server: &Server, bytes: &[u8], path: &str, status: u16) -> usize {
     let stop = AtomicBool::new(false);
     let address = server.address;
@@ -103,7 +103,7 @@ fn bodies_that_do_not_come_keep_no_request_out() {
 fn connections_whose_answers_are_written_make_room_for_nobody() {
     let (server, _root) = scripted("[server]\nconnections_max = 3", 5_000);
     let mut kept = vec![begun(&server), begun(&server)];
-    // The connection of an answer that is over makes room.
+    // The connection of a finished response makes room.
     let mut idle = Connection::open(server.address);
     idle.ask("GET", "/health", &[], b"");
     assert_eq!(idle.reply("GET").unwrap().status(), 200);
@@ -143,7 +143,7 @@ fn a_body_that_trickles_in_times_out() {
     assert!(text.contains("the body arrives too slowly, at less than 1024 bytes per second"), "{text}");
 }
 
-/// One more stream of this key, if its client may have it.
+/// Starts another stream with this key, if the client may have one.
 fn begun_by(server: &Server, key: &str) -> Result<Incoming, Incoming> {
     let stream = Incoming::open(server.address, "/execute", &[("x-api-key", key)], &execute("endless"));
     if stream.head.status == 200 { Ok(stream) } else { Err(stream) }
@@ -164,7 +164,7 @@ fn requests_have_a_number_of_which_no_key_has_all() {
         let reply = ask("one", path);
         assert_eq!((reply.status(), reply.header("retry-after")), (status, Some("1")), "{reply:?}");
         assert_eq!(reply.json()["error"]["type"], kind);
-        // A client that has read an answer to its end may ask again at once.
+        // A client that has read a response to its end may send another request at once.
         for _ in 0..20 {
             assert_eq!(ask("two", path).status(), 200);
         }

@@ -36,7 +36,7 @@ fn body(random: &mut Random, tokens: usize) -> Value {
     json!({ "prompt": words.join(" "), "model": "bigram", "max_tokens": tokens, "temperature": 0, "stream": true })
 }
 
-/// The text of a greedy answer, in which reused blocks would show if they held another's tokens.
+/// The text of a greedy answer, which would reveal reused blocks with another request's tokens.
 fn answer(server: &Server) -> String {
     let body = body(&mut Random(42), 200);
     let events = Incoming::open(server.address, "/execute", &[], &body).events();
@@ -44,7 +44,7 @@ fn answer(server: &Server) -> String {
     events.iter().map(|event| event.data.clone()).filter(|data| data.starts_with("{\"text\"")).collect()
 }
 
-/// One client, which leaves at some point of its request or of its answer.
+/// One client, which leaves at some point of its request or of the response.
 fn visit(server: &Server, random: &mut Random) {
     let path =
         ["/execute", "/v1/completions", "/token_stream", "/v1/messages", "/v1/chat/completions"][random.below(5)];
@@ -98,8 +98,8 @@ fn a_thousand_clients_that_leave_at_random_leave_nothing_behind() {
             });
         }
     });
-    // What clients left behind them ends with what their sockets still hold. Prompt processes that many at once have called for
-    // stay for those to come: up to four for a model, each with a few pipes.
+    // Abandoned work ends once the data in the sockets has been read. Prompt processes started for many simultaneous
+    // requests are kept: up to four per model, each with a few pipes.
     let at_last = server.until("as before", |metrics| {
         let more = (metrics["pensieve_child_processes"] - at_first["pensieve_child_processes"]).max(0.0);
         idle(metrics) && more <= 3.0 && metrics["process_open_fds"] <= at_first["process_open_fds"] + 4.0 * more

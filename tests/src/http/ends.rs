@@ -1,4 +1,4 @@
-//! How a server begins and ends.
+//! How a server starts and stops.
 
 use std::{net::TcpListener, time::Duration};
 
@@ -72,7 +72,7 @@ fn neither_prompt_nor_key_is_in_the_log() {
 
 #[test]
 fn a_second_signal_does_not_wait() {
-    // Without a stream there is nothing to wait for, so the second one may come too late to be seen.
+    // Without a stream there is nothing to wait for, so the second signal may come too late to be seen.
     let mut server = Options::default().start();
     server.signal(libc::SIGTERM);
     server.signal(libc::SIGTERM);

@@ -1,10 +1,10 @@
-//! Models in the server's own process, as an author who debugs a plugin has them.
+//! Models in the server's own process, for authors who debug a plugin.
 
 use serde_json::json;
 use std::time::Duration;
 
 use super::{client::Incoming, server::Options};
-use crate::{artifacts::plugin, checkpoints::bigram};
+use crate::{artifacts::plugin, checkpoints::bigram, processes::under};
 
 fn in_process(plugins: Vec<std::path::PathBuf>, checkpoint: &std::path::Path) -> Options {
     let models = vec![("model".into(), checkpoint.into())];
@@ -20,6 +20,7 @@ fn a_model_in_the_servers_process_answers_and_ends_with_it() {
     let streams: Vec<_> = (0..4).map(|_| Incoming::open(server.address, "/execute", &[], &body)).collect();
     let answers: Vec<_> = streams.into_iter().map(Incoming::events).collect();
     assert!(answers.iter().all(|events| events.last().unwrap().name == "end"), "{answers:?}");
+    assert!(under("worker", server.pid()).is_empty());
     if cfg!(target_os = "linux") {
         let maps = std::fs::read_to_string(format!("/proc/{}/maps", server.pid())).unwrap();
         let home = server.home().path().to_str().unwrap();

@@ -134,7 +134,7 @@ fn a_connection_serves_one_request_after_another() {
 #[test]
 fn memory_of_bodies_is_returned() {
     let server = Options::configured("[server]\nbody_max = \"1MiB\"\nbodies_max = \"2MiB\"").start();
-    // The length that is said costs nothing, only what has come.
+    // The declared length costs nothing; only received bytes do.
     let begin = || {
         let mut connection = Connection::open(server.address);
         let begun = [b"{\"prompt\": \"".to_vec(), vec![b'a'; 900 << 10]].concat();
@@ -147,7 +147,7 @@ fn memory_of_bodies_is_returned() {
     let mut half = vec![begin()];
     while ask("/execute").status() == 400 {
         assert!(Instant::now() < deadline, "there is always room");
-        // One that came together with a whole one may have been turned away in its stead.
+        // One that came together with a whole one may have been rejected in its stead.
         half.push(begin());
         sleep(Duration::from_millis(100));
     }

@@ -1,4 +1,4 @@
-//! What the server reports about itself: plugins as they come and go, figures, health, and the document of its routes.
+//! What the server reports about itself: plugins as they come and go, metrics, health, and its API document.
 
 use serde_json::{Value, json};
 use std::{
@@ -8,7 +8,10 @@ use std::{
 };
 
 use super::server::{Options, PATIENCE, Server};
-use crate::{artifacts::plugin, checkpoints::bigram};
+use crate::{
+    artifacts::{library_name, plugin},
+    checkpoints::bigram,
+};
 
 /// The entry of a plugin's file, once it is as expected.
 fn entry(server: &Server, file: &str, holds: impl Fn(&Value) -> bool) -> Value {
@@ -30,19 +33,20 @@ fn plugins_dropped_in_are_listed_with_what_they_provide_or_what_is_wrong() {
     let server = Options::default().start();
     assert_eq!(server.get("/v1/plugins").json(), json!({"object": "list", "data": []}));
     let library = fs::read(plugin("bigram")).unwrap();
-    fs::write(server.plugins().join("libgood.so"), &library).unwrap();
-    fs::write(server.plugins().join("libhalf.so"), &library[..library.len() / 2]).unwrap();
-    let good = entry(&server, "libgood.so", |entry| entry["state"] == "ready");
+    let [good_file, half_file] = ["good", "half"].map(library_name);
+    fs::write(server.plugins().join(&good_file), &library).unwrap();
+    fs::write(server.plugins().join(&half_file), &library[..library.len() / 2]).unwrap();
+    let good = entry(&server, &good_file, |entry| entry["state"] == "ready");
     assert_eq!((&good["id"], &good["object"]), (&json!("bigram"), &json!("plugin")));
     assert!(good["version"].is_string() && good["sha256"].as_str().unwrap().len() == 64, "{good}");
     let architecture = &good["provides"]["architectures"][0];
     assert_eq!(architecture["architecture"], "bigram");
     assert_eq!(architecture["classes"], json!(["BigramForCausalLM"]));
-    let half = entry(&server, "libhalf.so", |entry| entry["state"] == "rejected");
+    let half = entry(&server, &half_file, |entry| entry["state"] == "rejected");
     assert_eq!((&half["kind"], half.get("provides")), (&json!("truncated"), None));
-    assert!(half["reason"].as_str().unwrap().contains("libhalf.so") && half["help"].is_string(), "{half}");
-    fs::remove_file(server.plugins().join("libgood.so")).unwrap();
-    entry(&server, "libgood.so", |entry| entry["state"] == "retired");
+    assert!(half["reason"].as_str().unwrap().contains(&half_file) && half["help"].is_string(), "{half}");
+    fs::remove_file(server.plugins().join(&good_file)).unwrap();
+    entry(&server, &good_file, |entry| entry["state"] == "retired");
 }
 
 #[test]
@@ -65,7 +69,7 @@ fn figures_are_in_prometheus_words() {
             assert!(described.contains(name) || described.contains(family), "{line}");
         }
     }
-    // A server that has just started looks at its models.
+    // A server that has just started inspects its models.
     let metrics = server.until("quiet", |metrics| metrics["pensieve_child_processes"] == 0.0);
     for model in ["one", "two"] {
         assert_eq!(metrics[&format!("pensieve_model_ready{{model=\"{model}\"}}")], 0.0);

@@ -1,5 +1,5 @@
-//! What the log says of requests: from one line an operator can tell which client asked what for, and why it was refused; and
-//! nothing that a person wrote stands in it.
+//! What the log says about requests: one line tells an operator which client asked for what, and why it was refused;
+//! nothing that a person wrote appears in it.
 
 use serde_json::{Value, json};
 use std::{
@@ -19,7 +19,7 @@ use crate::{
 const JSON: (&str, &str) = ("content-type", "application/json");
 const SECRET: &str = "quokka";
 
-/// The line of the log that this client's request has left, in the JSON form.
+/// The log line of this client's request, in JSON form.
 fn line(server: &Server, client: &str) -> Value {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -112,7 +112,7 @@ fn nothing_that_a_client_wrote_stands_in_the_log_even_at_its_most_talkative() {
     assert!(answer.text().contains(SECRET), "{answer:?}");
     let body = json!({"model": "scripted", "input": SECRET, "instructions": SECRET, "metadata": {SECRET: SECRET}});
     assert_eq!(ask("/v1/responses", body).status(), 200);
-    // What is wrong with a grammar is told to its client alone.
+    // Only the client is told what is wrong with its grammar.
     let wrong = [
         json!({"json_schema": {"type": "object", "properties": {"a": {"$ref": format!("https://example.org/{SECRET}")}}}}),
         json!({"regex": format!("({SECRET}")}),

@@ -1,4 +1,4 @@
-//! The real program over real sockets: who comes in, what is refused and how, and how it ends.
+//! The real program over real sockets: access, refusals, and shutdown.
 
 pub mod client;
 pub mod server;

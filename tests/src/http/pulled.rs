@@ -1,4 +1,4 @@
-//! `POST /api/pull`, from a hub that a test makes.
+//! `POST /api/pull`, from a test hub.
 
 use serde_json::{Value, json};
 use std::{
@@ -63,7 +63,7 @@ fn a_model_of_the_hub_comes_with_lines_that_tell_how_far_it_is() {
     );
     assert!(lines[lines.len() - 2]["status"].as_str().unwrap().contains("serve --model ID=hf:owner/repo"), "{lines:?}");
     assert_eq!(fs::read(desk.file()).unwrap().len(), 1_000_000);
-    // What is there is not asked for again, and one that is served needs no hub.
+    // Existing files are not requested again, and a served model needs no hub.
     let again = desk.pull(&json!({"model": "hf:owner/repo", "stream": false}));
     assert_eq!((again.status(), again.json()), (200, json!({"status": "success"})));
     assert_eq!(desk.hub.asked("/resolve/").len(), 1);

@@ -1,4 +1,4 @@
-//! A server that was stopped and started again goes on from what it has on disk.
+//! A restarted server continues from what it has on disk.
 
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ fn words(random: &mut Random, letters: usize) -> String {
     (0..letters).map(|_| letter(random)).collect()
 }
 
-/// Requests the next turn under a key; returns the time it took, and the answer.
+/// Requests the next turn with a key; returns the time it took and the response.
 fn turn(server: &Server, key: &str, messages: &Value) -> (Duration, Value) {
     let body = json!({ "model": "llama", "max_tokens": 4, "temperature": 0, "messages": messages });
     let headers = [("content-type", "application/json"), ("x-api-key", key)];
@@ -50,7 +50,7 @@ fn the_next_turn_of_a_long_conversation_comes_from_disk() {
     let log = server.stop();
 
     let server = options.start_in(&home);
-    // Loads the model, so that only the turn is measured.
+    // Load the model first, so that only the turn is measured.
     turn(&server, "two", &json!([{ "role": "user", "content": "hello" }]));
     let second = words(&mut random, 100);
     let messages = json!([
@@ -63,7 +63,7 @@ fn the_next_turn_of_a_long_conversation_comes_from_disk() {
     let count = |name: &str| usage[name].as_u64().unwrap_or(0);
     let total = count("input_tokens") + count("cache_read_input_tokens") + count("cache_creation_input_tokens");
     assert!(count("cache_read_input_tokens") * 100 >= total * 95, "{usage} after {log}");
-    // The other key's requests do not see what this one has left.
+    // Requests with the other key do not see this one's cache.
     let (without, computed) = turn(&server, "two", &messages);
     assert_eq!(computed["usage"]["cache_read_input_tokens"].as_u64().unwrap_or(0), 0);
     assert_eq!(reused["content"], computed["content"]);

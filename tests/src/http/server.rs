@@ -1,4 +1,4 @@
-//! The program as a test starts it: in a home of its own, with its own plugins and no others, on a port that was free.
+//! The program as a test starts it: in a separate home, with only its own plugins, on a free port.
 
 use std::{
     collections::HashMap,
@@ -15,7 +15,7 @@ use std::{
 use tempfile::TempDir;
 
 use super::client::{Reply, get};
-use crate::artifacts::program;
+use crate::artifacts::{place_program, program};
 
 /// Time limit of anything here on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(120);
@@ -23,23 +23,23 @@ pub const PATIENCE: Duration = Duration::from_secs(120);
 /// Options of a test server.
 #[derive(Default)]
 pub struct Options {
-    /// Plugins that lie in its folder.
+    /// Plugins in its folder.
     pub plugins: Vec<PathBuf>,
-    /// Models by id; without any there is one that no plugin takes, so that the program does not bring its own.
+    /// Models by id; if empty, one is configured that no plugin takes, so that the program does not add its own.
     pub models: Vec<(String, PathBuf)>,
-    /// The text of its configuration.
+    /// Text of its configuration.
     pub config: String,
-    /// More arguments.
+    /// Additional arguments.
     pub arguments: Vec<String>,
-    /// More variables.
+    /// Additional environment variables.
     pub variables: Vec<(String, String)>,
-    /// The user that it runs as, which root alone can choose.
+    /// The user that it runs as; only root can choose.
     pub user: Option<u32>,
 }
 
-/// A server that runs.
+/// A running server.
 pub struct Server {
-    /// Where it listens.
+    /// The address that it listens on.
     pub address: SocketAddr,
     child: Child,
     log: Arc<Mutex<String>>,
@@ -48,17 +48,17 @@ pub struct Server {
 }
 
 impl Options {
-    /// Only this configuration.
+    /// Options with only this configuration.
     pub fn configured(config: &str) -> Self {
         Self { config: config.into(), ..Self::default() }
     }
 
-    /// Starts it in a home of its own and waits until it listens.
+    /// Starts it in a new home and waits until it listens.
     pub fn start(&self) -> Server {
         self.start_in(&home())
     }
 
-    /// Starts it in a home that another one has used.
+    /// Starts it in a home that has been used before.
     pub fn start_in(&self, home: &Arc<TempDir>) -> Server {
         let mut child = self.spawn(home);
         let mut stdout = BufReader::new(child.stdout.take().unwrap());
@@ -71,7 +71,7 @@ impl Options {
             reading.join().unwrap();
             panic!("it did not start, {status:?}, and said {line:?}: {}", log.lock().unwrap());
         };
-        // Nothing else may be said there.
+        // Nothing else may be printed there.
         thread::spawn(move || {
             let mut rest = String::new();
             let _ = stdout.read_to_string(&mut rest);
@@ -80,7 +80,7 @@ impl Options {
         Server { address, child, log, reading: Some(reading), home: home.clone() }
     }
 
-    /// Starts it and waits until it has ended, as it has something to complain about.
+    /// Starts it and waits until it exits with an error.
     pub fn fail(&self) -> (ExitStatus, String) {
         let home = home();
         let mut child = self.spawn(&home);
@@ -97,14 +97,14 @@ impl Options {
         for plugin in &self.plugins {
             fs::copy(plugin, plugins.join(plugin.file_name().unwrap())).unwrap();
         }
-        // Plugins are found beside the program, too, and the target folder is full of them.
+        // Plugins are also found beside the program, and the target folder is full of them.
         let link = home.path().join("bin").join("pensieve");
         if !link.exists() {
             fs::create_dir_all(link.parent().unwrap()).unwrap();
-            // A file has one owner under all of its names.
-            let linked = self.user.is_none() && fs::hard_link(program(), &link).is_ok();
-            if !linked {
-                fs::copy(program(), &link).unwrap();
+            match self.user {
+                None => place_program(&link),
+                // A file has one owner under all of its names.
+                Some(_) => drop(fs::copy(program(), &link).unwrap()),
             }
         }
         fs::write(home.path().join("pensieve.toml"), &self.config).unwrap();
@@ -135,7 +135,7 @@ impl Options {
     }
 }
 
-/// Gives everything in a folder to a user.
+/// Makes a user the owner of everything in a folder.
 fn give(path: &Path, user: u32) {
     lchown(path, Some(user), Some(user)).unwrap();
     if path.is_dir() {
@@ -148,17 +148,17 @@ impl Server {
         &self.home
     }
 
-    /// The folder that its plugins lie in.
+    /// The folder of its plugins.
     pub fn plugins(&self) -> PathBuf {
         self.home.path().join("given")
     }
 
-    /// Its process.
+    /// Its process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// What it has written to the log so far.
+    /// Its log so far.
     pub fn log(&self) -> String {
         self.log.lock().unwrap().clone()
     }
@@ -168,7 +168,7 @@ impl Server {
         get(self.address, path)
     }
 
-    /// Its metrics by name and labels, as they stand on the page.
+    /// Its metrics by name and labels, as on the page.
     pub fn metrics(&self) -> HashMap<String, f64> {
         let reply = self.get("/metrics");
         assert_eq!(reply.status(), 200, "{reply:?}");
@@ -197,16 +197,16 @@ impl Server {
     /// Sends a signal.
     pub fn signal(&self, signal: i32) {
         let pid = i32::try_from(self.child.id()).unwrap();
-        // SAFETY: a signal to a child that was not waited for yet, so that the number is its own.
+        // SAFETY: a signal to a child that has not been waited for, so the id is still its own.
         assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
     }
 
-    /// Waits for its end; none if it takes longer.
+    /// Waits for it to exit; `None` if it takes longer.
     pub fn ended(&mut self, within: Duration) -> Option<ExitStatus> {
         ended(&mut self.child, within)
     }
 
-    /// Ends it in order, and tells its whole log.
+    /// Stops it gracefully; returns its whole log.
     pub fn stop(mut self) -> String {
         self.signal(libc::SIGTERM);
         let status = self.ended(PATIENCE).expect("it does not end");
@@ -228,7 +228,7 @@ impl Drop for Server {
     }
 }
 
-/// A home in the target folder, where the program can be linked to.
+/// A home in the target folder, where the program can be hard-linked.
 pub fn home() -> Arc<TempDir> {
     Arc::new(tempfile::tempdir_in(Path::new(env!("CARGO_TARGET_TMPDIR"))).unwrap())
 }

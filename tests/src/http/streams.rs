@@ -1,5 +1,5 @@
-//! Answers while they are written: what they look like, how many there may be, who does not read them, and how a server
-//! that ends leaves them.
+//! Responses while they are being written: their form, how many there may be, clients that do not read them, and how a
+//! server that stops leaves them.
 
 use serde_json::{Value, json};
 use std::{
@@ -19,12 +19,12 @@ use crate::{
 
 const LINE: &str = "The quick brown fox jumps over the lazy dog. ";
 
-/// A server of the scripted model, which takes so many microseconds for each step, and the model's folder.
+/// A server with the scripted model, which takes this many microseconds per step, and the model's folder.
 pub fn scripted(config: &str, step_us: u64) -> (Server, TempDir) {
     scripted_with(config, step_us, "")
 }
 
-/// The same with more lines about the model.
+/// Like [`scripted`], with more lines about the model.
 pub fn scripted_with(config: &str, step_us: u64, model: &str) -> (Server, TempDir) {
     let root = tempfile::tempdir().unwrap();
     let long = LINE.repeat(400);
@@ -50,7 +50,7 @@ pub fn execute(prompt: &str) -> Value {
     json!({ "prompt": format!("<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n"), "max_tokens": 100_000 })
 }
 
-/// A long answer of which the first piece is there.
+/// A long response whose first piece has arrived.
 pub fn begun(server: &Server) -> Incoming {
     let mut stream = Incoming::open(server.address, "/execute", &[], &execute("endless"));
     assert_eq!(stream.event().unwrap().name, "started");
@@ -108,7 +108,7 @@ fn a_job_is_executed_with_a_start_tokens_and_an_end() {
 #[test]
 fn the_first_event_leaves_before_the_model_has_seen_the_prompt() {
     let (server, _root) = scripted("", 0);
-    // Loaded by this, so that only the answer is measured.
+    // Load the model first, so that only the response is measured.
     Incoming::open(server.address, "/execute", &[], &execute("hello")).events();
     let (slow, _root) = scripted("", 500_000);
     Incoming::open(slow.address, "/execute", &[], &json!({ "prompt": "x", "max_tokens": 1 })).events();
@@ -124,7 +124,7 @@ fn the_number_of_streams_is_limited() {
     let kept = [begun(&server), begun(&server)];
     let reply = post(server.address, "/execute", &execute("endless"));
     assert_eq!((reply.status(), reply.header("retry-after")), (529, Some("1")), "{reply:?}");
-    // What is not streamed takes no place.
+    // Responses that are not streamed do not count.
     let chat = json!({ "model": "scripted", "max_tokens": 4, "messages": [{ "role": "user", "content": "hello" }] });
     assert_eq!(post(server.address, "/v1/chat/completions", &chat).status(), 200);
     kept.into_iter().for_each(Incoming::leave);
@@ -149,7 +149,7 @@ fn a_disconnect_cancels_the_work() {
 fn a_client_that_does_not_read_is_disconnected() {
     let (server, _root) = scripted("[server]\nstall_timeout = \"1s\"", 0);
     let mut body = execute("endless");
-    // So much is said of every token that the sockets' buffers are soon full.
+    // Each token carries so much data that the sockets' buffers are soon full.
     body = json!({
         "model": "scripted", "stream": true, "logprobs": true, "top_logprobs": 20, "max_tokens": 100_000,
         "messages": [{ "role": "user", "content": "endless" }], "prompt": body["prompt"],

@@ -1,5 +1,5 @@
-//! What authors write: the examples, and what `pensieve new` makes. Each is built far from this tree, by this toolchain and by
-//! another, dropped into the folder of a server that runs, and asked for through its API.
+//! What authors write: the examples, and the output of `pensieve new`. Each is built outside this tree, with this
+//! toolchain and another, dropped into a running server's folder, and used through its API.
 
 use pensieve_worker::plugin::LoadedPlugin;
 use serde_json::{Value, json};
@@ -49,7 +49,7 @@ fn what_new_writes_passes_its_own_tests_as_it_is_written() {
     let desk = Desk::new();
     for (name, project) in projects(&desk) {
         if name == "bigram" {
-            // The workspace's own tests try it on every law.
+            // The workspace's own tests check it against every law.
             continue;
         }
         let tests = library(&outside(&project, name, None), &format!("{name} tests"));
@@ -76,7 +76,8 @@ fn plugins_of_authors_with_another_toolchain_are_dropped_in_and_answer() {
     served(&libraries);
 }
 
-/// Models for every plugin: Qwen2's, a bigram's, one for an engine in C, a Llama, and the same Llama under the name that a new architecture claims.
+/// Models for every plugin: Qwen2's, a bigram's, one for the C engine, a Llama, and the same Llama under the name that
+/// a new architecture claims.
 fn configure(root: &Path, bigram: &TempDir, gru: &TempDir) -> String {
     let (llama, fresh) = (fixture("llama/gqa"), root.join("fresh"));
     fs::create_dir(&fresh).unwrap();
@@ -88,7 +89,7 @@ fn configure(root: &Path, bigram: &TempDir, gru: &TempDir) -> String {
         };
         fs::write(fresh.join(file), bytes).unwrap();
     }
-    // A change of the output, in a format that no installed plugin knows.
+    // A change to the output layer, in a format that no installed plugin knows.
     let a: Vec<f32> = (0..64).map(|place| (place as f32).sin()).collect();
     let b: Vec<[f32; 1]> = (0..264).map(|place| [(place as f32 * 1.7).cos()]).collect();
     let adapter = json!({"pairs": [{"target": "lm_head", "scale": 0.5, "a": [a], "b": b}]});
@@ -121,7 +122,7 @@ fn answer(server: &Server, model: &str, extras: &Value) -> String {
     message["content"][0]["text"].as_str().unwrap_or_default().to_owned()
 }
 
-/// Drops the plugins in, one after the other, while the server answers, and asks for each of them.
+/// Drops the plugins in, one by one, while the server answers, and sends requests to each.
 fn served(libraries: &[PathBuf]) {
     let (root, bigram, gru) = (tempfile::tempdir().unwrap(), checkpoints::bigram(300, 512), checkpoints::gru(300, 512));
     let config = configure(root.path(), &bigram, &gru);
@@ -168,7 +169,7 @@ fn served(libraries: &[PathBuf]) {
     assert_eq!(answer(&server, "base", &nothing), base);
 }
 
-/// The engine in C keeps texts by itself, and the host has it go on from a copy of one, time and again.
+/// The C engine keeps sequences itself, and the host repeatedly makes it continue from a copy.
 fn goes_on(server: &Server) {
     let complete = |prompt: &str| {
         let body = json!({"model": "gru", "max_tokens": 5, "temperature": 0, "prompt": prompt});

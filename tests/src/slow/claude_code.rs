@@ -1,6 +1,6 @@
-//! The real Claude Code against the real program, without a network: it is asked for something, the model calls Bash, the
-//! command really runs, and its output comes back to the model, which says its last word. Once the model is a script, and once
-//! the starter, which has to find out by itself.
+//! The real Claude Code against the real program, without a network: it is given a task, the model calls Bash, the
+//! command really runs, its output goes back to the model, and the model gives its final answer. Once the model is
+//! scripted, and once it is the starter, which has to work it out itself.
 
 #![cfg(target_os = "linux")]
 
@@ -53,7 +53,7 @@ fn claude_code_runs_a_command_in_the_form_of_every_family() {
 #[ignore = "the test above runs it in a network of its own"]
 fn in_every_form() {
     let Some(claude) = agents::client() else { return };
-    for family in &scripted::FAMILIES {
+    for family in &agents::families::FAMILIES {
         println!("{}", family.template);
         let call = family.call("Bash", "command", "echo $((SECRET * 7)) | tee product");
         let (said, background) = (family.text(SAID), family.text("Background."));
@@ -62,7 +62,7 @@ fn in_every_form() {
     }
 }
 
-/// Has Claude Code multiply, with a model whose checkpoint is written to a folder.
+/// Makes Claude Code multiply, using a model whose checkpoint is written to a folder.
 fn multiplies(claude: &Path, checkpoint: impl Fn(&Path)) {
     let root = tempfile::tempdir().unwrap();
     let source = root.path().join("scripted");
@@ -88,13 +88,14 @@ fn multiplies(claude: &Path, checkpoint: impl Fn(&Path)) {
     let result: Value = serde_json::from_str(&said).unwrap_or_else(|error| panic!("{error}: {}", log()));
     assert_eq!((&result["is_error"], &result["result"]), (&false.into(), &SAID.into()), "{}", log());
     assert_eq!(result["num_turns"], 2, "{}", log());
-    // The command has really run, and the model has heard of it.
+    // The command really ran, and the model got its result.
     assert_eq!(fs::read_to_string(home.join("product")).unwrap(), "42\n");
     let metrics = server.metrics();
     println!("{said}\n{metrics:#?}");
 }
 
-/// Requests as people type them. The starter has not met them in training: `examples/starter/held_out.py` has them, too.
+/// Requests as people type them. The starter has not seen them in training: `examples/starter/held_out.py` lists them,
+/// too.
 const REQUESTS: [(&str, &str); 10] = [
     ("Use the Bash tool to run: echo pensieve-1742", "pensieve-1742"),
     (
@@ -117,7 +118,7 @@ fn with_the_starter() {
     let Some(claude) = agents::client() else { return };
     let root = tempfile::tempdir().unwrap();
     let server = starter::serve();
-    // The settings that are shipped, with this server's address.
+    // The shipped settings, with this server's address.
     let settings = root.path().join("claude-code.json");
     let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/clients/claude-code.json");
     let shipped = fs::read_to_string(shipped).unwrap();
@@ -144,7 +145,7 @@ fn with_the_starter() {
         println!("{request}: {}{}", result["result"], if has_run && tells { "" } else { " (wrong)" });
         right += usize::from(has_run && tells);
         if place == 0 {
-            // Nothing was cached before: what the second turn has in common with the first is not computed again.
+            // Nothing was cached before: the second turn does not recompute the part in common with the first.
             let [fresh, read] = ["input_tokens", "cache_read_input_tokens"].map(|key| result["usage"][key].as_u64());
             assert!(read.unwrap() * 10 > fresh.unwrap() * 8, "{}", log());
         }
@@ -152,7 +153,7 @@ fn with_the_starter() {
     assert!(right >= 8, "{right} of {} are right", REQUESTS.len());
 }
 
-/// The package for this platform holds the program itself.
+/// The package for this platform contains the program itself.
 fn find(folder: &Path) -> Option<PathBuf> {
     let packages = fs::read_dir(folder.join("node_modules/@anthropic-ai")).ok()?;
     packages.filter_map(|entry| Some(entry.ok()?.path().join("claude"))).find(|path| path.is_file())

@@ -1,10 +1,10 @@
-//! The vendors' own SDKs, for Python and for npm, against the real program: each runs a table of calls (`tests/clients`),
-//! and whatever an SDK's types or its reading of streams do not take is a failure there. The examples of `examples/clients` run
-//! here, too.
+//! The vendors' own SDKs, for Python and for npm, against the real program: each runs a table of calls
+//! (`tests/clients`), and everything that an SDK's types or stream parser do not accept is a failure there. The
+//! examples in `examples/clients` run here, too.
 //!
-//! The packages are installed once per target folder, in the versions that `tests/clients` pins. Where they cannot be had
-//! (no interpreter, no network), the tests skip themselves with a line that says so; `PENSIEVE_REQUIRE_CLIENTS=1` makes
-//! that a failure.
+//! The packages are installed once per target folder, in the versions that `tests/clients` pins. If they cannot be
+//! installed (no interpreter, no network), the tests skip themselves with a line that says so;
+//! `PENSIEVE_REQUIRE_CLIENTS=1` makes that a failure.
 
 use std::{
     env, fs,
@@ -116,7 +116,7 @@ fn the_examples_in_javascript_run() {
     }
 }
 
-/// Runs the examples beside the starter, those for Node where their packages lie.
+/// Runs the examples beside the starter, those for Node in the folder of their packages.
 fn examples(interpreter: &Path, names: &[&str], packages: Option<&Path>) {
     let server = starter::serve();
     for name in names {
@@ -155,7 +155,7 @@ fn skip(table: &str, why: &str) {
     println!("skipped {table}: {why}");
 }
 
-/// Runs a table against a server of its own.
+/// Runs a table against a new server.
 fn run(interpreter: &Path, table: &str, packages: &Path) {
     let root = tempfile::tempdir().unwrap();
     let server = serve(root.path());
@@ -177,7 +177,7 @@ fn serve(root: &Path) -> Server {
     Options { plugins, models: vec![("scripted".into(), source)], ..Options::default() }.start()
 }
 
-/// The folder that packages are installed in, which happens once for each list of them.
+/// The folder that packages are installed in, once for each list of them.
 fn installed(name: &str, list: &str, install: fn(&Path) -> Result<(), String>) -> Result<PathBuf, String> {
     static INSTALLING: Mutex<()> = Mutex::new(());
     let _guard = INSTALLING.lock().unwrap_or_else(PoisonError::into_inner);
@@ -187,7 +187,7 @@ fn installed(name: &str, list: &str, install: fn(&Path) -> Result<(), String>) -
     if fs::read_to_string(&record).is_ok_and(|found| found == wanted) {
         return Ok(packages);
     }
-    // What another list or a broken attempt has left is of no use.
+    // What another list or a failed attempt has left is useless.
     let _ = fs::remove_dir_all(&packages);
     fs::create_dir_all(&packages).unwrap();
     install(&packages)?;

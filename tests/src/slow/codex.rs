@@ -1,5 +1,5 @@
-//! The real Codex CLI against the real program, without a network: it is asked for something, the model calls the shell, the
-//! command really runs, and its output comes back to the model, which says its last word.
+//! The real Codex CLI against the real program, without a network: it is given a task, the model calls the shell, the
+//! command really runs, its output goes back to the model, and the model gives its final answer.
 
 #![cfg(target_os = "linux")]
 
@@ -46,7 +46,7 @@ fn with_the_starter() {
 #[ignore = "a test above runs it in a network of its own"]
 fn in_every_form() {
     let Some(codex) = agents::client() else { return };
-    for family in &scripted::FAMILIES {
+    for family in &agents::families::FAMILIES {
         println!("{}", family.template);
         let root = tempfile::tempdir().unwrap();
         let source = root.path().join("scripted");
@@ -66,14 +66,14 @@ fn with_a_patch() {
     let Some(codex) = agents::client() else { return };
     let root = tempfile::tempdir().unwrap();
     let source = root.path().join("scripted");
-    // The first line lacks its asterisks, without which Codex would apply nothing.
+    // The first line lacks its asterisks, without which Codex would not apply the patch.
     let patch = " Begin Patch\n*** Add File: greeting.txt\n+say \"hi\" \\o/\n+\n*** End Patch\n";
     let call = json!({ "name": "apply_patch", "arguments": { "input": patch } });
     let call = format!("<tool_call>\n{call}\n</tool_call>");
     scripted::checkpoint(&source, &[("Success. Updated", "It is there."), ("Greet", &call)]);
     let plugins = vec![test_plugin("scripted"), plugin("pensieve-samplers")];
     let server = Options { plugins, models: vec![("scripted".into(), source)], ..Options::default() }.start();
-    // A model has the tool if the list of models says so.
+    // A model gets the tool if the list of models says so.
     let mut catalog = server.get("/v1/models").json();
     catalog["models"][0]["apply_patch_tool_type"] = "freeform".into();
     let path = root.path().join("models.json");
@@ -85,12 +85,12 @@ fn with_a_patch() {
     assert!(said.text().contains("It is there."), "{said:?}");
 }
 
-/// Codex is asked to run a command, which the model has it run.
+/// Asks Codex to run a command, which the model then calls.
 fn echoes(codex: &Path, server: &Server, model: &str) {
     let root = tempfile::tempdir().unwrap();
     let prompt = format!("Run the command: {COMMAND}");
     let said = run(codex, server, model, "model_context_window = 32768\n", &prompt, &root.path().join("project"));
-    // The command has really run, and the model has heard of it.
+    // The command really ran, and the model got its result.
     let ran = said.items.iter().find(|item| item["type"] == "command_execution");
     let ran = ran.unwrap_or_else(|| panic!("{said:?}"));
     assert_eq!((&ran["exit_code"], &ran["aggregated_output"]), (&0.into(), &"tangerine-42\n".into()), "{said:?}");
@@ -113,7 +113,7 @@ impl Said {
     }
 }
 
-/// Runs Codex in a new folder, with lines of its configuration.
+/// Runs Codex in a new folder, with additional lines in its configuration.
 fn run(codex: &Path, server: &Server, model: &str, lines: &str, prompt: &str, project: &Path) -> Said {
     let root = tempfile::tempdir().unwrap();
     let home = root.path().join("home");
@@ -138,7 +138,7 @@ fn run(codex: &Path, server: &Server, model: &str, lines: &str, prompt: &str, pr
     Said { items: completed.map(|mut event| event["item"].take()).collect(), log }
 }
 
-/// The package for this platform holds the program itself: `@openai/codex-PLATFORM/vendor/TRIPLE/bin/codex`.
+/// The package for this platform contains the program itself: `@openai/codex-PLATFORM/vendor/TRIPLE/bin/codex`.
 fn find(folder: &Path) -> Option<PathBuf> {
     let packages = fs::read_dir(folder.join("node_modules/@openai")).ok()?;
     let vendors = packages.filter_map(|entry| fs::read_dir(entry.ok()?.path().join("vendor")).ok());

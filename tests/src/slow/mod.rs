@@ -1,5 +1,5 @@
-//! The suites that take longest: whole clients, plugins built by other toolchains, hours of faults in a minute. They are as much a
-//! part of the truth as all others; `-- --skip slow::` leaves them out while one works on something else.
+//! The suites that take longest: whole clients, plugins built by other toolchains, hours of faults in a minute. They
+//! count as much as all others; `-- --skip slow::` leaves them out while you work on something else.
 
 mod authors;
 mod boundaries;

@@ -1,6 +1,6 @@
-//! The real opencode against the real program, without a network: it is asked for something, the starter calls the shell, the
-//! command really runs, and its output comes back to the model, which says its last word. Once through the API of OpenAI's chat,
-//! and once through Anthropic's.
+//! The real opencode against the real program, without a network: it is given a task, the starter calls the shell, the
+//! command really runs, its output goes back to the model, and the model gives its final answer. Once through OpenAI's
+//! chat API, and once through Anthropic's API.
 
 #![cfg(target_os = "linux")]
 
@@ -35,14 +35,14 @@ fn with_the_starter() {
     }
 }
 
-/// opencode is asked to run a command, which the starter has it run.
+/// Asks opencode to run a command, which the starter then calls.
 fn echoes(opencode: &Path, server: &Server, provider: &str) {
     let root = tempfile::tempdir().unwrap();
     let (home, project) = (root.path().join("home"), root.path().join("project"));
     fs::create_dir(&home).unwrap();
     fs::create_dir(&project).unwrap();
     let name = format!("pensieve/{}", starter::ID);
-    // The key is that of another service.
+    // The key is for another service.
     let options = json!({"baseURL": format!("http://{}/v1", server.address), "apiKey": "sk-of-another-service"});
     let models = json!({starter::ID: {"limit": {"context": 32768, "output": 4096}}});
     let provider = json!({"npm": provider, "name": "Pensieve", "options": options, "models": models});
@@ -59,7 +59,7 @@ fn echoes(opencode: &Path, server: &Server, provider: &str) {
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     let log = || format!("{said}\n{}\n{}", String::from_utf8_lossy(&output.stderr), server.log());
     let events: Vec<Value> = said.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
-    // The command has really run, and the model has heard of it.
+    // The command really ran, and the model got its result.
     let ran = events.iter().find(|event| event["type"] == "tool_use").unwrap_or_else(|| panic!("{}", log()));
     let printed = ran["part"]["state"]["output"].as_str().unwrap_or_default();
     assert_eq!(printed.trim_end(), "tangerine-42", "{}", log());
@@ -67,7 +67,7 @@ fn echoes(opencode: &Path, server: &Server, provider: &str) {
     assert!(last["part"]["text"].as_str().unwrap().contains("tangerine-42"), "{}", log());
 }
 
-/// The package for this platform, beside which there may be one for processors without AVX2, has the program itself.
+/// The package for this platform contains the program; there may be another one for processors without AVX2.
 fn find(folder: &Path) -> Option<PathBuf> {
     let packages = fs::read_dir(folder.join("node_modules")).ok()?.flatten();
     let native = packages.filter(|package| package.file_name().to_string_lossy().starts_with("opencode-linux-"));

@@ -1,4 +1,4 @@
-//! Plugins that another compiler built: the contract is what both sides agree on, not the compiler.
+//! Plugins built by another compiler: both sides agree on the contract, not on the compiler.
 
 use pensieve_worker::plugin::LoadedPlugin;
 use std::path::Path;
@@ -23,7 +23,7 @@ fn a_plugin_of_another_toolchain_generates_the_same_tokens() {
     let other = library(&outside(&example("bigram"), "bigram", Some(toolchain)), "bigram");
     let own = plugin("bigram");
     let toolchain = |path: &Path| LoadedPlugin::open(path).unwrap().manifest().toolchain.clone();
-    // Both builds are in this process now; each answers for itself, so neither sees the other's symbols.
+    // Both builds are in this process now; each reports its own, so neither sees the other's symbols.
     assert_ne!(toolchain(&own), toolchain(&other), "the other toolchain is the same one");
     assert_ne!(toolchain(&other), toolchain(&own));
 

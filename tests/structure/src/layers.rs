@@ -52,7 +52,18 @@ const LAYERS: &[(&str, &str, &[&[&str]])] = &[
         &[
             &["checkpoint_files", "path_policy", "prompt", "questions", "wire"],
             &["job"],
-            &["card", "checkpoint", "conversation", "fence", "grammar", "manifest", "refusal", "share", "vocabulary"],
+            &[
+                "card",
+                "checkpoint",
+                "conversation",
+                "fence",
+                "grammar",
+                "manifest",
+                "quarantine",
+                "refusal",
+                "share",
+                "vocabulary",
+            ],
             &["outside"],
         ],
     ),
@@ -82,7 +93,7 @@ const LAYERS: &[(&str, &str, &[&[&str]])] = &[
         "sdk",
         "nn",
         &[
-            &["causal_lm"],
+            &["causal_lm", "diagnostics"],
             &["sizes"],
             &["layers", "paged"],
             &["loading"],

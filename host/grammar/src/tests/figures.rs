@@ -1,4 +1,4 @@
-//! What masks cost, for a person: `cargo test -p pensieve mask_times -- --ignored --nocapture`.
+//! Prints mask timings: `cargo test -p pensieve-grammar mask_times -- --ignored --nocapture`.
 
 use std::{
     sync::Arc,

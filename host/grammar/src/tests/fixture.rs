@@ -1,4 +1,4 @@
-//! Vocabularies made by hand, and a model that writes a given text or anything at all.
+//! Hand-made vocabularies, and a model that writes a given text or random allowed tokens.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,7 +10,7 @@ use pensieve_protocol::{
     vocabulary::Vocabulary,
 };
 
-/// Tokens of several bytes that cut JSON and markers in awkward places.
+/// Multi-byte tokens that split JSON and markers in awkward places.
 const PIECES: [&str; 40] = [
     " the",
     " a",
@@ -57,7 +57,7 @@ pub(super) const END: u32 = 0;
 pub(super) const SPECIAL: u32 = 1;
 pub(super) const PADDING: u32 = 2;
 
-/// A byte-level vocabulary, or one in SentencePiece's manner with tokens for bytes.
+/// Returns a byte-level vocabulary, or a SentencePiece-like one with byte tokens.
 pub(super) fn vocabulary(byte_level: bool) -> Arc<Vocabulary> {
     let mut vocab = serde_json::Map::new();
     let mut next = PADDING + 1;
@@ -127,12 +127,12 @@ pub(super) fn token(vocabulary: &Vocabulary, bytes: &str) -> u32 {
     tokens.find(|token| vocabulary.bytes(*token) == bytes.as_bytes()).unwrap_or_else(|| panic!("no token {bytes:?}"))
 }
 
-/// Whether the constraint allows a token now.
+/// True if the constraint allows a token now.
 pub(super) fn allows(constraint: &mut Constraint, token: u32) -> bool {
     constraint.mask().unwrap().is_none_or(|mask| is_allowed(mask, token))
 }
 
-/// Writes tokens, each of which must be allowed.
+/// Writes tokens, all of which must be allowed.
 pub(super) fn write(vocabulary: &Vocabulary, constraint: &mut Constraint, tokens: &[&str]) {
     for text in tokens {
         let token = token(vocabulary, text);
@@ -141,8 +141,8 @@ pub(super) fn write(vocabulary: &Vocabulary, constraint: &mut Constraint, tokens
     }
 }
 
-/// Writes whatever is allowed until the constraint is complete or the end of the turn is picked; a text that grows long
-/// is led to its end where there is one.
+/// Writes random allowed tokens until the constraint is complete or the end of the turn is picked; a text that grows
+/// long is steered to its end where it has one.
 pub(super) fn babble(vocabulary: &Vocabulary, mut constraint: Constraint, random: &mut fastrand::Rng) -> Vec<u8> {
     let mut text = Vec::new();
     for step in 0..3000 {

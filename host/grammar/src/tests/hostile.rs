@@ -1,4 +1,4 @@
-//! Grammars that were written to hurt: each is compiled or refused in time, and none takes the process along.
+//! Hostile grammars: each is compiled or rejected in time, and none takes the process down.
 
 use std::time::{Duration, Instant};
 
@@ -6,7 +6,8 @@ use super::fixture::*;
 use crate::{GrammarError, is_allowed};
 use pensieve_protocol::grammar::{Grammar, Marker, Rule, Spec, Then, Trigger};
 
-/// Definitions in groups, as an object may have only so many fields; each is made from a reference to the one before.
+/// Writes definitions in groups, as an object may have only so many fields; each is built from a reference to the
+/// previous one.
 fn definitions(count: usize, body: impl Fn(String) -> String) -> String {
     let place = |index: usize| format!("#/$defs/g{}/d{index}", index / 1_000);
     let group = |group: usize| {
@@ -23,7 +24,7 @@ fn listed(count: usize, item: impl Fn(usize) -> String) -> String {
     (0..count).map(item).collect::<Vec<_>>().join(",")
 }
 
-/// Definitions that are each twice the one before, down to a string with a pattern.
+/// Writes definitions that each double the previous one, down to a string with a pattern.
 fn doubling(levels: usize) -> String {
     definitions(levels, |d| format!(r##"{{"allOf":[{d},{d}]}}"##))
         .replace(r#""d0":{"type":"integer"}"#, r#""d0":{"type":"string","pattern":"^a[bc]d$"}"#)
@@ -173,7 +174,7 @@ fn every_hostile_grammar_is_answered_in_time_and_leaves_steps_short() {
         if let Ok(mut constraint) = compiled {
             for _ in 0..40 {
                 let began = Instant::now();
-                // An error ends this sequence alone, which is all that is asked for.
+                // An error ends only this sequence, which is all that is required.
                 let Ok(Some(mask)) = constraint.mask() else { break };
                 let allowed: Vec<u32> = (0..vocabulary.size()).filter(|token| is_allowed(mask, *token)).collect();
                 let accepted = constraint.accept(*random.choice(&allowed).unwrap());

@@ -1,4 +1,4 @@
-//! Constraints on small vocabularies of both kinds, driven as an engine drives them.
+//! Constraints on small vocabularies of both kinds, driven the way an engine drives them.
 
 mod figures;
 mod fixture;

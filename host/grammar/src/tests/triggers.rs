@@ -1,4 +1,4 @@
-//! Rules begin and end where their bytes do, wherever the tokens are cut.
+//! Rules begin and end at byte boundaries, however the text is split into tokens.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ fn call() -> Grammar {
     )
 }
 
-/// Free text in which `<tool_call>` begins a call, as often as the model likes.
+/// Free text in which `<tool_call>` begins a call, any number of times.
 fn calls(vocabulary: &Arc<Vocabulary>, then: Then) -> Constraint {
     let rule = Rule { close: Some(text("</tool_call>")), ..rule(Trigger::After(text("<tool_call>")), call(), then) };
     compiler(vocabulary).compile(&Spec { reasoning: None, rules: vec![rule] }).unwrap()
@@ -48,7 +48,7 @@ fn a_rule_holds_for_the_rest_of_the_token_that_completes_its_marker() {
         let vocabulary = vocabulary(byte_level);
         let mut constraint = calls(&vocabulary, Then::Stop);
         write(&vocabulary, &mut constraint, &["<tool", "_", "c", "a", "l", "l"]);
-        // All complete the marker; what follows in them must suit the grammar.
+        // All of these complete the marker; the bytes after it must match the grammar.
         assert!(allows(&mut constraint, token(&vocabulary, ">")) && allows(&mut constraint, token(&vocabulary, ">{")));
         assert!(
             allows(&mut constraint, token(&vocabulary, ">\n")) && allows(&mut constraint, token(&vocabulary, ">\n{\""))
@@ -90,7 +90,7 @@ fn free_text_may_begin_within_the_token_that_ends_a_grammar() {
     write(&vocabulary, &mut number, &["3.", "1"]);
     assert!(!allows(&mut number, token(&vocabulary, "a")), "the number has gone on, and cannot end here");
     write(&vocabulary, &mut number, &["1"]);
-    // The end of one text and the trigger of the next, in one token.
+    // The end of one text and the next trigger, in one token.
     write(&vocabulary, &mut number, &["<think>"]);
     assert!(!allows(&mut number, token(&vocabulary, "a")) && allows(&mut number, token(&vocabulary, "00")));
 
@@ -152,6 +152,34 @@ fn a_token_with_a_whole_marker_in_it_is_barred_if_it_goes_on_wrongly() {
     assert!(letters.is_complete());
 }
 
+/// The token `x</tool_call>y` contains a whole trigger, and its `y` does not match `[0-9]+`.
+#[test]
+fn such_a_token_is_barred_wherever_free_text_may_come() {
+    let vocabulary = vocabulary(true);
+    let whole = token(&vocabulary, "x</tool_call>y");
+    let digits = rule(Trigger::After(text("</tool_call>")), Grammar::Regex("[0-9]+".to_owned()), Then::Resume);
+    let compiler = compiler(&vocabulary);
+
+    let reasoning = Reasoning { begin: Some(text("<think>")), end: text("</think>") };
+    let spec = Spec { reasoning: Some(reasoning), rules: vec![digits.clone()] };
+    let mut opening = compiler.compile(&spec).unwrap();
+    assert!(!allows(&mut opening, whole), "an answer may begin here");
+    assert!(allows(&mut opening, token(&vocabulary, "<think>")) && allows(&mut opening, END));
+    write(&vocabulary, &mut opening, &["</tool_call>", "1"]);
+
+    let mut ended = compiler.compile(&Spec { reasoning: None, rules: vec![digits] }).unwrap();
+    write(&vocabulary, &mut ended, &["</tool_call>", "1"]);
+    assert!(!allows(&mut ended, whole), "free text may follow the number");
+    assert!(allows(&mut ended, token(&vocabulary, "12")) && allows(&mut ended, END));
+    write(&vocabulary, &mut ended, &["2", "</tool_call>", "00", "x"]);
+
+    // Where the token continues the grammar's text, it is not a trigger.
+    let any = rule(Trigger::After(text("<think>")), Grammar::Regex("[a-z<>/_]+".to_owned()), Then::Resume);
+    let digits = rule(Trigger::After(text("</tool_call>")), Grammar::Regex("[0-9]+".to_owned()), Then::Resume);
+    let mut within = compiler.compile(&Spec { reasoning: None, rules: vec![any, digits] }).unwrap();
+    write(&vocabulary, &mut within, &["<think>", "x", "x</tool_call>y"]);
+}
+
 #[test]
 fn nothing_counts_within_reasoning_and_the_answer_begins_after_it() {
     let vocabulary = vocabulary(true);
@@ -163,7 +191,7 @@ fn nothing_counts_within_reasoning_and_the_answer_begins_after_it() {
             Spec { reasoning: Some(Reasoning { begin, end }), rules: vec![rule(Trigger::Start, call(), Then::Stop)] };
         let mut constraint = compiler(&vocabulary).compile(&spec).unwrap();
         if opened {
-            // An answer that must come is not thought away.
+            // A required answer must not be skipped by ending the turn.
             assert!(allows(&mut constraint, token(&vocabulary, "x")) && !allows(&mut constraint, END));
         } else {
             assert!(

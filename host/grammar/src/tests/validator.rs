@@ -1,4 +1,4 @@
-//! The part of JSON schema that the walks use, read as the specification has it and without a look at the grammar.
+//! The subset of JSON schema that the walks use, implemented from the specification, independently of the grammar.
 
 use serde_json::Value;
 

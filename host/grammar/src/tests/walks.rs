@@ -1,4 +1,4 @@
-//! Whatever is picked under a mask, the text keeps to the grammar.
+//! Whatever token is picked under a mask, the text matches the grammar.
 
 use serde_json::{Value, json};
 
@@ -46,7 +46,7 @@ fn json_written_at_random_fits_its_schema() {
                 let text = String::from_utf8(babble(&vocabulary, constraint.clone(), &mut random)).unwrap();
                 match serde_json::from_str(&text) {
                     Ok(value) => assert!(is_valid(&schema, &schema, &value), "{text} does not fit {schema}"),
-                    // A number with an exponent of many digits is JSON, if not for every reader.
+                    // A number with a long exponent is valid JSON, but not every parser takes it.
                     Err(error) => assert!(error.to_string().contains("number out of range"), "{error}: {text}"),
                 }
                 seen.insert(text);

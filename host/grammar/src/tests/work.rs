@@ -1,4 +1,4 @@
-//! Compiling in the background, what is kept of it, and masks made beside the model.
+//! Background compilation, the cache, and masks computed beside the model.
 
 use std::{
     sync::Arc,
@@ -9,7 +9,7 @@ use super::fixture::*;
 use crate::{Compiler, Constraint, GrammarError, Masks, keep_allowed};
 use pensieve_protocol::grammar::{Grammar, Spec};
 
-/// A grammar that takes some hundred milliseconds, each one different.
+/// A grammar that takes some hundred milliseconds to compile; different for each number.
 fn slow(number: usize) -> Spec {
     let properties: Vec<String> = (0..1_800).map(|i| format!(r#""{number}p{i}":{{"type":"string"}}"#)).collect();
     from_start(Grammar::json_schema(format!(r#"{{"properties":{{{}}}}}"#, properties.join(",")), false))

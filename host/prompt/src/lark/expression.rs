@@ -1,8 +1,8 @@
-//! Regular expressions that are put together from parts, with brackets where they need them.
+//! Regular expressions assembled from parts, with groups added where precedence requires them.
 
 use pensieve_protocol::prompt::EXPRESSION_BYTES_MAX;
 
-/// An expression without anchors, as the engine takes it.
+/// Validates an expression without anchors, as the engine takes it.
 pub(super) fn checked(expression: &str) -> Result<(), String> {
     if expression.len() > EXPRESSION_BYTES_MAX {
         return Err(format!("a regular expression has more than {EXPRESSION_BYTES_MAX} bytes"));
@@ -38,14 +38,14 @@ pub(super) enum Binding {
 }
 
 impl Expression {
-    /// An expression from the grammar, as it is.
+    /// Wraps an expression from the grammar as it is.
     pub(super) fn of(text: String) -> Self {
-        // Flags at its start would hold for what follows, too.
+        // Inline flags at its start would apply to what follows, too.
         let is_loose = text.contains('|') || text.contains("(?");
         Self { text, binding: if is_loose { Binding::Choice } else { Binding::Sequence } }
     }
 
-    /// Its text, in brackets if it binds less than its surroundings.
+    /// Its text, in a group if it binds looser than its surroundings.
     fn within(&self, binding: Binding) -> String {
         if self.binding < binding { format!("(?:{})", self.text) } else { self.text.clone() }
     }
@@ -55,7 +55,7 @@ impl Expression {
     }
 }
 
-/// Parts of an expression, as many as it may have.
+/// Collects the parts of an expression, bounding their total size.
 pub(super) fn collected(parts: impl Iterator<Item = Result<Expression, String>>) -> Result<Vec<Expression>, String> {
     let mut bytes = 0;
     let limited = parts.map(|part| {

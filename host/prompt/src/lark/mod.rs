@@ -1,14 +1,15 @@
-//! Converts the format of a custom tool, a regular expression or a grammar in Lark, to one regular expression.
+//! Converts the format of a custom tool, a regular expression or a Lark grammar, to one regular expression.
 //!
-//! The tool's text travels in a JSON string, where the engine holds a text to an expression but not to a grammar: a terminal
-//! such as `/.*/` would not end before a line break, since the escapes of both begin with a backslash there. A grammar
-//! without recursion, such as that of Codex' patches, is an expression once each rule stands where it is named.
+//! The tool's input travels in a JSON string, where the engine can hold text to a regular expression but not to a
+//! grammar: a terminal such as `/.*/` would not stop at a line break, which in JSON is an escape that starts with a
+//! backslash like any other. A grammar without recursion, such as the one for Codex patches, becomes one expression by
+//! inlining each rule where it is referenced.
 //!
-//! It reads Lark as documented, except for templates, `%declare`, `%extend` and `%override`. A grammar that cannot become an
-//! expression is an error with a message for a warning: the model still sees such a grammar.
+//! Supports Lark as documented, except for templates, `%declare`, `%extend` and `%override`. A grammar that cannot be
+//! converted yields an error whose message becomes a warning: the model still sees such a grammar.
 //!
-//! Both are programs of a client: a character class of eight bytes takes milliseconds and kilobytes to read. So this runs in
-//! a grammar process alone, and what recurses here is limited by how deep it goes, whatever the reason.
+//! Both formats are programs written by a client: a character class of eight bytes takes milliseconds and kilobytes to
+//! parse. So this runs only in a grammar process, and all recursion here is bounded by depth.
 
 mod expression;
 mod tokens;
@@ -19,12 +20,12 @@ use expression::{Binding, Expression, checked, choice, collected, sequence};
 use pensieve_protocol::prompt::Syntax;
 use tokens::{Token, tokens};
 
-/// How many rules and brackets may lie within each other, counted together: each takes a few stack frames to read and to write.
+/// How deep rules and brackets may nest, counted together: each level takes a few stack frames to parse and to write.
 const DEPTH_MAX: usize = 128;
-/// Complaints repeat names and characters of the grammar, and end as a warning.
+/// Error messages repeat names and characters of the grammar, and end up as warnings.
 const COMPLAINT_CHARS_MAX: usize = 200;
 
-/// The terminals of Lark's `common`.
+/// Terminals of Lark's `common` library.
 const COMMON: [(&str, &str); 24] = [
     ("DIGIT", "[0-9]"),
     ("HEXDIGIT", "[0-9a-fA-F]"),
@@ -52,7 +53,7 @@ const COMMON: [(&str, &str); 24] = [
     ("SQL_COMMENT", r"--[^\n]*"),
 ];
 
-/// The expression that matches whole texts of the format, without anchors, or why there is none.
+/// Returns the expression that matches whole texts of the format, without anchors, or the reason why there is none.
 pub(crate) fn expression(syntax: Syntax, definition: &str) -> Result<String, String> {
     let expression = match syntax {
         Syntax::Lark => pattern(definition),
@@ -112,7 +113,7 @@ impl Reader<'_> {
             }
             Token::Name(name) => {
                 if self.takes(&Token::Sign('.')) {
-                    // Which of several readings counts makes no difference to what fits.
+                    // Priorities choose among parses and do not change which texts match.
                     self.takes(&Token::Sign('-'));
                     self.number()?;
                 }
@@ -159,7 +160,7 @@ impl Reader<'_> {
         self.define(alias, Node::Text(Expression::of((*expression).to_owned())))
     }
 
-    /// Alternatives, up to what ends them.
+    /// Parses alternatives.
     fn choice(&mut self) -> Result<Node, String> {
         if self.depth == DEPTH_MAX {
             return Err(too_deep());
@@ -211,7 +212,7 @@ impl Reader<'_> {
         Ok(Node::Sequence(items))
     }
 
-    /// A text, or a range of characters if `..` follows.
+    /// Parses a string, or a character range if `..` follows.
     fn text(&mut self, first: &str) -> Result<Expression, String> {
         if !self.takes(&Token::Range) {
             let binding = if first.chars().count() == 1 { Binding::Atom } else { Binding::Sequence };
@@ -233,7 +234,7 @@ impl Reader<'_> {
         Ok(Expression { text, binding: Binding::Atom })
     }
 
-    /// The quantifier of an item, if it has one.
+    /// Parses an item's quantifier, if it has one.
     fn repetition(&mut self, item: Node) -> Result<Node, String> {
         let times = match self.tokens.first() {
             Some(Token::Sign(sign @ ('*' | '+' | '?'))) => {
@@ -293,15 +294,16 @@ impl Reader<'_> {
     }
 }
 
-/// Lark tells terminals from rules by their names.
+/// Lark distinguishes terminals from rules by the case of their names.
 fn is_terminal(name: &str) -> bool {
     name.trim_start_matches('_').starts_with(|first: char| first.is_ascii_uppercase())
 }
 
-/// Expands rules where they are named.
+/// Inlines rules where they are referenced.
 struct Writer<'a> {
     grammar: &'a Grammar,
-    /// Expanded definitions; none while one is being expanded, so that a reference back to it is recursion.
+    /// Expanded definitions; `None` while one is being expanded, so that a reference back to it is detected as
+    /// recursion.
     known: HashMap<&'a str, Option<Expression>>,
     depth: usize,
     /// The ignored text that may follow each terminal of a rule.
@@ -324,7 +326,7 @@ impl<'a> Writer<'a> {
         Ok(written)
     }
 
-    /// A part of a rule, or of a terminal, in which nothing is ignored.
+    /// Expands a part of a rule, or of a terminal, in which nothing is ignored.
     fn node(&mut self, node: &'a Node, in_rule: bool) -> Result<Expression, String> {
         let terminal = match node {
             Node::Text(text) => text.clone(),
@@ -342,7 +344,7 @@ impl<'a> Writer<'a> {
         })
     }
 
-    /// The body of a rule or of a pair of brackets. All recursion passes through here, so that this depth bounds the stack.
+    /// Expands the body of a rule or group. All recursion passes through here, so this depth bounds the stack.
     fn alternatives(&mut self, items: &'a [Node], in_rule: bool) -> Result<Expression, String> {
         if self.depth == DEPTH_MAX {
             return Err(too_deep());

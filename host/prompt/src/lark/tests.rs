@@ -1,4 +1,4 @@
-//! The expressions that grammars become, and the words for what cannot be one.
+//! The expressions that grammars become, and the messages for those that cannot be converted.
 
 use super::*;
 use pensieve_fuzz::Target;
@@ -97,7 +97,7 @@ fn what_cannot_be_an_expression_is_told_in_words() {
     }
 }
 
-/// Five hundred times less than a grammar process has, so that nothing here comes near its end.
+/// One five-hundredth of a grammar process's stack, so nothing here comes close to overflowing the real one.
 const STACK_BYTES: usize = 512 << 10;
 
 fn on_a_small_stack<T: Send>(run: impl FnOnce() -> T + Send) -> T {
@@ -106,7 +106,7 @@ fn on_a_small_stack<T: Send>(run: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// So many rules, each of them so many brackets around the next.
+/// Writes `rules` rules, each of which wraps the next in `brackets` pairs of brackets.
 fn nested(rules: usize, brackets: usize, pair: [&str; 2]) -> String {
     let rule = |number: usize| {
         let (name, next) = if number == 0 { ("start".into(), 1) } else { (format!("r{number}"), number + 1) };
@@ -119,7 +119,7 @@ fn nested(rules: usize, brackets: usize, pair: [&str; 2]) -> String {
 fn rules_and_brackets_count_together_however_they_are_mixed() {
     on_a_small_stack(|| {
         for pair in [["(", ")"], ["[", "]"], ["(\"a\" | ", ")*"], ["[\"a\" ", "]~2..3"]] {
-            // Two levels go to the first rule and to the last one.
+            // Two levels are taken by the first and the last rule.
             for (rules, brackets) in [(40, 40), (60, 30), (64, 1), (1, 10_000), (200, 0), (4_000, 0), (2, 64), (1, 127)]
             {
                 let error = expression(Syntax::Lark, &nested(rules, brackets, pair)).unwrap_err();
@@ -151,7 +151,7 @@ fn an_expression_as_it_is_has_to_be_one_without_anchors() {
     assert!(error.len() < 1000, "a complaint repeats {} bytes", error.len());
 }
 
-/// Whatever goes in, only valid expressions come out.
+/// Whatever the input, only valid expressions come out.
 #[test]
 fn a_damaged_format_is_an_expression_or_a_complaint() {
     let mut corpus: Vec<Vec<u8>> = COMMON.iter().map(|(_, expression)| expression.as_bytes().to_vec()).collect();
@@ -165,7 +165,7 @@ fn a_damaged_format_is_an_expression_or_a_complaint() {
         corpus.push(grammar.into());
     }
     corpus.extend([nested(10, 10, ["(", ")"]), nested(40, 40, ["[", "]*"])].map(String::into_bytes));
-    // Classes of all of Unicode are what takes the memory.
+    // Character classes over all of Unicode account for most of the memory.
     let target = Target { name: "formats", corpus, memory_max: 128 << 20, input_max: 4 << 10 };
     target.run_on(STACK_BYTES, |bytes| {
         let definition = String::from_utf8_lossy(bytes);

@@ -5,9 +5,9 @@ use std::fmt;
 #[derive(Debug, PartialEq)]
 pub(super) enum Token {
     Name(String),
-    /// The value of a string.
+    /// The unescaped content of a string.
     Text(String),
-    /// A regular expression, or a string whose letters may be of either case.
+    /// A regular expression, or a case-insensitive string.
     Expression(String),
     Number(u32),
     /// `%import` and the like.
@@ -35,7 +35,7 @@ impl fmt::Display for Token {
     }
 }
 
-/// The tokens of a grammar. Line ends come between definitions only: none within brackets, none before a `|`.
+/// Splits a grammar into tokens. Line ends appear only between definitions: never within brackets or before a `|`.
 pub(super) fn tokens(grammar: &str) -> Result<Vec<Token>, String> {
     let mut tokens: Vec<Token> = Vec::new();
     let (mut rest, mut open) = (grammar, 0_usize);
@@ -65,7 +65,7 @@ pub(super) fn tokens(grammar: &str) -> Result<Vec<Token>, String> {
             ':' | '|' | '(' | ')' | '[' | ']' | '*' | '+' | '?' | '!' | '~' | '.' | ',' | '-' => {
                 (Some(Token::Sign(first)), 1)
             }
-            // Templates, special tokens, references to other grammars, and whatever else there may be.
+            // Templates, special tokens, references to other grammars, and anything else.
             other => return Err(format!("'{}' cannot be used here", other.escape_default())),
         };
         rest = &rest[length..];
@@ -86,7 +86,7 @@ pub(super) fn tokens(grammar: &str) -> Result<Vec<Token>, String> {
     Ok(tokens)
 }
 
-/// The text between a literal's delimiters. A backslash escapes the character after it.
+/// Returns the text between a literal's delimiters. A backslash escapes the next character.
 fn literal(text: &str) -> Result<&str, String> {
     let mut escaped = false;
     let end = text.char_indices().skip(1).find(|(_, letter)| {
@@ -97,11 +97,11 @@ fn literal(text: &str) -> Result<&str, String> {
     end.map(|(end, _)| &text[1..end]).ok_or_else(|| "a string or a regular expression has no end".to_owned())
 }
 
-/// `"text"` or `"text"i`, and how long it is.
+/// Parses `"text"` or `"text"i`; returns it with its length.
 fn string(text: &str) -> Result<(Option<Token>, usize), String> {
     let inside = literal(text)?;
     let length = inside.len() + 2;
-    // JSON's escapes, and `\xHH`.
+    // JSON's escapes plus `\xHH`.
     let mut json = String::from("\"");
     let mut letters = inside.chars();
     while let Some(letter) = letters.next() {
@@ -122,7 +122,7 @@ fn string(text: &str) -> Result<(Option<Token>, usize), String> {
     })
 }
 
-/// `/expression/flags`, and how long it is.
+/// Parses `/expression/flags`; returns it with its length.
 fn expression(text: &str) -> Result<(Option<Token>, usize), String> {
     let inside = literal(text)?;
     let after = &text[inside.len() + 2..];
@@ -130,7 +130,7 @@ fn expression(text: &str) -> Result<(Option<Token>, usize), String> {
     if flags.contains(|flag| !"imsu".contains(flag)) {
         return Err(format!("regular expressions can have no '{flags}' here"));
     }
-    // Characters are those of Unicode anyway.
+    // Expressions match Unicode anyway.
     let kept = flags.replace('u', "");
     let expression = if kept.is_empty() { inside.to_owned() } else { format!("(?{kept}:{inside})") };
     Ok((Some(Token::Expression(expression)), inside.len() + 2 + flags.len()))

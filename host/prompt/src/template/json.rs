@@ -1,4 +1,4 @@
-//! JSON as Python's `json.dumps` writes it, with `ensure_ascii=False`, which is what transformers has templates use.
+//! JSON as Python's `json.dumps` writes it with `ensure_ascii=False`, the variant that transformers gives templates.
 
 use minijinja::{
     Error, ErrorKind, Value,
@@ -10,7 +10,7 @@ use super::{
     python,
 };
 
-/// The longest indentation and separator.
+/// Limit on indentation and on separators.
 const LAYOUT_BYTES_MAX: usize = 64;
 
 struct Layout {

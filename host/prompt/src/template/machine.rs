@@ -1,4 +1,4 @@
-//! Runs Jinja as transformers does: `trim_blocks`, `lstrip_blocks`, loop controls, `{% generation %}` blocks, its
+//! Runs Jinja the way transformers does: `trim_blocks`, `lstrip_blocks`, loop controls, `{% generation %}` blocks, its
 //! functions and its `tojson`. Nothing is escaped, nothing can be loaded, and everything is bounded.
 
 use std::sync::{Arc, OnceLock};
@@ -15,12 +15,12 @@ use super::{json, meter, methods, python};
 
 /// The longest template that is compiled.
 pub(super) const SOURCE_BYTES_MAX: usize = 1 << 20;
-/// The depth to which loops, conditions and macros may nest at run time.
+/// How deep loops, conditions and macros may nest at run time.
 const RECURSION_MAX: usize = 400;
-/// How long a message of `raise_exception` is repeated.
+/// Where a message of `raise_exception` is cut.
 const MESSAGE_CHARS_MAX: usize = 500;
 
-/// Arguments of filters besides their value, positional or by name.
+/// Filter arguments after the value, positional or named.
 type Arguments = Rest<ValueOrKwargs>;
 
 /// A template's source, ready to run.
@@ -30,7 +30,7 @@ pub(super) struct Machine {
 }
 
 impl Machine {
-    /// Reads a template, and tells what is wrong with it.
+    /// Compiles a template; fails with the template's error.
     pub fn new(source: &str) -> Result<Self, Error> {
         if source.len() > SOURCE_BYTES_MAX {
             let message = format!("it has {} bytes, more than the {SOURCE_BYTES_MAX} that are read", source.len());
@@ -41,7 +41,8 @@ impl Machine {
         Ok(machine)
     }
 
-    /// Renders. Compiling takes far less than a millisecond, and a compiled template would borrow from itself.
+    /// Renders the template. It is compiled anew each time: that takes far less than a millisecond, and storing the
+    /// result would make the struct self-referential.
     pub fn run(&self, context: Value) -> Result<String, Error> {
         meter::metered(|| {
             let compiled = self.compile()?;
@@ -64,7 +65,7 @@ impl Machine {
     }
 }
 
-/// The message of a template's error, on one line.
+/// Formats a template's error on one line.
 pub(super) fn message(error: &Error) -> String {
     let detail = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
     let cause = std::error::Error::source(error).and_then(|source| source.downcast_ref::<Error>());
@@ -80,7 +81,7 @@ fn environment() -> &'static Environment<'static> {
     static ENVIRONMENT: OnceLock<Environment<'static>> = OnceLock::new();
     ENVIRONMENT.get_or_init(|| {
         let mut environment = Environment::new();
-        // Without an alteration of the delimiters this cannot fail.
+        // Cannot fail, since the delimiters are unchanged.
         if let Ok(syntax) = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build() {
             environment.set_syntax(syntax);
         }
@@ -108,7 +109,7 @@ fn add_functions(environment: &mut Environment<'_>) {
 }
 
 fn add_filters(environment: &mut Environment<'_>) {
-    // These make large things of small ones, and no chat template needs them.
+    // These turn small values into large ones, and no chat template needs them.
     for name in ["batch", "slice", "chain", "zip", "lines", "pprint"] {
         environment.remove_filter(name);
     }
@@ -135,8 +136,8 @@ pub(super) fn date(format: &str, time: &Zoned) -> Result<String, Error> {
     text.map_err(|error| Error::new(ErrorKind::InvalidOperation, error.to_string()))
 }
 
-/// `{% generation %}` marks what an assistant writes, for training. What is in it is rendered as it stands, in a scope of
-/// its own, which is what a `with` without variables is.
+/// `{% generation %}` marks what the assistant writes, for training. Its content is rendered unchanged, in a new scope,
+/// which is the behaviour of a `with` without variables.
 fn without_generation(source: &str) -> String {
     let mut made = String::with_capacity(source.len());
     let mut rest = source;

@@ -1,18 +1,19 @@
-//! Tells a client's text from a template's.
+//! Distinguishes a client's text from the template's.
 //!
-//! A template writes its special tokens as text, and so can a client: one that writes `<|im_end|>` into a message would
-//! end it. Escaping is no way out, as the text would no longer be what the model was trained on. So, where a string of
-//! the client holds the text of such a token, the conversation is rendered twice: as it is, which gives the text, byte
-//! for byte what transformers gives; and with each such place between two characters that the client does not use,
-//! which tells where in the text those places are. They become [`Rendered::plain`], and are tokenized as plain text.
+//! A template writes its special tokens as text, and so can a client: a message that contains `<|im_end|>` would end
+//! itself early. Escaping does not help, as the text would no longer be what the model was trained on. So if a client's
+//! string contains the text of such a token, the conversation is rendered twice: once as it is, which gives the text,
+//! byte for byte as in transformers; and once with each occurrence between two characters that the client does not use,
+//! which locates the occurrences in the output. They become [`Rendered::plain`] and are tokenized as plain text.
 //!
-//! The marks are noncharacters of Unicode. They may change what a template does, as where it looks for `</think>` in
-//! an answer; then the two renderings differ in more than marks. If they still hold the same tokens in the same order,
-//! each place keeps what was found out of it. If not, the marked rendering counts, without its marks: safety first.
+//! The marks are Unicode noncharacters. They can change what a template does, for example where it searches an answer
+//! for `</think>`, and then the two renderings differ in more than the marks. If both still contain the same tokens in
+//! the same order, the marks found in one apply to the other. If not, the marked rendering is used, with its marks
+//! removed: safety first.
 //!
-//! Not every added token steers a model: some are runs of spaces, or words. Looked for are those that are declared to be
-//! special, and those that the template's source writes. In the model's own turns only the former are, because a
-//! model's `<think>` that a client sends back is what it says it is.
+//! Not every added token controls a model: some are runs of spaces, or words. The search covers tokens declared special
+//! and tokens that the template's source contains. In the model's own turns only the former count, because a `<think>`
+//! that a client sends back really was the model's.
 
 use std::ops::Range;
 
@@ -21,32 +22,32 @@ use serde_json::Value;
 
 use crate::{rendered::Rendered, tokens::Specials};
 
-/// Characters that stand for nothing in any text.
+/// Characters that have no meaning in any text.
 const NONCHARACTERS: std::ops::RangeInclusive<char> = '\u{fdd0}'..='\u{fdef}';
 
-/// The texts of tokens that steer a model.
+/// Texts of the tokens that control a model.
 #[derive(Debug)]
 pub(super) struct Controls {
     texts: AhoCorasick,
     is_special: Vec<bool>,
 }
 
-/// Three characters that a conversation does not use.
+/// Three characters that do not occur in a conversation.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Marks {
     open: char,
     close: char,
-    /// Where a text to be continued ends.
+    /// Ends the text that the model continues.
     pub end: char,
 }
 
-/// True if Python's `repr` must leave a character alone.
+/// True for characters that Python's `repr` must not escape.
 pub(super) fn is_mark(char: char) -> bool {
     NONCHARACTERS.contains(&char)
 }
 
 impl Marks {
-    /// Marks for a conversation; none if it uses all noncharacters.
+    /// Picks marks for a conversation; `None` if it uses all noncharacters.
     pub fn absent_from(texts: &[&Value]) -> Option<Self> {
         let mut used = std::collections::HashSet::new();
         texts.iter().for_each(|value| each_text(value, &mut |text| used.extend(text.chars().filter(|c| is_mark(*c)))));
@@ -54,7 +55,7 @@ impl Marks {
         Some(Self { open: free.next()?, close: free.next()?, end: free.next()? })
     }
 
-    /// The text without marks, and what stood between them.
+    /// Removes the marks from a text and returns the ranges between them.
     fn remove(self, marked: &str) -> Rendered {
         let mut text = String::with_capacity(marked.len());
         let mut plain: Vec<Range<usize>> = Vec::new();
@@ -73,10 +74,10 @@ impl Marks {
 }
 
 impl Controls {
-    /// The tokens to look for in the words of clients of this template.
+    /// Collects the tokens to search for in the text of this template's clients.
     pub fn of(specials: &Specials, source: &str) -> Result<Self, aho_corasick::BuildError> {
         let steers = |(text, is_special): &&(String, bool)| {
-            // A token of white space or of one character steers nothing.
+            // A token of white space or of one character controls nothing.
             text.chars().any(|char| !char.is_whitespace())
                 && (*is_special || text.chars().count() > 2 && source.contains(text.as_str()))
         };
@@ -86,15 +87,14 @@ impl Controls {
         Ok(Self { texts, is_special: tokens.iter().map(|(_, is_special)| *is_special).collect() })
     }
 
-    /// True if any string in the value contains such a text.
+    /// True if any string in the value contains such a token text.
     pub fn are_in(&self, value: &Value) -> bool {
         let mut found = false;
         each_text(value, &mut |text| found = found || self.texts.is_match(text));
         found
     }
 
-    /// Puts marks around such texts; keys that templates look for, and the values that decide, are never touched as no
-    /// token is called `role`.
+    /// Puts marks around such texts. Keys and values that templates test are unaffected, as no token is called `role`.
     pub fn mark(&self, value: &mut Value, marks: Marks) {
         let only_special = value["role"] == "assistant";
         self.mark_within(value, marks, only_special);
@@ -141,7 +141,7 @@ impl Controls {
         (done > 0).then(|| marked + &text[done..])
     }
 
-    /// Combines the two renderings.
+    /// Combines the exact and the marked rendering.
     pub fn compare(&self, exact: String, marked: &str, marks: Marks) -> Rendered {
         let unmarked = marks.remove(marked);
         if unmarked.text == exact {

@@ -1,9 +1,9 @@
-//! From a conversation to the messages that templates know: `role`, `content`, `tool_calls`, `reasoning_content`.
+//! Converts a conversation to the messages that templates know: `role`, `content`, `tool_calls`, `reasoning_content`.
 //!
-//! What a template cannot express is converted to a form that it can, in place and as text if need be, so that every request
-//! can be rendered. The result for a turn depends on that turn and, where a template requires alternating roles, on its
-//! neighbours, and never on later turns: the prompt of a conversation extends that of the turn before, as far as the template
-//! itself allows.
+//! Anything that a template cannot express is converted to a form that it can, in place and as text if need be, so that
+//! every request can be rendered. The result for a turn depends on that turn and, where a template requires alternating
+//! roles, on its neighbours, but never on later turns: the prompt of a conversation extends the previous prompt, as far
+//! as the template itself allows.
 
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
@@ -11,9 +11,9 @@ use sha2::{Digest, Sha256};
 use super::traits::{Calls, TemplateTraits};
 use pensieve_protocol::conversation::{Conversation, Part, Role, Tool};
 
-/// Between texts that become one.
+/// Separates texts that are joined into one.
 const GAP: &str = "\n\n";
-/// Ids of calls that some templates insist on: letters and digits, as many.
+/// Length of the alphanumeric call ids that some templates require.
 const SHORT_ID_CHARS: usize = 9;
 
 /// A message of a conversation, before it is converted for a template.
@@ -31,7 +31,7 @@ struct Call {
     arguments: Value,
 }
 
-/// The messages of a conversation, for a template with these traits.
+/// Converts a conversation for a template with these traits.
 pub(super) fn messages(
     conversation: &Conversation,
     tools_in_words: Option<&str>,
@@ -63,7 +63,7 @@ pub(super) fn messages(
     system.into_iter().chain(steps.into_iter().map(|step| step.into_message(traits))).collect()
 }
 
-/// The tools as OpenAI's API describes them, which is what templates were written for.
+/// Describes the tools as OpenAI's API does, the form that templates were written for.
 pub(super) fn tools(tools: &[Tool]) -> Value {
     if tools.is_empty() {
         return Value::Null;
@@ -78,22 +78,22 @@ pub(super) fn tools(tools: &[Tool]) -> Value {
     described.collect()
 }
 
-/// Adds reasoning to an answer, under both keys: some templates read the one, some the other.
+/// Adds reasoning to an answer under both keys: templates read one or the other.
 pub(super) fn think(message: &mut Value, thoughts: &str) {
     message["thinking"] = json!(thoughts);
     message["reasoning_content"] = json!(thoughts);
 }
 
-/// A text in the form that a template wants.
+/// Wraps a text in the form that the template expects.
 pub(super) fn content(text: &str, traits: &TemplateTraits) -> Value {
     if traits.content_parts { json!([{ "type": "text", "text": text }]) } else { json!(text) }
 }
 
-/// The system text that opens the turns, and the steps that follow.
+/// Splits a conversation into the leading system text and the messages that follow.
 fn steps(conversation: &Conversation) -> (String, Vec<ChatMessage>) {
     let mut leading = String::new();
     let mut steps: Vec<ChatMessage> = Vec::new();
-    // System texts in the middle wait for the next words of the user.
+    // System texts in the middle are held back for the next user message.
     let mut waiting = String::new();
     for turn in &conversation.turns {
         match turn.role {
@@ -151,7 +151,7 @@ fn joined(before: &str, after: &str) -> String {
     [before, gap, after].concat()
 }
 
-/// The tool that a call with this id went to.
+/// Returns the name of the tool that the call with this id went to.
 fn name_of(steps: &[ChatMessage], id: &str) -> String {
     let calls = steps.iter().rev().filter_map(|step| match step {
         ChatMessage::Answer { calls, .. } => Some(calls),
@@ -165,7 +165,7 @@ fn outcome(text: &str, is_error: bool) -> String {
     if is_error && !says_so { format!("Error: {text}") } else { text.to_owned() }
 }
 
-/// Calls and results in a template's own form.
+/// Converts calls and results to the template's own form.
 fn with_calls(steps: Vec<ChatMessage>, form: &Calls, traits: &TemplateTraits) -> Vec<ChatMessage> {
     let mut made: Vec<ChatMessage> = Vec::new();
     let mut steps = steps.into_iter().peekable();
@@ -177,7 +177,7 @@ fn with_calls(steps: Vec<ChatMessage>, form: &Calls, traits: &TemplateTraits) ->
                     thinking = joined(&thinking, &std::mem::take(&mut before));
                 }
                 if !form.beside_text && !before.is_empty() {
-                    // Where an answer of its own is refused, the call is what matters.
+                    // Where a separate answer is not accepted, the call matters more than the text.
                     if !traits.alternates {
                         let text = std::mem::take(&mut before);
                         made.push(ChatMessage::Answer { text, thinking: thinking.clone(), calls: Vec::new() });
@@ -188,7 +188,7 @@ fn with_calls(steps: Vec<ChatMessage>, form: &Calls, traits: &TemplateTraits) ->
                     made.push(ChatMessage::Answer { text: before, thinking, calls });
                     continue;
                 }
-                // One call at a time, each with its result.
+                // One call at a time, each followed by its result.
                 let mut results = Vec::new();
                 while let Some(result) = steps.next_if(|step| matches!(step, ChatMessage::Result { .. })) {
                     results.push(result);
@@ -215,7 +215,7 @@ fn with_calls(steps: Vec<ChatMessage>, form: &Calls, traits: &TemplateTraits) ->
     made
 }
 
-/// Calls and results as text: what the model wrote, and what the user tells it.
+/// Converts calls and results to text: calls as the model's, results as the user's.
 fn in_words(steps: Vec<ChatMessage>) -> Vec<ChatMessage> {
     let mut made: Vec<ChatMessage> = Vec::new();
     let mut is_result = false;
@@ -247,7 +247,7 @@ fn in_words(steps: Vec<ChatMessage>) -> Vec<ChatMessage> {
     made
 }
 
-/// Neighbours with the same role become one.
+/// Merges neighbouring messages of the same role.
 fn alternating(steps: Vec<ChatMessage>) -> Vec<ChatMessage> {
     let mut made: Vec<ChatMessage> = Vec::new();
     for step in steps {
@@ -307,7 +307,7 @@ impl Call {
 }
 
 impl TemplateTraits {
-    /// A call's id in a form that the template accepts, the same for the same.
+    /// Returns a call's id in a form that the template accepts; equal ids stay equal.
     fn id(&self, id: &str) -> String {
         let is_short = id.len() == SHORT_ID_CHARS && id.chars().all(|char| char.is_ascii_alphanumeric());
         if is_short || !self.calls.as_ref().is_some_and(|calls| calls.short_ids) {
@@ -323,7 +323,7 @@ fn message(role: &str, text: &str, traits: &TemplateTraits) -> Value {
     json!({ "role": role, "content": content(text, traits) })
 }
 
-/// JSON with Python's spaces, which models saw most.
+/// Writes JSON with Python's spacing, which models saw most in training.
 fn python_json(value: &Value) -> String {
     struct Spaced;
     impl serde_json::ser::Formatter for Spaced {

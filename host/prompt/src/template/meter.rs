@@ -1,11 +1,12 @@
 //! The budget of a rendering.
 //!
-//! minijinja counts instructions, which bounds loops and recursion. It does not bound what one instruction makes: thirty
-//! times `x ~ x` is a gigabyte. So compiled templates are rewritten before they run: whatever makes text or collections
-//! is followed by a charge for what it made, and text between tags passes through the formatter, which charges as well.
-//! Each charge also looks at the clock. `+`, `*`, `%` and `~` become functions of ours, which charge before they make
-//! anything and do to strings, lists and floats what Python does. A process's limits of memory and time would end such a
-//! template as well, but the process with it; and the operators need the rewriting in any case.
+//! minijinja counts instructions, which bounds loops and recursion, but not the size of what one instruction produces:
+//! thirty times `x ~ x` is a gigabyte. So compiled templates are rewritten before they run: every instruction that
+//! produces text or a collection is followed by a charge for the result, and text between tags passes through the
+//! formatter, which charges too. Each charge also checks the clock. `+`, `*`, `%` and `~` become our own functions,
+//! which charge before they allocate and treat strings, lists and floats as Python does. The process limits on memory
+//! and time would also stop such a template, but they end the process with it; and the operators need the rewriting in
+//! any case.
 
 use std::{
     cell::RefCell,
@@ -18,24 +19,24 @@ use minijinja::{
     value::ValueKind,
 };
 
-/// Instructions per rendering; a conversation of some hundred turns takes some ten thousand.
+/// Instructions per rendering. A conversation of a few hundred turns takes tens of thousands.
 pub(super) const INSTRUCTIONS_MAX: u64 = 10_000_000;
-/// Bytes of text and collections that a rendering may make on its way, thrown away or not.
+/// Bytes of text and collections that one rendering may produce, including intermediate values.
 const BYTES_MAX: usize = 1 << 29;
-/// How long a rendering may take.
+/// Time limit of one rendering.
 const TIME_MAX: Duration = Duration::from_secs(2);
 /// How deep collections may nest.
 pub(super) const DEPTH_MAX: usize = 200;
-/// The charge for an entry of a collection.
+/// Charge per element of a collection.
 const ENTRY_BYTES: usize = 24;
 
-/// Names that no template can write.
+/// Names that no template can spell.
 pub(super) const CHARGE: &str = "\u{1}charge";
 pub(super) const ADD: &str = "\u{1}add";
 pub(super) const MULTIPLY: &str = "\u{1}multiply";
 pub(super) const REMAINDER: &str = "\u{1}remainder";
 pub(super) const CONCATENATE: &str = "\u{1}concatenate";
-/// A filter that is looked up by name each time.
+/// Filter index that makes minijinja look the filter up by name each time.
 const UNCACHED: u8 = u8::MAX;
 
 struct Meter {
@@ -75,8 +76,8 @@ pub(super) fn charge(bytes: usize) -> Result<(), Error> {
     })
 }
 
-/// Pays for a value that was made: a text by its length, a collection by what is in it, however deep. A collection that
-/// holds itself or another one many times over is as large as it would be if it were written down.
+/// Charges for a value that was produced: text by its length, a collection by its contents at any depth. A collection
+/// that contains itself or repeats another one counts at its written-out size.
 pub(super) fn charge_for(value: &Value) -> Result<(), Error> {
     match value.as_str() {
         Some(text) => charge(text.len()),
@@ -103,10 +104,10 @@ pub(super) fn too_deep() -> Error {
     Error::new(ErrorKind::OutOfFuel, format!("its collections nest more than {DEPTH_MAX} deep"))
 }
 
-/// Rewrites a compiled template with charges in it.
+/// Returns a compiled template with charges inserted.
 pub(super) fn with_charges<'source>(program: &Instructions<'source>) -> Instructions<'source> {
     let steps = || (0..).map_while(|at| program.get(at)).enumerate();
-    // Where each step of the old program begins in the new one.
+    // New position of each old instruction.
     let mut places = Vec::new();
     let mut next = 0;
     for (_, step) in steps() {
@@ -147,7 +148,7 @@ pub(super) fn with_charges<'source>(program: &Instructions<'source>) -> Instruct
     metered
 }
 
-/// True if an instruction leaves something on the stack that took work or memory to make.
+/// True if an instruction leaves a value on the stack that took work or memory to produce.
 fn makes_something(step: &Instruction<'_>) -> bool {
     matches!(
         step,

@@ -1,5 +1,5 @@
-//! The methods of Python's strings, lists and dicts, and Jinja's filters, where minijinja lacks them, does otherwise, or
-//! makes large things out of small ones.
+//! The methods of Python's strings, lists and dicts, and the Jinja filters that minijinja lacks, implements
+//! differently, or lets turn small values into large ones.
 
 use minijinja::{
     Error, ErrorKind, State, Value,
@@ -13,10 +13,10 @@ use super::{
     python::{self, text},
 };
 
-/// The widest that `indent`, `center` and the like are asked for.
+/// Limit on the width for `indent`, `center` and the like.
 const WIDTH_MAX: usize = 1000;
 
-/// A method of a value, for the engine.
+/// Calls a Python method of a value, for minijinja.
 pub(super) fn call(state: &mut State<'_, '_>, value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
     let made = match value.kind() {
         ValueKind::String => of_text(value.as_str().unwrap_or_default(), method, args)?,
@@ -112,12 +112,12 @@ fn of_dict(dict: &Value, method: &str, args: &[Value]) -> Result<Option<Value>, 
     }
 }
 
-/// White space in Python: Unicode's, and four separators of ASCII.
+/// White space in Python: Unicode's, plus four ASCII separators.
 fn is_space(char: char) -> bool {
     char.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&char)
 }
 
-/// The characters that a stripping method is given, if any.
+/// Parses the optional character set of a strip method.
 fn set(args: &[Value]) -> Result<Option<&str>, Error> {
     let (set,): (Option<&str>,) = from_args(args)?;
     Ok(set)
@@ -178,7 +178,7 @@ fn split(text: &str, from_right: bool, args: &[Value]) -> Result<Value, Error> {
     }
 }
 
-/// Lines as Python tells them apart.
+/// Splits text into lines like Python's `splitlines`.
 fn lines(text: &str, keep_ends: bool) -> impl Iterator<Item = &str> {
     let mut rest = text;
     std::iter::from_fn(move || {
@@ -242,7 +242,7 @@ fn too_wide() -> Error {
     Error::new(ErrorKind::OutOfFuel, format!("it pads text to more than {WIDTH_MAX} characters"))
 }
 
-/// The filter `length`; what is not there has none.
+/// The filter `length`; an undefined value has length 0.
 pub(super) fn length_filter(value: &Value) -> Result<usize, Error> {
     if value.is_undefined() {
         return Ok(0);
@@ -301,7 +301,7 @@ pub(super) fn indent_filter(value: &Value, args: &[Value]) -> Result<Value, Erro
         return Err(too_wide());
     }
     let mut indented = String::new();
-    // A line break at the end opens a line of its own.
+    // A trailing line break starts another line.
     let whole = text(value)?.into_owned() + "\n";
     for (place, line) in lines(&whole, false).enumerate() {
         charge(by.len() + line.len())?;

@@ -1,9 +1,9 @@
 //! A model's chat template, run as transformers runs it.
 //!
-//! A template is a program out of a checkpoint: it is bounded in every way that it could run away (`meter`), and what
-//! it makes of a conversation is what the model was trained on, byte for byte. Templates differ in what they accept;
-//! a conversation is converted to a form that the template accepts (`messages`), as trial renderings have found (`trials`). A
-//! client's words never become special tokens (`marks`).
+//! A template is a program that comes with a checkpoint. It is bounded in every way in which it could run away
+//! (`meter`), and its output is what the model was trained on, byte for byte. Templates differ in what they accept, so
+//! a conversation is converted to a form that this template accepts (`messages`), as trial renderings have determined
+//! (`trials`). A client's text never becomes a special token (`marks`).
 
 mod json;
 mod machine;
@@ -34,8 +34,8 @@ use pensieve_protocol::{
     job::{Failure, FailureCode},
 };
 
-/// For a checkpoint without a template: names and colons, which a model that was trained on nothing but text goes on
-/// with as well as with anything.
+/// For a checkpoint without a template: names and colons, which a model trained only on plain text continues as well as
+/// anything.
 const PLAIN: &str = r"{{ bos_token }}
 {%- for message in messages %}
     {%- if message.role == 'system' %}
@@ -50,7 +50,7 @@ const PLAIN: &str = r"{{ bos_token }}
     {{- 'Assistant:' }}
 {%- endif %}";
 
-/// A model's chat template, and the traits that trial renderings found.
+/// A model's chat template and the traits determined by trial renderings.
 #[derive(Debug)]
 pub(crate) struct Template {
     machine: Machine,
@@ -61,7 +61,7 @@ pub(crate) struct Template {
 }
 
 impl Template {
-    /// Reads a template, or one with names and colons where the checkpoint has none.
+    /// Reads a template, or the plain one if the checkpoint has none.
     pub fn of(source: Option<&str>, specials: &Specials) -> Result<Self, Failure> {
         Self::read(source.unwrap_or(PLAIN), specials)
     }
@@ -74,7 +74,7 @@ impl Template {
         let machine = Machine::new(source).map_err(|error| broken(&machine::message(&error)))?;
         let controls = Controls::of(specials, source).map_err(|error| broken(&error.to_string()))?;
         let (bos, eos) = (specials.bos.clone(), specials.eos.clone());
-        // A template that runs away once does so each time, and there are two dozen trials.
+        // A template that runs away once does so every time, and there are two dozen trials.
         let is_spent = Cell::new(false);
         let trial = |messages: &[Json], tools: &Json| {
             if is_spent.get() {
@@ -92,13 +92,13 @@ impl Template {
         Ok(Self { machine, traits, controls, bos, eos })
     }
 
-    /// True if the template supports tools.
+    /// True if the template renders tool definitions itself.
     pub fn takes_tools(&self) -> bool {
         self.traits.takes_tools
     }
 
-    /// Renders up to where the model goes on: the beginning of its turn, or, if the last turn is the model's and has no
-    /// calls, the end of that turn's text. `tools_in_words` becomes a part of the system text.
+    /// Renders up to where the model continues: the start of its turn or, if the last turn is the assistant's and has
+    /// no calls, the end of that turn's text. `tools_in_words` is added to the system prompt.
     pub fn render(&self, conversation: &Conversation, tools_in_words: Option<&str>) -> Result<Rendered, Failure> {
         let mut messages = messages::messages(conversation, tools_in_words, &self.traits);
         let tools = if self.traits.takes_tools { messages::tools(&conversation.tools) } else { Json::Null };
@@ -128,14 +128,14 @@ impl Template {
         Ok(self.controls.compare(exact, &marked, marks))
     }
 
-    /// Renders messages as they are. With a mark for the end, the last one is left open there.
+    /// Renders messages as they are. With an end mark, the last message is left open there.
     fn run(&self, prompt: &Prompt, end: Option<char>) -> Result<String, Failure> {
         let mut context = match &prompt.variables {
             Json::Object(variables) => variables.clone(),
             _ => Map::new(),
         };
         let mut messages = prompt.messages.clone();
-        // The space tells whether the template trims what it is given.
+        // The space shows whether the template trims its input.
         if let (Some(end), Some(last)) = (end, messages.as_array_mut().and_then(|all| all.last_mut())) {
             let content = &mut last["content"];
             let text = if content.is_array() { &mut content[0]["text"] } else { content };
@@ -153,7 +153,7 @@ impl Template {
         Ok(if is_trimmed { text.trim_end() } else { text }.to_owned())
     }
 
-    /// For a template that does not show the last turn's text to its end: its text behind the beginning of a turn.
+    /// For a template that does not render the last turn's text to its end: appends that text to the start of a turn.
     fn run_and_append(&self, prompt: &Prompt) -> Result<String, Failure> {
         let mut messages = prompt.messages.as_array().cloned().unwrap_or_default();
         let last = messages.pop().unwrap_or_default();
@@ -177,7 +177,7 @@ struct Prompt {
 fn variables(conversation: &Conversation) -> Json {
     let mut variables = conversation.variables.clone();
     if let Some(thinking) = conversation.thinking {
-        // Templates know it by either name.
+        // Templates know this variable under either name.
         for name in ["enable_thinking", "thinking"] {
             variables.entry(name).or_insert_with(|| json!(thinking));
         }
@@ -188,7 +188,7 @@ fn variables(conversation: &Conversation) -> Json {
 fn context_of(variables: &Map<String, Json>, bos: &str, eos: &str) -> Value {
     let tokens = [("bos_token", bos), ("eos_token", eos)].into_iter().filter(|(_, text)| !text.is_empty());
     let given = variables.iter().map(|(key, value)| (Value::from(key.as_str()), value_of(value)));
-    // What stands later counts.
+    // Later pairs win.
     Value::from_pairs(given.chain(tokens.map(|(name, text)| (Value::from(name), Value::from(text)))))
 }
 

@@ -1,4 +1,4 @@
-//! Values as Python writes them, and what its operators do.
+//! Values as Python prints them, and the behaviour of its operators.
 
 use std::{borrow::Cow, fmt::Write};
 
@@ -13,7 +13,7 @@ use super::{
     meter::{self, DEPTH_MAX, charge},
 };
 
-/// How wide a field of a format string may be, in digits of its width.
+/// Limit on the digits in the width of a format field.
 const WIDTH_DIGITS_MAX: usize = 4;
 
 /// `str(value)`.
@@ -78,7 +78,7 @@ fn write(value: &Value, out: &mut String, depth: usize) -> Result<(), Error> {
     Ok(())
 }
 
-/// `repr(number)`: the shortest digits that read back as the same number.
+/// `repr(number)`: the shortest digits that parse back to the same number.
 pub(super) fn float(number: f64) -> String {
     if number.is_nan() {
         return "nan".to_owned();
@@ -121,7 +121,7 @@ fn quote(text: &str, out: &mut String) -> Result<(), Error> {
     Ok(())
 }
 
-/// `str.isprintable`, but for the characters that no version of Unicode has assigned yet.
+/// `str.isprintable`, except for characters not yet assigned in any Unicode version.
 fn is_printable(char: char) -> bool {
     let is_space = char.is_whitespace() && char != ' ';
     !(char.is_control()
@@ -161,7 +161,7 @@ pub(super) fn multiply(left: &Value, right: &Value) -> Result<Value, Error> {
     arithmetic(left, right, "*", i128::checked_mul, |left, right| left * right)
 }
 
-/// `left % right`: of a text, its format.
+/// `left % right`: formats text, otherwise takes the remainder.
 pub(super) fn remainder(left: &Value, right: &Value) -> Result<Value, Error> {
     if let Some(pattern) = left.as_str() {
         let arguments = if right.is_tuple() { right.try_iter()?.collect() } else { vec![right.clone()] };
@@ -181,13 +181,13 @@ pub(super) fn concatenate(left: &Value, right: &Value) -> Result<Value, Error> {
     Ok(Value::from([left, right].concat()))
 }
 
-/// Fills in a format string, unless its fields are so wide that it is an attack.
+/// Formats a string, unless its fields are wide enough to be an attack.
 pub(super) fn formatted(style: FormatStyle, pattern: &str, arguments: &[Value]) -> Result<Value, Error> {
     let is_wide = |digits: &str| digits.len() > WIDTH_DIGITS_MAX;
     if pattern.split(|char: char| !char.is_ascii_digit()).any(is_wide) {
         return Err(Error::new(ErrorKind::OutOfFuel, "a format string has a field of 10000 characters or more"));
     }
-    // A star takes the width from the arguments.
+    // A `*` takes the width from the arguments.
     if style == FormatStyle::Printf && pattern.contains('*') {
         return Err(Error::new(ErrorKind::InvalidOperation, "a format string takes a width from its arguments"));
     }
@@ -196,7 +196,7 @@ pub(super) fn formatted(style: FormatStyle, pattern: &str, arguments: &[Value]) 
     format(style, pattern, &arguments).map(Value::from)
 }
 
-/// Collections and floats as the texts that Python would print.
+/// Converts collections and floats to the text that Python would print.
 fn readable(value: &Value) -> Result<Value, Error> {
     match value.kind() {
         ValueKind::Map if value.is_kwargs() => Ok(value.clone()),

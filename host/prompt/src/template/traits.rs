@@ -1,35 +1,35 @@
-//! The traits in which templates differ, as data.
+//! The traits in which templates differ.
 
 /// The features that a template supports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TemplateTraits {
-    /// A system message, which is rendered in the same position however the conversation goes on.
+    /// Renders a system message, at the same position however the conversation continues.
     pub takes_system: bool,
-    /// Texts must be lists of parts.
+    /// Content must be a list of parts.
     pub content_parts: bool,
     /// Roles must alternate.
     pub alternates: bool,
     /// The first message must be the user's.
     pub user_first: bool,
-    /// Tools.
+    /// Renders tool definitions.
     pub takes_tools: bool,
-    /// The form of calls and their results, if it supports them.
+    /// Form of calls and their results, if supported.
     pub calls: Option<Calls>,
 }
 
-/// The form of calls that a template supports.
+/// The form of calls that a template accepts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Calls {
-    /// With ids of nine letters and digits.
+    /// Ids must be nine letters and digits.
     pub short_ids: bool,
-    /// With arguments as JSON text rather than an object.
+    /// Arguments are JSON text rather than an object.
     pub arguments_as_text: bool,
-    /// Several in one answer.
+    /// Several calls in one answer.
     pub parallel: bool,
-    /// With text before them.
+    /// Text before the calls.
     pub beside_text: bool,
-    /// With text and reasoning before them, or one of the two.
+    /// Text and reasoning before the calls, or either of them.
     pub beside_both: bool,
-    /// With a message of the user right after the results.
+    /// A user message directly after the results.
     pub user_after_result: bool,
 }

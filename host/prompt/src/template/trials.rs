@@ -1,7 +1,7 @@
 //! Finds out what a template supports by rendering small conversations.
 //!
 //! Names say nothing: two templates of one family differ in what they raise on, and finetunes bring their own. So each
-//! is tried once, when it is read, with words that occur in no template, and what comes back is kept as data.
+//! template is tried once, when it is read, with words that occur in no template, and the findings are stored as data.
 
 use serde_json::{Value, json};
 
@@ -22,11 +22,11 @@ const VALUE: &str = "zqvalue";
 const CAME: &str = "zqcame";
 const THOUGHT: &str = "zqthought";
 const BACK: &str = "zqback";
-/// Ids of calls: as APIs give them, and as some templates insist on.
+/// Ids of calls: as APIs produce them, and as some templates require them.
 const LONG_IDS: [&str; 2] = ["call_zq0123456789", "call_zq9876543210"];
 const SHORT_IDS: [&str; 2] = ["zq0123456", "zq6543210"];
 
-/// Renders messages and tools; none where the template raises.
+/// Renders messages and tools; `None` if the template raises.
 pub(super) trait Trial: Fn(&[Value], &Value) -> Option<String> {}
 
 impl<T: Fn(&[Value], &Value) -> Option<String>> Trial for T {}
@@ -70,7 +70,7 @@ impl TemplateTraits {
         let offered = if takes_tools { &tools } else { &none };
         let calls = calls(&render, offered, &asked, &say);
 
-        // What came before the first word of the user must not depend on what comes after it.
+        // The text before the first user message must not depend on anything after it.
         let before = |messages: &[Value]| {
             let text = render(messages, offered)?;
             let (before, _) = text.split_once(ASKED)?;
@@ -95,7 +95,7 @@ impl TemplateTraits {
     }
 }
 
-/// The form in which calls and results are shown, if there is one.
+/// Finds the form in which the template renders calls and results, if there is one.
 fn calls(render: &impl Trial, tools: &Value, asked: &Value, say: &impl Fn(&str, &str) -> Value) -> Option<Calls> {
     let forms = [(false, false), (true, false), (false, true), (true, true)];
     let mut form = forms.into_iter().find_map(|(short_ids, arguments_as_text)| {
@@ -111,7 +111,7 @@ fn calls(render: &impl Trial, tools: &Value, asked: &Value, say: &impl Fn(&str, 
             &[asked.clone(), form.answer(say("assistant", ""), &[(0, TOOL)]), form.result(say("tool", CAME), 0, TOOL)],
             tools,
         );
-        // An object that is printed as Python prints it is no JSON.
+        // An object printed in Python's syntax is not JSON.
         let is_python = text.as_ref().is_some_and(|text| text.contains(&format!("'{KEY}'")));
         let after = text.as_ref().and_then(|text| text.split_once(ASKED)).map(|(_, after)| after.to_owned());
         (!is_python && has_all(&after, &[TOOL, KEY, VALUE, CAME])).then_some(form)

@@ -1,19 +1,19 @@
-//! Finds added tokens in a text, by the rules of the `tokenizers` crate: the leftmost one, of those the longest; some
-//! only as words of their own, some with the white space beside them.
+//! Finds added tokens in a text by the rules of the `tokenizers` crate: leftmost first, then longest; some only as
+//! whole words, some including adjacent white space.
 
 use std::ops::Range;
 
 use aho_corasick::{AhoCorasick, BuildError, MatchKind};
 use tokenizers::AddedToken;
 
-/// Added tokens, by the texts that they are found by.
+/// Added tokens and an automaton over their texts.
 pub(super) struct Added {
     texts: Option<AhoCorasick>,
     tokens: Vec<(u32, AddedToken)>,
 }
 
 impl Added {
-    /// Tokens with their ids and the texts to look for.
+    /// Builds the search from ids, tokens and the texts to look for.
     pub fn new(tokens: Vec<(u32, AddedToken, String)>) -> Result<Self, BuildError> {
         let tokens: Vec<_> = tokens.into_iter().filter(|(.., text)| !text.is_empty()).collect();
         let texts = AhoCorasick::builder()
@@ -23,7 +23,7 @@ impl Added {
         Ok(Self { texts, tokens: tokens.into_iter().map(|(id, token, _)| (id, token)).collect() })
     }
 
-    /// Where they are in a text, but for the places that are plain.
+    /// Finds added tokens in a text, except in plain ranges.
     pub fn find(&self, text: &str, is_plain: impl Fn(&Range<usize>) -> bool) -> Vec<(u32, Range<usize>)> {
         let mut found: Vec<(u32, Range<usize>)> = Vec::new();
         for place in self.texts.iter().flat_map(|texts| texts.find_iter(text)) {

@@ -1,25 +1,25 @@
-//! Remembers the tokens of stretches of text. A conversation comes back longer by a turn, and all the others, system
-//! text and tools among them, are the same to the byte.
+//! Cache of tokenized stretches of text. A conversation comes back one turn longer, and the rest of it, including
+//! system text and tools, is the same to the byte.
 //!
-//! Each client finds only its own: otherwise the time that counting takes would tell what others have written.
+//! Each client finds only its own entries: otherwise tokenization time would reveal what others have written.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use lru::LruCache;
 
-/// Capacity in bytes of text and tokens: for stretches that open a prompt, and for all others.
+/// Capacity in bytes of text and tokens, for stretches that open a prompt and for all others separately.
 const BYTES_MAX: usize = 8 << 20;
-/// Shorter stretches are tokenized as quickly as they are found.
+/// Shorter stretches tokenize as fast as a lookup.
 const STRETCH_BYTES_MIN: usize = 64;
 
-/// Tokens by text, and whether the text opens the prompt.
+/// Token ids by text, separate for texts that open the prompt.
 #[derive(Default)]
 pub(super) struct Cache {
     known: Mutex<[Stretches; 2]>,
 }
 
 struct Stretches {
-    /// By the client's salt and the text.
+    /// By the client's salt plus the text.
     ids: LruCache<Box<[u8]>, Arc<[u32]>>,
     bytes: usize,
 }
@@ -31,7 +31,7 @@ impl Default for Stretches {
 }
 
 impl Cache {
-    /// The tokens of this stretch, if it was seen lately.
+    /// Returns the cached tokens of this stretch.
     pub fn get(&self, salt: &[u8], text: &str, opens_text: bool) -> Option<Arc<[u32]>> {
         if text.len() < STRETCH_BYTES_MIN {
             return None;
@@ -40,7 +40,7 @@ impl Cache {
         known[usize::from(opens_text)].ids.get(&key(salt, text)).cloned()
     }
 
-    /// Adds a stretch, and evicts the least recently used ones if there are too many.
+    /// Adds a stretch and evicts the least recently used ones beyond the capacity.
     pub fn put(&self, salt: &[u8], text: &str, opens_text: bool, ids: Vec<u32>) {
         let key = key(salt, text);
         let bytes = size_of(&key, &ids);
@@ -61,7 +61,7 @@ impl Cache {
     }
 }
 
-/// Salts of one server are of one length, so that no text is taken for the end of one.
+/// All salts of a server have one length, so a salt never runs into the text.
 fn key(salt: &[u8], text: &str) -> Box<[u8]> {
     [salt, text.as_bytes()].concat().into()
 }

@@ -1,12 +1,12 @@
 //! A model's tokenizer: from the text of prompts to ids.
 //!
-//! The steps that the `tokenizers` crate takes in one call are separate here, because two things are needed that it does not
-//! offer. Where a client's words only look like special tokens, they are skipped in the search for added tokens (`added`).
-//! And the text between two added tokens is tokenized independently of its surroundings, so that longer stretches are cached
-//! (`cache`): in a conversation all but the last turn were tokenized before.
+//! The steps that the `tokenizers` crate takes in one call are separate here, for two things that it does not offer.
+//! Where a client's text only looks like a special token, it is skipped in the search for added tokens (`added`). And
+//! the text between two added tokens is tokenized independently of its surroundings, so that longer stretches can be
+//! cached (`cache`): in a conversation all but the last turn has been tokenized before.
 //!
-//! A rendered conversation has its special tokens in its text, so none are added to it. A plain text is opened with the
-//! token that opens texts, where the card says so.
+//! A rendered conversation already has its special tokens in the text, so none are added. Plain text gets a BOS token
+//! if the card says so.
 
 mod added;
 mod cache;
@@ -28,13 +28,13 @@ use pensieve_protocol::{
     prompt::Tokenizer as Document,
 };
 
-/// Stands before a stretch that does not open the text, so that no tokenizer takes it for the beginning.
+/// Precedes a stretch that does not open the text, so that the tokenizer does not treat it as the beginning.
 const LEAD: &str = "x";
 
 /// A model's tokenizer.
 pub(crate) struct Tokens {
     tokenizer: Tokenizer,
-    /// Tokens that are found in the text as it stands, and those that are found in it once it is normalized.
+    /// Added tokens found in the raw text, and those found in normalized text.
     literal: Added,
     normalized: Added,
     specials: Specials,
@@ -46,11 +46,11 @@ pub(crate) struct Tokens {
 /// The texts of a tokenizer's special tokens.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Specials {
-    /// The token that opens a text (BOS); empty for none.
+    /// BOS; empty for none.
     pub bos: String,
-    /// The token that ends a turn (EOS); empty for none.
+    /// EOS; empty for none.
     pub eos: String,
-    /// Every added token: its text, and whether it is a special one.
+    /// All added tokens: text, and whether the token is special.
     pub added: Vec<(String, bool)>,
 }
 
@@ -90,18 +90,18 @@ impl Tokens {
         &self.specials
     }
 
-    /// The tokens of a rendered conversation of the client with this salt.
+    /// Tokenizes a rendered conversation of the client with this salt.
     pub fn encode(&self, rendered: &Rendered, salt: &[u8]) -> Result<Vec<u32>, Failure> {
         let mut ids = Vec::new();
         self.append(&rendered.text, &rendered.plain, salt, &mut ids).map_err(|error| unusable(&error))?;
         self.checked(ids)
     }
 
-    /// The tokens of a plain text, after the one that opens texts where the model wants that.
+    /// Tokenizes plain text, with a BOS token in front if the model wants one.
     pub fn encode_text(&self, text: &str, salt: &[u8]) -> Result<Vec<u32>, Failure> {
         let mut ids = Vec::from_iter(self.bos);
         self.append(text, &[], salt, &mut ids).map_err(|error| unusable(&error))?;
-        // Who opens the text by hand means it once.
+        // A client that writes BOS by hand wants it once.
         if let (Some(bos), [first, second, ..]) = (self.bos, ids.as_slice())
             && first == second
             && *first == bos
@@ -187,7 +187,7 @@ impl Tokens {
         Ok(pieces.into_encoding(None, 0, OffsetType::None)?.get_ids().to_vec())
     }
 
-    /// A normalized piece, parted at the added tokens in it.
+    /// Splits a normalized piece at the added tokens in it.
     fn split(
         &self,
         piece: &NormalizedString,
@@ -214,7 +214,7 @@ impl Tokens {
         parts
     }
 
-    /// A tokenizer may know tokens that the model has no row for.
+    /// Rejects ids beyond the model's vocabulary: a tokenizer may know tokens that the model has no embedding for.
     fn checked(&self, ids: Vec<u32>) -> Result<Vec<u32>, Failure> {
         match ids.iter().find(|id| **id >= self.vocabulary) {
             None => Ok(ids),

@@ -1,4 +1,4 @@
-//! Tokens must be those that the `tokenizers` crate gives in one go, except where a client's words look like special ones.
+//! Tokens must equal those of the `tokenizers` crate, except where a client's text looks like special tokens.
 
 use serde_json::{Value, json};
 use std::{fs, path::Path};
@@ -13,7 +13,7 @@ fn document(fixture: &str) -> Document {
     Document { json, vocabulary: 1 << 20, bos: None, add_bos: false, eos: Vec::new() }
 }
 
-/// Texts with and without the tokenizer's own special ones, each twice, as the second comes out of the cache.
+/// Texts with and without the tokenizer's special tokens, each twice, as the second comes from the cache.
 fn texts(tokens: &Tokens) -> Vec<String> {
     let mut texts =
         ["", " ", "a", "Hello, world!", "  two  spaces\n\n\tand more ", "Grüße, 日本 😀 \u{0301}", "x = [1, 23, 456];"]
@@ -57,7 +57,7 @@ fn words_that_look_like_special_tokens_are_words() {
     }
 }
 
-/// A tokenizer as SentencePiece's are converted: bytes for what has no token, `▁` for spaces, and added tokens of all kinds.
+/// A converted SentencePiece tokenizer: byte fallback, `▁` for spaces, and added tokens of all kinds.
 fn sentencepiece(normalizer: Value, pre_tokenizer: Value, normalized: bool) -> Document {
     let letters = "▁helowrd,.<>|_sxt".chars().map(String::from);
     let merged = ["▁h", "he", "ll", "hell", "hello", "▁hello", "▁w", "or", "▁wor", "▁▁", "t>"];

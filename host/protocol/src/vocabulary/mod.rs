@@ -24,7 +24,7 @@ pub const DOCUMENT_BYTES_MAX: usize = 256 << 20;
 /// Texts up to this length are never refused by their byte count alone: some tokenizers turn a whole run of unknown characters
 /// into one token.
 const TEXT_BYTES_MIN: usize = 256 << 10;
-/// The factor by which a normalizer is assumed to shorten a text at most.
+/// The most by which a normalizer is assumed to shorten text.
 const NORMALIZED_FACTOR: usize = 4;
 
 /// The bytes of every token, the special tokens and the end-of-turn tokens.
@@ -36,7 +36,7 @@ pub struct Vocabulary {
     ends: Vec<u32>,
     special: Vec<bool>,
     end_of_turn: Vec<u32>,
-    /// The most bytes of text that one token can cover.
+    /// Limit on the bytes of text that one token can cover.
     token_bytes_max: usize,
 }
 

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::job::{Event, Failure, Job};
 
-/// Bumped whenever the frames change. A running server whose binary on disk is replaced starts workers of the new version, and
-/// both must notice.
+/// Bumped whenever the frames change. A running server whose binary was replaced on disk starts workers of the new
+/// version, and both sides must notice.
 pub const PROTOCOL: u32 = 3;
 
 /// Server to worker.

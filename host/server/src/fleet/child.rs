@@ -5,8 +5,13 @@
 //! as soon as the answer or the deadline is there, and its output is read up to a limit. What it wrote to stderr last goes
 //! into the error, as it is often the only trace of the reason.
 
+use super::{
+    footprint::{OverLimit, over_limit},
+    program,
+};
 use pensieve_protocol::{
     fence::{Policy, VARIABLE},
+    outside::Outside,
     questions::Checked,
     refusal::RefusalKind,
 };
@@ -35,7 +40,7 @@ const STDERR_BYTES_MAX: u64 = 64 << 10;
 const STDERR_CHARS_SHOWN: usize = 200;
 
 /// Environment variables that a child inherits: enough to find libraries and devices, none of the server's secrets.
-const VARIABLES: [&str; 18] = [
+const VARIABLES: [&str; 21] = [
     "PATH",
     "HOME",
     "TMPDIR",
@@ -52,13 +57,21 @@ const VARIABLES: [&str; 18] = [
     "NVIDIA_VISIBLE_DEVICES",
     "NVIDIA_TF32_OVERRIDE",
     "RAYON_NUM_THREADS",
+    // Checks that Apple's libraries make when they are asked to.
+    "MTL_DEBUG_LAYER",
+    "MTL_SHADER_VALIDATION",
+    "OBJC_DEBUG_MISSING_POOLS",
     "RUST_BACKTRACE",
     "PENSIEVE_KERNELS",
 ];
 
+/// candle submits a Metal command buffer after so many ops; with this, a step is one. The scheduler bounds how long it takes.
+const METAL_OPS: (&str, &str) = ("CANDLE_METAL_COMPUTE_PER_BUFFER", "8192");
+
 /// The variables of a child that runs foreign code, its policy among them.
 pub(super) fn environment(policy: Option<&Policy>) -> impl Iterator<Item = (&'static str, OsString)> {
     let known = VARIABLES.iter().filter_map(|name| Some((*name, std::env::var_os(name)?)));
+    let known = known.chain([(METAL_OPS.0, METAL_OPS.1.into())]);
     known.chain(policy.map(|policy| (VARIABLE, policy.to_variable().into())))
 }
 
@@ -66,6 +79,8 @@ pub(super) fn environment(policy: Option<&Policy>) -> impl Iterator<Item = (&'st
 pub enum ChildError {
     Spawn(std::io::Error),
     TimedOut(Duration),
+    /// It was ended at its limit of memory.
+    TooLarge(OverLimit),
     Crashed {
         signal: i32,
         stderr: String,
@@ -84,10 +99,24 @@ impl ChildError {
         match self {
             Self::Spawn(_) => RefusalKind::NotInspected,
             Self::TimedOut(_) => RefusalKind::TimedOut,
+            Self::TooLarge(_) => RefusalKind::TooLarge,
             Self::Crashed { .. } => RefusalKind::Crashed,
             Self::Ended { .. } => RefusalKind::Exited,
             Self::Garbled(_) => RefusalKind::Garbled,
         }
+    }
+
+    /// The command that helps where macOS has killed a process for mapping this file, whose signature does not fit its code.
+    pub fn signature_help(&self, file: &Path) -> Option<String> {
+        cfg!(target_os = "macos").then(|| self.if_killed(file)).flatten()
+    }
+
+    fn if_killed(&self, file: &Path) -> Option<String> {
+        let Self::Crashed { signal, .. } = self else { return None };
+        let file = Outside::path(file).to_string().replace('\'', r"'\''");
+        let help =
+            format!("most likely its signature does not fit it; sign it anew: codesign --force --sign - '{file}'");
+        (*signal == rustix::process::Signal::KILL.as_raw()).then_some(help)
     }
 }
 
@@ -100,6 +129,7 @@ impl fmt::Display for ChildError {
         match self {
             Self::Spawn(error) => write!(f, "could not be looked at: a child process does not start: {error}"),
             Self::TimedOut(limit) => write!(f, "did not answer within {} s", limit.as_secs_f32()),
+            Self::TooLarge(over) => write!(f, "{over}, while it was looked at"),
             Self::Crashed { signal, stderr } => {
                 write!(f, "crashed the process that looked at it, by {}", signal_name(*signal))?;
                 shown(f, stderr)
@@ -148,7 +178,7 @@ async fn ask_within<T: DeserializeOwned>(
     deadline: Duration,
     bytes_max: u64,
 ) -> Result<T, ChildError> {
-    let mut child = RunningChild::spawn(program, arguments, Some(policy), bytes_max)?;
+    let mut child = RunningChild::spawn(program, arguments, Some(policy), &[], bytes_max)?;
     let answer = child.line(deadline).await;
     child.end().await;
     answer
@@ -162,9 +192,21 @@ pub async fn ask_for_lines<T: DeserializeOwned>(
     arguments: &[OsString],
     policy: Option<&Policy>,
     deadline: Duration,
+    hear: impl FnMut(T) -> ControlFlow<()>,
+) -> Result<(), ChildError> {
+    ask_for_lines_with(program, arguments, policy, &[], deadline, hear).await
+}
+
+/// As [`ask_for_lines`], with variables of its own in the child's environment.
+pub async fn ask_for_lines_with<T: DeserializeOwned>(
+    program: &Path,
+    arguments: &[OsString],
+    policy: Option<&Policy>,
+    variables: &[(OsString, OsString)],
+    deadline: Duration,
     mut hear: impl FnMut(T) -> ControlFlow<()>,
 ) -> Result<(), ChildError> {
-    let mut child = RunningChild::spawn(program, arguments, policy, ANSWER_BYTES_MAX)?;
+    let mut child = RunningChild::spawn(program, arguments, policy, variables, ANSWER_BYTES_MAX)?;
     let stdin = child.child.stdin.take();
     let heard = loop {
         match child.line(deadline).await {
@@ -184,6 +226,7 @@ pub async fn ask_for_lines<T: DeserializeOwned>(
 struct RunningChild {
     child: Child,
     group: ProcessGroup,
+    memory_limit: Option<u64>,
     stdout: BufReader<Take<ChildStdout>>,
     stderr: JoinHandle<String>,
 }
@@ -193,10 +236,13 @@ impl RunningChild {
         program: &Path,
         arguments: &[OsString],
         policy: Option<&Policy>,
+        variables: &[(OsString, OsString)],
         bytes_max: u64,
     ) -> Result<Self, ChildError> {
+        program::check(program).map_err(ChildError::Spawn)?;
         let mut command = Command::new(program);
         command.args(arguments).env_clear().envs(environment(policy)).process_group(0).kill_on_drop(true);
+        command.envs(variables.iter().map(|(name, value)| (name, value)));
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().map_err(ChildError::Spawn)?;
         let group = ProcessGroup::of(&child);
@@ -204,17 +250,23 @@ impl RunningChild {
         let Some(stdout) = child.stdout.take() else {
             return Err(ChildError::Garbled("its output is missing".into()));
         };
-        Ok(Self { child, group, stdout: BufReader::new(stdout.take(bytes_max)), stderr })
+        let memory_limit = policy.and_then(|policy| policy.data_bytes);
+        Ok(Self { child, group, memory_limit, stdout: BufReader::new(stdout.take(bytes_max)), stderr })
     }
 
     async fn line<T: DeserializeOwned>(&mut self, deadline: Duration) -> Result<T, ChildError> {
         let mut line = Vec::new();
+        let over_limit = over_limit(self.child.id(), self.memory_limit);
         let answered = async {
             self.stdout.read_until(b'\n', &mut line).await.ok();
             let is_cut = line.last() != Some(&b'\n') && self.stdout.get_ref().limit() == 0;
             if is_cut || line.last() == Some(&b'\n') { None } else { Some(self.child.wait().await) }
         };
-        match timeout(deadline, answered).await {
+        let answered = tokio::select! {
+            answered = timeout(deadline, answered) => answered,
+            over = over_limit => return Err(ChildError::TooLarge(over)),
+        };
+        match answered {
             Err(_) => Err(ChildError::TimedOut(deadline)),
             Ok(None) => serde_json::from_slice(&line).map_err(|error| ChildError::Garbled(error.to_string())),
             Ok(Some(Err(error))) => Err(ChildError::Spawn(error)),
@@ -267,7 +319,7 @@ async fn last_stderr_line(pipe: Option<impl AsyncRead + Unpin>) -> String {
 }
 
 /// A signal by the name that people search for.
-pub(crate) fn signal_name(signal: i32) -> String {
+pub fn signal_name(signal: i32) -> String {
     use rustix::process::Signal;
     let names = [
         (Signal::SEGV, "SIGSEGV"),
@@ -295,6 +347,17 @@ mod tests {
     async fn check(script: String) -> Result<Checked, ChildError> {
         let arguments = ["-c".into(), script.into()];
         inspect(Path::new("/bin/sh"), &arguments, &Policy::default(), Duration::from_secs(20)).await
+    }
+
+    #[test]
+    fn a_killed_child_of_a_mac_leads_to_the_command_that_signs() {
+        let crashed = |signal: rustix::process::Signal| {
+            ChildError::Crashed { signal: signal.as_raw(), stderr: String::new() }.if_killed(Path::new("/it's.dylib"))
+        };
+        let help = crashed(rustix::process::Signal::KILL).unwrap();
+        assert!(help.contains(r"codesign --force --sign - '/it'\''s.dylib'"), "{help}");
+        assert_eq!(crashed(rustix::process::Signal::SEGV), None);
+        assert_eq!(ChildError::Garbled(String::new()).if_killed(Path::new("/x")), None);
     }
 
     #[tokio::test]

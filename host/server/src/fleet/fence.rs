@@ -34,12 +34,12 @@ const WORKER_MAPS: u64 = 2;
 /// Stacks of threads, the heaps that a C library reserves for them, and adapters that come later. The tables of so many
 /// pages take 128 MiB.
 const WORKER_MAPPED_BYTES: u64 = 64 * GIB;
-/// A child that computes on its own loads a model several times over, and may take all memory that there is.
+/// A measurement loads a model several times over, and may use all of the machine's memory.
 const MEASUREMENT_MAPS: u64 = 8;
 const FILES_MAX: u64 = 4096;
 /// Memory that a prompt process maps besides what it allocates: the program, its libraries, and stacks of threads.
 const PROMPT_MAPPED_BYTES: u64 = 2 * GIB;
-/// Its standard streams, and a few for time zones.
+/// Standard streams, and a few files of time zones.
 const PROMPT_FILES_MAX: u64 = 64;
 /// Device files whose presence means that a driver may be at work.
 const GPU_FILES: [&str; 3] = ["/dev/nvidiactl", "/dev/kfd", "/dev/dxg"];
@@ -86,7 +86,7 @@ pub(super) fn description(plugin: Option<&Path>, source: &Path) -> Result<Policy
 /// For a worker: `bytes` is what its card says, and adapters may come from `adapters` later. With `open`, the configuration
 /// trusts its plugin. Fails if a link in the checkpoint leads elsewhere.
 pub(super) fn worker(load: &Load, bytes: u64, adapters: Vec<PathBuf>, open: bool) -> Result<Policy, Failure> {
-    let kind = kind(&load.spec.device);
+    let kind = kind(&load.spec.device, cfg!(target_os = "macos"));
     let plugins = [&load.architecture.plugin].into_iter().chain(&load.samplers).chain(&load.adapter_formats);
     let mut read: Vec<PathBuf> = plugins.map(|plugin| absolute(plugin)).chain(readable(&load.source)?).collect();
     read.extend(load.merged.iter().filter_map(|adapter| readable(&adapter.path).ok()).flatten());
@@ -110,8 +110,8 @@ pub(super) fn worker(load: &Load, bytes: u64, adapters: Vec<PathBuf>, open: bool
     })
 }
 
-/// For a child that computes with a model on its own and reads `text` besides. It says how much memory that takes, and a person
-/// waits for it: it may take what this machine has.
+/// For a child that runs a model by itself and also reads `text`. It reports how much memory it takes, and a person waits for
+/// it, so it may take all that this machine has.
 pub(super) fn measurement(
     plugin: &Path,
     source: &Path,
@@ -121,7 +121,7 @@ pub(super) fn measurement(
 ) -> Result<Policy, Failure> {
     let mut read = readable(source)?;
     read.extend([absolute(plugin), absolute(text)]);
-    let kind = kind(device);
+    let kind = kind(device, cfg!(target_os = "macos"));
     let mapped = mapped_bytes(&read).saturating_mul(MEASUREMENT_MAPS).saturating_add(WORKER_MAPPED_BYTES);
     let address_bytes = installed_bytes().map(|installed| installed.saturating_mul(2).saturating_add(mapped));
     Ok(Policy {
@@ -136,11 +136,11 @@ pub(super) fn measurement(
 }
 
 /// True if a worker for this device may run a GPU driver.
-fn kind(device: &str) -> Kind {
+fn kind(device: &str, on_macos: bool) -> Kind {
     let has_drivers = match device {
         "cpu" => false,
         _ if device.starts_with("cpu:") => false,
-        "auto" => cfg!(target_os = "macos") || GPU_FILES.iter().any(|path| Path::new(path).exists()),
+        "auto" => on_macos || GPU_FILES.iter().any(|path| Path::new(path).exists()),
         _ => true,
     };
     if has_drivers { Kind::GpuWorker } else { Kind::Worker }
@@ -217,6 +217,12 @@ mod tests {
         assert_eq!((policy.kind, policy.data_bytes, policy.address_bytes), (Kind::GpuWorker, None, None));
         let policy = worker(&load("cpu"), GIB, Vec::new(), true).unwrap();
         assert_eq!((policy.open, policy.data_bytes, policy.address_bytes), (true, None, None));
+    }
+
+    #[test]
+    fn on_a_mac_auto_may_take_metal() {
+        assert_eq!(kind("auto", true), Kind::GpuWorker);
+        assert_eq!((kind("metal:0", true), kind("cpu", true)), (Kind::GpuWorker, Kind::Worker));
     }
 
     #[test]

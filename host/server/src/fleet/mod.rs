@@ -4,16 +4,20 @@
 //! their cards, and it never maps a plugin nor opens a model's file: a crash in foreign code ends another process.
 
 mod adapter_registry;
+mod awake;
+mod backups;
 pub mod child;
 mod config;
 mod control;
 pub mod fence;
+pub(crate) mod footprint;
 mod log;
 mod machine;
 mod memory;
 mod pace;
 pub mod plugins;
 mod probe;
+pub(crate) mod program;
 mod router;
 mod sources;
 mod stats;
@@ -44,7 +48,7 @@ use tokio::{
     sync::{
         OnceCell,
         mpsc::{self, UnboundedSender, unbounded_channel},
-        oneshot,
+        oneshot, watch,
     },
     task::JoinHandle,
 };
@@ -79,6 +83,8 @@ pub struct Fleet {
     queued_bytes: Arc<AtomicUsize>,
     fenced: OnceCell<Fenced>,
     closing: AtomicBool,
+    /// The number of jobs that run or wait, for which the machine is kept awake.
+    busy: watch::Sender<usize>,
     control: JoinHandle<()>,
 }
 
@@ -129,6 +135,7 @@ impl Fleet {
             fence::hide_from_children();
         }
         let plugins = PluginFolder::open(config.plugins.clone()).await?;
+        backups::exclude_caches(&config.plugins.cache);
         let program = config.plugins.program.clone();
         let prober = Prober::new(program, config.cards.clone(), config.deadlines.probe);
         let config = Arc::new(config);
@@ -142,7 +149,8 @@ impl Fleet {
         let control = tokio::spawn(control.run(received, reported));
         let (next_job, closing) = (AtomicU64::new(1), AtomicBool::new(false));
         let (queued_bytes, fenced) = (Arc::default(), OnceCell::new());
-        Ok(Self { config, plugins, prober, registry, messages, next_job, queued_bytes, fenced, closing, control })
+        let busy = awake::start();
+        Ok(Self { config, plugins, prober, registry, messages, next_job, queued_bytes, fenced, closing, busy, control })
     }
 
     /// Resolves a name. Fails if there is no such model, or if it cannot be served.
@@ -190,7 +198,9 @@ impl Fleet {
             }
         }
         let (updates, received) = streams::queue(self.queued_bytes.clone());
-        let stream = EventStream { job: job.id, updates: received, messages: self.messages.clone(), ended: false };
+        let busy = awake::Busy::begin(&self.busy);
+        let messages = self.messages.clone();
+        let stream = EventStream { job: job.id, updates: received, messages, ended: false, _busy: busy };
         let message = Message::Submit { model, job, updates };
         if self.closing.load(Ordering::Relaxed) || self.messages.send(message).is_err() {
             return Err(ended());

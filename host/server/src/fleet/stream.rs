@@ -3,6 +3,7 @@
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::{
+    awake::Busy,
     control::Message,
     streams::{Update, UpdateReceiver},
 };
@@ -15,6 +16,7 @@ pub struct EventStream {
     pub(super) updates: UpdateReceiver,
     pub(super) messages: UnboundedSender<Message>,
     pub(super) ended: bool,
+    pub(super) _busy: Busy,
 }
 
 impl EventStream {

@@ -181,12 +181,15 @@ impl Watch<'_> {
     ) -> EndCause {
         let (mut introduced, mut ended, mut dying) = (false, false, None);
         let mut budget = Bucket::new(FRAMES_PER_SECOND, Instant::now());
+        let over_limit = runtime.over_limit();
+        tokio::pin!(over_limit);
         loop {
             // What an ended worker has sent is there in a moment, even if a process that it left behind holds the socket.
             let silence = if ended { Duration::from_millis(100) } else { self.deadlines.silence };
             let report = tokio::select! {
                 biased;
                 Ok(failure) = &mut kill_requested, if !ended => return EndCause::Violation(failure),
+                over = &mut over_limit, if !ended => return violation(FailureCode::WorkerLost, over.to_string()),
                 read = timeout(silence, frames.recv()) => match read {
                     Err(_) if ended => return EndCause::SocketClosed(dying),
                     Err(_) => {

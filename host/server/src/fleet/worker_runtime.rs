@@ -20,7 +20,11 @@ use tokio::{
     time::timeout,
 };
 
-use super::child::{ProcessGroup, environment};
+use super::{
+    child::{ProcessGroup, environment},
+    footprint::{OverLimit, over_limit},
+    program,
+};
 use pensieve_protocol::{
     fence::Policy,
     job::{Failure, FailureCode},
@@ -43,6 +47,7 @@ pub(super) enum WorkerRuntime {
     Process {
         child: Child,
         group: Option<ProcessGroup>,
+        memory_limit: Option<u64>,
     },
     Thread {
         status: watch::Receiver<Option<i32>>,
@@ -62,7 +67,7 @@ impl WorkerRuntime {
             Placement::Process(program, policy) => {
                 let mut child = spawn(program, policy, &other)?;
                 let (group, stderr) = (Some(ProcessGroup::of(&child)), child.stderr.take());
-                Ok((Self::Process { child, group }, stderr))
+                Ok((Self::Process { child, group, memory_limit: policy.data_bytes }, stderr))
             }
             Placement::Thread(code) => {
                 let held = Some(own.try_clone()?);
@@ -81,6 +86,16 @@ impl WorkerRuntime {
             Self::Process { child, .. } => child.id(),
             Self::Thread { .. } => Some(std::process::id()),
         }
+    }
+
+    /// Resolves once it takes more memory than its policy says, where the kernel does not see to that.
+    pub(super) fn over_limit(&self) -> impl Future<Output = OverLimit> + use<> {
+        let (pid, limit) = match self {
+            Self::Process { child, memory_limit, .. } => (child.id(), *memory_limit),
+            // A thread has no memory of its own.
+            Self::Thread { .. } => (None, None),
+        };
+        over_limit(pid, limit)
     }
 
     /// Waits for its end; none if that cannot be told.
@@ -111,6 +126,7 @@ impl WorkerRuntime {
 }
 
 fn spawn(program: &Path, policy: &Policy, socket: &UnixStream) -> io::Result<Child> {
+    program::check(program)?;
     let mut command = Command::new(program);
     let number = socket.as_raw_fd();
     command.args([OsString::from("worker"), "--socket".into(), number.to_string().into()]);

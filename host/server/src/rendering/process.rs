@@ -14,7 +14,11 @@ use tokio::{
     time::timeout,
 };
 
-use crate::fleet::child::signal_name;
+use crate::fleet::{
+    child::signal_name,
+    footprint::{OverLimit, over_limit},
+    program,
+};
 use pensieve_protocol::{
     fence::{Policy, VARIABLE},
     prompt::{Answer, Numbered, PANICKED, Question},
@@ -34,6 +38,7 @@ pub(super) struct Process {
     stdout: ChildStdout,
     /// The number of questions asked.
     asked: u64,
+    memory_limit: Option<u64>,
 }
 
 /// Why there is no answer. The process is not used again.
@@ -43,6 +48,8 @@ pub(super) enum Death {
     /// The question cannot be put into a frame.
     TooLong(wire::WireError),
     Overdue(Duration),
+    /// It was ended at its limit of memory.
+    TooLarge(OverLimit),
     /// It ended; without a status if that is not known.
     Ended(Option<ExitStatus>),
     /// It answered something that is not an answer.
@@ -51,6 +58,7 @@ pub(super) enum Death {
 
 impl Process {
     pub fn start(program: &Path, policy: &Policy) -> Result<Self, Death> {
+        program::check(program).map_err(Death::Spawn)?;
         let mut command = Command::new(program);
         command.arg("prompt");
         command.env_clear().envs(VARIABLES.iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
@@ -59,7 +67,7 @@ impl Process {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = command.process_group(0).kill_on_drop(true).spawn().map_err(Death::Spawn)?;
         match (child.stdin.take(), child.stdout.take()) {
-            (Some(stdin), Some(stdout)) => Ok(Self { child, stdin, stdout, asked: 0 }),
+            (Some(stdin), Some(stdout)) => Ok(Self { child, stdin, stdout, asked: 0, memory_limit: policy.data_bytes }),
             _ => Err(Death::Garbled),
         }
     }
@@ -78,7 +86,12 @@ impl Process {
     pub async fn ask(&mut self, question: &Question, deadline: Duration) -> Result<Answer, Death> {
         self.asked += 1;
         let frame = wire::encode(&Numbered { number: self.asked, message: question }).map_err(Death::TooLong)?;
-        match timeout(deadline, self.exchange(&frame)).await {
+        let over_limit = over_limit(self.child.id(), self.memory_limit);
+        let answered = tokio::select! {
+            answered = timeout(deadline, self.exchange(&frame)) => answered,
+            over = over_limit => return Err(Death::TooLarge(over)),
+        };
+        match answered {
             Err(_) => Err(Death::Overdue(deadline)),
             Ok(Ok(body)) => match wire::decode::<Numbered<Answer>>(&body) {
                 Ok(Numbered { number, message }) if number == self.asked => Ok(message),
@@ -121,6 +134,7 @@ impl fmt::Display for Death {
             Self::Spawn(error) => write!(f, "failed: its process does not start: {error}"),
             Self::TooLong(error) => write!(f, "failed: {error}"),
             Self::Overdue(limit) => write!(f, "takes longer than {:.0} seconds", limit.as_secs_f32()),
+            Self::TooLarge(over) => write!(f, "failed: its process {over}"),
             Self::Garbled => f.write_str("failed: its process answered nonsense"),
             Self::Ended(None) => f.write_str("failed: its process ended"),
             Self::Ended(Some(status)) => match status.signal() {

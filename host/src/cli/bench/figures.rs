@@ -4,34 +4,34 @@ use std::time::{Duration, Instant};
 
 /// Arrivals of one stream.
 #[derive(Debug, Default)]
-pub(super) struct Stream {
+pub(in crate::cli) struct Stream {
     /// Arrival time and number of tokens of each event.
-    pub(super) arrivals: Vec<(Instant, usize)>,
+    pub(in crate::cli) arrivals: Vec<(Instant, usize)>,
 }
 
 /// One round: arrivals of every stream, and the worker's own timers.
-pub(super) struct Round {
-    pub(super) started: Instant,
-    pub(super) streams: Vec<Stream>,
+pub(in crate::cli) struct Round {
+    pub(in crate::cli) started: Instant,
+    pub(in crate::cli) streams: Vec<Stream>,
     /// Microseconds in the model's `forward`.
-    pub(super) forward_us: u64,
+    pub(in crate::cli) forward_us: u64,
     /// Microseconds of steps outside `forward`.
-    pub(super) overhead_us: u64,
+    pub(in crate::cli) overhead_us: u64,
 }
 
 impl Stream {
     /// Milliseconds from `started` to the first token.
-    pub(super) fn first(&self, started: Instant) -> f64 {
+    pub(in crate::cli) fn first(&self, started: Instant) -> f64 {
         self.arrivals.first().map_or(0.0, |(at, _)| ms(*at - started))
     }
 
     /// Milliseconds between tokens. Tokens of one event share the time since the previous event evenly.
-    pub(super) fn gaps(&self) -> Vec<f64> {
+    pub(in crate::cli) fn gaps(&self) -> Vec<f64> {
         self.arrivals.windows(2).flat_map(gap).collect()
     }
 
     /// The gaps that ended within this interval.
-    pub(super) fn gaps_between(&self, from: Instant, to: Instant) -> Vec<f64> {
+    pub(in crate::cli) fn gaps_between(&self, from: Instant, to: Instant) -> Vec<f64> {
         self.arrivals.windows(2).filter(|pair| pair[1].0 >= from && pair[1].0 <= to).flat_map(gap).collect()
     }
 }
@@ -49,12 +49,12 @@ impl Round {
         Some((all_begun, one_ended))
     }
 
-    pub(super) fn prompt_rate(&self, tokens: u64) -> f64 {
+    pub(in crate::cli) fn prompt_rate(&self, tokens: u64) -> f64 {
         #[allow(clippy::cast_precision_loss, reason = "a rate needs no more digits")]
         self.together().map_or(0.0, |(all_begun, _)| tokens as f64 / (all_begun - self.started).as_secs_f64())
     }
 
-    pub(super) fn decode_rate(&self) -> f64 {
+    pub(in crate::cli) fn decode_rate(&self) -> f64 {
         let Some((from, to)) = self.together() else { return 0.0 };
         // If some stream ends before another begins, the interval is empty; take the whole round.
         let (from, to) = if to > from { (from, to) } else { (self.started, self.end()) };
@@ -68,11 +68,11 @@ impl Round {
         self.streams.iter().filter_map(|stream| Some(stream.arrivals.last()?.0)).max().unwrap_or(self.started)
     }
 
-    pub(super) fn engine_share(&self) -> f64 {
+    pub(in crate::cli) fn engine_share(&self) -> f64 {
         share(self.overhead_us, self.forward_us + self.overhead_us)
     }
 
-    pub(super) fn outside_share(&self) -> f64 {
+    pub(in crate::cli) fn outside_share(&self) -> f64 {
         let whole = u64::try_from((self.end() - self.started).as_micros()).unwrap_or(u64::MAX);
         share(whole.saturating_sub(self.forward_us), whole)
     }
@@ -93,18 +93,18 @@ fn ms(duration: Duration) -> f64 {
 }
 
 /// Rounds to three decimals.
-pub(super) fn rounded(number: f64) -> f64 {
+pub(in crate::cli) fn rounded(number: f64) -> f64 {
     (number * 1e3).round() / 1e3
 }
 
-pub(super) fn median(numbers: impl Iterator<Item = f64>) -> f64 {
+pub(in crate::cli) fn median(numbers: impl Iterator<Item = f64>) -> f64 {
     let mut numbers: Vec<f64> = numbers.collect();
     numbers.sort_by(f64::total_cmp);
     quantile(&numbers, 0.5)
 }
 
 /// Nearest-rank quantile of sorted numbers; 0 if there are none.
-pub(super) fn quantile(sorted: &[f64], fraction: f64) -> f64 {
+pub(in crate::cli) fn quantile(sorted: &[f64], fraction: f64) -> f64 {
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a fraction of a length is an index")]
     let index = (count(sorted.len().saturating_sub(1)) * fraction).round() as usize;
     let number = sorted.get(index).copied().unwrap_or(0.0);

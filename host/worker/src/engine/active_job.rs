@@ -1,5 +1,5 @@
-//! A running job: its usage, how it samples, and where it ends. The scheduler knows its tokens and blocks; what is here
-//! survives a preemption, so that the job goes on as if nothing had happened.
+//! A running job: its usage, its sampling and its stop conditions. The scheduler has its tokens and blocks; everything
+//! here survives a preemption, so that the job continues as if nothing had happened.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ const LOGPROBS_MAX: u8 = 64;
 const STOP_TOKENS_MAX: usize = 1024;
 
 pub struct ActiveJob {
-    /// The server was told that it runs.
+    /// The server knows that it is running.
     pub started: bool,
     /// Prompt tokens that came from the prefix cache.
     pub reused: u32,
@@ -37,9 +37,9 @@ pub struct ActiveJob {
     repetition: Option<RepetitionDetector>,
 }
 
-/// A model's vocabulary, as far as the text of answers needs it.
+/// The parts of a model's vocabulary that answers need.
 pub struct Text {
-    /// The bytes of each token, or why they are not known.
+    /// Bytes of each token, or the reason why they are unknown.
     pub vocabulary: Result<Arc<Vocabulary>, String>,
     pub end_of_turn: Vec<u32>,
     pub size: u32,
@@ -48,14 +48,14 @@ pub struct Text {
 #[derive(Debug)]
 pub struct Pick {
     pub token: u32,
-    /// Its log-probabilities, if the job asked for them.
+    /// Log-probabilities, if the job asked for them.
     pub logprobs: Option<TokenLogprobs>,
 }
 
 /// The result of appending a token.
 #[derive(Debug)]
 pub struct DecodeStep {
-    /// Bytes of text that are complete and may be sent.
+    /// Bytes of text that are final and may be sent.
     pub bytes: Vec<u8>,
     /// Set if the job ends with this token.
     pub finish: Option<Finish>,
@@ -64,7 +64,7 @@ pub struct DecodeStep {
 impl Text {
     pub fn of(card: &Card) -> Self {
         let size = card.vocabulary;
-        // Ids beyond the vocabulary can never come.
+        // Ids beyond the vocabulary never occur.
         let end_of_turn: Vec<u32> = card.eos.iter().copied().filter(|token| *token < size).collect();
         let vocabulary = Vocabulary::new(&card.tokenizer, size, &end_of_turn);
         Self { vocabulary: vocabulary.map(Arc::new).map_err(|error| error.to_string()), end_of_turn, size }
@@ -72,7 +72,7 @@ impl Text {
 }
 
 impl ActiveJob {
-    /// Checks a job against the model and prepares what it needs.
+    /// Validates a job against the model and prepares its sampling state.
     pub fn new(
         job: &Job,
         constraint: Option<Constraint>,
@@ -138,7 +138,7 @@ impl ActiveJob {
         self.prompt
     }
 
-    /// True for plain greedy decoding, which needs the best token of a row and nothing else.
+    /// True for plain greedy decoding, which needs only the best token of a row.
     pub fn takes_best(&self) -> bool {
         self.chain.is_empty() && self.constraint.is_none() && self.logprobs.is_none()
     }
@@ -147,8 +147,8 @@ impl ActiveJob {
         self.constraint.as_mut()
     }
 
-    /// Begins to pick the token after `tokens`, the sequence so far. Returns the token unless samplers decide; theirs comes
-    /// from [`Samplers::wait`] under `id`.
+    /// Starts picking the token after `tokens`, the sequence so far. Returns the token unless samplers decide; theirs
+    /// comes from [`Samplers::wait`] under `id`.
     pub fn begin_pick(
         &mut self,
         id: u64,
@@ -182,7 +182,7 @@ impl ActiveJob {
         picked.token
     }
 
-    /// A picked token, with the log-probabilities of its row.
+    /// Completes a picked token with the log-probabilities of its row.
     pub fn pick(&self, token: u32, row: Row<'_>) -> Pick {
         let of = |count| match row {
             Row::Logits(row) => {
@@ -229,13 +229,13 @@ impl ActiveJob {
         Ok(DecodeStep { bytes, finish })
     }
 
-    /// Bytes that were held back as a possible stop string, at the end of the answer.
+    /// Returns the bytes held back as a possible stop string, at the end of the answer.
     pub fn rest(&mut self) -> Vec<u8> {
         self.stops.finish()
     }
 }
 
-/// A token broke the grammar, or the grammar allows no token.
+/// Converts a grammar's error: a token broke the grammar, or the grammar allows no token.
 fn astray(error: &ConstraintError) -> Failure {
     if let Some(fault) = error.fault() {
         return fault.failure();

@@ -1,5 +1,5 @@
-//! The jobs that run. A running job is in two places: the scheduler has its tokens and blocks, and its [`ActiveJob`] has
-//! everything else, the lease on its adapter included. Both are opened and closed here and nowhere else.
+//! The running jobs. The scheduler has a job's tokens and blocks, and its [`ActiveJob`] has everything else, including
+//! the lease on its adapter. Both are opened and closed only here.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -21,7 +21,7 @@ pub struct ActiveJobs {
 pub enum Close {
     /// Its cached blocks may be reused.
     Intact,
-    /// The model or a sampler failed: its state is not to be relied on.
+    /// The model or a sampler failed, so its state must not be reused.
     Broken,
 }
 
@@ -30,7 +30,7 @@ impl ActiveJobs {
         Self { scheduler, jobs: HashMap::new() }
     }
 
-    /// Hands a job to the scheduler. One that it refuses comes back, with what it holds.
+    /// Hands a job to the scheduler. A refused job is returned with everything it holds.
     pub fn open(&mut self, request: Request, job: ActiveJob) -> Result<(), (Refused, Box<ActiveJob>)> {
         let id = request.sequence;
         match self.scheduler.submit(request) {
@@ -40,7 +40,7 @@ impl ActiveJobs {
         Ok(())
     }
 
-    /// Frees the blocks of a job, and hands out what else it held.
+    /// Frees a job's blocks and returns the rest of its state.
     pub fn close(&mut self, id: u64, how: Close) -> Option<ActiveJob> {
         let job = self.jobs.remove(&id)?;
         match how {
@@ -55,7 +55,7 @@ impl ActiveJobs {
         self.scheduler.plan(now)
     }
 
-    /// The step of a plan is done; see [`Scheduler::done`].
+    /// Reports that a plan's step is done; see [`Scheduler::done`].
     pub fn done(&mut self, plan: &Plan, elapsed: Duration) {
         self.scheduler.done(plan, elapsed);
     }
@@ -98,7 +98,8 @@ impl ActiveJobs {
         self.jobs.get_mut(&id)
     }
 
-    /// The jobs for their constraints, beside the scheduler that a forward pass reads meanwhile.
+    /// Splits the jobs, whose constraints are being prepared, from the scheduler, which the forward pass reads
+    /// meanwhile.
     pub fn split(&mut self) -> (impl Iterator<Item = (u64, &mut ActiveJob)>, &Scheduler) {
         (self.jobs.iter_mut().map(|(id, job)| (*id, job)), &self.scheduler)
     }
@@ -111,7 +112,7 @@ impl ActiveJobs {
         &self.scheduler
     }
 
-    /// The scheduler for the disk tier and for states, which open and close no sequences.
+    /// The scheduler, for the disk tier and for states; neither opens or closes sequences.
     pub fn scheduler_mut(&mut self) -> &mut Scheduler {
         &mut self.scheduler
     }

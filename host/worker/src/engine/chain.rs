@@ -1,8 +1,8 @@
-//! How a sequence picks its next token: a chain of samplers, each a stage with sampling parameters of its own that sees what the
-//! ones before left over. A stage is foreign code, so what it leaves is checked before the next one sees it: a chain that grows, that
-//! leaves nothing or picks what does not exist fails its own sequence and no other. So does one that does not end: stages run
-//! on threads beside the engine's, with a deadline. Chains of samplers that allow it share all of these threads; the others
-//! always run on the first, one after the other.
+//! The sampler chain of a sequence: stages with individual sampling parameters, each of which sees the candidates that
+//! the previous ones left. A stage is untrusted code, so its output is checked before the next one sees it: a chain
+//! that grows the candidates, leaves none or picks one that does not exist fails only its own sequence. So does one
+//! that does not return: stages run on threads beside the engine's, with a deadline. Chains whose samplers all allow it
+//! are spread over these threads; the others always run on the first, one after the other.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -27,20 +27,20 @@ use pensieve_protocol::job::{Failure, FailureCode, StageSpec};
 
 const STAGES_MAX: usize = 32;
 
-/// Threads on which tokens are picked; more would wait for the same memory.
+/// Threads that pick tokens; more would compete for memory bandwidth.
 const THREADS_MAX: usize = 8;
 
-/// All samplers of the plugins that this worker was given, by name, and the threads that run them.
+/// All samplers of this worker's plugins, by name, and the threads that run them.
 pub struct Samplers {
     samplers: BTreeMap<String, (Arc<SamplerName>, Arc<SamplerBox>)>,
     /// At least one.
     threads: Vec<SamplerThread>,
-    /// Picks of this step so far that any thread may make.
+    /// Picks in this step that any thread may run.
     shared_picks: usize,
-    /// The results of this step.
+    /// Results of this step.
     picks: Sender<(u64, Picked)>,
     picked: Receiver<(u64, Picked)>,
-    /// Kept from step to step.
+    /// Buffers reused from step to step.
     rooms: Vec<Room>,
     troubles: Vec<String>,
 }
@@ -53,12 +53,12 @@ pub struct Chain {
 
 pub struct Picked {
     pub token: Result<u32, Failure>,
-    /// The chain that picked it, for the next token; without stages where it was left behind.
+    /// The chain, returned for the next token; without stages if its call was abandoned.
     pub chain: Chain,
     room: Room,
 }
 
-/// Room for the candidates of one token and for the tokens before it.
+/// Buffers for the candidates of one token and for the tokens before it.
 #[derive(Default)]
 struct Room {
     ids: Vec<u32>,
@@ -71,7 +71,8 @@ struct Room {
 }
 
 impl Samplers {
-    /// Opens the plugins, whose stages may take so long for a token. Of two samplers with one name the first plugin's is taken.
+    /// Opens the plugins; `deadline` bounds a stage's time per token. If two samplers share a name, the first plugin's
+    /// wins.
     pub fn open(plugins: &[PathBuf], deadline: Duration) -> Result<Self, Failure> {
         let mut samplers = BTreeMap::new();
         for path in plugins {
@@ -106,8 +107,8 @@ impl Samplers {
         Ok(Chain { stages: stages.collect::<Result<_, _>>()? })
     }
 
-    /// Starts a chain on the token after `tokens`, the first `prompt` of which are the prompt. Candidates are the row of logits,
-    /// or those that the mask allows. The result comes from the next [`Samplers::wait`], under this id.
+    /// Starts a chain on the token after `tokens`, the first `prompt` of which are the prompt. Candidates are the row
+    /// of logits, or those that the mask allows. The result comes from the next [`Samplers::wait`], under this id.
     pub fn pick(
         &mut self,
         id: u64,
@@ -125,7 +126,7 @@ impl Samplers {
             room.fill(row.values());
             drop(row);
             let token = chain.pick(&mut room, enter);
-            // A step that has left this behind does not wait for it.
+            // A step that has abandoned this call does not wait for it.
             let _ = picks.send((id, Picked { token, chain, room }));
         };
         let thread = if is_concurrent { self.shared_picks % self.threads.len() } else { 0 };
@@ -142,7 +143,7 @@ impl Samplers {
             self.rooms.push(std::mem::take(&mut picked.room));
         }
         if !overdue.is_empty() {
-            // A call that was abandoned may yet send its token.
+            // An abandoned call may still send its token.
             (self.picks, self.picked) = channel();
         }
         for call in overdue {
@@ -154,14 +155,14 @@ impl Samplers {
         picked
     }
 
-    /// Warnings for the log since the last call.
+    /// Returns the log warnings since the last call.
     pub fn take_troubles(&mut self) -> Vec<String> {
         std::mem::take(&mut self.troubles)
     }
 
     fn stage(&mut self, spec: &StageSpec, vocabulary: u32, seed: u64) -> Result<(Arc<SamplerName>, StageBox), Failure> {
         let StageSpec { sampler: name, parameters, field } = spec;
-        // A stage without a field of the request is from the configuration.
+        // A stage without a request field comes from the configuration.
         let asked = !field.is_empty();
         let (name, sampler) = self.samplers.get(name).cloned().ok_or_else(|| self.unknown(name, asked).at(field))?;
         name.check().map_err(|failure| if asked { failure.at(field) } else { failure })?;
@@ -236,7 +237,7 @@ impl Chain {
 }
 
 impl Room {
-    /// Copies everything but the row of logits.
+    /// Copies everything except the row of logits.
     fn note(&mut self, mask: Option<&[u32]>, tokens: &[u32], prompt: usize) {
         self.tokens.clear();
         self.tokens.extend_from_slice(tokens);
@@ -260,7 +261,7 @@ impl Room {
         (token as usize) < self.vocabulary && self.mask.as_ref().is_none_or(|mask| is_allowed(mask, token))
     }
 
-    /// The candidate with the highest logit, the lower id among equals.
+    /// Returns the candidate with the highest logit; the lower id wins a tie.
     fn best(&self, len: usize) -> Option<u32> {
         let mut best: Option<(u32, f32)> = None;
         for (&id, &logit) in self.ids[..len].iter().zip(&self.logits[..len]) {

@@ -1,4 +1,4 @@
-//! Errors of plugins and adapters as the failures that jobs end with.
+//! Converts errors of plugins and adapters to the failures that jobs end with.
 
 use std::path::Path;
 
@@ -7,12 +7,12 @@ use pensieve_plugin_api as api;
 use pensieve_protocol::job::{Failure, FailureCode};
 use pensieve_protocol::outside::Outside;
 
-/// A plugin that could not be loaded.
+/// Converts the error of a plugin that could not be loaded.
 pub fn of_load(error: &LoadError) -> Failure {
     Failure::new(FailureCode::Plugin, error.message()).with_help(error.help())
 }
 
-/// A plugin's error in terms of clients and users.
+/// Converts a plugin's error to terms that clients and users understand.
 pub fn of_plugin(error: api::PluginError) -> Failure {
     let code = match error.code {
         api::ErrorCode::UNSUPPORTED => FailureCode::Unsupported,
@@ -22,7 +22,8 @@ pub fn of_plugin(error: api::PluginError) -> Failure {
     Failure::new(code, error.message.into_string()).with_help(error.help.into_string())
 }
 
-/// The same for an error over an adapter, which is mostly the adapter's fault: what it lacks, the request's model does not.
+/// Converts an error about an adapter, which is usually the adapter's fault: something it lacks is not missing from the
+/// request's model.
 pub fn of_adapter(error: api::PluginError) -> Failure {
     let code = match error.code {
         api::ErrorCode::UNSUPPORTED => FailureCode::Unsupported,
@@ -34,7 +35,7 @@ pub fn of_adapter(error: api::PluginError) -> Failure {
     Failure { code, ..of_plugin(error) }
 }
 
-/// A path in the form in which it can cross the ABI: UTF-8.
+/// Returns a path in the form that crosses the ABI: UTF-8.
 pub fn text_of(path: &Path) -> Result<&str, Failure> {
     path.to_str().ok_or_else(|| {
         Failure::new(FailureCode::Invalid, format!("the path '{}' is not UTF-8", Outside::path(&path)))

@@ -23,7 +23,7 @@ pub struct Formats {
     formats: Arc<Vec<(String, AdapterBox)>>,
 }
 
-/// An adapter as its format has read it.
+/// An adapter as read by its format.
 pub struct ReadAdapter {
     pub format: String,
     pub data: AdapterData,
@@ -42,9 +42,9 @@ impl Formats {
         Ok(Self { formats: Arc::new(formats) })
     }
 
-    /// Reads an adapter in the first format that claims it and does not decline it once it has looked closer, in the order of
-    /// the plugins and of each one's manifest; unless it leads out of where it has to lie: what it consists of
-    /// may have changed since it was last looked at. One with a file of more than `bytes_max` is not even opened. May take long.
+    /// Reads an adapter with the first format that claims it and does not decline it on a closer look, in the order of
+    /// the plugins and their manifests. The location's folders are checked again, as the files may have changed since
+    /// the last check, and an adapter with a file of more than `bytes_max` is not even opened. May take long.
     pub fn read(&self, location: &Location, bytes_max: u64) -> Result<ReadAdapter, Failure> {
         let path = location.path.as_path();
         if !location.folders.is_empty() {
@@ -77,7 +77,7 @@ impl Formats {
     }
 }
 
-/// Bytes of the largest file with weights.
+/// Size of the largest weight file.
 fn weight_bytes(path: &Path) -> u64 {
     let has_weights =
         |path: &Path| path.extension().is_some_and(|kind| ["safetensors", "gguf"].map(OsStr::new).contains(&kind));
@@ -97,7 +97,7 @@ mod tests {
         },
     };
 
-    /// A format that claims everything, and fails with this code where there is one.
+    /// A format that claims everything, and fails with this code if there is one.
     struct Fake(Option<ErrorCode>);
 
     impl AdapterFormat for Fake {

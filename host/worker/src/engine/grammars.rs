@@ -1,6 +1,6 @@
-//! Grammars around the loop: jobs whose grammar is being compiled wait here, so that the model never waits for them, and
-//! masks are made on threads of their own while the model computes. Both come into being with the first job that has a
-//! grammar; most models never meet one.
+//! Grammars around the engine loop: jobs wait here while their grammar is being compiled, so that the model never waits
+//! for them, and masks are computed on separate threads while the model runs. Both are created by the first job with a
+//! grammar; most models never see one.
 
 use std::{
     sync::Arc,
@@ -30,23 +30,23 @@ struct Waiting {
     compiling: Compiling,
 }
 
-/// A job whose grammar is decided upon.
+/// A job whose grammar has been compiled or rejected.
 pub struct Ready {
     pub job: Job,
     pub waited: Duration,
-    /// Its grammar, or why there is none. Nothing if its deadline came first: the engine finds it overdue then.
+    /// Its constraint, or why there is none. `Ok(None)` if its deadline passed first: the engine then finds it overdue.
     pub constraint: Result<Option<Constraint>, Failure>,
 }
 
 impl Grammars {
-    /// Begins to compile a job's grammar; the job waits here meanwhile.
+    /// Starts compiling a job's grammar; the job waits here meanwhile.
     pub fn begin(&mut self, job: Job, spec: &Spec, text: &Text) -> Result<(), Failure> {
         let compiling = self.compiler(text)?.begin(spec, &job.salt).map_err(|error| error.failure())?;
         self.waiting.push(Waiting { job, since: Instant::now(), compiling });
         Ok(())
     }
 
-    /// Jobs whose grammar has been decided upon since it was last asked.
+    /// Returns the jobs whose grammar has been decided since the last call.
     pub fn take_ready(&mut self) -> Vec<Ready> {
         let mut ready = Vec::new();
         let mut index = 0;
@@ -69,7 +69,7 @@ impl Grammars {
         Some(self.waiting.remove(index).job)
     }
 
-    /// How many jobs wait for their grammar.
+    /// Number of jobs waiting for their grammar.
     pub fn len(&self) -> usize {
         self.waiting.len()
     }
@@ -78,11 +78,11 @@ impl Grammars {
         self.waiting.is_empty()
     }
 
-    /// Makes the masks of these constraints while `forward` runs.
+    /// Computes the masks of these constraints while `forward` runs.
     pub fn overlap<T>(&self, constraints: Vec<&mut Constraint>, forward: impl FnOnce() -> T) -> T {
         match &self.masks {
             Some(masks) if !constraints.is_empty() => masks.overlap(constraints, forward),
-            // A mask that is not there is made when it is asked for.
+            // A missing mask is computed on demand.
             _ => forward(),
         }
     }

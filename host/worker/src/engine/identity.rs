@@ -1,8 +1,8 @@
-//! The name of a model's prefix cache on disk: everything that the numbers in its blocks depend on besides their text.
+//! The identity of a model's prefix cache on disk: everything besides text that the contents of its blocks depend on.
 //!
-//! A block that is read under other numbers than it was written with gives wrong answers without any error, so the name
-//! is made of all fields of one struct: a field that is added is part of the name. What changes speed alone (threads,
-//! memory, limits) is left out, so that a cache survives it.
+//! A block that is read in a different setting than it was written in gives wrong answers without any error, so the
+//! identity consists of all fields of one struct, and a new field becomes part of it automatically. Settings that only
+//! affect speed (threads, memory, limits) are left out, so that a cache survives changing them.
 
 use std::{ffi::OsStr, fmt};
 
@@ -13,21 +13,22 @@ pub(super) struct Identity<'a> {
     pub(super) plugin: &'a str,
     pub(super) version: &'a str,
     pub(super) sdk: &'a str,
-    /// The library's file name. A server loads a private copy that is named by its SHA-256, so a plugin that was rebuilt under
-    /// the same version has another name.
+    /// The library's file name. A server loads a private copy named by its SHA-256, so a plugin rebuilt under the same
+    /// version has another name.
     pub(super) library: &'a OsStr,
     pub(super) device: &'a str,
-    /// The context that was asked for, and the one that was taken: scaled rotary encodings (LongRoPE) depend on it.
+    /// The requested context and the effective one: scaled rotary encodings (LongRoPE) depend on it.
     pub(super) context: [u32; 2],
     /// Settings of the architecture, such as the type of keys and values.
     pub(super) options: &'a str,
-    /// Adapters in the weights: fingerprint, and the bits of the strength.
+    /// Adapters merged into the weights: fingerprint, and the bits of the scale.
     pub(super) merged: Vec<(&'a str, u32)>,
 }
 
 impl fmt::Display for Identity<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // No field can be forgotten here, and as debug output quotes texts, none can run into its neighbour.
+        // Destructuring makes sure that no field is forgotten; debug output quotes strings, so none can run into the
+        // next.
         let Self { fingerprint, architecture, plugin, version, sdk, library, device, context, options, merged } = self;
         let plugin = (architecture, plugin, version, sdk, library);
         write!(f, "{:?}", (fingerprint, plugin, device, context, options, merged))

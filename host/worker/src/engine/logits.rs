@@ -1,4 +1,5 @@
-//! Unsampled logits: checks a row for NaN, finds its best token, and computes log-probabilities. One pass over the row serves all three, as a vocabulary has 128k entries and a step many rows.
+//! Raw logits: checks a row for NaN, finds its best token, and computes log-probabilities. One pass serves all three,
+//! as a vocabulary has 128k entries and a step has many rows.
 
 use std::{ops::Range, sync::Arc};
 
@@ -8,7 +9,7 @@ use pensieve_protocol::job::TokenLogprobs;
 #[derive(Clone, Copy, Debug)]
 pub enum Row<'a> {
     Logits(LogitsRow<'a>),
-    /// The first token with the highest logit, which the model's device has found; none where a logit is not a number.
+    /// The first token with the highest logit, found on the model's device; `None` if a logit is NaN.
     Best(Option<u32>),
 }
 
@@ -20,7 +21,7 @@ pub struct LogitsRow<'a> {
     width: usize,
 }
 
-/// A row for another thread, which copies what it changes.
+/// A row for another thread, which copies the values it changes.
 #[derive(Debug)]
 pub struct SharedRow {
     step: Arc<Vec<f32>>,
@@ -28,7 +29,7 @@ pub struct SharedRow {
 }
 
 impl<'a> LogitsRow<'a> {
-    /// All rows of a step.
+    /// Splits a step's logits into rows.
     pub fn all(step: &'a Arc<Vec<f32>>, width: usize) -> impl Iterator<Item = Self> {
         (0..step.len() / width).map(move |row| Self { step, start: row * width, width })
     }
@@ -37,7 +38,7 @@ impl<'a> LogitsRow<'a> {
         &self.step[self.start..self.start + self.width]
     }
 
-    /// The row for another thread.
+    /// Shares the row with another thread.
     pub fn share(self) -> SharedRow {
         SharedRow { step: self.step.clone(), range: self.start..self.start + self.width }
     }
@@ -49,11 +50,11 @@ impl SharedRow {
     }
 }
 
-/// Values that are folded at once: a few vector registers.
+/// Values folded at once: a few vector registers.
 const LANES: usize = 16;
 
-/// The highest logit of a row. None if the row has a NaN or a positive infinity, or nothing above the negative one: then the
-/// model has gone wrong, and whatever was picked would be noise.
+/// Returns the highest logit of a row. `None` if the row has NaN or positive infinity, or nothing above negative
+/// infinity: the model has failed then, and any pick would be noise.
 pub(super) fn highest(row: &[f32]) -> Option<f32> {
     let mut best = [f32::NEG_INFINITY; LANES];
     let mut sum = [0.0_f32; LANES];
@@ -62,7 +63,7 @@ pub(super) fn highest(row: &[f32]) -> Option<f32> {
     for chunk in chunks {
         for lane in 0..LANES {
             best[lane] = best[lane].max(chunk[lane]);
-            // Zero times anything finite is zero, and NaN otherwise: one test at the end finds them all.
+            // Zero times a finite value is zero, otherwise NaN, so one test at the end catches them all.
             sum[lane] += if chunk[lane] == f32::NEG_INFINITY { 0.0 } else { chunk[lane] * 0.0 };
         }
     }
@@ -75,12 +76,12 @@ pub(super) fn highest(row: &[f32]) -> Option<f32> {
     (sound && top > f32::NEG_INFINITY).then_some(top)
 }
 
-/// The first token with the highest logit.
+/// Returns the first token with the highest logit.
 pub(super) fn leader(row: &[f32], top: f32) -> u32 {
     row.iter().position(|logit| *logit == top).unwrap_or(0) as u32
 }
 
-/// The log-probability of a token, and those of the `count` likeliest.
+/// Returns the log-probability of a token, and those of the `count` most likely ones.
 pub(super) fn logprobs(row: &[f32], top: f32, token: u32, count: usize) -> TokenLogprobs {
     let sum: f64 = row.iter().map(|logit| f64::from(*logit - top).exp()).sum();
     let total = f64::from(top) + sum.ln();
@@ -89,7 +90,7 @@ pub(super) fn logprobs(row: &[f32], top: f32, token: u32, count: usize) -> Token
     TokenLogprobs { logprob: row.get(token as usize).map_or(f32::NEG_INFINITY, |logit| of(*logit)), top: likeliest }
 }
 
-/// The highest logits, the lower id first among equals.
+/// Returns the highest logits; lower ids first among equals.
 fn likeliest(row: &[f32], count: usize) -> Vec<(u32, f32)> {
     let mut best: Vec<(u32, f32)> = Vec::with_capacity(count + 1);
     for (token, &logit) in (0..).zip(row) {

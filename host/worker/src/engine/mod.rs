@@ -1,13 +1,13 @@
-//! The inference engine of a worker: continuous batching over a paged KV cache. Two state machines make every decision that
-//! needs no model: [`blocks`] is the block table that paged attention reads by and the prefix cache
-//! ([`states`] for models that keep a state per sequence instead), [`scheduler`] says which tokens the next step computes.
-//! None of them does I/O, reads a clock or calls a plugin: time and results come in as arguments, so that a test can run a
-//! million steps in seconds and replay any of them from its seed. [`stops`] and the crate `pensieve-grammar` decide on bytes what a sequence may say and
-//! where it ends.
+//! The inference engine of a worker: continuous batching over a paged KV cache. Two state machines make every decision
+//! that needs no model: [`blocks`] is the block table for paged attention and the prefix cache ([`states`] for models
+//! that keep one state per sequence instead), and [`scheduler`] decides which tokens the next step computes. None of
+//! them does I/O, reads a clock or calls a plugin: time and results come in as arguments, so that a test can run a
+//! million steps in seconds and replay any of them from its seed. [`stops`] and the crate `pensieve-grammar` decide on
+//! bytes what a sequence may say and where it ends.
 //!
-//! The rest does touch the world: [`step`] is one step, [`active_jobs`] owns the running jobs, [`model`] and [`chain`] call plugins,
-//! [`adapters`] decides which LoRA adapters are in memory, [`store`] is the prefix cache's tier on disk, and `identity`
-//! names it.
+//! The rest has side effects: [`step`] is one step, [`active_jobs`] owns the running jobs, [`model`] and [`chain`] call
+//! plugins, [`adapters`] decides which LoRA adapters are in memory, [`store`] is the prefix cache's tier on disk, and
+//! `identity` names it.
 
 pub mod blocks;
 pub mod scheduler;

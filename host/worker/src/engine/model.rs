@@ -1,6 +1,6 @@
-//! The plugin's model as the engine sees it: what it said of itself, checked once, and the calls of the contract with
-//! batches built out of plans. A plugin cannot be believed: sizes that do not fit together end the load, and rows of
-//! logits are marked before a step, so that one that was not written cannot pass for another sequence's.
+//! The plugin's model as the engine sees it: its description, validated once, and the calls of the contract, with
+//! batches built from plans. A plugin is not trusted: inconsistent sizes fail the load, and rows of logits are marked
+//! before a step, so that an unwritten row cannot pass for another sequence's.
 
 use std::{sync::Arc, time::Duration};
 
@@ -34,35 +34,35 @@ const VOCABULARY_MAX: u32 = 1 << 22;
 const CONTEXT_MAX: u32 = 1 << 28;
 const BLOCK_TOKENS_MAX: u32 = 1 << 12;
 const BLOCK_BYTES_MAX: u64 = 1 << 32;
-/// The block table keeps a bit for each group, and one for a primary group of its own.
+/// The block table keeps one bit per group, and may add a primary group.
 const GROUPS_MAX: usize = 30;
 
 pub struct Model {
     model: ModelBox,
     pub card: Card,
     pub resident: Resident,
-    /// Names everything besides the text that an exported block depends on.
+    /// Identifies everything besides the text that an exported block depends on.
     pub identity: String,
-    /// Bytes of an exported block or slot of each group; none if the model exports none.
+    /// Bytes of an exported block or slot of each group; `None` if the model exports none.
     group_bytes: Option<Vec<usize>>,
-    /// True if an opaque model can copy the state of a sequence.
+    /// True if an opaque model can copy a sequence's state.
     pub copies_sequences: bool,
     batch: Scratch,
 }
 
-/// Buffers of a batch, kept from step to step.
+/// Batch buffers, reused from step to step.
 #[derive(Default)]
 struct Scratch {
     tokens: Vec<u32>,
     positions: Vec<u32>,
-    /// Samplers' threads read them while tokens are picked.
+    /// Shared with sampler threads while tokens are picked.
     logits: Arc<Vec<f32>>,
-    /// For rows of which only the best token is wanted: the tokens, their logits, and totals.
+    /// For rows of which only the best token is wanted: tokens, logits, and totals.
     best: (Vec<u32>, Vec<f32>, Vec<f32>),
 }
 
 impl Model {
-    /// Loads the checkpoint with its architecture's plugin, and merges adapters where that was asked for.
+    /// Loads the checkpoint with its architecture's plugin, and merges the configured adapters.
     pub fn load(load: &Load, services: HostServices, formats: &Formats) -> Result<Self, Failure> {
         let plugin = LoadedPlugin::open(&load.architecture.plugin).map_err(|error| of_load(&error))?;
         let architecture = plugin.architecture(&load.architecture.name).map_err(of_plugin)?;
@@ -112,22 +112,22 @@ impl Model {
         Ok(model)
     }
 
-    /// The length of a row of logits.
+    /// Length of a row of logits.
     pub fn vocabulary(&self) -> usize {
         self.card.vocabulary as usize
     }
 
-    /// An opaque model keeps sequences by itself, under their ids.
+    /// True for an opaque model, which keeps sequences itself, under their ids.
     pub fn is_opaque(&self) -> bool {
         self.card.caches.iter().any(|group| group.kind == CacheKind::OPAQUE)
     }
 
-    /// The most sequences that an opaque model takes at once; 0 for no limit of its own.
+    /// Maximum number of concurrent sequences of an opaque model; 0 for no limit.
     pub fn sequences(&self) -> u32 {
         self.resident.places.first().copied().filter(|_| self.is_opaque()).unwrap_or(0)
     }
 
-    /// The cache groups with the number of blocks or slots of each; none for an opaque model.
+    /// Cache groups with their numbers of blocks or slots; `None` for an opaque model.
     pub fn groups(&self) -> Option<Vec<(Kind, u32)>> {
         let groups = self.card.caches.iter().zip(self.resident.places.iter());
         let kind = |(group, count): (&api::CacheGroup, &u32)| match group.kind {
@@ -144,8 +144,8 @@ impl Model {
         self.group_bytes.as_deref()
     }
 
-    /// Computes a plan's spans, of which `adapters` has the adapter of each. Returns a row for each span that asks for logits, in
-    /// order. With `only_best`, a model that computes on a device finds the best token of each row there.
+    /// Computes a plan's spans; `adapters` has the adapter of each. Returns a row for each span that asks for logits,
+    /// in order. With `only_best`, a model that computes on a device finds each row's best token there.
     pub fn forward(
         &mut self,
         plan: &Plan,
@@ -181,11 +181,11 @@ impl Model {
         }
         let width = self.card.vocabulary as usize;
         let (rows, bests) = if only_best { (0, rows) } else { (rows, 0) };
-        // Outputs that the model leaves unwritten are recognised by these.
+        // Sentinels that reveal outputs the model left unwritten.
         *ids = vec![VACANT; bests];
         *scores = vec![f32::NAN; bests];
         *totals = vec![f32::NAN; 2 * bests];
-        // No sampler thread holds a row of the previous step any more, so nothing is copied.
+        // No sampler thread still holds a row of the previous step, so nothing is copied.
         let values = Arc::make_mut(logits);
         values.resize(rows * width, 0.0);
         for row in values.chunks_exact_mut(width) {
@@ -221,13 +221,13 @@ impl Model {
         self.model.release(sequence);
     }
 
-    /// The extension that copies blocks out and in; borrowed for a whole run of copies.
+    /// The extension that copies blocks out and in; borrowed for a whole series of copies.
     pub fn transfer(&mut self) -> Result<Offered<'_, KvTransfer>, Failure> {
         let none = || Failure::new(FailureCode::Unsupported, "this model does not export blocks");
         KvTransfer::of(&mut self.model).ok_or_else(none)?.map_err(of_plugin)
     }
 
-    /// Copies the state `from` of an opaque model to `to`; false if the model could not.
+    /// Copies an opaque model's state `from` to `to`; returns false if the model could not.
     pub fn fork(&mut self, from: u64, to: u64) -> bool {
         let copies = SequenceState::of(&mut self.model).and_then(Result::ok);
         copies.is_some_and(|mut copies| copies.fork(from, to).is_ok())
@@ -254,13 +254,13 @@ impl AdapterHost for Model {
             return Err(Failure::new(FailureCode::Plugin, "the model gave an adapter the id that means none"));
         }
         let grown = self.model.resident().weight_bytes.saturating_sub(before);
-        // A model whose memory does not grow is assumed to keep the factors as they came.
+        // If the model's memory does not grow, it is assumed to keep the factors as they came.
         let values = adapter.pairs.iter().fold(0, |sum: u64, pair| sum + (pair.a.len() + pair.b.len()) as u64);
         Ok((id, if grown > 0 { grown } else { values.saturating_mul(4) }))
     }
 
     fn detach(&mut self, adapter: u32) {
-        // A model that cannot forget an adapter keeps it until the worker ends; no job can name it any more.
+        // A model that cannot drop an adapter keeps it until the worker exits; no job can name it any more.
         let _ = self.model.detach(adapter);
     }
 }
@@ -316,7 +316,7 @@ fn check(card: &Card, resident: &Resident) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Where a group keeps a sequence, in the contract's form.
+/// Converts a group's storage for a sequence to the contract's form.
 fn cross(location: CacheLocation<'_>) -> CacheTable<'_> {
     match location {
         CacheLocation::Blocks(blocks) => CacheTable { blocks: blocks.into(), ..CacheTable::opaque() },

@@ -1,5 +1,5 @@
-//! Detects an answer that loops: small models repeat a line, or a tool call, until their context is full. Ending such an
-//! answer is optional, as a table or a drawing may repeat itself rightly.
+//! Detects answers that loop: small models repeat a line, or a tool call, until their context is full. Ending such an
+//! answer is optional, as a table or a drawing may legitimately repeat.
 
 /// The number of consecutive repetitions that count as a loop.
 const ROUNDS: usize = 4;
@@ -7,26 +7,26 @@ const ROUNDS: usize = 4;
 /// Watches the tokens of one answer.
 #[derive(Debug)]
 pub struct RepetitionDetector {
-    /// The last tokens, as many as the longest period.
+    /// The last tokens, up to the longest period.
     recent: Vec<u32>,
-    /// Where the next one goes.
+    /// Position of the next token.
     next: usize,
-    /// For each period, from 1 on, how many tokens in a row equal the one that many positions before.
+    /// For each period, from 1 up, the number of consecutive tokens equal to the token one period earlier.
     runs: Vec<u32>,
-    /// Tokens that a loop has.
+    /// Number of tokens in a loop.
     tokens: usize,
 }
 
 impl RepetitionDetector {
-    /// Detects a loop when the last `tokens` tokens are one sequence at least four times over; none if `tokens` is too small for
-    /// that.
+    /// Detects a loop when the last `tokens` tokens are one sequence repeated at least four times; `None` if `tokens`
+    /// is too small for that.
     pub fn new(tokens: u32) -> Option<Self> {
         let tokens = tokens as usize;
         let longest = tokens / ROUNDS;
         (longest > 0).then(|| Self { recent: Vec::with_capacity(longest), next: 0, runs: vec![0; longest], tokens })
     }
 
-    /// Adds a token. True if the answer loops.
+    /// Adds a token. Returns true if the answer loops.
     pub fn push(&mut self, token: u32) -> bool {
         let (count, longest) = (self.recent.len(), self.runs.len());
         let mut loops = false;
@@ -50,7 +50,7 @@ impl RepetitionDetector {
 mod tests {
     use super::*;
 
-    /// After how many tokens an answer ends; none if it is heard to its end.
+    /// Number of tokens after which an answer is ended; `None` if it never is.
     fn ends(limit: u32, tokens: impl IntoIterator<Item = u32>) -> Option<usize> {
         let mut detector = RepetitionDetector::new(limit).unwrap();
         tokens.into_iter().position(|token| detector.push(token)).map(|place| place + 1)
@@ -80,7 +80,7 @@ mod tests {
     fn what_came_before_the_loop_does_not_count() {
         assert_eq!(ends(8, (100..150).chain([7; 20])), Some(58));
         assert_eq!(ends(8, (100..103).chain([7, 8].into_iter().cycle().take(20))), Some(11));
-        // One token in between, and it begins anew.
+        // One different token restarts the count.
         let broken = [1, 1, 1, 1, 1, 1, 1, 2].into_iter().cycle().take(7 + 8 * 40);
         assert_eq!(ends(16, broken), None);
         assert_eq!(ends(8, (0..10_000).map(|place| place / 7)), None, "seven of a kind are no loop of eight");

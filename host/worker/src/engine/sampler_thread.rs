@@ -1,8 +1,8 @@
-//! A thread for samplers, whose code is foreign and may not return. It cannot be interrupted, so a call that exceeds its
-//! deadline is abandoned with its thread, and waiting calls continue on a new one.
+//! A thread for samplers, which are untrusted code and may not return. It cannot be interrupted, so a call that exceeds
+//! its deadline is abandoned along with its thread, and queued calls continue on a new one.
 //!
-//! An abandoned thread runs at the lowest priority. Its sampler is barred, so that a worker has few such threads: one for each
-//! sampler, or as many as were in it at once.
+//! An abandoned thread runs at the lowest priority. Its sampler is barred, so a worker accumulates few such threads:
+//! one per sampler, or as many as were in it at once.
 
 use std::{
     collections::VecDeque,
@@ -16,7 +16,7 @@ use std::{
 
 use pensieve_protocol::job::{Failure, FailureCode};
 
-/// A sampler's name, whether its stages may be called on several threads at once, and whether one has broken its deadline.
+/// A sampler's name, whether its stages may run on several threads at once, and whether one has exceeded its deadline.
 #[derive(Debug)]
 pub struct SamplerName {
     pub name: String,
@@ -24,7 +24,7 @@ pub struct SamplerName {
     barred: AtomicBool,
 }
 
-/// A closure for the thread. It reports which sampler's code it is about to enter.
+/// A closure for the thread. It reports which sampler it is about to enter.
 pub type Call = Box<dyn FnOnce(&dyn Fn(&Arc<SamplerName>)) + Send>;
 
 /// An abandoned call, and the sampler that it is in.
@@ -33,13 +33,13 @@ pub struct Overdue {
     pub sampler: Arc<SamplerName>,
 }
 
-/// The thread, which is started by the first call.
+/// The thread, started by the first call.
 pub struct SamplerThread {
     deadline: Duration,
     queue: Option<Arc<CallQueue>>,
 }
 
-/// Shared by the engine's thread and one sampler thread.
+/// State shared by the engine's thread and one sampler thread.
 #[derive(Default)]
 struct CallQueue {
     state: Mutex<QueueState>,
@@ -51,9 +51,9 @@ struct CallQueue {
 struct QueueState {
     queue: VecDeque<(u64, Call)>,
     busy: bool,
-    /// The call that runs, the sampler whose code it is in, and since when.
+    /// The running call, the sampler that it is in, and since when.
     entered: Option<(u64, Arc<SamplerName>, Instant)>,
-    /// There are no more calls for this thread.
+    /// No more calls will come for this thread.
     closed: bool,
     #[cfg(target_os = "linux")]
     thread: Option<u32>,
@@ -64,7 +64,7 @@ impl SamplerName {
         Arc::new(Self { name: name.to_owned(), is_concurrent, barred: AtomicBool::new(false) })
     }
 
-    /// An error if the sampler has broken its deadline before.
+    /// Fails if the sampler has exceeded its deadline before.
     pub fn check(&self) -> Result<(), Failure> {
         if !self.barred.load(Ordering::Relaxed) {
             return Ok(());
@@ -75,7 +75,7 @@ impl SamplerName {
 }
 
 impl Overdue {
-    /// The failure of the request that it belongs to.
+    /// Returns the failure for the request of this call.
     pub fn failure(&self, deadline: Duration) -> Failure {
         let (name, limit) = (&self.sampler.name, deadline.as_secs_f32());
         let message = format!("sampling stage '{name}' did not end within {limit} s, and is barred from now on");
@@ -93,7 +93,7 @@ impl SamplerThread {
         self.deadline
     }
 
-    /// Queues a call. Where the system can start no thread, it is made here.
+    /// Queues a call. If the system cannot start a thread, runs the call here.
     pub fn call(&mut self, id: u64, call: Call) {
         let queue = self.queue.get_or_insert_with(CallQueue::start);
         let mut state = lock(&queue.state);
@@ -106,7 +106,7 @@ impl SamplerThread {
         queue.queued.notify_one();
     }
 
-    /// Waits until all calls are done or abandoned, and returns the latter.
+    /// Waits until all calls are done or abandoned, and returns the abandoned ones.
     pub fn wait(&mut self) -> Vec<Overdue> {
         let mut overdue = Vec::new();
         while let Some(queue) = self.queue.clone() {
@@ -114,7 +114,7 @@ impl SamplerThread {
             while state.busy || !state.queue.is_empty() {
                 let left = match &state.entered {
                     Some((_, _, since)) => self.deadline.saturating_sub(since.elapsed()),
-                    // Nothing foreign runs yet.
+                    // No untrusted code runs yet.
                     None => self.deadline,
                 };
                 if left.is_zero() {
@@ -166,7 +166,7 @@ impl CallQueue {
             drop(state);
             call(&|sampler| {
                 let mut state = lock(&self.state);
-                // An abandoned call that goes on all the same is ignored.
+                // Ignore an abandoned call that continues after all.
                 if !state.closed {
                     state.entered = Some((id, sampler.clone(), Instant::now()));
                 }
@@ -187,16 +187,16 @@ impl QueueState {
         self.thread = u32::try_from(unsafe { libc::gettid() }).ok();
     }
 
-    /// Leaves the processor to every other thread that wants it. A thread behind the fence can change the priority of no other
-    /// one, as the number of a thread of its own cannot be told from that of a stranger's. So the thread is interrupted
-    /// and lowers itself. Other code of the process does not use this signal, which is ignored where nobody has a handler.
+    /// Lowers the thread's priority to the minimum. A fenced thread may not change the priority of any other, as the
+    /// fence cannot tell its own threads' ids from foreign ones. So the thread is interrupted by a signal and lowers
+    /// itself. Nothing else in the process uses this signal, and its default action is to be ignored.
     fn yield_to_others(&self) {
         let Some(thread) = self.thread else { return };
         let handler = lower_own_priority as extern "C" fn(libc::c_int);
         // SAFETY: the handler makes one system call, which takes plain numbers and is safe in a handler.
         let known = unsafe { libc::signal(libc::SIGURG, handler as libc::sighandler_t) };
         if known != libc::SIG_ERR {
-            // SAFETY: the call takes plain numbers; a thread that has ended meanwhile is no error worth telling.
+            // SAFETY: the call takes plain numbers; if the thread has ended meanwhile, the error can be ignored.
             unsafe { libc::syscall(libc::SYS_tgkill, std::process::id(), thread, libc::SIGURG) };
         }
     }
@@ -213,7 +213,7 @@ extern "C" fn lower_own_priority(_signal: libc::c_int) {
 impl QueueState {
     fn remember_thread(&mut self) {}
 
-    /// Other systems change the priority of whole processes alone.
+    /// Other systems only change the priority of whole processes.
     fn yield_to_others(&self) {}
 }
 
@@ -272,7 +272,7 @@ mod tests {
         assert_eq!(made.try_iter().collect::<Vec<_>>(), [0, 1, 3, 4]);
         assert!(good.check().is_ok());
         assert!(bad.check().unwrap_err().message.contains("'bad' is barred"));
-        // It may return at last, and disturbs nothing.
+        // It may return eventually, without disturbing anything.
         drop(release);
         assert_eq!(made.recv().unwrap(), 2);
         thread.call(5, Box::new(move |_| sender.send(5).unwrap()));

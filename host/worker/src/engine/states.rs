@@ -1,17 +1,19 @@
-//! Assigns states of an opaque model to sequences. Such a state cannot be truncated or shared, but it can be continued: when a sequence ends, its state is parked, and a sequence whose prompt begins with all that the state has
-//! seen takes it over. So a conversation's next turn computes only what is new in it, on any model, without its help. Of a
-//! model that copies states, the sequence gets a copy where there is room for one, so that the same turn can be asked for
-//! again, and several sequences can go on from one text.
+//! Assigns states of an opaque model to sequences. Such a state cannot be truncated or shared, but it can be continued:
+//! when a sequence ends, its state is parked, and a sequence whose prompt starts with everything the state has seen
+//! takes it over. So the next turn of a conversation computes only what is new, on any model, without the model's help.
+//! If the model can copy states, the sequence gets a copy while there is room, so that the same turn can be requested
+//! again and several sequences can continue one text.
 //!
-//! A model has room for a number of states. Running sequences come first; of the parked ones, one that a copy was made of and
-//! then the one that was parked longest ago makes room. Pure, like the block table: the engine asks what to do, and does it.
+//! A model has room for a limited number of states. Running sequences come first; of the parked states, those that were
+//! copied are dropped first, then the one parked longest. Pure, like the block table: the engine asks what to do, and
+//! does it.
 
 use std::collections::{HashMap, VecDeque};
 
 #[derive(Debug)]
 pub struct StateTable {
     states_max: usize,
-    /// The state of each running sequence. A state is called by its first sequence's id.
+    /// State of each running sequence. A state's id is that of its first sequence.
     live: HashMap<u64, u64>,
     /// Coldest first.
     parked: VecDeque<Parked>,
@@ -25,7 +27,7 @@ pub enum Change {
     Drop(u64),
     Copy {
         from: u64,
-        /// The new one: the sequence that it is for.
+        /// The copy, named by the sequence that it is for.
         to: u64,
     },
 }
@@ -38,7 +40,7 @@ struct Parked {
 }
 
 impl StateTable {
-    /// A table without states, for a model that has room for `states_max`.
+    /// An empty table for a model with room for `states_max` states.
     pub fn new(states_max: usize) -> Self {
         let (states_max, changes) = (states_max.max(1), Vec::new());
         Self { states_max, live: HashMap::new(), parked: VecDeque::new(), copies: false, changes }
@@ -48,8 +50,8 @@ impl StateTable {
         self.copies = true;
     }
 
-    /// Gives a sequence a state; answers how many tokens of its prompt that has seen already. The last token is never
-    /// among them, as its logits are needed.
+    /// Assigns a state to a sequence; returns how many tokens of its prompt the state has already seen. The last token
+    /// is never among them, as its logits are needed.
     pub fn open(&mut self, sequence: u64, salt: &[u8], prompt: &[u32]) -> usize {
         let fits = |parked: &&Parked| {
             parked.salt == salt && parked.text.len() < prompt.len() && prompt.starts_with(&parked.text)
@@ -76,7 +78,7 @@ impl StateTable {
         known
     }
 
-    /// A sequence has ended after its state has seen this text; none if the state must not be reused.
+    /// Closes a sequence whose state has seen this text; `None` if the state must not be reused.
     pub fn close(&mut self, sequence: u64, salt: Vec<u8>, seen: Option<Vec<u32>>) {
         let Some(state) = self.live.remove(&sequence) else { return };
         match seen.filter(|text| !text.is_empty()) {
@@ -85,17 +87,17 @@ impl StateTable {
         }
     }
 
-    /// The model's id of a sequence's state.
+    /// Returns the model's id for a sequence's state.
     pub fn state_of(&self, sequence: u64) -> u64 {
         self.live.get(&sequence).copied().unwrap_or(sequence)
     }
 
-    /// Changes for the model, in this order.
+    /// Returns the pending changes for the model, in order.
     pub fn take_changes(&mut self) -> Vec<Change> {
         std::mem::take(&mut self.changes)
     }
 
-    /// The number of states kept for sequences that may continue their text.
+    /// Number of states kept for sequences that may continue their text.
     pub fn parked(&self) -> usize {
         self.parked.len()
     }

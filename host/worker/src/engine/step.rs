@@ -1,10 +1,10 @@
-//! One step of the engine, from the scheduler's plan to the events: [`Engine::step`] is the whole story. Everything here runs
-//! on the one thread that owns the model, and nothing here blocks: jobs come in between steps, events are collected for the
-//! session to send, and the disk tier copies a few blocks per step.
+//! One step of the engine, from the scheduler's plan to the events: [`Engine::step`] is the whole story. Everything
+//! here runs on the one thread that owns the model, and nothing blocks: jobs come in between steps, events are
+//! collected for the session to send, and the disk tier copies a few blocks per step.
 //!
-//! A step fails in parts. NaN logits, a misbehaving sampler, a prompt that is too long: each ends its own job with an event.
-//! A model that returns an error has left the sequences of that batch undefined, so those end; by the contract the model
-//! itself must still be usable, and the next step is for the others.
+//! A step fails in parts. NaN logits, a misbehaving sampler, a prompt that is too long: each ends its own job with an
+//! event. A model that returns an error leaves the sequences of that batch undefined, so those end; by the contract the
+//! model itself must still be usable, and the next step serves the others.
 
 mod admission;
 
@@ -32,8 +32,8 @@ use pensieve_protocol::{
 
 /// Pause of a worker that has waiting jobs but nothing to compute.
 pub const PAUSE: Duration = Duration::from_millis(5);
-/// Time for imports from disk in one step. Beside streams it is at most that of the last forward pass, so that a step becomes
-/// at most twice as long.
+/// Time for disk imports in one step. Beside streams it is also limited to the time of the last forward pass, so that a
+/// step becomes at most twice as long.
 const IMPORT_TIME: Duration = Duration::from_millis(20);
 
 /// A loaded model and its jobs.
@@ -46,7 +46,7 @@ pub struct Engine {
     adapters: Adapters,
     grammars: Grammars,
     events: Vec<(u64, Event)>,
-    /// The length of a loop that ends an answer; 0 to let loops run.
+    /// Length of a loop that ends an answer; 0 to let loops run.
     loop_tokens: u32,
     stats: Stats,
     last_forward: Duration,
@@ -138,7 +138,7 @@ impl Engine {
         self.end(id, Finish::Cancelled);
     }
 
-    /// Events since the last call.
+    /// Returns the events since the last call.
     pub fn take_events(&mut self) -> Vec<(u64, Event)> {
         std::mem::take(&mut self.events)
     }
@@ -147,17 +147,17 @@ impl Engine {
         self.jobs.is_empty() && self.grammars.is_empty() && self.adapters.waiting() == 0
     }
 
-    /// Spills some cached blocks to disk while the engine is idle. False once none is left to spill.
+    /// Spills some cached blocks to disk while the engine is idle. Returns false once none is left to spill.
     pub fn tidy(&mut self) -> bool {
         self.tier.spill_when_idle(self.jobs.scheduler_mut(), &mut self.model)
     }
 
-    /// Notes for the log since the last call.
+    /// Returns the log notes since the last call.
     pub fn take_notes(&mut self) -> Vec<String> {
         self.adapters.take_notes()
     }
 
-    /// Warnings for the log since the last call: problems that are not the failure of a job.
+    /// Returns the log warnings since the last call: problems that are not the failure of a job.
     pub fn take_troubles(&mut self) -> Vec<String> {
         [self.tier.take_troubles(), self.samplers.take_troubles()].concat()
     }
@@ -201,7 +201,7 @@ impl Engine {
         }
     }
 
-    /// Carries out what a plan says besides its spans: preemptions, ended sequences, and the news that a job has started.
+    /// Carries out everything in a plan besides its spans: preemptions, ended sequences and start events.
     fn note(&mut self, plan: &Plan) {
         for &id in &plan.preempted {
             self.stats.preemptions += 1;
@@ -233,13 +233,13 @@ impl Engine {
         }
     }
 
-    /// Takes the results of a step: for each row of logits a pick or a failure.
+    /// Processes the results of a step: a pick or a failure for each row of logits.
     fn take(&mut self, plan: &Plan, picks: Vec<(u64, Result<Pick, Failure>)>, began: Instant) {
         let mut picked = Vec::with_capacity(picks.len());
         for (id, pick) in picks {
             match pick {
                 Ok(pick) => picked.push((id, pick)),
-                // Before the blocks of this step become known: what is in them is not to be used again.
+                // Before this step's blocks are published: their content must not be reused.
                 Err(failure) => self.fail(id, failure),
             }
         }
@@ -260,7 +260,7 @@ impl Engine {
     fn push(&mut self, id: u64, pick: Pick) {
         let Some(job) = self.jobs.get_mut(id) else { return };
         if job.is_full() {
-            // A job may ask for no tokens at all, to have its prompt cached.
+            // A job may ask for zero tokens, just to have its prompt cached.
             return self.end(id, Finish::Length);
         }
         let step = match job.push(pick.token, &self.text) {
@@ -309,7 +309,7 @@ impl Engine {
         }
     }
 
-    /// Has an opaque model copy states that several sequences continue from, and drop those that none will.
+    /// Makes an opaque model copy the states that several sequences continue from, and drop those that none will.
     fn release_states(&mut self) {
         for change in self.jobs.scheduler_mut().states().take_changes() {
             match change {

@@ -1,9 +1,9 @@
-//! Where a generation ends: strings that a client wants it to stop at, and the tokens that end a turn.
+//! Where a generation ends: the client's stop strings, and the tokens that end a turn.
 //!
-//! Strings are matched on bytes, because a stop string begins and ends anywhere within tokens, and a token may end within
-//! a character. No byte of a stop string is ever shown, so the last bytes are held back while they may still become one;
-//! everything before them leaves at once. The string that is complete first wins, and of several that are complete with
-//! the same byte the one that began first.
+//! Strings are matched on bytes, because a stop string begins and ends anywhere within tokens, and a token may end
+//! within a character. No byte of a stop string is ever shown, so the trailing bytes are held back while they may still
+//! become one; everything before them is emitted at once. The string that completes first wins, and of several that
+//! complete with the same byte, the one that began first.
 
 use std::{fmt, sync::Arc};
 
@@ -13,7 +13,7 @@ use pensieve_grammar::patterns::{Patterns, ROOT, StateId};
 
 pub const STOPS_MAX: usize = 64;
 
-/// The stop conditions of one sequence, and the matcher's state.
+/// Stop conditions of one sequence, and the matcher's state.
 #[derive(Clone, Debug)]
 pub struct Stops {
     patterns: Arc<Patterns>,
@@ -28,7 +28,7 @@ pub struct Stops {
 pub struct Emit {
     /// Bytes that may be shown now.
     pub text: Vec<u8>,
-    /// The index of the stop string that is complete. What followed it is dropped.
+    /// Index of the completed stop string. Text after it is dropped.
     pub stopped: Option<usize>,
 }
 
@@ -49,7 +49,7 @@ pub enum StopsError {
 }
 
 impl Stops {
-    /// Prepares stop strings, and the tokens that end a turn.
+    /// Prepares stop strings and the tokens that end a turn.
     pub fn new<S: AsRef<[u8]>>(strings: &[S], tokens: &[u32]) -> Result<Self, StopsError> {
         if strings.len() > STOPS_MAX {
             return Err(StopsError::TooMany { count: strings.len() });
@@ -70,7 +70,7 @@ impl Stops {
         self.tokens.contains(&token)
     }
 
-    /// Pushes the bytes of a token. After a stop nothing more is emitted.
+    /// Pushes a token's bytes. Nothing is emitted after a stop.
     pub fn push(&mut self, bytes: &[u8]) -> Emit {
         if self.stopped.is_some() {
             return Emit { text: Vec::new(), stopped: self.stopped };
@@ -88,7 +88,7 @@ impl Stops {
         Emit { text: self.release(self.patterns.depth(self.at)), stopped: None }
     }
 
-    /// The bytes that were held back, at the end of the answer.
+    /// Returns the bytes held back, at the end of the answer.
     pub fn finish(&mut self) -> Vec<u8> {
         self.at = ROOT;
         std::mem::take(&mut self.held)
@@ -120,7 +120,8 @@ impl std::error::Error for StopsError {}
 mod tests {
     use super::*;
 
-    /// The definition, read aloud: the first byte that completes a stop string, and the longest string that it completes.
+    /// The definition, taken literally: the first byte that completes a stop string, and the longest string that it
+    /// completes.
     fn reference(stops: &[Vec<u8>], text: &[u8]) -> (Vec<u8>, Option<usize>) {
         for end in 1..=text.len() {
             let complete = (0..stops.len()).filter(|index| text[..end].ends_with(&stops[*index]));

@@ -1,12 +1,13 @@
-//! The prefix cache on disk: blocks and states that outlive memory and the process. One file for each, named by its key and its group
-//! of caches, written beside its place and renamed into it, so that a crash leaves whole files or none. There is no index to keep in
-//! step with them: each file opens with the record that the block table needs, and its time of modification is its last use.
+//! The prefix cache on disk: blocks and states that outlive memory and the process. Each has one file, named by its key
+//! and cache group, written to a temporary name and renamed, so that a crash leaves whole files or none. No separate
+//! index has to be kept in sync: each file starts with the record that the block table needs, and its modification time
+//! is its last use.
 //!
-//! Every file carries two checksums, keyed by the folder's secret: of what is read at the start, and of the block. What
-//! does not match is deleted and computed again. Blocks of one model only fit models with the same identity (weights,
-//! plugin, device, options), so each identity has a folder of its own; one that no worker has opened for weeks, as its model
-//! was replaced, is deleted by whichever worker starts next. The texts of users can be guessed from their blocks: folders
-//! are closed to other users.
+//! Every file carries two checksums, keyed by the folder's secret: one of the header, one of the block. A file that
+//! does not match is deleted, and its block is computed again. Blocks are only valid for models with the same identity
+//! (weights, plugin, device, options), so each identity has its own folder; a folder that no worker has opened for
+//! weeks, because its model was replaced, is deleted by the next worker that starts. Users' texts can be guessed from
+//! their blocks, so other users cannot read the folders.
 
 mod file;
 mod secret;
@@ -26,7 +27,7 @@ use file::Checksums;
 use pensieve_protocol::{outside::Outside, wire::DiskTier};
 
 const LOCK: &str = "lock";
-/// How long a folder is kept that no worker opens.
+/// How long an unopened folder is kept.
 const UNUSED_MAX: Duration = Duration::from_secs(14 * 24 * 3600);
 
 /// The blocks of one model on disk.
@@ -38,13 +39,13 @@ pub struct Store {
     /// Bytes of a block or slot of each group.
     group_bytes: Vec<usize>,
     budget: u64,
-    /// Keeps other workers out of the folder for as long as it is open; none while another one has it.
+    /// Keeps other workers out of the folder while it is open; `None` while another worker has it.
     lock: Option<File>,
     buffer: Vec<u8>,
 }
 
 impl Store {
-    /// Opens the folder of a model, or makes it, and takes it if no other worker has it.
+    /// Opens or creates a model's folder, and takes it if no other worker has it.
     pub fn open(tier: &DiskTier, identity: &str, block_tokens: usize, group_bytes: Vec<usize>) -> io::Result<Self> {
         let private = |folder: &Path| fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
         private(&tier.folder)?;
@@ -62,12 +63,12 @@ impl Store {
         Ok(store)
     }
 
-    /// Takes the folder, unless another worker has it; true if it is this one's now.
+    /// Takes the folder unless another worker has it; returns true if this worker has it now.
     pub fn take(&mut self) -> io::Result<bool> {
         if self.lock.is_none() {
             match lock(&self.folder, true) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
-                // A full disk keeps nobody from reading what is there.
+                // A full disk prevents nobody from reading.
                 taken => drop(self.lock.insert(taken?).write_all_at(b"\n", 0)),
             }
             self.folder.parent().into_iter().for_each(sweep);
@@ -75,12 +76,12 @@ impl Store {
         Ok(true)
     }
 
-    /// True once the folder is this worker's. Until then nothing may be written there, and its content is not known.
+    /// True once the folder is this worker's. Until then nothing may be written to it, and its content is unknown.
     pub fn is_taken(&self) -> bool {
         self.lock.is_some()
     }
 
-    /// The key of the hashes of blocks here.
+    /// The key of the block hashes in this folder.
     pub fn secret(&self) -> &[u8; 16] {
         &self.secret
     }
@@ -89,7 +90,7 @@ impl Store {
         self.budget
     }
 
-    /// Bytes that the file of a group's block or slot takes.
+    /// Size of the file of a group's block or slot.
     pub fn file_bytes(&self, group: usize) -> u64 {
         (file::header_bytes(self.block_tokens) + self.group_bytes.get(group).copied().unwrap_or(0)) as u64
     }
@@ -98,7 +99,7 @@ impl Store {
         self.group_bytes.get(group).copied().unwrap_or(0)
     }
 
-    /// The records that earlier runs left, the least recently used first. Files that are not whole blocks are deleted.
+    /// Returns the records that earlier runs left, least recently used first. Deletes files that are not whole blocks.
     pub fn records(&self) -> io::Result<Vec<Record>> {
         let mut found: Vec<(SystemTime, Record)> = Vec::new();
         for entry in fs::read_dir(&self.folder)? {
@@ -113,7 +114,7 @@ impl Store {
                 _ => drop(fs::remove_file(entry.path())),
             }
         }
-        // A clock that ticks slowly gives a parent and its child one time; the child is never the warmer one.
+        // A coarse clock may give parent and child the same time; the child must never be the warmer one.
         found.sort_by(|(a_used, a), (b_used, b)| a_used.cmp(b_used).then(b.depth.cmp(&a.depth)));
         Ok(found.into_iter().map(|(_, record)| record).collect())
     }
@@ -128,7 +129,7 @@ impl Store {
         fs::rename(&partial, path)
     }
 
-    /// Reads a block back into `block`, which has its length. After an error it holds nothing of use.
+    /// Reads a block back into `block`, which must have its length. After an error its content is undefined.
     pub fn read(&self, key: Key, group: usize, block: &mut [u8]) -> io::Result<()> {
         let mut file = File::options().read(true).write(true).open(self.path(key, group))?;
         let (record, sum) = file::read_header(&self.checksums, &mut file, self.block_tokens, &self.group_bytes)?;
@@ -139,13 +140,13 @@ impl Store {
         if self.checksums.of(block) != sum {
             return Err(file::damaged());
         }
-        // Only the order of eviction depends on it.
+        // Only the eviction order depends on it.
         let _ = touch(&file);
         Ok(())
     }
 
     pub fn remove(&self, key: Key, group: usize) {
-        // A file that is gone already is what was wanted; one that stays is found again by the next run.
+        // If the file is already gone, fine; if it stays, the next run finds it.
         let _ = fs::remove_file(self.path(key, group));
     }
 
@@ -163,15 +164,15 @@ impl Store {
     }
 }
 
-/// Makes this the time of a file's last modification, by writing what is there. The fence around a worker lets it change
-/// bytes of files, and nothing else that belongs to them.
+/// Sets a file's modification time to now by rewriting a byte of it. The fence around a worker lets it change file
+/// contents but no metadata.
 fn touch(file: &File) -> io::Result<()> {
     let mut first = [0];
     file.read_exact_at(&mut first, 0)?;
     file.write_all_at(&first, 0)
 }
 
-/// Refuses a folder in which another user may write. Whoever made it knows the secret in it, so that checksums would not
+/// Rejects a folder in which another user may write. Whoever created it knows the secret in it, so checksums would not
 /// keep forged blocks out of answers.
 fn check_owner(folder: &Path) -> io::Result<()> {
     let about = fs::metadata(folder)?;
@@ -187,7 +188,7 @@ fn check_owner(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Keeps all others out of a model's folder.
+/// Locks a model's folder against all other workers.
 fn lock(folder: &Path, create: bool) -> io::Result<File> {
     let lock = File::options().create(create).truncate(false).write(true).open(folder.join(LOCK))?;
     lock.try_lock().map_err(|error| match error {
@@ -197,7 +198,7 @@ fn lock(folder: &Path, create: bool) -> io::Result<File> {
     Ok(lock)
 }
 
-/// Deletes the folders of models that are not used any more. What cannot be deleted is met again by the next worker.
+/// Deletes the folders of models no longer in use. A folder that cannot be deleted is left to the next worker.
 fn sweep(tier: &Path) {
     let Ok(entries) = fs::read_dir(tier) else { return };
     for folder in entries.filter_map(|entry| Some(entry.ok()?.path())) {

@@ -1,7 +1,7 @@
-//! The disk tier of the prefix cache: decides when blocks are spilled and imported. Copies run on the engine's thread, as no
-//! other may touch the model's memory, so each turn gets a few: before a step only when memory is about to run out, and the
-//! rest while no job runs. After a failed write the disk is not written to for a while; reads go on. The folder of another
-//! worker of the same model, usually one that is draining, is taken over as soon as that has ended.
+//! The disk tier of the prefix cache: decides when blocks are spilled and imported. Copies run on the engine's thread,
+//! as no other may touch the model's memory, so each turn gets a few: before a step only when memory is about to run
+//! out, and the rest while no job runs. After a failed write, writing pauses for a while; reads continue. A folder held
+//! by another worker of the same model, usually one that is draining, is taken over as soon as that worker exits.
 
 use std::time::{Duration, Instant};
 
@@ -12,22 +12,22 @@ use super::{
     store::Store,
 };
 
-/// When fewer than one block in this many is free, cached ones are put on disk before they are needed.
+/// When fewer than one in this many blocks is free, cached ones are spilled ahead of need.
 const FREE_SHARE: usize = 8;
-/// The number of coldest blocks that are considered before a step.
+/// Number of coldest blocks considered before a step.
 const WINDOW: usize = 32;
 const BLOCKS_PER_STEP: usize = 2;
 const BLOCKS_PER_IDLE_TURN: usize = 8;
 /// Pause after a failed write.
 const REST: Duration = Duration::from_secs(30);
-/// Interval of attempts to take over the folder from another worker.
+/// Interval between attempts to take over the folder from another worker.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// The disk tier of one model; does nothing where there is none.
+/// The disk tier of one model; does nothing if none is configured.
 #[derive(Default)]
 pub struct Tier {
     store: Option<Store>,
-    /// Room for a block or slot of any group.
+    /// Buffer for a block or slot of any group.
     buffer: Vec<u8>,
     resting: Option<Instant>,
     looked: Option<Instant>,
@@ -40,7 +40,7 @@ impl Tier {
         Self { store, ..Self::default() }
     }
 
-    /// The block table of a model, with what an earlier run left on disk; none for an opaque model.
+    /// Builds a model's block table, including what an earlier run left on disk; `None` for an opaque model.
     pub(super) fn table(&mut self, model: &Model) -> Option<BlockTable> {
         let groups = model.groups()?;
         let groups = groups.into_iter().enumerate().map(|(group, (kind, capacity))| {
@@ -74,7 +74,7 @@ impl Tier {
         }
     }
 
-    /// True if the folder is this worker's; tries to take it over if not.
+    /// Returns true if the folder is this worker's; tries to take it over if not.
     fn take_over(&mut self, scheduler: &mut Scheduler) -> bool {
         let (Some(store), Some(table)) = (&mut self.store, scheduler.blocks()) else { return false };
         if store.is_taken() {
@@ -95,12 +95,12 @@ impl Tier {
         self.store.is_some()
     }
 
-    /// Warnings for the log since the last call.
+    /// Returns the log warnings since the last call.
     pub fn take_troubles(&mut self) -> Vec<String> {
         std::mem::take(&mut self.troubles)
     }
 
-    /// Imports what sequences wait for: at least one block, and more within `patience`. True if any was tried.
+    /// Imports blocks that sequences wait for: at least one, and more within `patience`. Returns true if any was tried.
     pub(super) fn import(&mut self, scheduler: &mut Scheduler, model: &mut Model, patience: Duration) -> bool {
         let Some(store) = self.store.as_ref().filter(|_| scheduler.next_import().is_some()) else { return false };
         let mut transfer = model.transfer();
@@ -110,7 +110,7 @@ impl Tier {
             self.buffer.resize(store.group_bytes(import.group), 0);
             let read = store.read(import.key, import.group, &mut self.buffer);
             let done = match &mut transfer {
-                // A primary group that the table added has no bytes, and the model knows nothing of it.
+                // A primary group added by the table has no bytes, and the model does not know it.
                 _ if self.buffer.is_empty() => read.is_ok(),
                 Ok(transfer) => {
                     read.is_ok() && transfer.import(import.group as u32, import.location, &self.buffer).is_ok()
@@ -134,7 +134,7 @@ impl Tier {
         }
     }
 
-    /// Spills some cached blocks. False once none is left to spill.
+    /// Spills some cached blocks. Returns false once none is left to spill.
     pub(super) fn spill_when_idle(&mut self, scheduler: &mut Scheduler, model: &mut Model) -> bool {
         self.take_over(scheduler) && self.spill(scheduler, model, usize::MAX, BLOCKS_PER_IDLE_TURN) > 0
     }
@@ -178,10 +178,10 @@ impl Tier {
     }
 }
 
-/// Keys hashes that no other process, and no later run, needs to make.
+/// A hash key for this run only, which no other process or later run needs.
 fn secret_of_this_run() -> [u8; 16] {
     let mut secret = [0; 16];
-    // Without a source of randomness hashes are weaker; texts are compared on every hit all the same.
+    // Without a source of randomness the hashes are weaker, but texts are compared on every hit anyway.
     let _ = getrandom::fill(&mut secret);
     secret
 }

@@ -1,5 +1,5 @@
-//! Takes all capabilities from this thread, and so from every later one. Root keeps those that reading files of other users
-//! needs: containers run as root, and what a model's files belong to is not known.
+//! Drops all capabilities of this thread and those that it starts later. Root keeps the two that reading other users' files
+//! takes: containers run as root, and a model's files may belong to anybody.
 
 use std::io;
 
@@ -31,7 +31,7 @@ pub(super) fn drop(is_root: bool) -> Result<(), String> {
     if read != 0 {
         return Err(io::Error::last_os_error().to_string());
     }
-    // Others have some in a user namespace of their own at most, where files of theirs are within their reach.
+    // Other users have capabilities only in their own user namespace, and can read their files without.
     let kept = if is_root { sets[0].permitted & KEPT } else { 0 };
     sets = [
         Sets { effective: kept, permitted: kept, inheritable: 0 },

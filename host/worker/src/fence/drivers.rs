@@ -5,13 +5,13 @@ use std::{
     process::{Command, Stdio},
 };
 
-/// NVIDIA's own program, which belongs to root and sets its user: it loads modules and makes device files.
+/// NVIDIA's setuid-root program, which loads kernel modules and creates device files.
 const NVIDIA: &str = "/usr/bin/nvidia-modprobe";
-/// Where the driver's module tells of each of its GPUs.
+/// Has an entry for each GPU of the loaded kernel module.
 const NVIDIA_GPUS: &str = "/proc/driver/nvidia/gpus";
 const NVIDIA_MEMORY: &str = "/dev/nvidia-uvm";
 
-/// Makes the device files that are missing since the machine has started. What fails here fails in the driver, too, which says so.
+/// Creates the device files if they are missing, as after boot. A failure here fails again in the driver, which reports it.
 pub(super) fn prepare() {
     let Ok(gpus) = Path::new(NVIDIA_GPUS).read_dir() else { return };
     if Path::new(NVIDIA_MEMORY).exists() {

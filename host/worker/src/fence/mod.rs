@@ -3,12 +3,16 @@
 //! Five parts hold on Linux: limits of memory, addresses and files; namespaces, where the system gives them; Landlock, which
 //! restricts files, TCP and signals, and keeps other processes' memory and environment out of reach even for root; a seccomp
 //! filter, which allows the calls that this kind of child needs; and the loss of root's capabilities. On macOS there are the limits
-//! and a sandbox profile. What a kernel does not know is left out and said: an old system runs models too.
+//! but those of memory, which the server watches, and a sandbox profile. Features that a kernel lacks are left out and reported:
+//! an old system runs models too.
 
 #[cfg(target_os = "linux")]
 mod allowed;
 #[cfg(target_os = "linux")]
 mod capabilities;
+#[cfg(target_os = "macos")]
+mod crash_reports;
+mod descriptors;
 #[cfg(target_os = "linux")]
 mod drivers;
 #[cfg(target_os = "linux")]
@@ -22,7 +26,7 @@ mod seatbelt;
 
 use pensieve_protocol::fence::{Fenced, Policy, VARIABLE};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use std::{io, sync::OnceLock, thread};
+use std::{io, os::fd::RawFd, sync::OnceLock, thread};
 
 /// The stack of the first thread, which the limit of private memory does not count.
 const STACK_BYTES_MAX: u64 = 64 << 20;
@@ -32,11 +36,13 @@ const OPEN: &str = "files, network and processes: the configuration allows its p
 
 static ENTERED: OnceLock<Fenced> = OnceLock::new();
 
-/// Enters the fence of the environment, if there is one. To be called while the process has a single thread.
-pub fn enter_from_environment() -> Result<(), String> {
+/// Enters the fence of the environment, if there is one, and closes inherited descriptors other than the standard streams and
+/// `socket`. To be called while the process has a single thread and has opened nothing.
+pub fn enter_from_environment(socket: Option<RawFd>) -> Result<(), String> {
     let Some(text) = std::env::var_os(VARIABLE) else { return Ok(()) };
     let text = text.into_string().map_err(|_| format!("{VARIABLE} is not UTF-8"))?;
     let policy: Policy = serde_json::from_str(&text).map_err(|error| format!("{VARIABLE} is not a policy: {error}"))?;
+    descriptors::close_inherited(socket);
     let fenced = enter(&policy);
     // It is entered once per process.
     let _ = ENTERED.set(fenced);
@@ -62,6 +68,10 @@ fn enter(policy: &Policy) -> Fenced {
     limits(policy, &mut fenced);
     #[cfg(target_os = "linux")]
     enter_on_linux(policy, &mut fenced);
+    #[cfg(target_os = "macos")]
+    if let Err(why) = crash_reports::turn_off() {
+        fenced.notes.push(format!("a crash is reported to the system, which delays its end: {why}"));
+    }
     #[cfg(target_os = "macos")]
     if policy.open {
         fenced.missing.push(OPEN.into());
@@ -123,26 +133,71 @@ fn no_new_privileges() -> Result<(), String> {
     if set == 0 { Ok(()) } else { Err(std::io::Error::last_os_error().to_string()) }
 }
 
-/// Each by itself, as a system may refuse one of them alone.
+/// True if the kernel can limit the memory of a process. macOS counts what a process has mapped, hundreds of gigabytes on Apple
+/// silicon, refuses any lower limit, and does not enforce the one of private memory.
+const LIMITS_MEMORY: bool = cfg!(not(target_os = "macos"));
+
 fn limits(policy: &Policy, fenced: &mut Fenced) {
-    let limits = [
-        (Resource::Core, Some(0)),
-        (Resource::Data, policy.data_bytes),
-        (Resource::As, policy.address_bytes),
-        (Resource::Stack, Some(STACK_BYTES_MAX)),
-        (Resource::Nofile, Some(policy.files)),
-    ];
-    let mut refused = Vec::new();
-    for (resource, bytes) in limits {
-        let Some(bytes) = bytes else { continue };
+    let what = if LIMITS_MEMORY {
+        "limits of memory, addresses and files, no core dumps"
+    } else {
+        "limits of files and stacks, no core dumps; the server watches its memory"
+    };
+    let set = |resource, bytes| {
         // A limit that is lower already stays.
         let known = getrlimit(resource);
         let lower = |limit: Option<u64>| Some(limit.map_or(bytes, |limit| limit.min(bytes)));
-        let limit = Rlimit { current: lower(known.current), maximum: lower(known.maximum) };
-        if let Err(error) = setrlimit(resource, limit) {
-            refused.push(format!("{resource:?}: {error}"));
+        setrlimit(resource, Rlimit { current: lower(known.current), maximum: lower(known.maximum) })
+    };
+    fenced.note(what, set_each(&resource_limits(policy, LIMITS_MEMORY), set));
+}
+
+fn resource_limits(policy: &Policy, limits_memory: bool) -> Vec<(Resource, u64)> {
+    let memory = [(Resource::Data, policy.data_bytes), (Resource::As, policy.address_bytes)];
+    let memory = memory.into_iter().filter(|_| limits_memory).filter_map(|(what, bytes)| Some((what, bytes?)));
+    let others = [(Resource::Core, 0), (Resource::Stack, STACK_BYTES_MAX), (Resource::Nofile, policy.files)];
+    others.into_iter().chain(memory).collect()
+}
+
+/// Sets each limit, whether or not the system refuses another.
+fn set_each(
+    limits: &[(Resource, u64)],
+    mut set: impl FnMut(Resource, u64) -> rustix::io::Result<()>,
+) -> Result<(), String> {
+    let set = limits.iter().map(|&(resource, bytes)| (resource, set(resource, bytes)));
+    let refused = set.filter_map(|(resource, done)| Some(format!("{resource:?}: {}", done.err()?)));
+    let refused: Vec<String> = refused.collect();
+    if refused.is_empty() { Ok(()) } else { Err(refused.join(", ")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refused_limit_leaves_the_others_in_force() {
+        let policy = Policy { data_bytes: Some(1), address_bytes: Some(2), files: 3, ..Policy::default() };
+        let mut tried = Vec::new();
+        let done = set_each(&resource_limits(&policy, true), |resource, bytes| {
+            tried.push((resource, bytes));
+            if resource == Resource::Core || resource == Resource::Data {
+                Err(rustix::io::Errno::INVAL)
+            } else {
+                Ok(())
+            }
+        });
+        let said = done.expect_err("two are refused");
+        assert!(said.contains("Core: ") && said.contains("Data: ") && !said.contains("Stack"), "{said}");
+        for limit in [(Resource::Stack, STACK_BYTES_MAX), (Resource::Nofile, 3), (Resource::As, 2)] {
+            assert!(tried.contains(&limit), "{limit:?} is not in {tried:?}");
         }
     }
-    let limited = if refused.is_empty() { Ok(()) } else { Err(refused.join(", ")) };
-    fenced.note("limits of memory, addresses and files, no core dumps", limited);
+
+    #[test]
+    fn a_kernel_that_cannot_limit_memory_is_not_asked_to() {
+        let policy = Policy { data_bytes: Some(1), address_bytes: Some(2), files: 3, ..Policy::default() };
+        let limited: Vec<Resource> = resource_limits(&policy, false).into_iter().map(|(what, _)| what).collect();
+        assert_eq!(limited, [Resource::Core, Resource::Stack, Resource::Nofile]);
+        assert_eq!(resource_limits(&Policy::default(), true).len(), 3, "nothing where the policy has no limit");
+    }
 }

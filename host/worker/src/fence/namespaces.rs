@@ -1,9 +1,9 @@
 //! Namespaces: no network but a loopback that is down, no System V objects of others, and a view of the files in which
 //! nothing can be changed but the child's own folders. A second wall: Landlock and the filter hold all of it, too.
 //!
-//! An ordinary user needs a user namespace for that, which keeps their user id and grants the rights to create the others; the
-//! loss of capabilities then takes those away again. Root makes them at once, as in a user namespace it could not read the files
-//! of other users any more. There is none of processes: it would need a process between the server and each child.
+//! An ordinary user needs a user namespace for that, which maps the user to itself and grants the right to create the others;
+//! dropping capabilities takes that right away again. Root creates them directly, since in a user namespace it could not read
+//! other users' files. There is no PID namespace: it would need a process between the server and each child.
 
 use std::{
     ffi::{CString, c_int},
@@ -28,9 +28,9 @@ const RECURSIVE: libc::c_uint = 0x8000;
 
 const PROCESSES: &str = "/proc";
 
-/// Enters them; nothing but these folders can be written to then, and `/proc` where a driver has to work: it writes the names of
-/// its threads there, and fails if it cannot. To be called while the process has a single thread, and before its memory is
-/// hidden, which takes `/proc/self` from it.
+/// Enters the namespaces. Only these folders stay writable, and `/proc` for a GPU driver, which writes the names of its threads
+/// there and fails if it cannot. To be called while the process has a single thread, and before its memory is hidden, which makes
+/// `/proc/self` unwritable.
 pub(super) fn enter(writable: &[PathBuf], has_drivers: bool) -> Result<(), String> {
     let (user, group) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     let is_root = user == 0;

@@ -14,8 +14,8 @@ use std::{
 
 use pensieve_protocol::fence::{Fenced, Policy};
 
-/// What every process reads: libraries, their configuration, and what the system says of itself. Not `/etc` as a whole,
-/// which holds secrets where the process belongs to root.
+/// Readable for every kind of child: libraries, their configuration, and information about the system. Not all of `/etc`, which
+/// holds secrets that root can read.
 const SYSTEM: [&str; 21] = [
     "/usr",
     "/lib",
@@ -39,19 +39,19 @@ const SYSTEM: [&str; 21] = [
     "/dev/urandom",
     "/dev/random",
 ];
-/// Where the loader and drivers may look besides.
+/// Variables that name further folders for the loader and drivers.
 const SEARCHED: [&str; 3] = ["LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH"];
 /// Further paths that a GPU's driver reads.
 const DRIVERS: [&str; 6] =
     ["/proc/driver", "/proc/devices", "/proc/modules", "/proc/filesystems", "/etc/nvidia", "/etc/OpenCL"];
 const OWN_THREADS: &str = "/proc/self/task";
-/// How the names of device files begin that drivers work with: NVIDIA's, AMD's, the kernel's graphics, WSL's.
+/// Prefixes of the device files that GPU drivers open: NVIDIA's, AMD's, DRM's, WSL's.
 const DEVICES: [&str; 4] = ["nvidia", "kfd", "dri", "dxg"];
 
-/// The newest version whose rights are used; an older kernel enforces those that it knows.
+/// The newest version of Landlock's ABI that is used; an older kernel enforces the rights that it knows.
 const NEWEST: ABI = ABI::V6;
 
-/// The folders that may be written to. The one of a driver's cache is made, as only one that is there can be let through.
+/// The writable folders. The driver's cache is created first, as a rule needs an existing folder.
 pub(super) fn writable(policy: &Policy) -> Vec<PathBuf> {
     let mut folders = policy.write.clone();
     if policy.kind.has_drivers() && !policy.open {
@@ -64,7 +64,7 @@ pub(super) fn writable(policy: &Policy) -> Vec<PathBuf> {
     folders
 }
 
-/// Restricts this thread and all later ones, and says what holds.
+/// Restricts this thread and the threads that it starts later, and records what is in force.
 pub(super) fn restrict(policy: &Policy, writable: Vec<PathBuf>, fenced: &mut Fenced) {
     let holds = "reads its model and plugins, writes its own cache, no TCP, no signals to others (Landlock)";
     match enforce(policy, writable) {

@@ -2,7 +2,7 @@
 //! its author; each reason is a variant, so that callers and tests can tell them apart without reading the text.
 
 use pensieve_plugin_api::CONTRACT;
-use pensieve_protocol::{outside::Outside, refusal::RefusalKind};
+use pensieve_protocol::{outside::Outside, quarantine, refusal::RefusalKind};
 use std::{
     fmt, io,
     path::{Path, PathBuf},
@@ -20,6 +20,8 @@ pub enum Reason {
     NotFound,
     /// The operating system would not read it.
     Unreadable(io::Error),
+    /// macOS has marked it as downloaded.
+    Quarantined(PathBuf),
     /// It ends before its headers say that it does.
     Truncated {
         /// The bytes that its headers speak of.
@@ -78,6 +80,7 @@ impl Reason {
         match self {
             Self::NotFound => RefusalKind::NotFound,
             Self::Unreadable(_) => RefusalKind::Unreadable,
+            Self::Quarantined(_) => RefusalKind::Quarantined,
             Self::Truncated { .. } => RefusalKind::Truncated,
             Self::Damaged(_) => RefusalKind::Damaged,
             Self::NotALibrary(_) => RefusalKind::NotALibrary,
@@ -97,6 +100,7 @@ impl Reason {
         match self {
             Self::NotFound => "check the path, or build the plugin first".into(),
             Self::Unreadable(_) => "check that it is a file that this user may read".into(),
+            Self::Quarantined(path) => quarantine::help(path),
             Self::Truncated { .. } | Self::Damaged(_) => "copy or download it again".into(),
             Self::NotALibrary(_) => format!("a plugin is a {} file", std::env::consts::DLL_SUFFIX),
             Self::OtherPlatform { .. } => "get the plugin's build for this machine, or build it here".into(),
@@ -127,6 +131,7 @@ impl fmt::Display for Reason {
         match self {
             Self::NotFound => write!(f, "was not found"),
             Self::Unreadable(error) => write!(f, "cannot be read: {error}"),
+            Self::Quarantined(_) => f.write_str(quarantine::REASON),
             Self::Truncated { needed, length } => {
                 write!(f, "is truncated: its headers speak of {needed} bytes, the file has {length}")
             }

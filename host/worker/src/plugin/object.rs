@@ -4,21 +4,34 @@
 //! machine or without our symbol yields an error that no user understands. Everything here is plain reading, so it can
 //! only fail politely. It does not prove a library sound (only running it would), it sorts out what cannot be one.
 
+#[cfg(test)]
+mod macho_tests;
+
 use object::{
     Architecture, BinaryFormat, Endianness, ExportTarget, FileKind, Object, ObjectKind, ObjectSection, ObjectSegment,
     ReadCache, ReadRef, elf, macho,
     read::elf::{ElfFile64, FileHeader, ProgramHeader},
-    read::macho::{FatArch, MachHeader, MachOFatFile32},
+    read::macho::{FatArch, MachHeader, MachOFatFile32, Segment},
 };
 use pensieve_plugin_api::abi_stable::library::{LibHeader, ROOT_MODULE_LOADER_NAME};
+use pensieve_protocol::quarantine;
 use std::{fs::File, mem::size_of, path::Path};
 
 use super::Reason;
 
+/// The first bytes of the formats that a plugin may have, and the size of the header that they begin.
+const HEADERS: [(&[u8], usize); 3] = [
+    (b"\x7fELF", size_of::<elf::FileHeader64<Endianness>>()),
+    (b"\xcf\xfa\xed\xfe", size_of::<macho::MachHeader64<Endianness>>()),
+    // A universal library: the header and the entry of one processor at least.
+    (b"\xca\xfe\xba\xbe", size_of::<macho::FatHeader>() + size_of::<macho::FatArch32>()),
+];
+
 /// Memory beyond the file's own bytes that a library may ask for.
 const ZEROED_BYTES_MAX: u64 = 1 << 32;
 
-/// Checks that the file is a whole shared library for this machine that exports a plugin's symbol.
+/// Checks that the file is a whole shared library for this machine that exports a plugin's symbol, and is not quarantined: to
+/// load one that is would wait for the user's answer to a dialog.
 pub(super) fn check(path: &Path) -> Result<(), Reason> {
     let file = match File::open(path) {
         Ok(file) => file,
@@ -29,38 +42,46 @@ pub(super) fn check(path: &Path) -> Result<(), Reason> {
     if !metadata.is_file() {
         return Err(Reason::NotALibrary("it is not a file".into()));
     }
-    check_data(&ReadCache::new(file), metadata.len())
+    if is_marked(&file, quarantine::ATTRIBUTE) {
+        return Err(Reason::Quarantined(path.to_path_buf()));
+    }
+    check_data(&ReadCache::new(file), metadata.len(), host())
 }
 
-fn check_data<'data>(data: impl ReadRef<'data>, length: u64) -> Result<(), Reason> {
-    // A file too short for any header of its format is truncated; the parser would not even name the format.
-    match data.read_bytes_at(0, length.min(4)) {
-        Ok(b"\x7fELF") => require(size_of::<elf::FileHeader64<Endianness>>() as u64, length)?,
-        Ok(b"\xcf\xfa\xed\xfe") => require(size_of::<macho::MachHeader64<Endianness>>() as u64, length)?,
-        _ => {}
+fn is_marked(file: &File, attribute: &str) -> bool {
+    rustix::fs::fgetxattr_query(file, attribute).is_ok()
+}
+
+fn check_data<'data>(data: impl ReadRef<'data>, length: u64, host: Platform) -> Result<(), Reason> {
+    // A file too short for the header of its format is truncated; the parser would not even name the format.
+    let start = data.read_bytes_at(0, length.min(4)).unwrap_or_default();
+    for (magic, header) in HEADERS {
+        if magic.starts_with(start) {
+            require(header as u64, length)?;
+        }
     }
     let kind =
         FileKind::parse(data).map_err(|_| Reason::NotALibrary(format!("nothing known in its {length} bytes")))?;
     match kind {
-        FileKind::MachOFat32 if cfg!(target_os = "macos") => {
-            let (offset, size) = fat_slice(data)?;
+        FileKind::MachOFat32 if host.0 == BinaryFormat::MachO => {
+            let (offset, size) = fat_slice(data, host)?;
             require(offset.saturating_add(size), length)?;
             let slice = data.read_bytes_at(offset, size).map_err(|()| Reason::Truncated { needed: offset, length })?;
-            return check_data(slice, size);
+            return check_data(slice, size, host);
         }
         FileKind::MachOFat32 | FileKind::MachOFat64 => {
-            return Err(Reason::OtherPlatform { found: "macOS".into(), host: platform(host()) });
+            return Err(Reason::OtherPlatform { found: "macOS".into(), host: platform(host) });
         }
         FileKind::Archive => return Err(Reason::NotALibrary("it is an archive".into())),
         FileKind::Coff | FileKind::CoffBig | FileKind::CoffImport => {
             return Err(Reason::NotALibrary("it looks like a Windows object file or like arbitrary bytes".into()));
         }
         FileKind::Elf64 => require(elf_extent(data)?, length)?,
-        FileKind::MachO64 => require(macho_extent(data)?, length)?,
+        FileKind::MachO64 => require(macho_extent(data, length)?, length)?,
         _ => {}
     }
     let file = object::File::parse(data).map_err(|error| Reason::Damaged(error.to_string()))?;
-    check_platform(&file)?;
+    check_platform(&file, host)?;
     if file.kind() != ObjectKind::Dynamic {
         return Err(Reason::NotALibrary(format!("it is of kind '{:?}'", file.kind())));
     }
@@ -145,12 +166,12 @@ fn check_symbol<'data>(file: &object::File<'data, impl ReadRef<'data>>) -> Resul
 /// The format, processor and byte order of a library.
 type Platform = (BinaryFormat, Architecture, bool);
 
-fn check_platform<'data>(file: &object::File<'data, impl ReadRef<'data>>) -> Result<(), Reason> {
+fn check_platform<'data>(file: &object::File<'data, impl ReadRef<'data>>, host: Platform) -> Result<(), Reason> {
     let found = (file.format(), file.architecture(), file.is_little_endian());
-    if found == host() {
+    if found == host {
         return Ok(());
     }
-    Err(Reason::OtherPlatform { found: platform(found), host: platform(host()) })
+    Err(Reason::OtherPlatform { found: platform(found), host: platform(host) })
 }
 
 fn host() -> Platform {
@@ -191,21 +212,31 @@ fn elf_extent<'data>(data: impl ReadRef<'data>) -> Result<u64, Reason> {
     Ok(size.max(segments).max(sections))
 }
 
-/// The bytes that the header and its load commands take.
-fn macho_extent<'data>(data: impl ReadRef<'data>) -> Result<u64, Reason> {
+/// The bytes that the header, its load commands and the segments that these name take. Symbols, exports and the signature lie
+/// in the last segment (`__LINKEDIT`), and the parser calls a file without them damaged.
+fn macho_extent<'data>(data: impl ReadRef<'data>, length: u64) -> Result<u64, Reason> {
     let size = size_of::<macho::MachHeader64<Endianness>>() as u64;
     let damaged = |error: object::Error| Reason::Damaged(error.to_string());
     let header = macho::MachHeader64::<Endianness>::parse(data, 0).map_err(damaged)?;
     let endian = header.endian().map_err(damaged)?;
-    end(size, u64::from(header.sizeofcmds(endian)))
+    let mut extent = end(size, u64::from(header.sizeofcmds(endian)))?;
+    require(extent, length)?;
+    let mut commands = header.load_commands(endian, data, 0).map_err(damaged)?;
+    while let Some(command) = commands.next().map_err(damaged)? {
+        if let Some((segment, _)) = command.segment_64().map_err(damaged)? {
+            let (offset, size) = segment.file_range(endian);
+            extent = extent.max(end(offset, size)?);
+        }
+    }
+    Ok(extent)
 }
 
 /// The part of a macOS universal library that is for this machine.
-fn fat_slice<'data>(data: impl ReadRef<'data>) -> Result<(u64, u64), Reason> {
+fn fat_slice<'data>(data: impl ReadRef<'data>, host: Platform) -> Result<(u64, u64), Reason> {
     let file = MachOFatFile32::parse(data).map_err(|error| Reason::Damaged(error.to_string()))?;
-    match file.arches().iter().find(|slice| slice.architecture() == host().1) {
+    match file.arches().iter().find(|slice| slice.architecture() == host.1) {
         Some(slice) => Ok(slice.file_range()),
-        None => Err(Reason::OtherPlatform { found: "macOS on other processors".into(), host: platform(host()) }),
+        None => Err(Reason::OtherPlatform { found: "macOS on other processors".into(), host: platform(host) }),
     }
 }
 
@@ -222,6 +253,16 @@ fn require(needed: u64, length: u64) -> Result<(), Reason> {
 mod tests {
     use super::*;
 
+    #[test]
+    fn a_mark_is_seen() {
+        let file = tempfile::tempfile().expect("a file");
+        assert!(!is_marked(&file, "user.quarantine"));
+        if rustix::fs::fsetxattr(&file, "user.quarantine", b"0083;;;", rustix::fs::XattrFlags::empty()).is_err() {
+            return println!("SKIPPED: temporary files can have no attributes");
+        }
+        assert!(is_marked(&file, "user.quarantine"));
+    }
+
     /// This test's own binary is a file of this system's format; its first bytes and its last hold the headers.
     #[test]
     fn never_panics_on_damaged_headers() {
@@ -236,13 +277,13 @@ mod tests {
             let place = if case % 2 == 0 { random(1024) } else { bytes.len() - 1 - random(4096) };
             damaged[place] = random(256) as u8;
             let length = damaged.len() - random(2) * random(damaged.len());
-            let _ = check_data(&damaged[..length], length as u64);
+            let _ = check_data(&damaged[..length], length as u64, host());
             if case % 8 == 0 {
                 damaged[..1024].copy_from_slice(&bytes[..1024]);
             }
         }
         assert!(matches!(
-            check_data(&bytes[..], bytes.len() as u64),
+            check_data(&bytes[..], bytes.len() as u64, host()),
             Err(Reason::MissingSymbol | Reason::NotALibrary(_))
         ));
     }

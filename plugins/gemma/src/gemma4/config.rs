@@ -9,7 +9,7 @@ use pensieve_sdk::{
 pub struct Config {
     pub sizes: Sizes,
     pub layers: Vec<Layer>,
-    /// In layers with full attention, keys serve as values.
+    /// In full-attention layers, keys serve as values.
     pub attention_k_eq_v: bool,
     pub final_logit_softcapping: Option<f64>,
     pub per_layer_input: Option<PerLayerSizes>,
@@ -25,7 +25,7 @@ pub struct Layer {
     pub head_dim: usize,
     pub num_key_value_heads: usize,
     pub intermediate_size: usize,
-    /// The layer whose cache it shares, if it has none of its own.
+    /// The layer whose cache it shares, if it has no cache.
     pub shares: Option<usize>,
 }
 
@@ -36,7 +36,7 @@ pub struct PerLayerSizes {
     pub width: usize,
 }
 
-/// Sizes of a mixture, and its router's settings.
+/// Sizes of a mixture and settings of its router.
 #[derive(Clone, Copy)]
 pub struct Moe {
     pub num_experts: usize,
@@ -92,7 +92,7 @@ fn with_defaults(config: &Settings) -> Result<Settings> {
     ])
 }
 
-/// RoPE of layers with full attention and of those with windows, with defaults for configurations without it.
+/// RoPE of full-attention and of sliding-window layers, with defaults for configurations without it.
 fn ropes(config: &Settings) -> Result<(RopeConfig, RopeConfig)> {
     let given = &config.value()["rope_parameters"];
     if given.get("full_attention").is_some() || given.get("rope_theta").is_some() {
@@ -114,7 +114,7 @@ fn layers(config: &Settings, sizes: &Sizes) -> Result<Vec<Layer>> {
     let takes_keys = config.bool_or("attention_k_eq_v", false)?;
     let full_dim = config.usize_or("global_head_dim", 512)?;
     let full_heads = config.find_usize("num_global_key_value_heads")?.filter(|_| takes_keys);
-    // Newer tools write an entry for each layer, whose numbers are zero-padded in models of ten layers or more.
+    // Newer tools write one entry per layer, whose number is zero-padded in models of ten or more layers.
     let listed = config.value()["per_layer_config"].as_object();
     let own = |layer: usize, key: &str| -> Option<usize> {
         let mut named = listed?.iter().filter(|(name, _)| name.parse() == Ok(layer));

@@ -1,4 +1,4 @@
-//! The mixture of large Gemma 4 models: routed experts and a shared block, each between norms of its own.
+//! The mixture in large Gemma 4 models: routed experts and a shared block, each with its own norms before and after.
 
 use pensieve_sdk::{
     Result,
@@ -8,7 +8,7 @@ use pensieve_sdk::{
 
 use super::config::{Config, Moe};
 
-/// Routed experts beside the shared block, each with norms of its own.
+/// Routed experts beside the shared block, each with its own norms.
 pub struct MixtureOfExperts {
     /// The norm of the router's input, with its scale.
     norm: RmsNorm,

@@ -1,4 +1,4 @@
-//! Per-layer embeddings of small Gemma 4 models: a vector for each token and layer, beside the input embedding.
+//! Per-layer embeddings of small Gemma 4 models: a vector per token and layer, in addition to the input embedding.
 
 use pensieve_sdk::{
     Result,
@@ -7,7 +7,7 @@ use pensieve_sdk::{
 
 use super::config::{Config, PerLayerSizes};
 
-/// Each token's vector for each layer: the sum of an embedding of its own and a projection of the input embedding.
+/// Each token's vector for each layer: a separate embedding plus a projection of the input embedding.
 pub struct PerLayerInputs {
     embed_tokens_per_layer: Embedding,
     per_layer_model_projection: Linear,
@@ -27,7 +27,7 @@ impl PerLayerInputs {
         })
     }
 
-    /// The vectors of all layers, for embeddings `x`.
+    /// Computes the vectors of all layers from the embeddings `x`.
     pub fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         let own = (self.embed_tokens_per_layer.forward(step)? * (self.width as f64).sqrt())?;
         let projected = (self.per_layer_model_projection.forward(x, step)? * (x.dim(1)? as f64).powf(-0.5))?;

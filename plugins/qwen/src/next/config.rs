@@ -17,7 +17,7 @@ pub struct Config {
     pub moe: Option<Moe>,
 }
 
-/// Sizes of the delta nets, under `linear_…` in the configuration.
+/// Sizes of the delta nets, `linear_…` in the configuration.
 #[derive(Clone, Copy)]
 pub struct LinearSizes {
     pub num_key_heads: usize,

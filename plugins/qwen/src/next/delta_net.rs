@@ -1,4 +1,4 @@
-//! The gated delta net (arXiv 2412.06464) that three layers of four have in place of attention.
+//! The gated delta net (arXiv 2412.06464) that three layers out of four use instead of attention.
 
 use pensieve_sdk::{
     Error, Result,
@@ -11,7 +11,8 @@ use super::{
     of_groups,
 };
 
-/// The input projections of a delta net, which checkpoints store as one layer, with its outputs grouped by key head, or as two.
+/// The input projections of a delta net, which checkpoints store as one layer, with its outputs grouped by key head, or
+/// as two.
 enum Projection<const N: usize> {
     Grouped { all: Linear, groups: usize, widths: [usize; N] },
     Apart([Linear; 2]),
@@ -28,7 +29,7 @@ impl<const N: usize> Projection<N> {
     }
 }
 
-/// A gated delta net: a linear recurrence by the delta rule, behind a short convolution.
+/// A gated delta net: a linear recurrence with the delta rule, after a short convolution.
 pub struct GatedDeltaNet {
     /// Queries, keys and values, and the gate of the norm.
     qkvz: Projection<4>,

@@ -1,10 +1,10 @@
-//! Paged attention on the CPU: causal, over the blocks of the KV cache.
+//! Causal paged attention on the CPU.
 //!
-//! Positions are taken in tiles of 64 that begin at multiples of 64, whatever the batch, the chunk of the prompt or the
-//! order of the blocks; a row of the result goes through the tiles that it sees, in order, with a running maximum and
-//! sum. That is what makes it the same bit for bit however the prompt was cut. Keys are transposed and both keys and
-//! values widened once per tile, for all the heads that share them and for a number of rows; scores and outputs are
-//! then two products with panels, as any other matrix product here.
+//! Positions are processed in tiles of 64 that start at multiples of 64, regardless of the batch, the prompt's chunks
+//! and the order of the blocks; each output row goes through the tiles that it sees, in order, with a running maximum
+//! and sum. That makes it bitwise identical however the prompt was split. Once per tile, keys are transposed and keys
+//! and values widened, for all heads that share them and for several rows; scores and outputs are then two panel
+//! products, like any other matrix product here.
 
 #[cfg(test)]
 mod tests;
@@ -18,12 +18,12 @@ use super::pool::{Disjoint, Pool};
 use super::simd::{Kernel, Rows, Simd, exp, tanh};
 use super::tile::{PAIR, TILE, in_tiles, tile};
 
-/// Positions in a tile.
+/// Positions per tile.
 const POSITIONS: usize = 64;
-/// Rows in a part, approximately.
+/// Approximate number of rows per part.
 const ROWS: usize = 64;
 
-/// The settings that turn products of queries and keys into scores.
+/// How dot products of queries and keys become scores.
 #[derive(Clone, Copy, Debug)]
 pub struct Scores<'a> {
     pub scale: f32,
@@ -31,11 +31,11 @@ pub struct Scores<'a> {
     pub window: Option<usize>,
     /// Bounds scores to `± cap` by `cap · tanh(score / cap)`.
     pub softcap: Option<f32>,
-    /// Attention sinks: for each query head an extra score that takes part in the softmax but has no value.
+    /// Attention sinks: an extra score per query head that takes part in the softmax but has no value.
     pub sinks: Option<&'a [f32]>,
 }
 
-/// The caches of keys and of values. A value is the first `value_dim` numbers of a row, which may be that of the key.
+/// The key and value caches. A value is the first `value_dim` elements of a row; the value cache may be the key cache.
 #[derive(Clone, Copy, Debug)]
 pub struct Past<'a> {
     pub keys: (KvLayout, Kv<'a>),
@@ -43,9 +43,9 @@ pub struct Past<'a> {
     pub value_dim: usize,
 }
 
-/// Attention of the rows of some spans, `q[n, heads, head_dim]`, to the positions of their sequences up to their own,
-/// whose keys and values are in the caches already: `out[n, heads, value_dim]`. Query heads share the heads of the caches in
-/// order. Rows of `out` that belong to no span stay as they are; spans may not overlap.
+/// Attends from the rows of some spans, `q[n, heads, head_dim]`, to their sequences' positions up to their own, whose
+/// keys and values are already in the caches: `out[n, heads, value_dim]`. Consecutive query heads share a cache head.
+/// Rows of `out` outside all spans are left unchanged; spans must not overlap.
 pub fn attention(
     pool: &Pool,
     past: Past<'_>,
@@ -72,12 +72,12 @@ pub fn attention(
     starts.sort_unstable();
     assert!(starts.is_sorted_by(|a, b| a.1 <= b.0), "spans overlap");
 
-    // As many rows to a task as make good use of a tile of keys, all heads of a group counted.
+    // Enough rows per task to make good use of a tile of keys, counting all heads of a group.
     let tokens = (ROWS * layout.kv_heads / heads).max(1);
     let mut parts: Vec<_> = (spans.iter())
         .flat_map(|span| (0..span.len).step_by(tokens).map(move |at| (span, at, tokens.min(span.len - at))))
         .collect();
-    // The longest first, so that threads end together.
+    // Longest first, so that threads finish together.
     parts.sort_by_key(|(span, at, len)| std::cmp::Reverse((span.past + at) * len));
     let out = Disjoint::new(out);
     pool.run(parts.len() * layout.kv_heads, |index| {
@@ -91,7 +91,7 @@ pub fn attention(
     });
 }
 
-/// Some rows of a span, for the heads that share one head of the caches.
+/// Some rows of a span, for the heads that share one cache head.
 #[derive(Clone, Copy)]
 struct Part<'a> {
     span: &'a Span<'a>,
@@ -122,7 +122,7 @@ impl<S: Simd, F: Float> Kernel<S> for Attend<'_, F> {
         let seen_from = |position: usize| (position + 1).saturating_sub(window);
         for start in (seen_from(first) / POSITIONS * POSITIONS..end).step_by(POSITIONS) {
             let seen = POSITIONS.min(end - start);
-            // Rows before the tile do not see it, nor do rows whose window has passed it.
+            // Rows before the tile do not see it, nor do rows whose window has moved past it.
             let tokens = start.max(first)..end.min((start + POSITIONS - 1).saturating_add(window));
             let rows = (tokens.start - first) * group..(tokens.end - first) * group;
             work.fetch::<F>(simd, &self, start, seen);
@@ -139,20 +139,20 @@ impl<S: Simd, F: Float> Kernel<S> for Attend<'_, F> {
 }
 
 impl<F: Float> Attend<'_, F> {
-    /// Heads of queries that share one of the caches.
+    /// Number of query heads per cache head.
     #[inline(always)]
     fn group(&self) -> usize {
         self.heads / self.past.keys.0.kv_heads
     }
 
-    /// The bytes of a cache from a position's slot on.
+    /// The bytes of a cache starting at a position's slot.
     #[inline(always)]
     fn slot<'a>(&self, (layout, cache): (KvLayout, Kv<'a>), position: usize) -> &'a [u8] {
         let slot = self.part.kv_head * layout.slots + layout.slot(self.part.span.blocks, position);
         &cache.bytes()[slot * layout.head_dim * F::BYTES..]
     }
 
-    /// Index of a row's head among all heads of all tokens of the batch.
+    /// Index of a row's head among the heads of all tokens in the batch.
     #[inline(always)]
     fn head(&self, row: usize) -> usize {
         let group = self.group();
@@ -161,22 +161,22 @@ impl<F: Float> Attend<'_, F> {
     }
 }
 
-/// Scratch memory of a part, reused for all of its tiles.
+/// Scratch memory of a part, reused for all its tiles.
 struct Work<S: Simd> {
     rows: usize,
     /// `[rows, head_dim]`, scaled.
     queries: Vec<f32>,
-    /// Panels of positions, a vector for each dimension.
+    /// Panels of positions, one vector per dimension.
     keys: Vec<S::F>,
-    /// Panels of dimensions, a vector for each position.
+    /// Panels of dimensions, one vector per position.
     values: Vec<S::F>,
-    /// `[rows, POSITIONS]`: scores, and then their share of the sum.
+    /// `[rows, POSITIONS]`: first scores, then softmax weights.
     weights: Vec<f32>,
-    /// The products of rows with a pair of key panels.
+    /// Products of rows with a pair of key panels.
     products: Vec<[S::F; PAIR]>,
     /// The running maximum and sum of each row.
     state: Vec<(f32, f32)>,
-    /// For each pair of value panels and each row, the sum so far.
+    /// Accumulated output for each pair of value panels and each row.
     sums: Vec<[S::F; PAIR]>,
 }
 
@@ -202,7 +202,7 @@ impl<S: Simd> Work<S> {
         }
     }
 
-    /// Widens the keys and values of a tile.
+    /// Loads and widens a tile's keys and values.
     #[inline(always)]
     fn fetch<F: Float>(&mut self, simd: S, of: &Attend<'_, F>, start: usize, seen: usize) {
         let Past { keys: (layout, _), value_dim, .. } = of.past;
@@ -238,7 +238,7 @@ impl<S: Simd> Work<S> {
         }
     }
 
-    /// Products of some rows with the keys of a tile.
+    /// Multiplies some rows with a tile's keys.
     #[inline(always)]
     fn score(&mut self, simd: S, dim: usize, rows: Range<usize>, seen: usize) {
         for pair in 0..seen.div_ceil(PAIR * S::LANES) {
@@ -258,7 +258,8 @@ impl<S: Simd> Work<S> {
         }
     }
 
-    /// Turns the scores of a row into weights, against a maximum that may grow, and scales down what it has summed so far.
+    /// Turns a row's scores into weights relative to the running maximum, and rescales the row's accumulated output if
+    /// that grows.
     #[inline(always)]
     fn weigh(&mut self, simd: S, row: usize, visible: Range<usize>, softcap: Option<f32>) {
         let weights = &mut self.weights[row * POSITIONS..][..POSITIONS];
@@ -286,7 +287,7 @@ impl<S: Simd> Work<S> {
         }
         let shrink = exp(simd, simd.splat(before - top));
         for sums in self.sums.chunks_exact_mut(self.rows) {
-            // No `map`: its closure would be a function without the instruction set.
+            // No `map`: its closure would be compiled without the instruction set.
             for sum in &mut sums[row] {
                 *sum = simd.mul(*sum, shrink);
             }
@@ -296,7 +297,7 @@ impl<S: Simd> Work<S> {
         self.state[row] = (top, sum * lanes[0] + simd.sum(added));
     }
 
-    /// Adds the weighted values of a tile.
+    /// Adds a tile's weighted values.
     #[inline(always)]
     fn gather(&mut self, simd: S, rows: Range<usize>, seen: usize) {
         let pairs = self.values.chunks_exact(PAIR * POSITIONS);
@@ -315,7 +316,7 @@ impl<S: Simd> Work<S> {
         let dim = of.past.value_dim;
         for row in 0..self.rows {
             let head = of.head(row);
-            // SAFETY: a row and a head belong to one part of one span, as spans do not overlap.
+            // SAFETY: each row and head belong to one part of one span, as spans do not overlap.
             let out = unsafe { of.out.range(head * dim..(head + 1) * dim) };
             let (top, sum) = self.state[row];
             let sunk = of.scores.sinks.map_or(0.0, |sinks| (sinks[head % of.heads] - top).exp());

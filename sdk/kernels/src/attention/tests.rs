@@ -1,4 +1,4 @@
-//! Attention against sums in `f64`, and against itself with prompts cut and blocks placed otherwise.
+//! Attention against sums in `f64`, and against itself with other prompt chunks and block placements.
 
 use half::f16;
 
@@ -19,7 +19,7 @@ struct Case {
 const PLAIN: Scores<'static> = Scores { scale: 0.3, window: None, softcap: None, sinks: None };
 const CASE: Case = Case { heads: 6, kv_heads: 2, dim: 64, block_len: 16, scores: PLAIN, half: false };
 
-/// A sequence: its keys, values and queries, and the blocks that it has been given.
+/// A sequence: its keys, values and queries, and its assigned blocks.
 struct Sequence {
     q: Vec<f32>,
     k: Vec<f32>,
@@ -27,7 +27,7 @@ struct Sequence {
     blocks: Vec<u32>,
 }
 
-/// Numbers that two formats hold exactly.
+/// Numbers that both formats represent exactly.
 fn numbers(count: usize, seed: usize) -> Vec<f32> {
     (0..count).map(|i| f16::from_f32(((i * 7919 + seed * 104_729) as f32 * 0.618).sin() * 1.5).to_f32()).collect()
 }
@@ -39,7 +39,7 @@ impl Case {
         Sequence { q, k: numbers(kv, seed + 1), v: numbers(kv, seed + 2), blocks: blocks.collect() }
     }
 
-    /// Feeds the sequences in steps; a step takes some rows of each. Slots hold rubbish before they are written.
+    /// Feeds the sequences in steps, some rows of each per step. Slots contain garbage before they are written.
     fn run(&self, level: Level, slots: usize, sequences: &[Sequence], steps: &[Vec<usize>]) -> Vec<Vec<f32>> {
         let layout = KvLayout { kv_heads: self.kv_heads, slots, head_dim: self.dim, block_len: self.block_len };
         let pool = Pool::with_level(2, level);
@@ -105,7 +105,7 @@ impl Case {
         out
     }
 
-    /// Whole against exact sums; then in chunks, one by one and with scattered blocks against whole.
+    /// Compares the whole prompt with exact sums; then chunks, single rows and scattered blocks with the whole prompt.
     fn check(&self, len: usize) {
         let blocks = len.div_ceil(self.block_len);
         let slots = 2 * blocks * self.block_len;
@@ -213,7 +213,7 @@ fn refuses_spans_that_overlap() {
     attend_with(&[span, Span { start: 1, len: 1, ..span }]);
 }
 
-/// Values that are the first numbers of keys, and values of a cache of their own with shorter rows, are those of rows as long as keys.
+/// Values that are a prefix of the keys, or that come from a cache with shorter rows, match values as long as keys.
 #[test]
 fn values_may_be_shorter_than_keys() {
     let (heads, dim, short, tokens) = (3, 40, 24, 70);

@@ -1,17 +1,17 @@
-//! Activations in 8 bits, cut into segments as the weights are.
+//! Activations quantized to 8 bits, cut into segments like the weights.
 //!
-//! A scale stands for 32 values, also where the weights have blocks of 256: one scale for all of those would have to reach the
-//! largest of them, and models have single activations that are far larger than the rest.
+//! A scale covers 32 values, even where weights have blocks of 256: a single scale for all of those would have to cover
+//! the largest, and models have individual activations far larger than the rest.
 
 use super::super::pool::Pool;
 use super::super::quant::{Format, GROUPS, Layout, SEGMENT};
 use super::super::simd::{Kernel, Level, Simd, based};
 
-/// Values that share a scale.
+/// Values per scale.
 pub(super) const SHARE: usize = 32;
 
-/// Bytes of activations that are used together, so that they stay in a core's second-level cache: every pair of panels passes
-/// over all of them.
+/// Bytes of activations used together, so that they stay in a core's L2 cache: every pair of panels passes over all of
+/// them.
 const CACHE: usize = 1 << 19;
 
 /// One segment of one row: `value = code · scale`.
@@ -19,11 +19,11 @@ const CACHE: usize = 1 << 19;
 #[repr(C, align(64))]
 pub(super) struct Piece {
     pub(super) codes: [i8; SEGMENT],
-    /// One for each [`SHARE`], with its [`base`](based).
+    /// One per [`SHARE`], with its [`base`](based).
     pub(super) scales: [f32; SEGMENT / SHARE],
     pub(super) bases: [f32; SEGMENT / SHARE],
-    /// What the weights' groups need beside it: for their minimums the sum of the values, as the bits of an `f32`, and where
-    /// there are none the integer with which a dot product starts, which takes away what the offset of the weights' codes adds.
+    /// Per group of weights: if the format has minimums, the sum of the values, as the bits of an `f32`; otherwise the
+    /// integer that a dot product starts with, which cancels the offset of the weights' codes.
     pub(super) rest: [u32; GROUPS],
 }
 
@@ -31,7 +31,7 @@ const EMPTY: Piece =
     Piece { codes: [0; SEGMENT], scales: [0.0; SEGMENT / SHARE], bases: [0.0; SEGMENT / SHARE], rest: [0; GROUPS] };
 
 impl Piece {
-    /// Four codes, the first in the lowest byte.
+    /// Four codes as a word, the first in the lowest byte.
     #[inline(always)]
     pub(super) fn word(&self, index: usize) -> u32 {
         let [a, b, c, d] = self.codes.as_chunks::<4>().0[index];
@@ -39,25 +39,26 @@ impl Piece {
     }
 }
 
-/// All rows of the first segment, then all rows of the second, and so on: the order in which panels take them.
+/// All rows of the first segment, then all rows of the second, and so on: the order in which panels consume them.
 pub(super) struct Activations {
     pieces: Vec<Piece>,
     pub(super) n: usize,
 }
 
 impl Activations {
-    /// Number of the `n` rows to compute together: about as many as fit the cache, but enough to pay for unpacking the weights.
+    /// Number of the `n` rows to compute together: about as many as fit the cache, but enough to pay for unpacking the
+    /// weights.
     pub(super) fn batch(n: usize, cols: usize) -> usize {
         let most = (CACHE / (cols.div_ceil(SEGMENT) * size_of::<Piece>())).max(48);
         n.div_ceil((n / most).max(1))
     }
 
-    /// For products with weights of a format whose codes are `offset` too high.
+    /// Quantizes activations for weights of a format whose codes are `offset` too high.
     pub(super) fn quantize<F: Format>(pool: &Pool, x: &[f32], cols: usize, offset: i32) -> Self {
         let n = x.len() / cols;
         let mut pieces = vec![EMPTY; n * cols.div_ceil(SEGMENT)];
         let level = pool.level();
-        // Below some thousand values another thread costs more than it brings.
+        // Below a few thousand values, another thread costs more than it gains.
         let rows = (1_usize << 14).div_ceil(SEGMENT).max(n.div_ceil(8));
         pool.run_pieces(&mut pieces, rows, |task, pieces| {
             for (i, piece) in pieces.iter_mut().enumerate() {
@@ -69,7 +70,7 @@ impl Activations {
         Self { pieces, n }
     }
 
-    /// Every row's piece of a segment.
+    /// Returns every row's piece of a segment.
     pub(super) fn segment(&self, segment: usize) -> &[Piece] {
         &self.pieces[segment * self.n..(segment + 1) * self.n]
     }
@@ -94,7 +95,7 @@ impl<S: Simd, const GROUP: usize> Kernel<S> for Quantize<'_, GROUP> {
     #[inline(always)]
     fn run(self, simd: S) {
         let Self { values, offset, minimums, piece } = self;
-        // Vectors by numbers, as not every compilation makes the functions of iterators part of a kernel.
+        // Index loops over vectors, because iterator adaptors are not always inlined into a kernel.
         let (shares, _) = values.as_chunks::<SHARE>();
         let groups = SHARE / GROUP;
         for (share, of_share) in shares.iter().enumerate() {
@@ -116,7 +117,7 @@ impl<S: Simd, const GROUP: usize> Kernel<S> for Quantize<'_, GROUP> {
     }
 }
 
-/// What the values' codes in -127..=127 stand for, which is not a number if any of the values is none or infinite.
+/// The scale that maps the values to codes in -127..=127; NaN if any of the values is NaN or infinite.
 #[inline(always)]
 fn scale<S: Simd>(simd: S, values: &[f32; SHARE]) -> f32 {
     let zero = simd.splat(0.0);
@@ -132,7 +133,7 @@ fn scale<S: Simd>(simd: S, values: &[f32; SHARE]) -> f32 {
 /// Writes the values' codes and returns their sum.
 #[inline(always)]
 fn round<S: Simd>(simd: S, values: &[f32], inverse: f32, codes: &mut [i8]) -> f32 {
-    // Adding it leaves the nearest integer in the low bits of a small number.
+    // Adding this leaves the nearest integer in the low bits of a small number.
     let round = simd.splat(12_582_912.0);
     let mut sum = simd.splat(0.0);
     for part in 0..values.len() / S::LANES {

@@ -1,4 +1,4 @@
-//! Products with weights in `f32`, `f16`, `bf16` and eight bits.
+//! Products with weights in `f32`, `f16`, `bf16` and FP8.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -11,7 +11,7 @@ use super::Matrix;
 use super::panels::Panels;
 use pensieve_weights::Dtype;
 
-/// Columns at a time: a pair of panels of them leaves room in the first-level cache.
+/// Columns per step: a pair of panels of this width leaves room in the L1 cache.
 const SEGMENT: usize = 128;
 
 pub(super) fn multiply(pool: &Pool, w: &Matrix<'_>, x: &[f32], out: &mut [f32]) {

@@ -1,9 +1,9 @@
-//! Products of activations with weights that stay in the checkpoint's own format.
+//! Products of activations with weights that stay in the checkpoint's format.
 //!
-//! Weights are unpacked on the way, a panel of rows and a segment of columns at a time: into bytes with a scale for each
-//! group if they are quantized, into `f32` if they are not. The panel stays in the first-level cache while all rows of
-//! the batch pass over it. With one row this reads the weights at the speed of memory, with many it runs at the speed
-//! of the multipliers, and either way an output is summed in the same order, group by group.
+//! Weights are unpacked on the fly, a panel of rows and a segment of columns at a time: into bytes with a scale per
+//! group if quantized, otherwise into `f32`. The panel stays in the L1 cache while all rows of the batch pass over it.
+//! With one row this reads weights at memory speed, with many rows it runs at the speed of the multipliers, and either
+//! way an output is summed in the same order, group by group.
 
 mod activations;
 mod dense;
@@ -18,11 +18,11 @@ use super::quant::{Expanded, Format, Layout, with_format};
 use pensieve_error::{Error, Result};
 use pensieve_weights::{Dtype, RawTensor, quote};
 
-/// Rows of the batch that pass over a panel together at most; over quantized weights those whose activations fit the second-level
-/// cache do.
+/// Maximum number of batch rows that pass over a panel together; for quantized weights, as many as have activations
+/// that fit the L2 cache.
 const BATCH: usize = 512;
 
-/// A matrix as a checkpoint stores it: `rows` rows of `cols` values, one after the other.
+/// A matrix as a checkpoint stores it: `rows` consecutive rows of `cols` values.
 #[derive(Clone, Copy, Debug)]
 pub struct Matrix<'a> {
     pub dtype: Dtype,
@@ -31,10 +31,10 @@ pub struct Matrix<'a> {
     pub cols: usize,
 }
 
-/// `out[n, rows] = x[n, cols] · wᵀ`. Each row of the result is the same, bit for bit, whatever the other rows are.
+/// Computes `out[n, rows] = x[n, cols] · wᵀ`. Each result row is bitwise independent of the other rows.
 ///
-/// Over quantized weights the activations are rounded to 8 bits with one scale for 32 values. A row of activations that holds
-/// a not-a-number, an infinity, or over quantized weights a number beyond 10³³, gives a row of not-a-numbers.
+/// For quantized weights the activations are rounded to 8 bits with one scale per 32 values. A row of activations that
+/// contains NaN, infinity or, for quantized weights, a number beyond 10³³, gives a row of NaNs.
 pub fn matmul(pool: &Pool, w: &Matrix<'_>, x: &[f32], n: usize, out: &mut [f32]) {
     let row_bytes = w.row_bytes();
     assert_eq!(Some(w.data.len()), row_bytes.checked_mul(w.rows), "a matrix of {} × {} {:?}", w.rows, w.cols, w.dtype);
@@ -51,7 +51,7 @@ pub fn matmul(pool: &Pool, w: &Matrix<'_>, x: &[f32], n: usize, out: &mut [f32])
     }
 }
 
-/// One row as `f32`.
+/// Converts one row to `f32`.
 pub fn dequantize_row(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
     assert_eq!(Some(bytes.len()), dtype.row_bytes(out.len()), "{dtype:?} bytes for {} values", out.len());
     with_format!(
@@ -66,7 +66,7 @@ pub fn dequantize_row(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
     );
 }
 
-/// All values of a tensor of any type.
+/// Returns all values of a tensor of any type.
 pub fn dequantize(raw: &RawTensor) -> Result<Vec<f32>> {
     if !raw.dtype.is_quantized() {
         return raw.to_f32();
@@ -80,8 +80,8 @@ pub fn dequantize(raw: &RawTensor) -> Result<Vec<f32>> {
     Ok(values)
 }
 
-/// Calls `take` with the integers of each group of values, the group's scale and its minimum: a value is
-/// `scale · integer − minimum`. Dense formats have no groups.
+/// Calls `take` with each group's integers, scale and minimum: a value is `scale · integer − minimum`. Dense formats
+/// have no groups.
 pub fn each_group(dtype: Dtype, bytes: &[u8], mut take: impl FnMut(&[i8], f32, f32)) {
     with_format!(dtype, F => integers::<F>(bytes, &mut take), ());
 }

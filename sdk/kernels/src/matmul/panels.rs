@@ -1,8 +1,8 @@
 //! Cuts a matrix into panels, and writes their results.
 //!
-//! A panel is as many rows as a vector has lanes; two stand side by side, so that each activation that is fetched is
-//! used twice. The last pair of a matrix ends with its last row, and so may begin inside the pair before: rows of both
-//! are computed twice and written once. A matrix of fewer rows than a pair is copied with empty rows below.
+//! A panel has as many rows as a vector has lanes; two of them form a pair, so that each loaded activation is used
+//! twice. The last pair of a matrix ends at its last row and may therefore start inside the previous pair: rows of both
+//! are computed twice and written once. A matrix with fewer rows than a pair is copied and padded with empty rows.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -12,14 +12,14 @@ use super::super::simd::{Rows, Simd, prefetch};
 use super::super::tile::PAIR;
 use super::Matrix;
 
-/// Steps between asking for memory and using it: a few microseconds.
+/// Prefetch distance in steps: a few microseconds.
 const AHEAD: usize = 4;
 
-/// A matrix that has at least the rows of one pair.
+/// A matrix with at least the rows of one pair.
 pub(super) struct Panels<'a> {
     data: Cow<'a, [u8]>,
     row_bytes: usize,
-    /// As many as the matrix has, before empty ones were added.
+    /// Number of rows before padding.
     rows: usize,
     pair_rows: usize,
 }
@@ -35,7 +35,7 @@ impl<'a> Panels<'a> {
         Self { data, row_bytes, rows: w.rows, pair_rows }
     }
 
-    /// Calls `task` with stretches of pairs that together are all, each long enough to read memory in order and short
+    /// Calls `task` with ranges of pairs that cover all of them, each long enough to read memory sequentially and short
     /// enough that threads finish together.
     pub(super) fn share(&self, pool: &Pool, task: impl Fn(Range<usize>) + Sync) {
         let pairs = self.rows.div_ceil(self.pair_rows);
@@ -43,16 +43,17 @@ impl<'a> Panels<'a> {
         pool.run(pairs.div_ceil(stretch), |index| task(index * stretch..pairs.min((index + 1) * stretch)));
     }
 
-    /// The rows of one panel, and of what follows it in the matrix.
+    /// The rows of one panel, and everything after them in the matrix.
     #[inline(always)]
     pub(super) fn rows(&self, pair: usize, panel: usize) -> Rows<'_> {
         let first = self.first(pair) + panel * self.pair_rows / PAIR;
         Rows { bytes: &self.data[first * self.row_bytes..], stride: self.row_bytes }
     }
 
-    /// Asks for what some rows of a pair will need some steps from now, a step being one segment: the bytes of a row in a
-    /// segment are `segment_bytes`. Panels are read across their rows, which the processor does not foresee by itself. It can
-    /// have few lines under way and waits when it is asked for more: the rows should be few or followed by much work.
+    /// Prefetches what some rows of a pair will need a few steps from now, a step being one segment; `segment_bytes` is
+    /// the size of a row's segment. Panels are read across their rows, which the hardware prefetcher does not predict.
+    /// A core has few outstanding line fills and stalls when asked for more, so the rows should be few or followed by
+    /// much work.
     #[inline(always)]
     pub(super) fn prefetch(&self, pair: usize, segment: usize, segment_bytes: usize, rows: Range<usize>) {
         let segments = self.row_bytes.div_ceil(segment_bytes);
@@ -68,7 +69,7 @@ impl<'a> Panels<'a> {
         }
     }
 
-    /// Asks for where [`write`](Self::write) will write rows of the batch.
+    /// Prefetches the destination of [`write`](Self::write) for rows of the batch.
     #[inline(always)]
     pub(super) fn prefetch_out(&self, pair: usize, rows: Range<usize>, out: &Disjoint<'_, f32>) {
         for row in rows {
@@ -84,14 +85,14 @@ impl<'a> Panels<'a> {
         (pair * self.pair_rows).min(self.rows.max(self.pair_rows) - self.pair_rows)
     }
 
-    /// Writes what a pair has summed for each row of the batch.
+    /// Writes a pair's sums for each row of the batch.
     #[inline(always)]
     pub(super) fn write<S: Simd>(&self, simd: S, pair: usize, sums: &[[S::F; PAIR]], out: &Disjoint<'_, f32>) {
         let mut lanes = [0.0; 64];
         let wanted = pair * self.pair_rows..self.rows.min((pair + 1) * self.pair_rows);
         let skipped = wanted.start - self.first(pair);
         for (i, sums) in sums.iter().enumerate() {
-            // SAFETY: each row's columns of a pair belong to that pair, and a pair to one task.
+            // SAFETY: each row's columns of a pair belong to that pair, and each pair to one task.
             let out = unsafe { out.range(i * self.rows + wanted.start..i * self.rows + wanted.end) };
             let whole = out.len() == self.pair_rows;
             let to = if whole { &mut *out } else { &mut lanes };

@@ -1,4 +1,4 @@
-//! Products with quantized weights: bytes times bytes, summed as integers within a group.
+//! Products with quantized weights: 8-bit products, summed as integers within a group.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -40,7 +40,7 @@ impl<S: Simd, F: Format> Kernel<S> for Multiply<'_, F> {
     }
 }
 
-/// A segment of a panel, unpacked.
+/// An unpacked segment of a panel.
 #[derive(Clone, Copy)]
 struct Panel<S: Simd> {
     codes: [S::U; SEGMENT / 4],
@@ -143,7 +143,7 @@ impl<S: Simd, L: Layout, const N: usize> Kernel<S> for Tile<'_, S, L, N> {
     #[inline(always)]
     fn run(self, simd: S) {
         let Self { pair, blocks, x, .. } = self;
-        // A copy, which can stay in registers.
+        // A local copy can stay in registers.
         let mut sums = *self.sums;
         for group in 0..blocks * (L::BLOCK / L::GROUP) {
             let dots = dots::<S, L, N>(simd, pair, group, x);
@@ -164,7 +164,7 @@ impl<S: Simd, L: Layout, const N: usize> Kernel<S> for Tile<'_, S, L, N> {
     }
 }
 
-/// Dot products of one group, each above `S::ORIGIN`.
+/// Dot products of one group, each offset by `S::ORIGIN`.
 #[inline(always)]
 fn dots<S: Simd, L: Layout, const N: usize>(
     simd: S,
@@ -175,7 +175,7 @@ fn dots<S: Simd, L: Layout, const N: usize>(
     let words = L::GROUP / 4;
     let run_steps = words.min(S::run_steps(L::CODE_MAX));
     let mut dots = [[simd.splat_bits(S::ORIGIN); PAIR]; N];
-    // Without minimums, what takes away the offset of the codes.
+    // Formats without minimums start from the correction for the codes' offset.
     if !L::MINIMUMS {
         for i in 0..N {
             dots[i] = [simd.splat_bits(x[i].rest[group]); PAIR];

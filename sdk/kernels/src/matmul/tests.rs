@@ -1,11 +1,11 @@
-//! Products against sums in `f64`, for every dtype, instruction set and shape of batch.
+//! Products against sums in `f64`, for every dtype, instruction set and batch shape.
 
 use super::*;
 use crate::simd::{Level, based};
 
 const DTYPES: [Dtype; Dtype::ALL.len()] = Dtype::ALL;
 
-/// A small generator, so that failures repeat.
+/// A small seeded generator, so that failures are reproducible.
 struct Random(u64);
 
 impl Random {
@@ -19,7 +19,7 @@ impl Random {
         self.next() as f32 / (1_u64 << 30) as f32 - 1.0
     }
 
-    /// Rows of random bytes whose floating-point parts are of moderate size.
+    /// Rows of random bytes whose floating-point fields have moderate magnitude.
     fn weights(&mut self, dtype: Dtype, rows: usize, cols: usize) -> Vec<u8> {
         let mut bytes: Vec<u8> = (0..rows * dtype.row_bytes(cols).unwrap()).map(|_| self.next() as u8).collect();
         for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
@@ -46,7 +46,7 @@ impl Random {
     }
 }
 
-/// Where a block holds half-precision numbers.
+/// Offsets of a block's half-precision numbers.
 fn halves(dtype: Dtype) -> &'static [usize] {
     match dtype {
         Dtype::Q4_0 | Dtype::Q5_0 | Dtype::Q8_0 => &[0],
@@ -62,7 +62,7 @@ fn halves(dtype: Dtype) -> &'static [usize] {
     }
 }
 
-/// The scale of an `IQ1_M` block, which has four bits of it on top of each of its last four words.
+/// Sets the scale of an `IQ1_M` block, which has four bits of it on top of each of its last four words.
 fn set_quarters(block: &mut [u8], scale: half::f16) {
     for part in 0..4 {
         let nibble = (scale.to_bits() >> (4 * part) & 15) as u8;
@@ -77,7 +77,7 @@ fn run(level: Level, w: &Matrix<'_>, x: &[f32]) -> Vec<f32> {
     out
 }
 
-/// What quantization to 8 bits makes of values that share a scale.
+/// Values after quantization to 8 bits with a shared scale.
 fn rounded(block: &[f32]) -> impl Iterator<Item = f64> + '_ {
     let largest = block.iter().fold(0.0_f32, |largest, x| largest.max(x.abs()));
     let (scale, _) = based(largest / 127.0);
@@ -87,7 +87,7 @@ fn rounded(block: &[f32]) -> impl Iterator<Item = f64> + '_ {
 
 fn check(level: Level, dtype: Dtype, rows: usize, cols: usize, n: usize) {
     let mut random = Random((rows * 31 + cols * 7 + n) as u64);
-    // An odd address, as maps of files may have.
+    // An odd address, as in mapped files.
     let bytes = [vec![0], random.weights(dtype, rows, cols)].concat();
     let w = Matrix { dtype, data: &bytes[1..], rows, cols };
     let x: Vec<f32> = (0..n * cols).map(|_| random.number()).collect();
@@ -105,7 +105,7 @@ fn check(level: Level, dtype: Dtype, rows: usize, cols: usize, n: usize) {
                 expected += f64::from(*w) * x;
                 size += (f64::from(*w) * x).abs();
             }
-            // A scale and a minimum that nearly cancel may each be some times larger than their difference.
+            // A scale and a minimum that nearly cancel may each be several times larger than their difference.
             let (got, allowed) = (f64::from(out[i * rows + r]), 1e-5 * size + 1e-4);
             let what = format!("{} {dtype:?} {rows} × {cols}, row {i} of {n}, output {r}", level.name());
             assert!((got - expected).abs() <= allowed, "{what}: {got} for {expected}");
@@ -130,7 +130,7 @@ fn agrees_with_exact_sums_for_every_dtype_and_batch() {
             check(level, Dtype::F32, 35, cols, 3);
         }
         check(level, Dtype::Q8_0, 40, 64, 2 * BATCH + 3);
-        // More rows than are taken together.
+        // More rows than are processed together.
         check(level, Dtype::Q4K, 33, 8192, 101);
     }
 }
@@ -243,8 +243,8 @@ fn refuses_data_of_another_length() {
     run(Level::PORTABLE, &w, &[0.0; 256]);
 }
 
-/// How fast products are, by the number of rows:
-/// `cargo test --release -p pensieve-sdk --lib matmul::tests::speed -- --ignored --nocapture`.
+/// Measures products by number of rows: `cargo test --release -p pensieve-kernels --lib matmul::tests::speed --
+/// --ignored --nocapture`.
 #[test]
 #[ignore = "measures"]
 fn speed_of_products() {

@@ -1,15 +1,16 @@
-//! Formats with blocks of 256 values, whose groups have small integer scales under a half-precision one for the block.
+//! Formats with blocks of 256 values, whose groups have small integer scales under a half-precision scale for the
+//! block.
 //!
-//! In the 4- and 5-bit ones, 32 bytes hold 32 values in their low nibbles and the next 32 in their high nibbles. In the
-//! 2- and 3-bit ones, 32 bytes hold four times 32 values, two bits each. High bits, where they are stored apart, belong
-//! to the value of the same place in a run of 32.
+//! In the 4- and 5-bit formats, 32 bytes hold 32 values in their low nibbles and the next 32 in their high nibbles. In
+//! the 2- and 3-bit formats, 32 bytes hold four times 32 values, two bits each. High bits that are stored separately
+//! belong to the value at the same position in a run of 32.
 
 use super::{Expanded, Format, Shape, Unpacked};
 use crate::simd::{Rows, Simd, half};
 
 /// scales[16] (4 bits scale, 4 bits minimum), qs[64], scale, minimum.
 pub(crate) struct Q2K;
-/// hmask[32], qs[64], scales[12] (6 bits each), scale; offset 4, which the bit in `hmask` takes away.
+/// hmask[32], qs[64], scales[12] (6 bits each), scale; offset 4, which a set bit in `hmask` cancels.
 pub(crate) struct Q3K;
 /// scale, minimum, scales[12] (6 bits each scale and minimum), qs[128].
 pub(crate) struct Q4K;
@@ -74,7 +75,7 @@ impl Format for Q3K {
 
     #[inline(always)]
     fn unpack<S: Simd>(simd: S, rows: Rows<'_>, out: &mut Unpacked<'_, S>) {
-        // The last 16 bytes: two of qs, the scales, the scale of the block.
+        // The last 16 bytes: two of qs, the scales, the block's scale.
         let tail = simd.columns(rows, 94);
         let scale = simd.high_half(tail[3]);
         let straddling = |i: usize| simd.or(simd.shr(tail[i], 16), simd.shl(tail[i + 1], 16));
@@ -169,7 +170,7 @@ impl Format for Q6K {
         let scale = simd.high_half(simd.columns(rows, 194)[3]);
         for (i, word) in simd.columns(rows, 192).into_iter().enumerate() {
             for byte in 0..4 {
-                // Up against the high end and back down again, for the sign.
+                // Shift to the top and back down to sign-extend.
                 let signed = simd.shr_signed(simd.shl(word, 24 - 8 * byte as u32), 24);
                 out.scales[4 * i + byte] = scaled(simd, scale, signed);
             }
@@ -193,14 +194,15 @@ impl Format for Q6K {
     }
 }
 
-/// A group's scale or minimum out of that of the block.
+/// Multiplies a group's scale or minimum by the block's.
 #[inline(always)]
 fn scaled<S: Simd>(simd: S, of_block: S::F, of_group: S::U) -> S::F {
     simd.mul(of_block, simd.integers_to_f32(of_group))
 }
 
-/// Eight scales and eight minimums of 6 bits in 12 bytes: of the first four groups in the low bits of bytes 0 to 3 and
-/// 4 to 7; of the last four in the nibbles of bytes 8 to 11, with their high bits on top of the first four's.
+/// Unpacks eight 6-bit scales and eight 6-bit minimums from 12 bytes: those of the first four groups in the low bits of
+/// bytes 0 to 3 and 4 to 7; those of the last four in the nibbles of bytes 8 to 11, with their high bits on top of the
+/// first four's.
 fn expand_six_bit_scales(block: &[u8], out: &mut Expanded) {
     let (scale, minimum, packed) = (half(block, 0), half(block, 2), &block[4..16]);
     for i in 0..4 {
@@ -229,7 +231,7 @@ fn unpack_six_bit_scales<S: Simd>(simd: S, rows: Rows<'_>, out: &mut Unpacked<'_
     }
 }
 
-/// 128 bytes of nibbles.
+/// Unpacks 128 bytes of nibbles.
 #[inline(always)]
 fn unpack_nibbles<S: Simd>(simd: S, rows: Rows<'_>, codes: &mut [S::U]) {
     let mask = simd.splat_bits(NIBBLES);
@@ -242,7 +244,7 @@ fn unpack_nibbles<S: Simd>(simd: S, rows: Rows<'_>, codes: &mut [S::U]) {
     }
 }
 
-/// 64 bytes of two-bit codes.
+/// Unpacks 64 bytes of two-bit codes.
 #[inline(always)]
 pub(super) fn unpack_pairs<S: Simd>(simd: S, rows: Rows<'_>, codes: &mut [S::U]) {
     let mask = simd.splat_bits(PAIRS);

@@ -1,7 +1,7 @@
-//! Formats with a half-precision scale for every 32 values: `_0` are symmetric, `_1` have a minimum.
+//! Formats with a half-precision scale for every 32 values: `_0` formats are symmetric, `_1` formats have a minimum.
 //!
-//! In the 4- and 5-bit ones byte i of `qs` holds the low bits of value i (low nibble) and of value i + 16 (high nibble),
-//! and bit i of the 32-bit word `qh` is bit 4 of value i.
+//! In the 4- and 5-bit formats, byte i of `qs` holds the low bits of value i (low nibble) and of value i + 16 (high
+//! nibble), and bit i of the 32-bit word `qh` is bit 4 of value i.
 
 use super::{Expanded, Format, Shape, Unpacked};
 use crate::simd::{Rows, Simd, half};
@@ -36,7 +36,7 @@ pub(super) fn unpack_nibbles<S: Simd>(simd: S, qs: [S::U; 4], codes: &mut [S::U]
     }
 }
 
-/// Adds bit 4 of each code: four bits of `qh` are spread over the four bytes of a word.
+/// Adds bit 4 of each code, spreading four bits of `qh` over the four bytes of a word.
 #[inline(always)]
 fn unpack_fifth_bits<S: Simd>(simd: S, qh: S::U, codes: &mut [S::U]) {
     let mask = simd.splat_bits(0x1010_1010);

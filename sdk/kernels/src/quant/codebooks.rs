@@ -1,7 +1,7 @@
-//! Formats of 4 bits whose codes are places in a table of 16 levels, not numbers: `IQ4_NL`, `IQ4_XS` and `MXFP4`.
+//! 4-bit formats whose codes index a table of 16 levels: `IQ4_NL`, `IQ4_XS` and `MXFP4`.
 //!
-//! The levels are small integers, so a code becomes its level, moved up until it is unsigned, by one shuffle of bytes, and
-//! everything after that is as for any other format.
+//! The levels are small integers, so one byte shuffle turns a code into its level, shifted to be unsigned, and the rest
+//! is as for any other format.
 
 use pensieve_weights::Dtype;
 
@@ -10,17 +10,17 @@ use crate::simd::{Rows, Simd, half};
 
 /// scale, qs[16], as in `Q4_0`.
 pub(crate) struct Iq4Nl;
-/// scale, scales_h (2 bits for each of 8 groups), scales_l[4] (4 bits each), qs[8][16]; scales are 32 too high.
+/// scale, scales_h (2 bits for each of 8 groups), scales_l[4] (4 bits each), qs[8][16]; scales have an offset of 32.
 pub(crate) struct Iq4Xs;
 /// exponent, qs[16], as in `Q4_0`.
 pub(crate) struct Mxfp4;
 
-/// −127 to 113 in steps that grow with the distance from 0, moved up by 128.
+/// −127 to 113 in steps that grow with the distance from 0, plus 128.
 const UNEVEN: [u8; 16] = [1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241];
-/// Twice the numbers of 1 bit sign, 2 bits exponent and 1 bit mantissa (0, ½, 1, 1½, 2, 3, 4, 6), moved up by 12.
+/// Twice the numbers of 1 sign bit, 2 exponent bits and 1 mantissa bit (0, ½, 1, 1½, 2, 3, 4, 6), plus 12.
 const E2M1: [u8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
 
-/// The integers that the values of a format of at most 16 levels are made of, by their place in a table.
+/// Returns the integer levels of a format that has at most 16, by code.
 pub fn levels(dtype: Dtype) -> Option<[i8; 16]> {
     let lowered = |table: &[u8; 16], by: u8| table.map(|level| level.wrapping_sub(by).cast_signed());
     let straight = std::array::from_fn(|place| place as u8);
@@ -105,7 +105,7 @@ impl Format for Mxfp4 {
     const OFFSET: u8 = 12;
 
     fn expand(block: &[u8], out: &mut Expanded) {
-        // Half of 2^(e − 127), as the levels are twice what they mean; the smallest two are no normal numbers.
+        // Half of 2^(e − 127), as the levels are doubled; the smallest two are subnormal.
         let exponent = u32::from(block[0]);
         let bits = if exponent < 2 { 0x0020_0000 << exponent } else { (exponent - 1) << 23 };
         out.scales[0] = f32::from_bits(bits);

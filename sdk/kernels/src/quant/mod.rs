@@ -1,11 +1,11 @@
 //! The block formats of quantized weights, as ggml lays them out in GGUF files.
 //!
-//! Every format says the same thing in its own bits: a row is cut into groups of 16 or 32 values, and a value is
-//! `scale · (code − offset) − minimum`, where the code is a small unsigned integer, scale and minimum belong to the
-//! group, and the offset to the format. So a format has to do one thing only: take a block apart into codes, scales and
-//! minimums. It does so twice: [`expand`](Format::expand) takes one block of one row, in plain code that is easy to
-//! check; [`unpack`](Format::unpack) takes one block of as many rows as a vector has lanes, a row to a lane, which
-//! needs no more than masks, shifts and small tables once the rows' words are transposed. Tests hold the two against each other.
+//! All formats encode the same thing: a row is cut into groups of 16 or 32 values, and a value is `scale · (code −
+//! offset) − minimum`, where the code is a small unsigned integer, scale and minimum belong to the group, and the
+//! offset belongs to the format. So a format only has to split a block into codes, scales and minimums. It does so
+//! twice: [`expand`](Format::expand) handles one block of one row, in plain code that is easy to check;
+//! [`unpack`](Format::unpack) handles one block of as many rows as a vector has lanes, one row per lane, which takes
+//! only masks, shifts and small tables once the rows' words are transposed. Tests compare the two.
 
 mod blocks256;
 mod blocks32;
@@ -27,16 +27,17 @@ pub(super) use ternary::{Tq1, Tq2};
 
 use super::simd::{Rows, Simd};
 
-/// Values that kernels take at a time: the longest block, or eight of the short ones.
+/// Values that kernels process at a time: the longest block, or eight short ones.
 pub(super) const SEGMENT: usize = 256;
-/// The most groups in a segment.
+/// Maximum number of groups in a segment.
 pub(super) const GROUPS: usize = SEGMENT / 16;
 
-/// The properties of a format on which products depend; formats that differ only in their bits share the code after unpacking.
+/// Properties of a format that products depend on; formats that differ only in their bits share the code after
+/// unpacking.
 pub(super) trait Layout: Sync + Send + 'static {
-    /// Values in a block.
+    /// Values per block.
     const BLOCK: usize;
-    /// Values that share a scale.
+    /// Values per scale.
     const GROUP: usize;
     /// The largest code.
     const CODE_MAX: u8;
@@ -59,7 +60,7 @@ pub(super) trait Format: Sync + Send + 'static {
     type Shape: Layout;
     const BLOCK: usize = <Self::Shape as Layout>::BLOCK;
     const GROUP: usize = <Self::Shape as Layout>::GROUP;
-    /// Bytes of a block.
+    /// Bytes per block.
     const BYTES: usize;
     /// Subtracted from each code; 0 if groups have a minimum.
     const OFFSET: u8;
@@ -71,7 +72,7 @@ pub(super) trait Format: Sync + Send + 'static {
     fn unpack<S: Simd>(simd: S, rows: Rows<'_>, out: &mut Unpacked<'_, S>);
 }
 
-/// One block of one row: a code for each value, a scale and a minimum for each group.
+/// One block of one row: a code per value, a scale and a minimum per group.
 pub(super) struct Expanded {
     pub(super) codes: [u8; SEGMENT],
     pub(super) scales: [f32; GROUPS],
@@ -91,8 +92,7 @@ pub(super) struct Unpacked<'a, S: Simd> {
     pub(super) minimums: &'a mut [S::F],
 }
 
-/// `$body` with `$format` standing for the format of a dtype, or `$dense` for dtypes whose values are numbers by
-/// themselves.
+/// Evaluates `$body` with `$format` bound to the format of a dtype, or `$dense` for unquantized dtypes.
 macro_rules! with_format {
     ($dtype:expr, $format:ident => $body:expr, $dense:expr) => {
         match $dtype {

@@ -1,4 +1,5 @@
-//! Integers with scales in single precision, into which the SDK puts together the weights of safetensors: no file has them so.
+//! Integers with single-precision scales, which the SDK assembles from packed safetensors weights; no file uses these
+//! formats.
 
 use super::{Expanded, Format, Shape, Unpacked};
 use crate::simd::{Rows, Simd};

@@ -1,43 +1,44 @@
-//! Formats of 1 to 3 bits, in blocks of 256, whose codes name points of a grid: four or eight values at once.
+//! 1- to 3-bit formats in blocks of 256, whose codes select grid points: four or eight values at once.
 //!
-//! In those of 2 and 3 bits a coordinate is a size, and signs are stored apart: eight bits for eight values, or seven and the
-//! rule that the number of minuses is even. In those of 1 bit a coordinate is −1, 0 or 1, and all coordinates of a
-//! group are shifted up or down by an eighth.
+//! In the 2- and 3-bit formats a coordinate is a magnitude, and signs are stored separately: eight bits for eight
+//! values, or seven bits with even parity of minus signs. In the 1-bit formats a coordinate is −1, 0 or 1, and all
+//! coordinates of a group are shifted up or down by an eighth.
 //!
-//! A word of four codes is one load from a table by an index in each lane, which most processors do a lane at a time: a product with
-//! one row is bound by these loads and not by memory, and runs at about a quarter of the speed of `Q4_0`. With more
-//! rows the loads are shared.
+//! A word of four codes is one gather with an index per lane, which most processors perform one lane at a time: a
+//! product with one row is bound by these loads rather than by memory, and runs at about a quarter of the speed of
+//! `Q4_0`. With more rows the loads are shared.
 
 use super::{Expanded, Format, Shape, Unpacked, grids};
 use crate::simd::{Rows, Simd, half};
 
-/// scale, qs[8] of 4 places in a grid of 256 and a word: four signs of 7 bits, a scale of 4.
+/// scale, then 8 times: qs[4], each an index into a grid of 256, and a word with four times 7 sign bits and a 4-bit
+/// scale.
 pub(crate) struct Iq2Xxs;
-/// scale, qs[32] of 9 bits place and 7 bits signs, scales[8] (4 bits each).
+/// scale, qs[32] (9 bits index and 7 bits signs each), scales[8] (4 bits each).
 pub(crate) struct Iq2Xs;
 /// scale, qs[32], signs[32], qh[8] (2 bits each), scales[8] (4 bits each).
 pub(crate) struct Iq2S;
-/// scale, qs[64], and 8 words: four signs of 7 bits, a scale of 4.
+/// scale, qs[64], and 8 words with four times 7 sign bits and a 4-bit scale.
 pub(crate) struct Iq3Xxs;
 /// scale, qs[64], qh[8] (1 bit each), signs[32], scales[4] (4 bits each).
 pub(crate) struct Iq3S;
-/// scale, qs[32], qh[8] of 16 bits: 3 bits for each of four places, 3 bits scale, the direction of the shift.
+/// scale, qs[32], qh[8] of 16 bits: 3 bits for each of four indices, 3 bits scale, the direction of the shift.
 pub(crate) struct Iq1S;
-/// qs[32], qh[16] (3 bits of a place and the direction of its shift each), scales[4] of 16 bits: 3 bits for each of four groups, and
-/// a quarter of the block's scale.
+/// qs[32], qh[16] (3 bits of an index and the direction of its shift, twice per byte), scales[4] of 16 bits: 3 bits for
+/// each of four groups, and a quarter of the block's scale.
 pub(crate) struct Iq1M;
 
-/// The scale of 4 bits of each group, where half a unit is added.
+/// A group's 4-bit scale plus one half.
 fn and_a_half(scale: u32) -> f32 {
     scale as f32 + 0.5
 }
 
-/// The eighth sign by the other seven.
+/// Completes seven signs with the eighth.
 fn with_parity(signs: u32) -> u32 {
     signs & 127 | ((signs & 127).count_ones() % 2) << 7
 }
 
-/// Codes of four values whose sizes are in `grid` and whose minuses in the low bits of `signs`, `offset` too high.
+/// Codes of four values, `offset` too high: magnitudes from `grid`, minus signs in the low bits of `signs`.
 fn signed(grid: u32, signs: u32, offset: u8, codes: &mut [u8]) {
     for (i, (code, size)) in codes.iter_mut().zip(grid.to_le_bytes()).enumerate() {
         *code = if signs >> i & 1 == 1 { offset - size } else { offset + size };
@@ -48,7 +49,7 @@ fn word(block: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]])
 }
 
-/// Bit `i` of four in the lowest bit of byte `i`.
+/// Spreads bit `i` of four to the lowest bit of byte `i`.
 #[inline(always)]
 fn spread<S: Simd>(simd: S, four: S::U) -> S::U {
     let four = simd.and(four, simd.splat_bits(15));
@@ -56,17 +57,18 @@ fn spread<S: Simd>(simd: S, four: S::U) -> S::U {
     simd.and(simd.or(pairs, simd.shl(pairs, 14)), simd.splat_bits(0x0101_0101))
 }
 
-/// [`signed`] for an offset of `BITS` ones: where the sign is a minus, size and offset trade places with their complements.
+/// [`signed`] for an offset of `BITS` one bits: where the sign is minus, magnitude and offset are replaced by their
+/// complements.
 #[inline(always)]
 fn unpack_signed<S: Simd, const BITS: u32>(simd: S, grid: S::U, signs: S::U) -> S::U {
     let offset = simd.splat_bits(((1 << BITS) - 1) * 0x0101_0101);
     let minus = spread(simd, signs);
-    // All ones of an offset in the bytes with a minus.
+    // All bits of the offset, in the bytes with a minus sign.
     let minus = (1..BITS).fold(minus, |bits, shift| simd.or(bits, simd.shl(minus, shift)));
     simd.add_bits(simd.xor(grid, minus), simd.xor(offset, minus))
 }
 
-/// [`with_parity`] of the lowest seven bits; what stands above them is undefined.
+/// [`with_parity`] of the lowest seven bits; the bits above are undefined.
 #[inline(always)]
 fn unpack_parity<S: Simd>(simd: S, signs: S::U) -> S::U {
     let seven = simd.and(signs, simd.splat_bits(127));
@@ -82,20 +84,20 @@ fn byte<S: Simd>(simd: S, word: S::U, i: usize) -> S::U {
     simd.and(simd.shr(word, 8 * i as u32), simd.splat_bits(0xff))
 }
 
-/// The two words of a point of eight coordinates.
+/// Loads the two words of a point with eight coordinates.
 #[inline(always)]
 fn gather_two<S: Simd, const N: usize>(simd: S, table: &[u32; N], place: S::U) -> [S::U; 2] {
     let first = simd.shl(place, 1);
     [simd.gather(table, first), simd.gather(table, simd.or(first, simd.splat_bits(1)))]
 }
 
-/// A group's scale of a few bits, half a unit added, times the scale of the block.
+/// A group's small integer scale plus one half, times the block's scale.
 #[inline(always)]
 fn halfway<S: Simd>(simd: S, of_block: S::F, of_group: S::U) -> S::F {
     simd.mul(of_block, simd.add(simd.integers_to_f32(of_group), simd.splat(0.5)))
 }
 
-/// The same for odd scales: twice as many and one more.
+/// A group's scale in a format with odd scales, `2 · scale + 1`, times the block's.
 #[inline(always)]
 fn odd<S: Simd>(simd: S, of_block: S::F, of_group: S::U) -> S::F {
     let number = simd.integers_to_f32(simd.or(simd.shl(of_group, 1), simd.splat_bits(1)));
@@ -252,7 +254,7 @@ impl Format for Iq3Xxs {
             for pair in 0..2 {
                 let places = simd.columns(rows, 2 + 32 * half + 16 * pair);
                 for i in 0..8 {
-                    // Eight values: two points.
+                    // Eight values are two points.
                     let signs = unpack_parity(simd, simd.shr(rests[2 * pair + i / 4], 7 * (i % 4) as u32));
                     let point = |i: usize| simd.gather(&grids::IQ3_XXS, byte(simd, places[i / 4], i % 4));
                     let codes = &mut out.codes[32 * half + 16 * pair + 2 * i..][..2];
@@ -305,13 +307,13 @@ impl Format for Iq3S {
     }
 }
 
-/// What is added to a coordinate, as eighths that are one too high: a shift up, or none of it.
+/// Added to a coordinate in eighths with an offset of one: shifts it up.
 const SHIFT_UP: u32 = 0x0202_0202;
 
 /// Codes of a point that is shifted down where the lowest bit of `down` is set.
 #[inline(always)]
 fn shifted<S: Simd>(simd: S, place: S::U, down: S::U, codes: &mut [S::U]) {
-    // Two in each byte, unless shifted down.
+    // Two in each byte, or zero if shifted down.
     let up = simd.shl(simd.xor(simd.and(down, simd.splat_bits(1)), simd.splat_bits(1)), 1);
     let up = simd.or(up, simd.shl(up, 8));
     let up = simd.or(up, simd.shl(up, 16));

@@ -1,10 +1,10 @@
-//! Formats whose values are −1, 0 or 1 times a scale of 256 values, for models that were trained so.
+//! Formats with values −1, 0 or 1 and a scale per 256 values, for models trained that way.
 
 use super::{Expanded, Format, Shape, Unpacked};
 use crate::simd::{Rows, Simd, half};
 
-/// qs[48], qh[4], scale. A byte holds five values (of `qh` four) as a fraction in base three, the first in the highest place:
-/// three times the byte has it above the byte.
+/// qs[48], qh[4], scale. A byte holds five values (in `qh` four) as a base-three fraction, the first in the highest
+/// digit: multiplying the byte by three moves it above the byte.
 pub(crate) struct Tq1;
 /// qs[64], scale. Two bits each, as in `Q2_K`.
 pub(crate) struct Tq2;
@@ -16,7 +16,7 @@ impl Format for Tq1 {
 
     fn expand(block: &[u8], out: &mut Expanded) {
         out.scales[..8].fill(half(block, 52));
-        // Bytes, where their first value goes, and how many values each has.
+        // Byte ranges, the index of their first value, and values per byte.
         for (bytes, start, digits) in [(0..32, 0, 5), (32..48, 160, 5), (48..52, 240, 4)] {
             let width = bytes.len();
             for (i, byte) in block[bytes].iter().enumerate() {
@@ -44,11 +44,11 @@ impl Format for Tq1 {
     }
 }
 
-/// The values of four bytes, each `width` words after the one before.
+/// Unpacks the values of four bytes; each digit's word lies `width` words after the previous one's.
 #[inline(always)]
 fn digits<S: Simd>(simd: S, word: S::U, count: usize, width: usize, codes: &mut [S::U]) {
     let bytes = simd.splat_bits(0x00ff_00ff);
-    // Every second byte has room to grow.
+    // Take every second byte, so that there is room to grow.
     let mut even = simd.and(word, bytes);
     let mut odd = simd.and(simd.shr(word, 8), bytes);
     for digit in 0..count {

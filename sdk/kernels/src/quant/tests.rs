@@ -1,11 +1,11 @@
-//! Blocks of every format against what the Python package `gguf` makes of them; `tests/reference/quantized.py` has the blocks.
+//! Blocks of every format, compared with the Python package `gguf`; `tests/reference/quantized.py` writes the blocks.
 
 use std::path::Path;
 
 use super::super::{dequantize, dequantize_row};
 use pensieve_weights::{Checkpoint, Dtype, Weights};
 
-/// Folders as AWQ, GPTQ, compressed-tensors and others write them; `tests/reference/packed.py` has what they mean.
+/// Folders as written by AWQ, GPTQ, compressed-tensors and others; `tests/reference/packed.py` has the expected values.
 #[test]
 fn packed_weights_mean_what_their_tools_say() {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/packed");
@@ -48,7 +48,7 @@ fn every_format_means_what_gguf_says() {
         let mut found = vec![f32::NAN; expected.len()];
         dequantize_row(dtype, blocks.data(), &mut found);
         for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
-            // Scale times code less minimum may be rounded once more or less, by the order of the operations.
+            // `scale · code − minimum` may be rounded once more or less, depending on the order of operations.
             let allowed = f32::EPSILON * expected.abs().max(if dtype == Dtype::MXFP4 { 0.0 } else { 1e-2 });
             assert!((found - expected).abs() <= allowed, "{dtype} value {i}: {found} for {expected}");
         }

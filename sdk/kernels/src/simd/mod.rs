@@ -1,12 +1,12 @@
-//! One vocabulary of vectors for every instruction set.
+//! One vector interface for every instruction set.
 //!
 //! Kernels are written once, over [`Simd`], and compiled once for each instruction set that the machine may have. A
-//! value of a set's type is proof that the processor has it: such values come out of [`Level`] only, which asks the
-//! processor. So kernels stay safe code, and the unsafe intrinsics sit in one small file per set. To add a set (NEON,
-//! say) is to write one such file.
+//! value of a set's type proves that the processor supports it: such values come only from [`Level`], which queries the
+//! processor. So kernels stay safe code, and the unsafe intrinsics sit in one small file per set. Adding a set (say
+//! NEON) means writing one such file.
 //!
-//! Whatever the set, a vector lane never looks at its neighbours except in the `sum` and `top` of a vector, so that
-//! what a kernel computes for a row depends on that row alone.
+//! In every set, a vector lane never looks at its neighbours except in `sum` and `top`, so that what a kernel computes
+//! for a row depends on that row alone.
 
 mod portable;
 #[cfg(target_arch = "x86_64")]
@@ -25,7 +25,7 @@ pub(super) trait Kernel<S: Simd> {
     fn run(self, simd: S);
 }
 
-/// A kernel that is compiled for every set.
+/// A kernel compiled for every set.
 #[cfg(target_arch = "x86_64")]
 pub(super) trait AnyKernel: Kernel<Portable> + Kernel<Avx2> + Kernel<Avx512> {}
 #[cfg(target_arch = "x86_64")]
@@ -39,35 +39,35 @@ impl<K: Kernel<Portable>> AnyKernel for K {}
 pub(super) trait Simd: Copy + Send + Sync + 'static {
     /// Lanes of `f32`.
     type F: Copy + Send + Sync;
-    /// Lanes of 32 bits: integers, or four bytes.
+    /// 32-bit lanes: integers, or four bytes.
     type U: Copy + Send + Sync;
     const LANES: usize;
 
-    /// Runs a kernel in a function of its own that has this set enabled.
+    /// Runs a kernel in a function that has this set enabled.
     fn enter<K: Kernel<Self>>(self, kernel: K);
 
     fn splat(self, value: f32) -> Self::F;
-    /// The first `LANES` of a slice that has as many.
+    /// Loads the first `LANES` elements; panics if the slice is shorter.
     fn load(self, from: &[f32]) -> Self::F;
     fn store(self, value: Self::F, to: &mut [f32]);
     fn add(self, a: Self::F, b: Self::F) -> Self::F;
     fn sub(self, a: Self::F, b: Self::F) -> Self::F;
     fn mul(self, a: Self::F, b: Self::F) -> Self::F;
     fn div(self, a: Self::F, b: Self::F) -> Self::F;
-    /// `a * b + c`, rounded once where the set can.
+    /// `a * b + c`, rounded once if the set supports it.
     fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
     /// `c - a * b`.
     fn fnma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
-    /// `b` where either is not a number.
+    /// Returns `b` where either operand is NaN.
     fn max(self, a: Self::F, b: Self::F) -> Self::F;
     fn min(self, a: Self::F, b: Self::F) -> Self::F;
     /// 0 in the lanes where `by` is below `limit`, else `value`.
     fn zero_below(self, value: Self::F, by: Self::F, limit: f32) -> Self::F;
-    /// The nearest integers.
+    /// Rounds to the nearest integers.
     fn round(self, value: Self::F) -> Self::F;
     /// Two to the power of integers in -126..=127.
     fn exp2(self, value: Self::F) -> Self::F;
-    /// The lowest byte of each lane's bits.
+    /// Stores the lowest byte of each lane's bits.
     fn store_low_bytes(self, value: Self::F, to: &mut [i8]);
     fn sum(self, value: Self::F) -> f32;
     fn top(self, value: Self::F) -> f32;
@@ -76,62 +76,62 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
     fn and(self, a: Self::U, b: Self::U) -> Self::U;
     fn or(self, a: Self::U, b: Self::U) -> Self::U;
     fn xor(self, a: Self::U, b: Self::U) -> Self::U;
-    /// The sum modulo 2³².
+    /// Addition modulo 2³².
     fn add_bits(self, a: Self::U, b: Self::U) -> Self::U;
     fn shl(self, value: Self::U, bits: u32) -> Self::U;
     fn shr(self, value: Self::U, bits: u32) -> Self::U;
-    /// The same with the sign moving in from the left.
+    /// Arithmetic right shift.
     fn shr_signed(self, value: Self::U, bits: u32) -> Self::U;
-    /// The table's byte for each byte of the indices, all of which are below 16.
+    /// Looks up the table's byte for each byte of the indices, which are all below 16.
     fn lookup(self, table: &[u8; 16], indices: Self::U) -> Self::U;
-    /// The table's word for each lane, by the low bits of its index; the table's length is a power of two.
+    /// Looks up the table's word for each lane, by the low bits of its index; the table's length is a power of two.
     fn gather<const N: usize>(self, table: &[u32; N], indices: Self::U) -> Self::U;
-    /// Signed integers as `f32`.
+    /// Converts signed integers to `f32`.
     fn integers_to_f32(self, value: Self::U) -> Self::F;
-    /// The bit pattern as `f32`.
+    /// Reinterprets bits as `f32`.
     fn bits_to_f32(self, value: Self::U) -> Self::F;
-    /// The half-precision number in the low 16 bits.
+    /// Converts the half-precision number in the low 16 bits.
     fn low_half(self, value: Self::U) -> Self::F;
-    /// The half-precision number in the high 16 bits.
+    /// Converts the half-precision number in the high 16 bits.
     fn high_half(self, value: Self::U) -> Self::F;
-    /// The first `LANES` numbers of 32 bits, 16 bits, and half-precision ones.
+    /// Load `LANES` numbers: of 32 bits, of 16 bits, and half-precision.
     fn load_bits(self, from: &[u8]) -> Self::U;
     fn load_words(self, from: &[u8]) -> Self::U;
     fn load_halves(self, from: &[u8]) -> Self::F;
-    /// Four columns of 4 bytes: lane `r` of column `c` holds bytes `offset + 4c ..` of row `r`.
+    /// Loads four columns of 4 bytes: lane `r` of column `c` holds bytes `offset + 4c ..` of row `r`.
     fn columns(self, rows: Rows<'_>, offset: usize) -> [Self::U; 4];
 
     // Dot products of unsigned with signed bytes, four to a lane.
 
-    /// Products summed over a run of steps that is short enough not to overflow.
+    /// Products summed over a run of steps short enough not to overflow.
     type Run: Copy;
     /// Codes above 127 are read as signed numbers plus 128, and multiplied without that offset.
     const WIDE_IS_SIGNED: bool;
-    /// Limit on the steps of a run whose codes are at most `code_max`.
+    /// Maximum number of steps in a run whose codes are at most `code_max`.
     fn run_steps(code_max: u8) -> usize;
-    /// A run that will be added to `sum`.
+    /// Begins a run that will be added to `sum`.
     fn begin(self, sum: Self::U) -> Self::Run;
     /// Adds the products of the four codes in each lane with the four signed bytes of `x`.
     fn step<const WIDE: bool>(self, run: Self::Run, codes: Self::U, x: Self::U) -> Self::Run;
-    /// Adds a finished run to the sum of 32-bit integers that it began with.
+    /// Adds a finished run to the 32-bit sum that it began with.
     fn finish(self, run: Self::Run, sum: Self::U) -> Self::U;
-    /// The integer that [`scaled`](Self::scaled) takes as 0.
+    /// The integer that [`scaled`](Self::scaled) treats as 0.
     const ORIGIN: u32;
-    /// An integer below 2²² in size that was counted from `ORIGIN`, times a scale that came out of [`based`], rounded once.
+    /// Multiplies an integer of magnitude below 2²², offset by `ORIGIN`, by a scale from [`based`], rounding once.
     fn scaled(self, sum: Self::U, scale: Self::F, base: Self::F) -> Self::F;
 }
 
-/// The bits of 1.5 · 2²³: an integer below 2²² in size that is added to them is added to the number that they mean.
+/// The bits of 1.5 · 2²³: adding an integer of magnitude below 2²² to these bits adds it to the number.
 pub(super) const ORIGIN: u32 = 0x4b40_0000;
 
-/// Scales below here have no inverse and count as 0.
+/// Smaller scales have no inverse and count as 0.
 const LEAST_SCALE: f32 = f32::MIN_POSITIVE;
 
-/// Scales from here on are no numbers, as their bases would be infinite.
+/// Larger scales become NaN, as their bases would be infinite.
 const LARGEST_SCALE: f32 = 1e31;
 
-/// The least scale from `scale` up whose last two bits are 0, and the base that `scaled` adds: minus the scale times
-/// 1.5 · 2²³, which 24 bits hold exactly.
+/// Rounds a scale up until its last two bits are 0, and returns it with the base that `scaled` adds: minus the scale
+/// times 1.5 · 2²³, which 24 bits represent exactly.
 #[inline(always)]
 pub(super) fn based(scale: f32) -> (f32, f32) {
     if scale < LEAST_SCALE {
@@ -144,7 +144,7 @@ pub(super) fn based(scale: f32) -> (f32, f32) {
     (scale, scale * -f32::from_bits(ORIGIN))
 }
 
-/// Rows of bytes at a fixed distance from one another; a kernel reads as many of them as it has lanes.
+/// Rows of bytes at a fixed stride; a kernel reads as many of them as it has lanes.
 #[derive(Clone, Copy)]
 pub(super) struct Rows<'a> {
     pub(super) bytes: &'a [u8],
@@ -218,27 +218,27 @@ impl Level {
     }
 }
 
-/// Asks for the cache line around a place that will be needed soon. It goes to the second-level cache, which can have many
-/// more lines under way than the first. The place need not exist; where the set has no such thing, nothing happens.
+/// Prefetches a cache line into the L2 cache, which supports many more outstanding fills than L1. The address need not
+/// be valid; does nothing on sets without a prefetch.
 #[inline(always)]
 pub(super) fn prefetch<T>(at: *const T) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-        // SAFETY: a prefetch reads nothing that the program could see, and any address may be named.
+        // SAFETY: a prefetch reads nothing that the program could observe, and any address is allowed.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) };
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = at;
 }
 
-/// The half-precision number at byte `offset`.
+/// Reads the half-precision number at byte `offset`.
 #[inline(always)]
 pub(super) fn half(bytes: &[u8], offset: usize) -> f32 {
     half_to_f32(u32::from(u16::from_le_bytes([bytes[offset], bytes[offset + 1]])))
 }
 
-/// e to the power of each lane, within 2 units in the last place; 0 below -87, exactly 1 at 0.
+/// e to the power of each lane, within 2 ULP; 0 below -87, exactly 1 at 0.
 #[inline(always)]
 pub(super) fn exp<S: Simd>(simd: S, x: S::F) -> S::F {
     const LOWEST: f32 = -87.0;
@@ -254,7 +254,7 @@ pub(super) fn exp<S: Simd>(simd: S, x: S::F) -> S::F {
     simd.zero_below(simd.mul(power, simd.exp2(twos)), x, LOWEST)
 }
 
-/// The hyperbolic tangent of each lane.
+/// Hyperbolic tangent of each lane.
 #[inline(always)]
 pub(super) fn tanh<S: Simd>(simd: S, x: S::F) -> S::F {
     let one = simd.splat(1.0);

@@ -1,8 +1,8 @@
-//! Vectors of eight lanes in plain Rust: what runs where no special file exists, as fast as the compiler makes it.
+//! Vectors of eight lanes in plain Rust: the fallback for every machine, as fast as the compiler makes it.
 
 use super::{Kernel, Rows, Simd};
 
-/// Every machine has plain Rust, so anyone may make this value.
+/// Every machine runs plain Rust, so anyone may construct this value.
 #[derive(Clone, Copy)]
 pub(crate) struct Portable;
 
@@ -28,8 +28,8 @@ fn each<A: Copy, B: Copy + Default>(a: [A; LANES], f: impl Fn(A) -> B) -> [B; LA
     out
 }
 
-/// The number whose half-precision bits these are: the exponent is moved to where `f32` has it by a product, which
-/// takes care of the subnormal ones, and infinities and not-a-numbers get their exponent by hand.
+/// Converts half-precision bits: a multiplication moves the exponent to `f32`'s bias, which also handles subnormals;
+/// infinities and NaNs get their exponent explicitly.
 #[inline(always)]
 pub(crate) fn half_to_f32(bits: u32) -> f32 {
     let magnitude = f32::from_bits((bits & 0x7fff) << 13) * f32::from_bits(0x7780_0000);
@@ -80,7 +80,7 @@ impl Simd for Portable {
     }
     #[inline(always)]
     fn fma(self, a: Floats, b: Floats, c: Floats) -> Floats {
-        // Where one instruction does both it is the faster way, elsewhere a very slow one.
+        // Fast where one instruction does both, very slow elsewhere.
         let mut out = c;
         for lane in 0..LANES {
             out[lane] = if cfg!(target_arch = "aarch64") {
@@ -226,7 +226,7 @@ impl Simd for Portable {
     }
     #[inline(always)]
     fn step<const WIDE: bool>(self, mut run: [i32; LANES], codes: Bits, x: Bits) -> [i32; LANES] {
-        // Byte by byte over all lanes, which compilers turn into vectors better than sums of neighbours.
+        // Byte by byte over all lanes, which compilers vectorize better than sums of neighbours.
         for byte in 0..4 {
             for lane in 0..LANES {
                 let code = (codes[lane] >> (8 * byte) & 0xff).cast_signed();
@@ -243,7 +243,7 @@ impl Simd for Portable {
         }
         out
     }
-    /// Without an instruction for both, product and base would each be rounded.
+    /// Without a fused instruction, product and base would each be rounded.
     const ORIGIN: u32 = 0;
     #[inline(always)]
     fn scaled(self, sum: Bits, scale: Floats, _base: Floats) -> Floats {

@@ -1,10 +1,10 @@
-//! Vectors of eight lanes by AVX2.
+//! Vectors of eight lanes with AVX2.
 
 use std::arch::x86_64::*;
 
 use super::{Kernel, ORIGIN, Rows, Simd};
 
-/// Proof that the processor has AVX2, FMA and F16C; only [`detect`](Self::detect) makes it.
+/// Proof that the processor has AVX2, FMA and F16C; only [`detect`](Self::detect) creates it.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx2(());
 
@@ -21,7 +21,7 @@ fn enter<K: Kernel<Avx2>>(simd: Avx2, kernel: K) {
     kernel.run(simd);
 }
 
-/// An intrinsic of the sets that the value `Avx2` proves.
+/// Calls an intrinsic of the sets whose presence an `Avx2` value proves.
 macro_rules! intrinsic {
     ($($call:tt)*) => {
         // SAFETY: a value of type `Avx2` exists, so the processor has the intrinsic's instruction set; the intrinsic
@@ -36,7 +36,7 @@ impl Simd for Avx2 {
     type F = __m256;
     type U = __m256i;
     const LANES: usize = LANES;
-    /// Sums of two products in 16 bits.
+    /// Sums of pairs of products in 16 bits.
     type Run = __m256i;
     const WIDE_IS_SIGNED: bool = true;
 
@@ -183,7 +183,7 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     fn low_half(self, value: __m256i) -> __m256 {
-        // The low halves of each 128-bit part move to its first 8 bytes, then the two parts together.
+        // Gather the low halves of each 128-bit part in its first 8 bytes, then join the two parts.
         let order = intrinsic!(_mm256_set_epi8(
             -1, -1, -1, -1, -1, -1, -1, -1, 13, 12, 9, 8, 5, 4, 1, 0, -1, -1, -1, -1, -1, -1, -1, -1, 13, 12, 9, 8, 5,
             4, 1, 0
@@ -240,7 +240,7 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn step<const WIDE: bool>(self, run: __m256i, codes: __m256i, x: __m256i) -> __m256i {
         let products = if WIDE {
-            // 255 · 127 · 2 would not fit 16 bits, 128 · 127 · 2 does: the sign of the code moves over to x.
+            // 255 · 127 · 2 would not fit 16 bits, 128 · 127 · 2 does: move the code's sign over to x.
             let signed = intrinsic!(_mm256_xor_si256(codes, _mm256_set1_epi8(-128)));
             intrinsic!(_mm256_maddubs_epi16(_mm256_abs_epi8(signed), _mm256_sign_epi8(x, signed)))
         } else {
@@ -259,8 +259,8 @@ impl Simd for Avx2 {
     }
 }
 
-/// 16 bytes of each of the rows `first` and `first + 4`: a transposition within the halves of four such vectors leaves the
-/// rows in order.
+/// Loads 16 bytes of each of the rows `first` and `first + 4`: transposing within the halves of four such vectors
+/// leaves the rows in order.
 #[inline(always)]
 fn halves(_proof: Avx2, rows: Rows<'_>, offset: usize, first: usize) -> __m256i {
     rows.check(LANES, offset);

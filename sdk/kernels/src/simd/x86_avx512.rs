@@ -1,10 +1,10 @@
-//! Vectors of sixteen lanes by AVX-512 with VNNI.
+//! Vectors of sixteen lanes with AVX-512 and VNNI.
 
 use std::arch::x86_64::*;
 
 use super::{Kernel, ORIGIN, Rows, Simd};
 
-/// Proof that the processor has AVX-512 F, BW, DQ, VL and VNNI; only [`detect`](Self::detect) makes it.
+/// Proof that the processor has AVX-512 F, BW, DQ, VL and VNNI; only [`detect`](Self::detect) creates it.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512(());
 
@@ -24,7 +24,7 @@ fn enter<K: Kernel<Avx512>>(simd: Avx512, kernel: K) {
     kernel.run(simd);
 }
 
-/// An intrinsic of the sets that the value `Avx512` proves.
+/// Calls an intrinsic of the sets whose presence an `Avx512` value proves.
 macro_rules! intrinsic {
     ($($call:tt)*) => {
         // SAFETY: a value of type `Avx512` exists, so the processor has the intrinsic's instruction set; the intrinsic
@@ -39,7 +39,7 @@ impl Simd for Avx512 {
     type F = __m512;
     type U = __m512i;
     const LANES: usize = LANES;
-    /// VNNI adds straight to 32 bits.
+    /// VNNI accumulates directly in 32 bits.
     type Run = __m512i;
     const WIDE_IS_SIGNED: bool = false;
 
@@ -241,8 +241,8 @@ impl Simd for Avx512 {
     }
 }
 
-/// 16 bytes of each of the rows `first`, `first + 4`, `first + 8` and `first + 12`: a transposition within the quarters of
-/// four such vectors leaves the rows in order.
+/// Loads 16 bytes of each of the rows `first`, `first + 4`, `first + 8` and `first + 12`: transposing within the
+/// quarters of four such vectors leaves the rows in order.
 #[inline(always)]
 fn quarters(_proof: Avx512, rows: Rows<'_>, offset: usize, first: usize) -> __m512i {
     rows.check(LANES, offset);

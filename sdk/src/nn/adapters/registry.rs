@@ -8,14 +8,14 @@ use crate::weights::{Names, names};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LayerId(usize);
 
-/// The layers that adapters may change, by name.
+/// The layers that adapters may apply to, by name.
 #[derive(Debug)]
 pub(in crate::nn) struct Registry {
     /// The architecture's own GGUF names, beside the shared ones.
     names: Names,
     layers: Vec<Registered>,
     by_name: HashMap<String, LayerId>,
-    /// Names of weights that stack several layers, with these from top to bottom.
+    /// Names of weights that stack several layers, with the layers from top to bottom.
     stacks: Vec<(String, Vec<LayerId>)>,
 }
 
@@ -26,41 +26,41 @@ pub(in crate::nn) struct Registered {
     pub(in crate::nn) part: Part,
     pub(in crate::nn) inputs: usize,
     pub(in crate::nn) outputs: usize,
-    /// The weight is `f32`, so its adapters are kept in `f32` too.
+    /// The weight is `f32`, so its adapters are kept in `f32`, too.
     pub(in crate::nn) is_f32: bool,
     /// The order of the weight's rows.
     pub(in crate::nn) order: RowOrder,
-    /// Index of the layer's device among the model's.
+    /// Index of the layer's device in the model.
     pub(in crate::nn) place: usize,
-    /// The size of a head, if `order` matters for this layer.
+    /// Size of a head, if `order` matters for this layer.
     pub(in crate::nn) rotated_heads: Option<usize>,
 }
 
 /// The use of a weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::nn) enum Part {
-    /// A matrix to multiply with.
+    /// Multiplied with activations.
     Linear,
-    /// An embedding: one vector for each token.
+    /// An embedding: one row per token.
     Table,
 }
 
 /// The order of the rows within a head of queries or keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::nn) enum RowOrder {
-    /// The first values of all rotated pairs, then the second: Hugging Face's checkpoints.
+    /// First the first values of all rotated pairs, then the second values, as in Hugging Face checkpoints.
     HuggingFace,
-    /// Pair after pair: GGUF files of permuted families.
+    /// Pair by pair, as in GGUF files of permuted families.
     Gguf,
 }
 
 impl Registry {
-    /// `names` are the architecture's own GGUF names, beside the shared ones.
+    /// `names` are the architecture's own GGUF names, in addition to the shared ones.
     pub(in crate::nn) fn new(names: Names) -> Self {
         Self { names, layers: Vec::new(), by_name: HashMap::new(), stacks: Vec::new() }
     }
 
-    /// Adds a layer. If two have one name, adapters find the first.
+    /// Adds a layer. If two share a name, adapters find the first.
     pub(in crate::nn) fn add(&mut self, layer: Registered) -> LayerId {
         let id = LayerId(self.layers.len());
         self.by_name.entry(layer.name.clone()).or_insert(id);
@@ -78,8 +78,8 @@ impl Registry {
         self.layers.get(id.0)
     }
 
-    /// The layer `name`, or the layers of the stack `name` from top to bottom; empty if the model has neither. The name may be
-    /// Hugging Face's or GGUF's, and so tells the order of the adapter's rows.
+    /// Returns the layer `name`, or the layers of the stack `name` from top to bottom; empty if the model has neither.
+    /// The name may be Hugging Face's or GGUF's, and that determines the order of the adapter's rows.
     pub(in crate::nn) fn find(&self, name: &str) -> (RowOrder, Vec<(LayerId, &Registered)>) {
         let found = self.find_named(name);
         if !found.is_empty() {
@@ -100,7 +100,7 @@ impl Registry {
 }
 
 impl Registered {
-    /// Rows of a pair's `b`, which are in `order`, in the order of this layer's weight.
+    /// Reorders the rows of a pair's `b` from `order` to the order of this layer's weight.
     pub(in crate::nn) fn in_order(&self, order: RowOrder, rows: &[f32], width: usize) -> Vec<f32> {
         match self.rotated_heads.filter(|_| order != self.order) {
             Some(head_dim) => reorder(rows, width, head_dim, self.order),

@@ -1,4 +1,4 @@
-//! The CPU backend: our kernels from `pensieve-kernels`, which read weights and the KV cache in place.
+//! The CPU backend: kernels from `pensieve-kernels`, which read weights and the KV cache in place.
 
 use candle_core::{Device, Tensor};
 use memmap2::MmapMut;
@@ -135,7 +135,7 @@ impl Backend for CpuKernels {
         tensor(out, (ids.len(), weight.inputs))
     }
 
-    /// Factors for weights below `f32` are kept in half precision, if their values fit.
+    /// Factors for weights narrower than `f32` are kept in half precision if their values fit.
     fn low_rank(&self, _rank: usize, down: Vec<f32>, up: Vec<f32>, single: bool) -> Result<LowRankForm> {
         let is_half = !single && down.iter().chain(&up).all(|value| value.abs() < HALF_MAX);
         let pack = |values: Vec<f32>| -> Vec<u8> {
@@ -250,7 +250,7 @@ impl Backend for CpuKernels {
         tensor(out, x.dims2()?)
     }
 
-    /// Updates the matrices in place.
+    /// Updates the state matrices in place.
     fn recurrence(&self, spec: &Recurrence, x: Inputs<'_>, pass: &Pass<'_>) -> Result<Tensor> {
         let Recurrence { heads, key_heads, interleaved_heads, key_dim, value_dim, .. } = *spec;
         let shape = kernels::Heads { heads, key_heads, interleaved_heads, key_dim, value_dim };
@@ -292,18 +292,18 @@ fn change_states(
     })
 }
 
-/// Mutable access to the slots of a layer's states, each of which can be taken once.
+/// Mutable access to the slots of a layer's states; each slot can be taken once.
 struct Slots<'a>(Vec<Option<&'a mut [f32]>>);
 
 impl<'a> Slots<'a> {
-    /// Splits the memory into slots, after copying each sequence's state to the slot in which it continues.
+    /// Splits the memory into slots, after copying each sequence's state to the slot where it continues.
     fn open(memory: &'a mut [f32], values: usize, read: &[Option<u32>], kept: &[StateWrite]) -> Result<Self> {
         let all = memory.len() / values.max(1);
         let range = |slot: u32| {
             let slot = slot as usize;
             if slot < all { Ok(slot * values..(slot + 1) * values) } else { Err(no_slot()) }
         };
-        // All are read before any is written, as a sequence may continue from a slot that another overwrites.
+        // Read all before writing any, as a sequence may continue from a slot that another overwrites.
         let mut moved = Vec::new();
         for (index, read) in read.iter().enumerate() {
             let Some(write) = kept.iter().rfind(|one| one.span == index) else { return Err(no_slot()) };

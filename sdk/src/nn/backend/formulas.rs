@@ -1,12 +1,12 @@
-//! The formulas: every computation in stock candle ops, on every device that candle has.
+//! The reference formulas: every computation in stock candle ops, on every device that candle supports.
 //!
-//! candle's backends do not agree on what they accept: several Metal kernels silently compute nonsense on views, on
-//! ranks or with offsets that the CPU handles. The rules that avoid this are kept here:
+//! candle's backends do not agree on what they accept: several Metal kernels silently compute nonsense on views, ranks
+//! or offsets that the CPU handles. The rules that avoid this are followed here:
 //!
 //! - activations are `f32`, contiguous, at offset 0 of their storage (`Ops::check`);
-//! - a matrix product is of rank 2 or 3, its right side dense or exactly transposed;
-//! - `index_select` reads from contiguous tensors, by `u32` ids that were compared with the size on the host;
-//! - a mask is added, never selected by.
+//! - matrix products have rank 2 or 3, with the right side dense or exactly transposed;
+//! - `index_select` reads from contiguous tensors, with `u32` ids that were range-checked on the host;
+//! - masks are added, never selected by.
 //!
 //! candle has fused kernels for some formulas. Those that [`Formulas::probed`] found to agree with the formula on this
 //! device are used instead.
@@ -31,13 +31,13 @@ use crate::{
 pub(in crate::nn) struct Formulas {
     pub(super) device: Device,
     fused: Fused,
-    /// Unpack weights to `f32`; candle's quantized products would round activations.
+    /// Unpacks weights to `f32`; candle's quantized products would round activations.
     unpacks: bool,
-    /// The reason why our kernels are not used, on a device for which there are some.
+    /// Why our own kernels are not used, on a device that has some.
     declined: Option<String>,
 }
 
-/// candle's fused ops that passed their test on this device.
+/// candle's fused ops that agreed with their formula on this device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Fused {
     rms_norm: bool,
@@ -66,34 +66,45 @@ impl Backend for Formulas {
 }
 
 impl Formulas {
-    /// The formulas and nothing else.
+    /// Formulas only.
     pub(in crate::nn) fn plain(device: Device) -> Self {
         Self { device, fused: Fused::default(), unpacks: false, declined: None }
     }
 
-    /// The formulas, over weights in single precision whatever they are stored in.
+    /// Formulas over weights in single precision, whatever their storage format.
     pub(in crate::nn) fn exact(device: Device) -> Self {
         Self { unpacks: true, ..Self::plain(device) }
     }
 
-    /// Formulas, with those of candle's fused ops that agree with them on this device. `declined` is the reason why our own kernels
-    /// are not used.
+    /// Formulas, plus candle's fused ops that agree with them on this device. `declined` is the reason why our own
+    /// kernels are not used.
     pub(in crate::nn) fn probed(device: Device, declined: Option<String>) -> Self {
         let plain = Self::plain(device);
         Self { fused: plain.probe(), declined, ..plain }
     }
 
+    /// Waits for a device that computes behind the host, and returns its errors.
+    pub(super) fn finish(&self) -> Result<()> {
+        // On CUDA every read-back waits, and its launch queue bounds how far the host is ahead.
+        if self.device.is_metal() {
+            self.device.synchronize()?;
+        }
+        Ok(())
+    }
+
     pub(super) fn matrix(&self, raw: &RawTensor) -> Result<Form> {
-        // Unpacked on CUDA: there our own kernels read quantized weights, and candle's are left out of the build.
-        let dtype = ggml(raw.dtype).filter(|_| !self.unpacks && !self.device.is_cuda());
+        // Unpack on CUDA: quantized weights are read by our own kernels there, and candle's are left out of the build.
+        let rows = raw.shape.first().copied().unwrap_or(0);
+        let has_kernel = |dtype: &GgmlDType| !self.device.is_metal() || stays_within_bounds(*dtype, rows);
+        let dtype = ggml(raw.dtype).filter(|_| !self.unpacks && !self.device.is_cuda()).filter(has_kernel);
         let Some(dtype) = dtype else { return Ok(Form::Dense(self.dense(raw)?)) };
         let storage = QStorage::from_data(Cow::Borrowed(&*raw.data), &self.device, dtype)?;
         let weight = Arc::new(QTensor::new(storage, raw.shape.as_slice())?);
         Ok(Form::Quantized(weight.clone(), QMatMul::from_arc(weight)?))
     }
 
-    /// A dense matrix: in its own type on a GPU, in `f32` on the CPU, whose half-precision products are slow. Quantized ones
-    /// that candle does not know become dense, on a GPU in half precision.
+    /// A dense matrix: in its own type on a GPU, in `f32` on the CPU, whose half-precision products are slow. Quantized
+    /// types that candle does not support become dense, on a GPU in half precision.
     fn dense(&self, raw: &RawTensor) -> Result<Tensor> {
         let values = Tensor::from_vec(pensieve_kernels::dequantize(raw)?, raw.shape.as_slice(), &Device::Cpu)?;
         let dtype = match raw.dtype {
@@ -179,12 +190,12 @@ impl Formulas {
         Ok(Tensor::cat(&parts, 0)?)
     }
 
-    /// Indices on the device.
+    /// Copies indices to the device.
     pub(in crate::nn) fn ids(&self, ids: &[u32]) -> Result<Tensor> {
         Ok(Tensor::new(ids, &self.device)?)
     }
 
-    /// The rows `start..start + len` of an activation as a tensor of their own. (`contiguous` would keep the offset.)
+    /// The rows `start..start + len` of an activation as a new tensor. (`contiguous` would keep the offset.)
     pub(in crate::nn) fn rows(&self, x: &Tensor, start: usize, len: usize) -> Result<Tensor> {
         if (start, len) == (0, x.dim(0)?) {
             return Ok(x.clone());
@@ -210,7 +221,7 @@ impl Formulas {
         Ok(normed.broadcast_mul(weight)?.broadcast_add(bias)?)
     }
 
-    /// Sines and cosines of positions, each with a factor. They are computed in `f32`, as in training.
+    /// Sines and cosines of positions, each with a factor. Computed in `f32`, as in training.
     pub(super) fn rotation(
         &self,
         frequencies: &[f32],
@@ -218,7 +229,15 @@ impl Formulas {
         style: RopeStyle,
     ) -> Result<Rotation> {
         let shape = (positions.len(), frequencies.len());
-        let (mut cos, mut sin) = (Vec::with_capacity(shape.0 * shape.1), Vec::with_capacity(shape.0 * shape.1));
+        let [cos, sin] = Self::angles(frequencies, positions);
+        let (cos, sin) = (Tensor::from_vec(cos, shape, &self.device)?, Tensor::from_vec(sin, shape, &self.device)?);
+        Ok(Rotation { cos, sin, style })
+    }
+
+    /// Cosines and sines of positions, `[positions, frequencies]`.
+    pub(super) fn angles(frequencies: &[f32], positions: impl ExactSizeIterator<Item = (u32, f32)>) -> [Vec<f32>; 2] {
+        let count = positions.len() * frequencies.len();
+        let (mut cos, mut sin) = (Vec::with_capacity(count), Vec::with_capacity(count));
         for (position, amplitude) in positions {
             for frequency in frequencies {
                 let (s, c) = (position as f32 * frequency).sin_cos();
@@ -226,8 +245,7 @@ impl Formulas {
                 sin.push(s * amplitude);
             }
         }
-        let (cos, sin) = (Tensor::from_vec(cos, shape, &self.device)?, Tensor::from_vec(sin, shape, &self.device)?);
-        Ok(Rotation { cos, sin, style })
+        [cos, sin]
     }
 
     pub(super) fn rotate(&self, x: &Tensor, head_dim: usize, rotation: &Rotation) -> Result<Tensor> {
@@ -260,7 +278,7 @@ impl Formulas {
         })
     }
 
-    /// Softmax over the last dimension of scores of rank 3.
+    /// Softmax over the last dimension of rank-3 scores.
     pub(super) fn softmax(&self, scores: &Tensor) -> Result<Tensor> {
         if self.fused.softmax {
             return Ok(candle_nn::ops::softmax_last_dim(scores)?);
@@ -272,7 +290,7 @@ impl Formulas {
     pub(super) fn best(&self, logits: &Tensor) -> Result<Tensor> {
         let (rows, width) = logits.dims2()?;
         let highest = logits.max_keepdim(1)?;
-        // Tokens as numbers of single precision, which are exact for any vocabulary there is.
+        // Token ids in single precision, which is exact for any existing vocabulary.
         let tokens = Tensor::arange(0u32, width as u32, &self.device)?.to_dtype(DType::F32)?;
         let tokens = tokens.reshape((1, width))?.broadcast_as((rows, width))?.contiguous()?;
         let leads = logits.broadcast_eq(&highest)?;
@@ -285,7 +303,7 @@ impl Formulas {
     pub(super) fn store(&self, shape: StoreShape) -> Result<Store> {
         let StoreShape { kv_heads, slots, head_dim, kind } = shape;
         if self.device.is_cpu() {
-            // candle would end the process where there is no memory.
+            // candle would abort the process if it runs out of memory.
             let bytes = shape.bytes().ok_or_else(|| Error::out_of_memory("the size overflows"))?;
             Vec::<u8>::new().try_reserve_exact(bytes).map_err(|error| Error::out_of_memory(error.to_string()))?;
         }
@@ -319,7 +337,7 @@ impl Formulas {
         }
     }
 
-    /// A tensor without regularities that an indexing error could hide behind.
+    /// A tensor without regularities that could hide an indexing error.
     pub(super) fn wave(&self, rows: usize, columns: usize) -> Result<Tensor> {
         let values = (0..rows * columns).map(|i| (i as f32 * 1.7).sin() + (i as f32 * 0.31).cos());
         Ok(Tensor::from_iter(values, &self.device)?.reshape((rows, columns))?)
@@ -350,7 +368,7 @@ fn rotate_by_formula(x: &Tensor, rotation: &Rotation) -> Result<Tensor> {
     })
 }
 
-/// candle's name of a quantized type; none for the dense ones, and for those that it does not have.
+/// candle's quantized type; `None` for dense types and unsupported ones.
 fn ggml(dtype: Dtype) -> Option<GgmlDType> {
     match dtype {
         Dtype::Q4_0 => Some(GgmlDType::Q4_0),
@@ -367,9 +385,35 @@ fn ggml(dtype: Dtype) -> Option<GgmlDType> {
     }
 }
 
+/// Whether candle's Metal kernel for a product with one row computes no more outputs than the weight has rows. Those for
+/// k-quants do not look: a threadgroup writes all of its rows, and for `Q2_K` there are twice as many threadgroups as rows.
+fn stays_within_bounds(dtype: GgmlDType, rows: usize) -> bool {
+    match dtype {
+        GgmlDType::Q2K => false,
+        GgmlDType::Q3K | GgmlDType::Q4K | GgmlDType::Q5K => rows.is_multiple_of(4),
+        GgmlDType::Q6K => rows.is_multiple_of(2),
+        _ => true,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn candle_s_metal_products_are_used_where_they_write_no_row_too_many() {
+        for (dtype, rows, expect) in [
+            (GgmlDType::Q4K, 4096, true),
+            (GgmlDType::Q4K, 32_003, false),
+            (GgmlDType::Q5K, 6, false),
+            (GgmlDType::Q6K, 6, true),
+            (GgmlDType::Q6K, 32_003, false),
+            (GgmlDType::Q2K, 4096, false),
+            (GgmlDType::Q8_0, 32_003, true),
+        ] {
+            assert_eq!(stays_within_bounds(dtype, rows), expect, "{dtype:?}, {rows} rows");
+        }
+    }
 
     #[test]
     fn the_best_of_a_row_is_its_first_highest_and_a_total_tells_of_what_is_no_number() {

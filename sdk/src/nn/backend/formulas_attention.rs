@@ -1,8 +1,8 @@
 //! Attention in stock candle ops: gathered keys and values, plain products, masks.
 //!
-//! Sequences that decode one token each are computed together, padded to the longest of them, so that the number of ops
-//! does not grow with their number; a prompt's chunk is computed by itself. Index tensors and masks are built once for
-//! all layers of a step.
+//! Sequences that decode one token each are computed together, padded to the longest, so that the number of ops does
+//! not grow with the number of sequences; a prompt chunk is computed by itself. Index tensors and masks are built once
+//! for all layers of a step.
 
 use candle_core::{DType, Tensor};
 
@@ -19,10 +19,10 @@ use crate::{
     },
 };
 
-/// Scores that are held at once: 64 MB.
+/// Limit on the scores in memory at once: 64 MB.
 const SCORES_MAX: usize = 16 << 20;
 
-/// Values of gathered keys that are held at once, and as many of values: 128 MB.
+/// Limit on the gathered key elements in memory at once, and on the value elements: 128 MB.
 const GATHERED_MAX: usize = 32 << 20;
 
 /// Some rows of each span of a group.
@@ -48,8 +48,8 @@ pub(super) fn attention(
     if let [only] = outs.as_slice() { Ok(only.clone()) } else { Ok(Tensor::cat(&outs, 0)?) }
 }
 
-/// Consecutive spans of one token form a group as long as what is gathered for them, `width` values for a token, is
-/// within bounds.
+/// Groups consecutive one-token spans as long as the elements gathered for them, `width` per token, stay within the
+/// limit.
 fn groups(spans: &[Span<'_>], width: usize) -> Vec<Group> {
     let mut groups: Vec<Group> = Vec::new();
     for (index, span) in spans.iter().enumerate() {
@@ -79,7 +79,8 @@ fn remember(formulas: &Formulas, spec: &Attention, new: [Option<&Tensor>; 2], pa
     Ok(())
 }
 
-/// Target slots of the new tokens' heads of this size: one per value, in the shape of the source, as `scatter_set` requires.
+/// Target slots for the new tokens' heads of size `dim`: one per element, in the source's shape, as `scatter_set`
+/// requires.
 fn targets(formulas: &Formulas, spec: &Attention, dim: usize, pass: &Pass<'_>) -> Result<Tensor> {
     let (tokens, kv_heads, group) = (pass.tokens().len(), spec.kv_heads, pass.kv.group(spec.layer)?);
     let key = (pass.kv.place(spec.layer)?, group, kv_heads, dim);
@@ -97,7 +98,7 @@ fn targets(formulas: &Formulas, spec: &Attention, dim: usize, pass: &Pass<'_>) -
     Ok(targets)
 }
 
-/// A group's new tokens over all tokens of their sequences.
+/// Attends from a group's new tokens to all tokens of their sequences.
 fn attend(formulas: &Formulas, spec: &Attention, q: &Tensor, group: Group, pass: &mut Pass<'_>) -> Result<Tensor> {
     let slots = slots(formulas, spec, group, pass)?;
     let [keys, values] = pass.kv.layer(spec.layer)?;
@@ -111,7 +112,7 @@ fn attend(formulas: &Formulas, spec: &Attention, q: &Tensor, group: Group, pass:
         values => gather(values, spec.value_dim)?,
     };
     let span = &pass.batch().spans[group.start];
-    // Scores of all rows at once would take memory with the square of a prompt's length.
+    // Scores of all rows at once would take memory quadratic in the prompt's length.
     let rows_at_once = (SCORES_MAX / (spec.heads * group.len * group.all)).max(1);
     let mut parts = Vec::new();
     for start in (0..span.len).step_by(rows_at_once) {
@@ -123,7 +124,7 @@ fn attend(formulas: &Formulas, spec: &Attention, q: &Tensor, group: Group, pass:
     if let [only] = parts.as_slice() { Ok(only.clone()) } else { Ok(Tensor::cat(&parts, 0)?) }
 }
 
-/// The query heads that share a key head become rows of one product.
+/// Attends from some rows; the query heads that share a key head become rows of one product.
 fn attend_rows(
     formulas: &Formulas,
     spec: &Attention,
@@ -152,7 +153,7 @@ fn attend_rows(
     }
     let weights = match &spec.sinks {
         Some(sinks) => {
-            // A row of scores for each head of each span, or for each row of a span's heads.
+            // One row of scores for each head of each span, or for each row of a span's heads.
             let (heads, of_each) =
                 if spans == 1 { ((spec.kv_heads, shared, 1), rows.len) } else { ((spec.kv_heads, 1, shared), spans) };
             let sinks = sinks.reshape(heads)?;
@@ -175,8 +176,8 @@ fn attend_rows(
     Ok(out.transpose(0, 1)?.contiguous()?.reshape((spans * rows.len, spec.heads * spec.value_dim))?)
 }
 
-/// The attention mask, added to the scores: −∞ where a token may not attend. `[1, rows, all]` for a span's rows, `[spans, 1, all]`
-/// for spans that decode.
+/// The attention mask, added to the scores: −∞ where a token must not attend. `[1, rows, all]` for one span's rows,
+/// `[spans, 1, all]` for decoding spans.
 fn mask(formulas: &Formulas, spec: &Attention, group: Group, rows: Rows, pass: &Pass<'_>) -> Result<Option<Tensor>> {
     let spans = &pass.batch().spans[group.start..group.start + group.len];
     let window = spec.window.filter(|&window| window < group.all);
@@ -195,14 +196,14 @@ fn mask(formulas: &Formulas, spec: &Attention, group: Group, rows: Rows, pass: &
         .flat_map(|at| (0..group.all).map(move |column| if visible(at, column) { 0.0 } else { f32::NEG_INFINITY }))
         .collect();
     let mask = Tensor::from_vec(mask, (group.len, rows.len, group.all), &formulas.device)?;
-    // Masks of a prompt in many parts would take the memory that the parts save.
+    // Caching the masks of a prompt split into many parts would take the memory that splitting saves.
     if rows.len == spans[0].len {
         pass.prepared.borrow_mut().masks.insert(key, mask.clone());
     }
     Ok(Some(mask))
 }
 
-/// The slots of all tokens of a group's sequences, each padded with slots that its mask hides.
+/// The slots of all tokens in a group's sequences, each padded with slots that its mask hides.
 fn slots(formulas: &Formulas, spec: &Attention, group: Group, pass: &Pass<'_>) -> Result<Tensor> {
     let (place, caches) = (pass.kv.place(spec.layer)?, pass.kv.group(spec.layer)?);
     if let Some(slots) = pass.prepared.borrow().slots.get(&(place, caches, group)) {
@@ -212,7 +213,7 @@ fn slots(formulas: &Formulas, spec: &Attention, group: Group, pass: &Pass<'_>) -
     for span in &pass.batch().spans[group.start..group.start + group.len] {
         let all = span.past + span.len;
         let slots = KvCache::slots_of(span, caches, 0..all)?;
-        // The padding repeats a slot of the sequence's own: others may hold what is not a number.
+        // The padding repeats one of the sequence's own slots: others may contain NaN.
         let padding = slots.last().copied().unwrap_or_default();
         ids.extend(slots);
         ids.extend(std::iter::repeat_n(padding, group.all - all));

@@ -1,8 +1,8 @@
-//! Recurrences in stock candle ops, chunkwise by matrix products, and the short convolutions before them.
+//! Recurrences in stock candle ops, computed chunkwise by matrix products, and the short convolutions before them.
 //!
-//! Within a stretch of tokens, the values to write solve a triangular system (arXiv 2406.06484): each token's correction depends on
-//! those before it, weighted by the products of their keys. It is solved by blocks, in `log2` of the length steps. Sequences that
-//! decode one token each are computed together.
+//! Within a stretch of tokens, the values to write solve a triangular system (arXiv 2406.06484): each token's
+//! correction depends on the previous ones, weighted by the products of their keys. It is solved blockwise, in
+//! `log2(length)` steps. Sequences that decode one token each are computed together.
 
 use candle_core::{Device, Tensor};
 
@@ -15,7 +15,7 @@ use crate::{
     },
 };
 
-/// Tokens in a stretch.
+/// Tokens per stretch.
 const STRETCH: usize = 64;
 
 /// The inputs of `len` tokens of `n` sequences, head by head: `[n · heads, len, …]`.
@@ -29,7 +29,7 @@ struct Stretch {
     corrects: bool,
 }
 
-/// A short convolution over the step's rows, which are gathered from one tensor: the states' rows, then the step's.
+/// A short convolution over the step's rows, gathered from one tensor: the states' rows, then the step's.
 pub(super) fn short_conv(formulas: &Formulas, conv: &ShortConv, x: &Tensor, pass: &Pass<'_>) -> Result<Tensor> {
     let (taps, channels) = conv.taps.dims2()?;
     let states = pass.states(conv.layer, 0)?;
@@ -58,7 +58,7 @@ pub(super) fn short_conv(formulas: &Formulas, conv: &ShortConv, x: &Tensor, pass
     }
 }
 
-/// For each tap the row that each token reads; and the rows that become states.
+/// The row that each token reads for each tap, and the rows that become states.
 fn conv_rows(
     formulas: &Formulas,
     layer: usize,
@@ -71,7 +71,7 @@ fn conv_rows(
     if let Some(known) = pass.prepared.borrow().convolved.get(&key) {
         return Ok(known.clone());
     }
-    // The row that lies `back` rows before the one after `count` tokens of a span.
+    // The row `back` rows before the one that follows `count` tokens of a span.
     let row = |span: usize, count: usize, back: usize| {
         let at = if count >= back {
             spans.len() * before + spans[span].start + count - back
@@ -166,7 +166,7 @@ impl Stretch {
     }
 }
 
-/// The output of a stretch's tokens, `[n, len, value_dim]`, and the matrices after them.
+/// Returns the output of a stretch's tokens, `[n, len, value_dim]`, and the state matrices after them.
 fn stretch(x: &Stretch, matrices: &Tensor) -> Result<(Tensor, Tensor)> {
     let (_, len, _) = x.k.dims3()?;
     // The decay up to each token, as a logarithm, and from each token to each later one, as a factor.
@@ -198,8 +198,8 @@ fn square(len: usize, value: impl Fn(usize, usize) -> f32, device: &Device) -> R
     Ok(Tensor::from_vec(values, (1, len, len), device)?)
 }
 
-/// `(1 + a)⁻¹ · b` for what lies below the diagonal of `a`. Blocks of the diagonal are inverted, each from two of half its size: below
-/// them stands what the upper one means to the lower one, between the two inverses.
+/// `(1 + a)⁻¹ · b`, where only the part of `a` below the diagonal counts. Inverts diagonal blocks, each from two of
+/// half its size: the lower left quarter is minus the coupling of the two, between both inverses.
 fn solve(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let (_, len, _) = a.dims3()?;
     let mut inverse = square(len, |row, column| f32::from(u8::from(row == column)), a.device())?;

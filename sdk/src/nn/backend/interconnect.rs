@@ -5,15 +5,15 @@ use candle_core::Tensor;
 use super::{Compute, Taken};
 use crate::{Batch, Result};
 
-/// Records the device of each tensor, and moves tensors.
+/// Tracks the device of each tensor, and moves tensors.
 pub(in crate::nn) trait Interconnect: Send + Sync {
     /// Index of a tensor's device; `None` for tensors that all devices can read.
     fn place(&self, tensor: &Tensor) -> Result<Option<usize>>;
 
-    /// Moves a tensor to the device `to`, unless it is there. It moves for all of its holders.
+    /// Moves a tensor to the device `to`, unless it is there already, for all its holders.
     fn bring(&self, tensor: &Tensor, to: usize) -> Result<Tensor>;
 
-    /// Records that device `at` has computed a tensor.
+    /// Records that a tensor was computed on device `at`.
     fn made(&self, tensor: Tensor, _at: usize) -> Result<Tensor> {
         Ok(tensor)
     }
@@ -23,7 +23,7 @@ pub(in crate::nn) trait Interconnect: Send + Sync {
         Ok(tensor)
     }
 
-    /// Forgets the activations of the step before.
+    /// Forgets the activations of the previous step.
     fn clear(&self);
 
     /// The kernels in use, for the log, if they span devices.

@@ -1,11 +1,12 @@
 //! The interface between layers and devices.
 //!
-//! A layer calls [`Ops`](super::Ops), which checks its arguments and hands them to the [`Backend`] of the model's device.
-//! Each method of the trait has a default: its formula in stock candle ops, from `formulas`. So a backend implements only
-//! what it does better, a new op works everywhere as soon as it has a formula, and every backend has a reference to be
-//! tested against. [`Formulas`] overrides nothing, [`CpuKernels`] nearly everything.
+//! A layer calls [`Ops`](super::Ops), which checks its arguments and passes them to the [`Backend`] of the model's
+//! device. Each method of the trait defaults to its formula in stock candle ops, from `formulas`. So a backend
+//! implements only what it does better, a new op works everywhere as soon as it has a formula, and every backend can be
+//! tested against a reference. [`Formulas`] overrides nothing, [`CpuKernels`] nearly everything.
 //!
-//! A backend's own forms of weights, adapters and the KV cache are variants of [`Form`], [`LowRankForm`] and [`Store`].
+//! A backend's own representations of weights, adapters and the KV cache are variants of [`Form`], [`LowRankForm`] and
+//! [`Store`].
 
 mod cpu;
 #[cfg(feature = "cuda")]
@@ -35,14 +36,17 @@ pub(super) use cuda::{
 };
 pub(super) use formulas::Formulas;
 pub(super) use interconnect::Interconnect;
+#[cfg(test)]
+pub(super) use metal::Double;
 #[cfg(any(feature = "metal", target_os = "macos"))]
-pub(super) use metal::MetalKernels;
+pub(super) use metal::{free_bytes as metal_free_bytes, proved as metal_kernels, report as metal_report};
 pub(super) use stand_ins::StandIns;
 
 use super::{
     memory::{
         pass::Pass,
         store::{Store, StoreShape, foreign},
+        view::copy_to,
     },
     spec::{Attention, Inputs, Recurrence, Rotation, ShortConv},
 };
@@ -51,23 +55,23 @@ use crate::{
     weights::{Dtype, RawTensor, RopeStyle},
 };
 
-/// A weight `[outputs, inputs]` in the form that its device computes with.
+/// A weight `[outputs, inputs]` in the representation that its device computes with.
 #[derive(Clone, Debug)]
 pub(in crate::nn) struct Matrix {
     pub(super) outputs: usize,
     pub(super) inputs: usize,
-    /// Index of its device among the model's.
+    /// Index of its device in the model.
     pub(super) place: usize,
     pub(super) form: Form,
 }
 
 #[derive(Clone, Debug)]
 pub(in crate::nn) enum Form {
-    /// In the mapped checkpoint, where the CPU kernels read it.
+    /// In the mapped checkpoint, read in place by the CPU kernels.
     InPlace(RawTensor),
     /// In the weight's own float type.
     Dense(Tensor),
-    /// candle's copy in the checkpoint's block format.
+    /// candle's copy, in the checkpoint's block format.
     Quantized(Arc<QTensor>, QMatMul),
     /// In the block format that our CUDA kernels read.
     #[cfg(feature = "cuda")]
@@ -75,7 +79,7 @@ pub(in crate::nn) enum Form {
 }
 
 impl Matrix {
-    /// Tells if the weight is stored in `f32`.
+    /// True if the weight is stored in `f32`.
     pub(in crate::nn) fn is_f32(&self) -> bool {
         match &self.form {
             Form::InPlace(raw) => raw.dtype == Dtype::F32,
@@ -97,11 +101,11 @@ impl Matrix {
     }
 }
 
-/// The factors of a low-rank change in the form that its device computes with.
+/// The factors of a low-rank adapter in the representation that its device computes with.
 #[derive(Clone, Debug)]
 pub(in crate::nn) struct LowRank {
     pub(super) rank: usize,
-    /// Index of their device among the model's.
+    /// Index of their device in the model.
     pub(super) place: usize,
     pub(super) form: LowRankForm,
 }
@@ -143,14 +147,14 @@ pub(in crate::nn) struct Routing<'a> {
     pub(in crate::nn) groups: Option<[usize; 3]>,
 }
 
-/// A router's choices on the device: for each row its experts (`u32`) and their weights, `[rows, top_k]` each.
+/// A router's choices on the device: each row's experts (`u32`) and their weights, `[rows, top_k]` each.
 #[derive(Clone, Debug)]
 pub(in crate::nn) struct Routed {
     pub(in crate::nn) experts: Tensor,
     pub(in crate::nn) weights: Tensor,
 }
 
-/// A backend's table of a layer's experts, made once, to compute with those that are chosen on the device.
+/// A backend's table of a layer's experts, built once, for computing with experts chosen on the device.
 #[derive(Debug)]
 pub(in crate::nn) enum ExpertTable {
     /// The backend has no kernel for them.
@@ -159,7 +163,7 @@ pub(in crate::nn) enum ExpertTable {
     Cuda(cuda::ExpertTable),
 }
 
-/// The first column of a range, and their number.
+/// The first column of a range, and the number of columns.
 pub(in crate::nn) type Columns = (usize, usize);
 
 /// A linear layer's weight and bias.
@@ -168,19 +172,19 @@ pub(in crate::nn) type Layer<'a> = (&'a Matrix, Option<&'a Tensor>);
 /// Computes the step of a batch, which may have padding or placeholder values.
 pub(in crate::nn) type Compute<'a> = &'a mut dyn FnMut(&Batch<'_>) -> Result<Computed>;
 
-/// Rows of an activation, the low-rank pair that changes them, and its scale.
+/// A range of rows, the low-rank adapter that applies to them, and its scale.
 pub(in crate::nn) type Changed<'a> = (Range<usize>, &'a LowRank, f32);
 
-/// The output that is wanted of a step's rows of logits.
+/// The requested output of a step's logits.
 pub(in crate::nn) enum Taken<'a> {
     /// All of them.
     Logits(&'a mut [f32]),
-    /// For each row the id of the first token with the highest logit, that logit, and the logarithm of the sum of `exp(logit)`,
-    /// which is NaN if any logit is.
+    /// For each row the id of the first token with the highest logit, that logit, and the log-sum-exp of the row, which
+    /// is NaN if any logit is.
     Best(&'a mut [[f32; 3]]),
 }
 
-/// [`Taken::Best`] of one row.
+/// [`Taken::Best`] for one row.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 fn best_of_row(logits: &[f32]) -> [f32; 3] {
     let highest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
@@ -189,19 +193,19 @@ fn best_of_row(logits: &[f32]) -> [f32; 3] {
     [first as f32, highest, highest + sum.ln()]
 }
 
-/// The result of a step; only backends that replay steps use it.
+/// The result of a step; used only by backends that replay steps.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 pub(in crate::nn) struct Computed {
-    /// The logits of all its rows.
+    /// Logits of all its rows.
     pub(in crate::nn) rows: Tensor,
-    /// The model read the batch on the host, so that another batch may need other launches.
+    /// The model read the batch on the host, so another batch may need other launches.
     pub(in crate::nn) was_read: bool,
 }
 
-/// The operations of a model on one kind of device. Activations are dense `f32` tensors at offset 0, as `Ops::check`
-/// ensures.
+/// The operations of a model on one kind of device. Activations are dense `f32` tensors at offset 0, which `Ops::check`
+/// guarantees.
 pub(in crate::nn) trait Backend: Send + Sync {
-    /// Formulas on this backend's device, for ops that it has no kernel for.
+    /// Formulas on this backend's device, for ops without a kernel.
     fn formulas(&self) -> &Formulas;
 
     /// The kernels in use, for the log.
@@ -217,18 +221,34 @@ pub(in crate::nn) trait Backend: Send + Sync {
         Ok(())
     }
 
-    /// Prepares for the steps of a model that has just been loaded. Steps that `run` computes here leave the caches as they are.
+    /// Prepares for the steps of a newly loaded model. Steps computed here by `run` leave the caches unchanged.
     fn warm_up(&self, _groups: usize, _run: Compute<'_>) -> Result<()> {
         Ok(())
     }
 
-    /// Computes a step that only decodes as one launch, if the backend can; it may call `run` once, several times or never.
-    /// `false` has the caller compute the step as any other.
+    /// Waits until everything that was launched has been computed, and returns the device's errors, where launches run behind.
+    fn finish(&self) -> Result<()> {
+        self.formulas().finish()
+    }
+
+    /// Finding the best token of a row where the logits are is cheaper than copying the row to the host.
+    fn finds_best(&self) -> bool {
+        !self.device().is_cpu()
+    }
+
+    /// Copies a dense `f32` tensor to the host, once the step has been computed.
+    fn read(&self, tensor: &Tensor, out: &mut [f32]) -> Result<()> {
+        self.finish()?;
+        copy_to(&tensor.flatten_all()?, out)
+    }
+
+    /// Computes a decode-only step as a single launch, if the backend can; it may call `run` once, several times or
+    /// never. Returns `false` to have the caller compute the step normally.
     fn decode(&self, _batch: &Batch<'_>, _run: Compute<'_>, _taken: &mut Taken<'_>) -> Result<bool> {
         Ok(false)
     }
 
-    /// Brings a weight matrix to the device.
+    /// Moves a weight matrix to the device.
     fn matrix(&self, raw: &RawTensor) -> Result<Form> {
         self.formulas().matrix(raw)
     }
@@ -238,7 +258,7 @@ pub(in crate::nn) trait Backend: Send + Sync {
         self.formulas().linear(x, weight, bias)
     }
 
-    /// Several linear layers of one input.
+    /// Several linear layers with the same input.
     fn linears(&self, x: &Tensor, layers: &[Layer<'_>]) -> Result<Vec<Tensor>> {
         layers.iter().map(|(weight, bias)| self.linear(x, weight, *bias)).collect()
     }
@@ -258,48 +278,48 @@ pub(in crate::nn) trait Backend: Send + Sync {
         Ok((x + y)?)
     }
 
-    /// The outputs of experts for their rows, which partition `x`; `None` if there is no kernel for it.
+    /// The outputs of experts for their rows, which partition `x`; `None` without a kernel.
     fn experts(&self, _x: &Tensor, _experts: &[ExpertRows<'_>], _glu: Glu) -> Result<Option<Tensor>> {
         Ok(None)
     }
 
-    /// Weighted sums of `top_k` rows of `outs` each; `indices` are the rows, which are below its first dimension.
+    /// Weighted sums of `top_k` rows of `outs` each; `indices` are the rows, all in bounds.
     fn combine(&self, outs: &Tensor, indices: &[u32], weights: &[f32], top_k: usize) -> Result<Tensor> {
         self.formulas().combine(outs, indices, weights, top_k)
     }
 
-    /// A router's choices by these logits; `None` if there is no kernel for it.
+    /// A router's choices for these logits; `None` without a kernel.
     fn route(&self, _logits: &Tensor, _routing: &Routing<'_>) -> Result<Option<Routed>> {
         Ok(None)
     }
 
-    /// Makes the table of a layer's experts (gate, up and down) for [`Backend::mixture`].
+    /// Builds the table of a layer's experts (gate, up and down) for [`Backend::mixture`].
     fn expert_table(&self, _experts: &[[Layer<'_>; 3]]) -> Result<ExpertTable> {
         Ok(ExpertTable::None)
     }
 
-    /// The weighted sum of the outputs of each row's experts; `None` if there is no kernel for it.
+    /// The weighted sum of the outputs of each row's experts; `None` without a kernel.
     fn mixture(&self, _x: &Tensor, _routed: &Routed, _table: &ExpertTable, _glu: Glu) -> Result<Option<Tensor>> {
         Ok(None)
     }
 
-    /// Looks up the embeddings of the step's tokens, whose ids are below the weight's outputs.
+    /// Looks up the embeddings of the step's tokens, whose ids are in bounds.
     fn embed(&self, weight: &Matrix, pass: &Pass<'_>) -> Result<Tensor> {
         self.formulas().embed(weight, pass.tokens())
     }
 
-    /// Brings the factors of a low-rank pair to the device; `single` keeps them in `f32`.
+    /// Moves the factors of a low-rank pair to the device; `single` keeps them in `f32`.
     fn low_rank(&self, rank: usize, down: Vec<f32>, up: Vec<f32>, single: bool) -> Result<LowRankForm> {
         let _ = single;
         self.formulas().low_rank(rank, down, up)
     }
 
-    /// Adds low-rank changes to groups of rows of a linear layer's output; groups do not overlap.
+    /// Adds low-rank terms to groups of rows of a linear layer's output; groups do not overlap.
     fn add_low_rank(&self, x: &Tensor, out: Tensor, groups: &[Changed<'_>]) -> Result<Tensor> {
         self.formulas().add_low_rank(x, &out, groups)
     }
 
-    /// Adds low-rank changes to the embeddings of `tokens`.
+    /// Adds low-rank terms to the embeddings of `tokens`.
     fn add_low_rank_vectors(&self, tokens: &[u32], out: Tensor, groups: &[Changed<'_>]) -> Result<Tensor> {
         self.formulas().add_low_rank_vectors(tokens, &out, groups)
     }
@@ -309,7 +329,7 @@ pub(in crate::nn) trait Backend: Send + Sync {
         self.formulas().rms_norm(x, weight, eps)
     }
 
-    /// `x + delta`, and its root-mean-square norm.
+    /// `x + delta`, and the root-mean-square norm of that sum.
     fn add_rms_norm(&self, x: &Tensor, delta: &Tensor, weight: &Tensor, eps: f32) -> Result<(Tensor, Tensor)> {
         let sum = self.add(x, delta)?;
         let normed = self.rms_norm(&sum, weight, eps)?;
@@ -345,7 +365,7 @@ pub(in crate::nn) trait Backend: Send + Sync {
         self.formulas().activate(x, kind)
     }
 
-    /// `factor · kind(x + bias)`; bias and factor have a value for each column, and each of the three is optional.
+    /// `factor · kind(x + bias)`; bias and factor have one value per column, and all three are optional.
     fn bias_act_scale(
         &self,
         x: &Tensor,
@@ -358,7 +378,7 @@ pub(in crate::nn) trait Backend: Send + Sync {
         Ok(factor.map_or_else(|| Ok(x.clone()), |factor| x.broadcast_mul(factor))?)
     }
 
-    /// Copies of ranges of columns of `x`.
+    /// Copies ranges of columns of `x`.
     fn columns(&self, x: &Tensor, parts: &[Columns]) -> Result<Vec<Tensor>> {
         parts.iter().map(|&(start, len)| Ok(x.narrow(1, start, len)?.force_contiguous()?)).collect()
     }
@@ -368,24 +388,29 @@ pub(in crate::nn) trait Backend: Send + Sync {
         Ok((self.activate(gate, kind)? * up)?)
     }
 
-    /// [`Taken::Best`] of rows of logits, `[rows, 3]`.
+    /// [`Taken::Best`] for rows of logits, `[rows, 3]`.
     fn best(&self, logits: &Tensor) -> Result<Tensor> {
         self.formulas().best(logits)
     }
 
-    /// Allocates memory for the keys or the values of one layer, all zero.
+    /// Allocates zeroed memory for one layer's keys or values.
     fn store(&self, shape: StoreShape) -> Result<Store> {
         self.formulas().store(shape)
     }
 
-    /// Writes the new tokens' `k` and `v` to the layer's cache, and has each token of `q` attend to its sequence so far. The
-    /// caller has checked the shapes.
+    /// Allocates memory for one part of the states of a layer, all zero, that formulas can use.
+    fn state_store(&self, shape: StoreShape) -> Result<Store> {
+        self.formulas().store(shape)
+    }
+
+    /// Writes the new tokens' `k` and `v` to the layer's cache, and makes each token of `q` attend to its sequence so
+    /// far. The caller has checked the shapes.
     fn attention(&self, spec: &Attention, q: &Tensor, k: &Tensor, v: &Tensor, pass: &mut Pass<'_>) -> Result<Tensor> {
         formulas_attention::attention(self.formulas(), spec, q, Some((k, Some(v))), pass)
     }
 
-    /// [`Self::attention`] for the rest: keys and values of different sizes, values that are a view of the keys, and layers that
-    /// read another's cache.
+    /// [`Self::attention`] for all other cases: keys and values of different sizes, values that are a view of the keys,
+    /// and layers that read another layer's cache.
     fn attention_over(
         &self,
         spec: &Attention,
@@ -396,17 +421,18 @@ pub(in crate::nn) trait Backend: Send + Sync {
         formulas_attention::attention(self.formulas(), spec, q, new, pass)
     }
 
-    /// Convolves the new tokens of every sequence with those before them. The caller has checked the shapes.
+    /// Convolves each sequence's new tokens with the ones before them. The caller has checked the shapes.
     fn short_conv(&self, conv: &ShortConv, x: &Tensor, pass: &Pass<'_>) -> Result<Tensor> {
         formulas_recurrence::short_conv(self.formulas(), conv, x, pass)
     }
 
-    /// Advances a recurrent layer over the new tokens of every sequence and returns its output. The caller has checked the shapes.
+    /// Advances a recurrent layer over each sequence's new tokens and returns its output. The caller has checked the
+    /// shapes.
     fn recurrence(&self, spec: &Recurrence, x: Inputs<'_>, pass: &Pass<'_>) -> Result<Tensor> {
         formulas_recurrence::recurrence(spec, x, pass)
     }
 
-    /// [`Self::attention`] with queries and keys that are rotated first.
+    /// [`Self::attention`] with queries and keys rotated first.
     fn rotated_attention(
         &self,
         spec: &Attention,

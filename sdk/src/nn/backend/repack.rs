@@ -1,51 +1,51 @@
-//! Block formats without kernels of their own on a device, in the layout of one that has them and holds the same integers.
+//! Repacks block formats for which a device has no kernels into a layout that has them and holds the same integers.
 //!
-//! The integers stay what they are. Scales and minimums become f16, which most are in the file already. The others move by no
-//! larger a part of themselves than values do in bf16, or the weight is declined.
+//! The integers are unchanged. Scales and minimums become f16, which most of them are in the file already. Other scales
+//! may change by no more, relatively, than values do in bf16, or the weight is declined.
 
 use half::f16;
 
 use crate::weights::{Dtype, RawTensor};
 
-/// The layouts that kernels read.
+/// Layouts that kernels read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Packing {
     /// Groups of 32 signed bytes.
     Bytes,
-    /// Blocks of `Q6_K` without their scales.
+    /// `Q6_K` blocks without their scales.
     SixBits,
-    /// A table of 16 signed bytes, and groups of 32 places in it, two to a byte.
+    /// A table of 16 signed bytes, and groups of 32 indices into it, two per byte.
     Nibbles,
-    /// The same, where each group has a minimum behind its scale.
+    /// Like `Nibbles`, with a minimum after each group's scale.
     LoweredNibbles,
 }
 
-/// A weight so packed, its scales apart.
+/// A repacked weight with separate scales.
 pub(super) struct Repacked {
     pub(super) packing: Packing,
     pub(super) data: Vec<u8>,
     pub(super) scales: Vec<f16>,
 }
 
-/// Values of a group.
+/// Values per group.
 const GROUP: usize = 32;
 
-/// Columns that a warp multiplies at a time.
+/// Columns that a warp multiplies at once.
 pub(super) const PART: usize = 128;
 
-/// Values that share a scale in `Q3_K`.
+/// Values per scale in `Q3_K`.
 const SIXTEEN: usize = 16;
 
-/// A block of `Q6_K`, without its scale.
+/// Bytes of a `Q6_K` block without its scale.
 const SIX_BITS: usize = 208;
 
-/// Values of a block of `Q3_K` and `Q6_K`.
+/// Values per block of `Q3_K` and `Q6_K`.
 const BLOCK: usize = 256;
 
-/// Values from which on the work is worth sharing.
+/// Number of values from which the work is spread over threads.
 const SHARED: usize = 1 << 18;
 
-/// In what a format is packed; `None` where nothing holds its integers.
+/// The layout for a format; `None` if no layout holds its integers.
 fn packing_of(dtype: Dtype) -> Option<Packing> {
     match dtype {
         Dtype::Q3K => Some(Packing::SixBits),
@@ -55,8 +55,8 @@ fn packing_of(dtype: Dtype) -> Option<Packing> {
     }
 }
 
-/// Bytes of a row on the device, where its format is not read as it lies in the file: packed, or else as bf16. A weight whose
-/// scales are declined takes more, which no one knows before they are read.
+/// Bytes of a row on the device, for formats that are not used as stored: packed, or else bf16. A weight whose scales
+/// are declined takes more, which is unknown until they are read.
 pub(super) fn row_bytes(dtype: Dtype, inputs: usize) -> usize {
     let padded = inputs.next_multiple_of(PART);
     match packing_of(dtype) {
@@ -68,7 +68,7 @@ pub(super) fn row_bytes(dtype: Dtype, inputs: usize) -> usize {
     }
 }
 
-/// The weight in another format; `None` where none holds it.
+/// Repacks a weight; `None` if no layout holds it.
 pub(super) fn repack(raw: &RawTensor, inputs: usize) -> Option<Repacked> {
     let row_bytes = raw.dtype.row_bytes(inputs).filter(|bytes| *bytes > 0)?;
     let packing = packing_of(raw.dtype)?;
@@ -83,7 +83,7 @@ pub(super) fn repack(raw: &RawTensor, inputs: usize) -> Option<Repacked> {
         None if packing == Packing::SixBits => six_bits(bytes),
         levels => groups(raw.dtype, bytes, inputs, levels.as_ref()),
     };
-    // Where the system has no thread to give, this one does the work.
+    // If no thread can be started, this thread does the work.
     let parts: Option<Vec<_>> = std::thread::scope(|scope| {
         let start = |bytes| (bytes, std::thread::Builder::new().spawn_scoped(scope, move || part(bytes)));
         let tasks: Vec<_> = raw.data.chunks(share).map(start).collect();
@@ -102,15 +102,15 @@ pub(super) fn repack(raw: &RawTensor, inputs: usize) -> Option<Repacked> {
     Some(Repacked { packing, data, scales })
 }
 
-/// A scale as f16, where that costs no more than bf16 costs a value.
+/// Converts a scale to f16, if that loses no more than bf16 loses on a value.
 fn rounded(scale: f32) -> Option<f16> {
     let short = f16::from_f32(scale);
     ((short.to_f32() - scale).abs() <= scale.abs() / 512.0).then_some(short)
 }
 
-/// Groups of 32: signed bytes, or places in a table of levels, two to a byte, the first in its low half. A row is padded to parts
-/// of four groups. In a part the first eight values of each group stand together, then the second, and so on; of bytes those of
-/// the first two groups, then those of the others.
+/// Groups of 32: signed bytes, or indices into a table of levels, two per byte, the first in the low half. Rows are
+/// padded to parts of four groups. Within a part, the first eight values of each group come first, then the second
+/// eight, and so on; for bytes, those of the first two groups, then those of the other two.
 fn groups(dtype: Dtype, bytes: &[u8], inputs: usize, levels: Option<&[i8; 16]>) -> Option<(Vec<u8>, Vec<f16>)> {
     let mut places = [None; 256];
     for (place, level) in levels.map_or(&[][..], |levels| &levels[..]).iter().enumerate().rev() {
@@ -151,7 +151,7 @@ fn groups(dtype: Dtype, bytes: &[u8], inputs: usize, levels: Option<&[i8; 16]>) 
     fits.then_some((data, scales))
 }
 
-/// `Q3_K` as `Q6_K`: three bits as six, and the scales of 16 as the bytes that they are.
+/// Converts `Q3_K` to `Q6_K`: three-bit codes as six bits, and the scales of 16 values as bytes.
 fn six_bits(bytes: &[u8]) -> Option<(Vec<u8>, Vec<f16>)> {
     const BYTES: usize = 110;
     let (mut data, mut scales) = (Vec::new(), Vec::new());
@@ -165,7 +165,7 @@ fn six_bits(bytes: &[u8]) -> Option<(Vec<u8>, Vec<f16>)> {
                 to[64 * half + 32 * (quarter % 2) + lane] |= (six & 15) << (quarter / 2 * 4);
                 to[128 + 32 * half + lane] |= (six >> 4) << (2 * quarter);
             }
-            // `as` takes a number to the nearest byte that there is, and 0/0, where the block's scale is 0, to 0.
+            // `as` saturates to the byte's range, and turns 0/0, where the block's scale is 0, into 0.
             to[192 + group] = ((scale / of_block.to_f32()).round() as i8).cast_unsigned();
             group += 1;
         });
@@ -211,7 +211,7 @@ mod tests {
         RawTensor { name: "w".into(), dtype, shape: vec![ROWS, inputs], data }
     }
 
-    /// Values as `quants.cuh` reads them.
+    /// Unpacks values as `quants.cuh` reads them.
     fn values(weight: &Repacked, inputs: usize) -> Vec<f32> {
         let Repacked { packing, data, scales } = weight;
         let six_bits = |index: usize| {
@@ -246,7 +246,7 @@ mod tests {
         use Dtype::*;
         for dtype in [Q8_0, Q4_0, Q4_1, Q5_0, Q3K, MXFP4, IQ4NL, IQ4XS, IQ3XXS, IQ3S, IQ2XXS, TQ1_0, TQ2_0, Int4, Int8]
         {
-            // Rows of whole parts, and of others where blocks are short.
+            // Rows of whole parts, and other lengths for short blocks.
             for inputs in [512, if dtype.block_len() == 32 { 480 } else { 256 }] {
                 let raw = weight(dtype, inputs);
                 let repacked = repack(&raw, inputs).unwrap_or_else(|| panic!("{dtype} was declined"));
@@ -266,7 +266,7 @@ mod tests {
         for dtype in [Q2K, Q5_1, IQ2XS, IQ2S, IQ1S, IQ1M, Fp8] {
             assert!(repack(&weight(dtype, 512), 512).is_none(), "{dtype}");
         }
-        // The smallest scale of MXFP4 is none in f16.
+        // MXFP4's smallest scale is not representable in f16.
         let mut raw = weight(MXFP4, 512);
         raw.data = Bytes::copy_of(&vec![0x31; raw.data.len()]).unwrap();
         assert!(repack(&raw, 512).is_none());

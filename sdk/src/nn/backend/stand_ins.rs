@@ -1,7 +1,7 @@
-//! The CPU in place of several devices, so that a model whose layers are spread can be tested without any.
+//! The CPU standing in for several devices, so that a model with spread layers can be tested without them.
 //!
-//! All tensors are in the host's memory and their device is only recorded; an activation that was not moved, or a sum over two
-//! devices, is an error as it is on GPUs. Results of candle's own operations in a model file are traced through candle's
+//! All tensors are in host memory and their device is only recorded; as on GPUs, an activation that was not moved, or a
+//! sum across two devices, is an error. Results of candle's own operations in a model file are traced through candle's
 //! autograd graph, which records operations on variables.
 
 use candle_core::{Tensor, TensorId, Var};
@@ -16,7 +16,7 @@ use crate::{Error, Result};
 /// The recorded device of each tensor.
 #[derive(Default)]
 pub(in crate::nn) struct StandIns {
-    /// Activations of the present step.
+    /// Activations of the current step.
     activations: Mutex<HashMap<TensorId, usize>>,
     /// Weights and caches, which do not move.
     kept: Mutex<HashMap<TensorId, usize>>,
@@ -26,12 +26,12 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The recorded tensors that a tensor was computed from.
+/// The recorded tensors from which a tensor was computed.
 fn sources(tensor: &Tensor) -> Vec<TensorId> {
     tensor.sorted_nodes().into_iter().filter(|node| node.is_variable()).map(Tensor::id).collect()
 }
 
-/// The tensor as a variable, so that candle traces its use.
+/// Wraps the tensor as a variable, so that candle traces its use.
 fn traced(tensor: &Tensor) -> Result<Tensor> {
     Ok(Var::from_tensor(&tensor.detach())?.into_inner())
 }
@@ -54,7 +54,7 @@ impl Interconnect for StandIns {
         Ok(common)
     }
 
-    /// The tensors that an activation was computed from move along, as only earlier layers use them.
+    /// The tensors from which an activation was computed move along, as only earlier layers use them.
     fn bring(&self, tensor: &Tensor, to: usize) -> Result<Tensor> {
         self.place(tensor)?;
         let mut activations = locked(&self.activations);
@@ -66,7 +66,7 @@ impl Interconnect for StandIns {
         Ok(tensor.clone())
     }
 
-    /// Checks that a kernel made of candle's operations had all inputs on its device.
+    /// Checks that a kernel made of candle ops had all its inputs on its device.
     fn made(&self, tensor: Tensor, at: usize) -> Result<Tensor> {
         if let Some(place) = self.place(&tensor)?
             && place != at

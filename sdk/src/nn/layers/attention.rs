@@ -8,9 +8,9 @@ use crate::{
 };
 
 impl Attention {
-    /// Writes the new tokens' `k` (`[tokens, kv_heads · head_dim]`) and `v` (`[tokens, kv_heads · value_dim]`) to the cache,
-    /// and has each token of `q` (`[tokens, heads · head_dim]`) attend to its sequence so far: `[tokens, heads · value_dim]`.
-    /// `angles` rotate queries and keys within the same call, which is faster than rotating them first.
+    /// Writes the new tokens' `k` (`[tokens, kv_heads · head_dim]`) and `v` (`[tokens, kv_heads · value_dim]`) to the
+    /// cache, and makes each token of `q` (`[tokens, heads · head_dim]`) attend to its sequence so far: `[tokens, heads
+    /// · value_dim]`. `angles` rotate queries and keys in the same call, which is faster than rotating them first.
     pub fn forward(
         &self,
         q: &Tensor,

@@ -8,8 +8,8 @@ use crate::{
 };
 
 impl ShortConv {
-    /// Loads `name.weight`, `[channels, 1, taps]` or `[channels, taps]`, and `name.bias` where the checkpoint has one. `layer` is
-    /// its index among the model's caches.
+    /// Loads `name.weight`, `[channels, 1, taps]` or `[channels, taps]`, and `name.bias` if the checkpoint has one.
+    /// `layer` is the layer's index in the model's caches.
     pub fn load(loader: &Loader<'_>, name: &str, layer: usize, channels: usize, taps: usize) -> Result<Self> {
         let here = loader.at(name);
         let values = here.values("weight")?;
@@ -24,7 +24,7 @@ impl ShortConv {
         Ok(Self { layer, taps: loader.tensor(values, &[taps, channels])?, bias, activation: None })
     }
 
-    /// Convolves the step's rows `[tokens, channels]`, each with the rows before it in its sequence.
+    /// Convolves the step's rows `[tokens, channels]`, each with the previous rows of its sequence.
     pub fn forward(&self, x: &Tensor, step: &mut Step<'_>) -> Result<Tensor> {
         let (taps, channels) = self.taps.dims2()?;
         if x.dims2()? != (step.pass.input().tokens.len(), channels) {

@@ -1,13 +1,14 @@
-//! Mixtures of experts (arXiv 1701.06538): a router that chooses a few feed-forward blocks for each row, and those blocks.
+//! Mixture of experts (arXiv 1701.06538): a router that chooses a few feed-forward blocks for each row, and those
+//! blocks.
 //!
-//! Rows are sorted by expert, so that each expert's weights are read once for all rows routed to it, however many sequences
-//! they belong to. A row's expert outputs are summed in the order in which its router ranked them, so its result does not
-//! depend on the rest of the batch. Checkpoints keep experts apart or stacked in one tensor; either way each becomes layers of
-//! its own, whose names adapters use.
+//! Rows are sorted by expert, so that each expert's weights are read once for all rows routed to it, however many
+//! sequences they belong to. A row's expert outputs are summed in the router's ranking order, so the result does not
+//! depend on the rest of the batch. Checkpoints store experts separately or stacked in one tensor; either way each
+//! becomes separate layers, whose names adapters use.
 //!
-//! A backend may route and compute without the choices ever reaching the host, so that a step with such layers can still be
-//! one launch. The host fetches them if adapters change rows, if the backend has no kernel for the weights, or if the experts
-//! stay in the host's memory because the device's is too small.
+//! A backend may route and compute without the choices ever reaching the host, so that a step with such layers can
+//! still be a single launch. The host fetches the choices if adapters apply to any rows, if the backend has no kernel
+//! for the weights, or if the experts stay in host memory because the device's is too small.
 
 use candle_core::Tensor;
 use std::{
@@ -25,16 +26,16 @@ use crate::{
     weights::RawTensor,
 };
 
-/// The function that turns a router's logits into scores.
+/// Turns a router's logits into scores.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scoring {
     /// Softmax over all experts.
     Softmax,
-    /// Each logit's own sigmoid.
+    /// Sigmoid of each logit.
     Sigmoid,
-    /// Phi-MoE's (arXiv 2409.12136): a softmax for each choice, over the logits that are within a margin of the largest.
+    /// Phi-MoE's (arXiv 2409.12136): one softmax per choice, over the logits within a margin of the largest.
     SparseMixer {
-        /// Relative to the larger of the logit and the maximum: twice the jitter noise of the training.
+        /// Relative to the larger of the logit and the maximum: twice the jitter noise in training.
         margin: f32,
     },
 }
@@ -42,7 +43,7 @@ pub enum Scoring {
 /// Group-limited routing: only experts of the best groups can be chosen (arXiv 2405.04434, 2412.19437).
 #[derive(Clone, Copy, Debug)]
 pub struct Groups {
-    /// Number of groups; they are of equal size.
+    /// Number of groups, all of equal size.
     pub count: usize,
     /// Number of groups whose experts can be chosen.
     pub kept: usize,
@@ -50,10 +51,10 @@ pub struct Groups {
     pub compared: usize,
 }
 
-/// Chooses the experts of each row.
+/// Chooses experts for each row.
 #[derive(Clone, Debug)]
 pub struct Router {
-    /// One output for each expert: its logit.
+    /// Computes one logit per expert.
     pub gate: Linear,
     /// Experts per row.
     pub top_k: usize,
@@ -61,11 +62,11 @@ pub struct Router {
     pub scoring: Scoring,
     /// Divides the weights of a row's experts by their sum.
     pub renormalize: bool,
-    /// Factor of all weights, after any renormalizing.
+    /// Factor for all weights, after any renormalizing.
     pub scale: f32,
-    /// A further factor for each expert's weights.
+    /// Additional factor for each expert's weights.
     pub expert_scale: Option<Box<[f32]>>,
-    /// Added to the scores when experts are ranked; their weights do not include it (`e_score_correction_bias`).
+    /// Added to the scores for ranking only; the experts' weights do not include it (`e_score_correction_bias`).
     pub correction: Option<Vec<f32>>,
     /// Limits the choice to the best groups.
     pub groups: Option<Groups>,
@@ -75,17 +76,17 @@ pub struct Router {
 #[derive(Clone, Debug)]
 pub struct Routes(RoutesAt);
 
-/// Choices, wherever the router left them.
+/// Choices, on the host or on the router's device.
 #[derive(Clone, Debug)]
 enum RoutesAt {
     Host(Choices),
     Device(Routed),
 }
 
-/// Choices in the host's memory.
+/// Choices in host memory.
 #[derive(Clone, Debug)]
 struct Choices {
-    /// `top_k` for each row, the best first.
+    /// `top_k` per row, best first.
     experts: Vec<usize>,
     /// Factor of each chosen expert's output.
     weights: Vec<f32>,
@@ -103,7 +104,7 @@ impl Router {
         Ok(Self { gate, top_k, scoring, renormalize, scale, expert_scale: None, correction: None, groups: None })
     }
 
-    /// Loads the correction of the `count` experts from the first of these tensors that the checkpoint has, if any.
+    /// Loads the correction for `count` experts from the first of these tensors that the checkpoint has, if any.
     pub fn with_correction(self, loader: &Loader<'_>, names: &[&str], count: usize) -> Result<Self> {
         let Some(name) = names.iter().find(|name| loader.has(name)) else { return Ok(self) };
         let correction = loader.values(name)?;
@@ -237,13 +238,13 @@ fn mix_sparsely(logits: &[f32], top_k: usize, margin: f32, routes: &mut Choices)
 /// The checkpoint's names for an expert's layers.
 #[derive(Clone, Copy, Debug)]
 pub struct ExpertNames {
-    /// The layer whose output the activation is applied to.
+    /// Layer whose output goes through the activation.
     pub gate: &'static str,
-    /// The layer whose output is gated.
+    /// Layer whose output is gated.
     pub up: &'static str,
-    /// Gate and up as rows of one tensor, the gate's first.
+    /// Gate and up stacked as rows of one tensor, the gate first.
     pub gate_up: &'static str,
-    /// The layer back to the hidden size.
+    /// Layer back to the hidden size.
     pub down: &'static str,
 }
 
@@ -256,11 +257,11 @@ impl Default for ExpertNames {
 /// The three layers of one expert.
 #[derive(Clone, Debug)]
 pub struct Expert {
-    /// The gate. Not used with [`Glu::Square`], but must have the gate's shape.
+    /// The gate. Unused with [`Glu::Square`], but must have the gate's shape.
     pub gate: Linear,
-    /// The layer whose output is gated.
+    /// Layer whose output is gated.
     pub up: Linear,
-    /// Back to the hidden size.
+    /// Layer back to the hidden size.
     pub down: Linear,
 }
 
@@ -275,8 +276,9 @@ struct Stack {
 type ExpertLayer = (&'static str, usize, usize);
 
 impl Stack {
-    /// The stacks of these layers that the checkpoint has. Either all are transposed or none is; the shape of one that is not
-    /// square tells which, so square ones are loaded last. If all are square, none is taken to be transposed.
+    /// Loads the stacks of these layers that the checkpoint has. Either all or none of them are transposed; the shape
+    /// of a non-square one shows which, so square ones are loaded last. If all are square, they are assumed not to be
+    /// transposed.
     fn load_all<const N: usize>(
         loader: &Loader<'_>,
         count: usize,
@@ -322,16 +324,16 @@ pub struct Experts {
 #[derive(Debug)]
 struct Compute {
     glu: Glu,
-    /// Computes experts that stay in the host's memory; `None` if the model's own backend does.
+    /// Computes experts that stay in host memory; `None` if the model's own backend does.
     host: Option<Ops>,
-    /// The backend's view of the weights, made when they are first used.
+    /// The backend's view of the weights, built on first use.
     table: OnceLock<ExpertTable>,
 }
 
 impl Experts {
-    /// Loads `count` experts of inner width `inner`: `0.gate_proj.weight` and so on, or stacked as `gate_proj.weight` or
-    /// `gate_up_proj`, whose first dimension is the expert. Stacks of transposed weights, as in Qwen3-VL's checkpoints, are
-    /// recognized by the shape of those that are not square.
+    /// Loads `count` experts of inner width `inner`: `0.gate_proj.weight` and so on, or stacked as `gate_proj.weight`
+    /// or `gate_up_proj`, whose first dimension is the expert. Transposed stacks, as in Qwen3-VL's checkpoints, are
+    /// recognized by the shape of the non-square ones.
     pub fn load(
         loader: &Loader<'_>,
         names: ExpertNames,
@@ -373,20 +375,20 @@ impl Experts {
         Ok(Self::new((0..count).map(expert).collect::<Result<_>>()?, glu).computed_by(host))
     }
 
-    /// Experts whose layers the model file loaded itself.
+    /// Experts whose layers were loaded by the model file.
     pub fn new(experts: Vec<Expert>, glu: Glu) -> Self {
         let (host, table) = (None, OnceLock::new());
         Self { experts, shared: Arc::new(Compute { glu, host, table }) }
     }
 
-    /// Has `host`, the second value of [`Loader::for_experts`], compute experts whose weights came from the first.
+    /// Lets `host`, the second value of [`Loader::for_experts`], compute experts whose weights came from the first.
     #[must_use]
     pub fn computed_by(self, host: Option<Ops>) -> Self {
         let (glu, table) = (self.shared.glu, OnceLock::new());
         Self { shared: Arc::new(Compute { glu, host, table }), ..self }
     }
 
-    /// The weighted sum of each row's expert outputs.
+    /// Returns the weighted sum of each row's expert outputs.
     pub fn forward(&self, x: &Tensor, routes: &Routes, step: &Step<'_>) -> Result<Tensor> {
         let fetched;
         let choices = match &routes.0 {
@@ -417,7 +419,7 @@ impl Experts {
     /// Sorts rows by expert on the host and computes each expert on its rows.
     fn forward_chosen(&self, x: &Tensor, routes: &Choices, step: &Step<'_>) -> Result<Tensor> {
         let (ops, top_k) = (step.ops(), routes.top_k);
-        // A stable sort by expert: the rows of one expert keep their order.
+        // Stable sort by expert: the rows of one expert keep their order.
         let mut order: Vec<usize> = (0..routes.experts.len()).collect();
         order.sort_by_key(|&choice| routes.experts[choice]);
         let sources: Vec<u32> = order.iter().map(|choice| (choice / top_k) as u32).collect();
@@ -442,7 +444,7 @@ impl Experts {
         ops.combine(&outs, &positions, &routes.weights, top_k)
     }
 
-    /// All experts in one call, if the backend has a kernel for that and no adapter changes rows.
+    /// All experts in one call, if the backend has a kernel for them and no adapter applies.
     fn forward_together(&self, x: &Tensor, groups: &[Group<'_>], step: &Step<'_>) -> Result<Option<Tensor>> {
         if step.is_adapted() {
             return Ok(None);
@@ -457,7 +459,7 @@ impl Experts {
         Ok(outs.map(|outs| outs.to_device(x.device())).transpose()?)
     }
 
-    /// Expert by expert, adapters included.
+    /// Computes expert by expert, including adapters.
     fn forward_one_by_one(&self, x: &Tensor, sources: &[u32], groups: &[Group<'_>], step: &Step<'_>) -> Result<Tensor> {
         let ops = self.shared.host.as_ref();
         let forward = |(expert, rows): &Group<'_>| {
@@ -489,7 +491,8 @@ fn activated(glu: Glu, gate: &Tensor, up: &Tensor, step: &Step<'_>) -> Result<Te
     }
 }
 
-/// Multiplies each row of `x` by the sigmoid of its value in `gate`, of shape `[rows, 1]`, as a gated shared expert needs.
+/// Multiplies each row of `x` by the sigmoid of its value in `gate`, of shape `[rows, 1]`, as for a gated shared
+/// expert.
 pub fn weighed(x: &Tensor, gate: &Tensor) -> Result<Tensor> {
     Ok(x.broadcast_mul(&(gate.neg()?.exp()? + 1.0)?.recip()?)?)
 }

@@ -1,5 +1,5 @@
-//! Mamba-2's mixer (arXiv 2405.21060), which hybrids have in place of attention in most layers: a short convolution over `x`, `B`
-//! and `C`, a recurrence whose time step `dt` is computed from each token, and a gated norm.
+//! Mamba-2's mixer (arXiv 2405.21060), which hybrids use instead of attention in most layers: a short convolution over
+//! `x`, `B` and `C`, a recurrence whose time step `dt` is computed from each token, and a gated norm.
 
 use candle_core::Tensor;
 
@@ -23,15 +23,15 @@ pub enum GatedNorm {
 /// The sizes and settings of a mixer.
 #[derive(Clone, Copy, Debug)]
 pub struct Mamba2Sizes {
-    /// The width of the residual stream.
+    /// Width of the residual stream.
     pub hidden_size: usize,
     /// Number of heads.
     pub heads: usize,
-    /// Values in a head.
+    /// Values per head.
     pub head_dim: usize,
     /// Groups of heads that share `B` and `C`.
     pub groups: usize,
-    /// State size for each value of a head, `d_state`.
+    /// State size per value of a head, `d_state`.
     pub state: usize,
     /// Kernel size of the convolution, `d_conv`.
     pub taps: usize,
@@ -39,12 +39,12 @@ pub struct Mamba2Sizes {
     pub eps: f64,
     /// Bounds of `dt`, after softplus.
     pub time_step_limit: (f64, f64),
-    /// The norm after the recurrence.
+    /// Norm after the recurrence.
     pub norm: GatedNorm,
 }
 
 impl Mamba2Sizes {
-    /// Reads the keys `mamba_…` of Granite, Falcon-H1 and Bamba.
+    /// Reads the `mamba_…` keys of Granite, Falcon-H1 and Bamba.
     pub fn read(config: &Config, eps: f64) -> Result<Self> {
         let (hidden_size, heads) = (config.usize("hidden_size")?, config.usize_or("mamba_n_heads", 128)?);
         let expanded = hidden_size.saturating_mul(config.usize_or("mamba_expand", 2)?);
@@ -63,7 +63,7 @@ impl Mamba2Sizes {
         })
     }
 
-    /// The configuration's bounds of `dt`; zero and infinity if it has none.
+    /// The configured bounds of `dt`; zero and infinity by default.
     pub fn time_step_limit(config: &Config) -> Result<(f64, f64)> {
         let Some(value) = config.value().get("time_step_limit").filter(|value| !value.is_null()) else {
             return Ok((0.0, f64::INFINITY));
@@ -75,7 +75,7 @@ impl Mamba2Sizes {
         limits.ok_or_else(|| Error::corrupt("the configuration's 'time_step_limit' is not a list of two numbers"))
     }
 
-    /// Values of all heads together.
+    /// Values of all heads.
     fn inner(&self) -> usize {
         self.heads * self.head_dim
     }
@@ -90,7 +90,7 @@ impl Mamba2Sizes {
         self.inner() + self.channels() + self.heads
     }
 
-    /// The state that a mixer keeps for a sequence.
+    /// The state that a mixer keeps per sequence.
     pub fn cache(&self) -> LayerCache {
         Recurrence::cache((self.channels(), self.taps), self.heads, self.state, self.head_dim)
     }
@@ -104,19 +104,19 @@ pub struct Mamba2 {
     dt_bias: Tensor,
     /// `−exp(A_log)`.
     a: Tensor,
-    /// The skip connection's factor for each head.
+    /// Factor of the skip connection, per head.
     d: Tensor,
     recurrence: Recurrence,
-    /// The norm of each group, and the weight that is applied to all groups together.
+    /// The norm of each group, and the weight applied to all groups together.
     norm: Option<(RmsNorm, Tensor)>,
     out_proj: Linear,
-    /// Factors of the outputs of `in_proj`.
+    /// Factors for the outputs of `in_proj`.
     multipliers: Option<Tensor>,
     sizes: Mamba2Sizes,
 }
 
 impl Mamba2 {
-    /// Loads the mixer at `loader`'s path. `layer` is its index among the model's caches.
+    /// Loads the mixer at `loader`'s path. `layer` is the layer's index in the model's caches.
     pub fn load(loader: &Loader<'_>, layer: usize, sizes: Mamba2Sizes) -> Result<Self> {
         let Mamba2Sizes { hidden_size, heads, head_dim, groups, state, .. } = sizes;
         let (inner, group) = (sizes.inner(), sizes.inner().checked_div(groups).unwrap_or_default());
@@ -145,7 +145,7 @@ impl Mamba2 {
         })
     }
 
-    /// Multiplies the parts of `in_proj`'s output: the gate, `x`, `B`, `C`, and `dt`.
+    /// Scales the parts of `in_proj`'s output: the gate, `x`, `B`, `C`, and `dt`.
     pub fn multiplied_by(self, loader: &Loader<'_>, [gate, x, b, c, dt]: [f64; 5]) -> Result<Self> {
         let (inner, shared) = (self.sizes.inner(), self.sizes.groups * self.sizes.state);
         let parts = [(gate, inner), (x, inner), (b, shared), (c, shared), (dt, self.sizes.heads)];

@@ -17,13 +17,13 @@ pub struct GatedMlp {
 }
 
 impl GatedMlp {
-    /// Loads `gate_proj`, `up_proj` (or both stacked as `gate_up_proj`) and `down_proj`, with biases where the checkpoint
+    /// Loads `gate_proj`, `up_proj` (or both stacked as `gate_up_proj`) and `down_proj`, with biases if the checkpoint
     /// has them.
     pub fn load(loader: &Loader<'_>, width: usize, inner: usize, act: Activation) -> Result<Self> {
         Self::load_named(loader, ExpertNames::default(), width, inner, act)
     }
 
-    /// [`Self::load`] for checkpoints that name the layers otherwise.
+    /// [`Self::load`] for checkpoints with other layer names.
     pub fn load_named(
         loader: &Loader<'_>,
         names: ExpertNames,
@@ -64,7 +64,7 @@ pub struct Mlp {
 }
 
 impl Mlp {
-    /// Loads `fc1` and `fc2`, with biases where the checkpoint has them.
+    /// Loads `fc1` and `fc2`, with biases if the checkpoint has them.
     pub fn load(loader: &Loader<'_>, width: usize, inner: usize, act: Activation) -> Result<Self> {
         Ok(Self { fc1: loader.linear("fc1", width, inner)?, fc2: loader.linear("fc2", inner, width)?, act })
     }

@@ -20,7 +20,7 @@ impl RmsNorm {
         Ok(Self { weight: loader.at(name).vector("weight", width)?, eps: eps as f32 })
     }
 
-    /// A norm with a weight that the model file made or took out of another tensor.
+    /// A norm whose weight the model file made or took from another tensor.
     pub fn of(weight: Tensor, eps: f64) -> Self {
         Self { weight, eps: eps as f32 }
     }
@@ -42,17 +42,17 @@ impl RmsNorm {
         Ok(Self { weight: (self.weight + offset)?, ..self })
     }
 
-    /// Normalises each row of `x`.
+    /// Normalizes each row of `x`.
     pub fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         step.ops().rms_norm(x, &self.weight, self.eps)
     }
 
-    /// `residual + norm(x)`, for blocks that normalise their output.
+    /// `residual + norm(x)`, for blocks that normalize their output.
     pub fn add_to(&self, residual: &Tensor, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         step.ops().add(residual, &self.forward(x, step)?)
     }
 
-    /// Normalises each head of `x`, of shape `[tokens, heads · width]`, as norms of queries and keys do.
+    /// Normalizes each head of `x`, of shape `[tokens, heads · width]`, as norms of queries and keys do.
     pub fn forward_heads(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         let (tokens, all) = x.dims2()?;
         let width = self.weight.dim(0)?;
@@ -70,7 +70,7 @@ pub struct LayerNorm {
 }
 
 impl LayerNorm {
-    /// Loads `name.weight` and, where the checkpoint has it, `name.bias`, of `width` values each.
+    /// Loads `name.weight` and, if present, `name.bias`, of `width` values each.
     pub fn load(loader: &Loader<'_>, name: &str, width: usize, eps: f64) -> Result<Self> {
         let loader = loader.at(name);
         let weight = loader.vector("weight", width)?;
@@ -78,7 +78,7 @@ impl LayerNorm {
         Ok(Self { weight, bias, eps: eps as f32 })
     }
 
-    /// Normalises each row of `x`.
+    /// Normalizes each row of `x`.
     pub fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         step.ops().layer_norm(x, &self.weight, &self.bias, self.eps)
     }

@@ -1,7 +1,8 @@
-//! The projections of attention: queries, keys and values of one input.
+//! The projections of attention: queries, keys and values from one input.
 //!
-//! The three are computed together, so that a backend reads their input once; on a GPU they are one launch. Families differ
-//! in what follows (norms, clipping) and in how a checkpoint stores the weights; both are decided at load time.
+//! The three are computed together, so that a backend reads their input once; on a GPU they are one launch. Families
+//! differ in the steps that follow (norms, clipping) and in how a checkpoint stores the weights; both are decided at
+//! load time.
 
 use candle_core::Tensor;
 
@@ -10,33 +11,33 @@ use crate::{
     nn::{Attention, Linear, Loader, RmsNorm, Step},
 };
 
-/// `q_proj`, `k_proj` and `v_proj` with biases, norms and clipping where a family has them.
+/// `q_proj`, `k_proj` and `v_proj`, with biases, norms and clipping in families that have them.
 #[derive(Clone, Debug)]
 pub struct Qkv {
     layers: [Linear; 3],
-    /// The queries' norm and the keys'.
+    /// Norms of queries and keys.
     norms: Option<[RmsNorm; 2]>,
     clip: Option<f64>,
 }
 
 impl Qkv {
-    /// Loads `q_proj`, `k_proj` and `v_proj` for the heads of `attention`, with biases where the checkpoint has them.
+    /// Loads `q_proj`, `k_proj` and `v_proj` for the heads of `attention`, with biases if the checkpoint has them.
     pub fn load(loader: &Loader<'_>, hidden_size: usize, attention: &Attention) -> Result<Self> {
         let [q, k, v] = parts(attention).map(|(name, outputs)| loader.linear(name, hidden_size, outputs));
         Ok(Self::of([q?, k?, v?]))
     }
 
-    /// [`Self::load`] for checkpoints that may stack the three as the rows of `name`: queries, keys, values.
+    /// [`Self::load`] for checkpoints that may stack the three as rows of `name`: queries, keys, values.
     pub fn load_stacked(loader: &Loader<'_>, name: &str, hidden_size: usize, attention: &Attention) -> Result<Self> {
         Ok(Self::of(loader.stacked(name, hidden_size, parts(attention))?))
     }
 
-    /// Projections that the model file loaded itself, or that have other widths, such as queries with their gate.
+    /// Projections loaded by the model file, or with other widths, such as queries with a gate.
     pub fn of(layers: [Linear; 3]) -> Self {
         Self { layers, norms: None, clip: None }
     }
 
-    /// Adds norms of queries and keys. Their width is that of a head (Qwen 3) or of all heads together (OLMo 2).
+    /// Adds norms of queries and keys. They are as wide as one head (Qwen 3) or as all heads together (OLMo 2).
     #[must_use]
     pub fn with_norms(self, q_norm: RmsNorm, k_norm: RmsNorm) -> Self {
         Self { norms: Some([q_norm, k_norm]), ..self }
@@ -48,7 +49,7 @@ impl Qkv {
         Self { clip: limit, ..self }
     }
 
-    /// Queries, keys and values of the rows of `x`, before rotation.
+    /// Returns queries, keys and values for the rows of `x`, before rotation.
     pub fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<[Tensor; 3]> {
         let [mut q, mut k, mut v] = Linear::forward_all(self.layers.each_ref(), x, step)?;
         if let Some([q_norm, k_norm]) = &self.norms {

@@ -18,8 +18,8 @@ impl Recurrence {
         self.forward(Inputs { q, k, v, decay, beta, corrects: true, skip: None }, step)
     }
 
-    /// State space duality (Mamba-2): `S ← exp(decay) · S + kᵀ · beta · v`, and the output is `q · S + skip · v`, with a `skip` for
-    /// each head; shapes as in [`Self::delta`].
+    /// State space duality (Mamba-2): `S ← exp(decay) · S + kᵀ · beta · v`, and the output is `q · S + skip · v`, with
+    /// one `skip` per head; shapes as in [`Self::delta`].
     pub fn sum(
         &self,
         [q, k, v]: [&Tensor; 3],

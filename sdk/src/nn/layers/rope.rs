@@ -1,7 +1,7 @@
 //! Rotary position embeddings (arXiv 2104.09864) and their scalings for longer contexts.
 //!
-//! Angles are computed for the positions of each step instead of being looked up: a table for a context of 128k costs 64 MB,
-//! the sines of a batch microseconds. They are computed in `f32`, as in training.
+//! Angles are computed for each step's positions instead of being looked up: a table for a context of 128k costs 64 MB,
+//! the sines of a batch take microseconds. They are computed in `f32`, as in training.
 
 use candle_core::Tensor;
 use std::f64::consts::PI;
@@ -12,28 +12,29 @@ use crate::{
     weights::{RopeConfig, RopeScaling, RopeStyle},
 };
 
-/// The frequencies by which a head's pairs rotate.
+/// The frequencies at which a head's pairs rotate.
 #[derive(Clone, Debug)]
 pub struct Rope {
     frequencies: Vec<f32>,
-    /// Factor of sines and cosines, the attention factor of YaRN and LongRoPE.
+    /// Factor for sines and cosines: the attention factor of YaRN and LongRoPE.
     amplitude: f32,
     style: RopeStyle,
     head_dim: usize,
 }
 
-/// The sines and cosines of a step's positions.
+/// Sines and cosines of a step's positions.
 #[derive(Clone, Debug)]
 pub struct Angles {
     rotation: Rotation,
-    /// The rotation of queries, if it differs from that of keys.
+    /// Rotation of queries, if it differs from that of keys.
     queries: Option<Rotation>,
     head_dim: usize,
 }
 
 impl Rope {
-    /// The frequencies of a configuration. `context` is the longest sequence that the model is loaded for: LongRoPE uses its
-    /// long factors if that exceeds the original context, whatever a sequence's length, so that keys in the cache stay valid.
+    /// Computes the frequencies of a configuration. `context` is the longest sequence that the model is loaded for:
+    /// LongRoPE uses its long factors if that exceeds the original context, whatever a sequence's length, so that
+    /// cached keys stay valid.
     pub fn new(config: &RopeConfig, head_dim: usize, context: usize) -> Result<Self> {
         let rotary_dim = config.rotary_dim(head_dim)?;
         let half = rotary_dim / 2;
@@ -80,13 +81,13 @@ impl Rope {
         Ok(Self { frequencies, amplitude: amplitude as f32, style: config.style, head_dim })
     }
 
-    /// The angles of a step's positions; all layers share them.
+    /// Computes the angles of a step's positions; all layers share them.
     pub fn angles(&self, step: &Step<'_>) -> Result<Angles> {
         Ok(Angles { rotation: self.rotation(step, None)?, queries: None, head_dim: self.head_dim })
     }
 
-    /// Angles that also multiply each query by a factor of its position, for models that scale attention with length. The whole
-    /// of a head must be rotated.
+    /// Angles that also scale each query by a factor of its position, for models that scale attention with length. The
+    /// whole head must be rotated.
     pub fn angles_scaling_queries(&self, step: &Step<'_>, factor: impl Fn(u32) -> f32) -> Result<Angles> {
         let factors: Vec<f32> = step.positions().iter().map(|&position| factor(position)).collect();
         Ok(Angles { queries: Some(self.rotation(step, Some(&factors))?), ..self.angles(step)? })
@@ -98,13 +99,13 @@ impl Rope {
 }
 
 impl Angles {
-    /// The rotation that queries and keys share; `None` if theirs differ.
+    /// The rotation that queries and keys share; `None` if they differ.
     pub(in crate::nn) fn common(&self) -> Option<&Rotation> {
         self.queries.is_none().then_some(&self.rotation)
     }
 
-    /// Rotates the heads of `x`, of shape `[tokens, heads · head_dim]`, for attention that rotates only a part of each head
-    /// (MLA). Elsewhere hand the angles to [`Attention::forward`](crate::nn::Attention::forward), which is faster.
+    /// Rotates the heads of `x`, of shape `[tokens, heads · head_dim]`, for attention that rotates only part of each
+    /// head (MLA). Otherwise pass the angles to [`Attention::forward`](crate::nn::Attention::forward), which is faster.
     pub fn rotate(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         step.ops().rotate(x, self.head_dim, &self.rotation)
     }
@@ -114,7 +115,7 @@ impl Angles {
     }
 }
 
-/// Llama 3's scaling: long wavelengths are stretched, short ones kept, those between interpolated.
+/// Llama 3's scaling: long wavelengths are stretched, short ones kept, and the ones in between interpolated.
 fn llama3(frequency: f64, factor: f64, low: f64, high: f64, original: f64) -> f64 {
     let wavelength = 2.0 * PI / frequency;
     if wavelength > original / low {

@@ -1,4 +1,4 @@
-//! Mixture-of-experts blocks, and the block of families in which only some layers have experts.
+//! Mixture-of-experts blocks, and the feed-forward block of families in which only some layers have experts.
 
 use candle_core::Tensor;
 
@@ -7,7 +7,7 @@ use crate::{
     nn::{Experts, GatedMlp, Linear, Router, Step, weighed},
 };
 
-/// Routed experts, with a shared block for all rows in families that have one.
+/// Routed experts, plus a shared block for all rows in families that have one.
 #[derive(Clone, Debug)]
 pub struct SparseMlp {
     gate: Router,
@@ -18,23 +18,23 @@ pub struct SparseMlp {
 #[derive(Clone, Debug)]
 struct Shared {
     mlp: GatedMlp,
-    /// The block's output is multiplied by its sigmoid.
+    /// Multiplies the block's output by its sigmoid.
     gate: Option<Linear>,
 }
 
 impl SparseMlp {
-    /// Routes each row by `gate`, without a shared block.
+    /// Routes each row through `gate`, without a shared block.
     pub fn new(gate: Router, experts: Experts) -> Self {
         Self { gate, experts, shared: None }
     }
 
-    /// Adds a block for all rows (DeepSeek's shared experts are one wide block).
+    /// Adds a shared block for all rows (DeepSeek's shared experts are one wide block).
     #[must_use]
     pub fn with_shared(self, mlp: GatedMlp) -> Self {
         Self { shared: Some(Shared { mlp, gate: None }), ..self }
     }
 
-    /// Adds a block for all rows, whose output is multiplied by the sigmoid of `gate`, a layer with one output (Qwen2-MoE).
+    /// Adds a shared block whose output is multiplied by the sigmoid of `gate`, a layer with one output (Qwen2-MoE).
     #[must_use]
     pub fn with_gated_shared(self, mlp: GatedMlp, gate: Linear) -> Self {
         Self { shared: Some(Shared { mlp, gate: Some(gate) }), ..self }
@@ -58,7 +58,7 @@ impl SparseMlp {
     }
 }
 
-/// The feed-forward block of a layer where some layers are dense and others have experts.
+/// A feed-forward block in a model where some layers are dense and others have experts.
 #[derive(Clone, Debug)]
 pub enum FeedForward {
     /// The same weights for all rows.

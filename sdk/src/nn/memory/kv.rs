@@ -217,6 +217,11 @@ impl KvTransfer for KvCache {
                         bytes.copy_from_slice(&memory[start..start + piece]);
                     }
                 }
+                Store::Shared(_, memory) => {
+                    for (head, bytes) in part.chunks_exact_mut(piece).enumerate() {
+                        memory.read((head * count + id as usize) * piece, bytes)?;
+                    }
+                }
                 Store::Tensor(tensor) => {
                     // Copying a view to the host would copy its whole storage.
                     let block = tensor.narrow(1, id as usize * tokens, tokens)?;
@@ -249,6 +254,11 @@ impl KvTransfer for KvCache {
                         for (head, bytes) in part.chunks_exact(piece).enumerate() {
                             let start = (head * count + id as usize) * piece;
                             memory[start..start + piece].copy_from_slice(bytes);
+                        }
+                    }
+                    Store::Shared(_, memory) => {
+                        for (head, bytes) in part.chunks_exact(piece).enumerate() {
+                            memory.write((head * count + id as usize) * piece, bytes)?;
                         }
                     }
                     Store::Tensor(tensor) => {

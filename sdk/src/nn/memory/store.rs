@@ -22,10 +22,19 @@ impl StoreShape {
     }
 }
 
+/// Memory of a device that the host reads and writes in place while no step is computed; `from` and `to` are in bytes.
+pub(in crate::nn) trait HostMemory: Send + Sync {
+    fn read(&self, from: usize, bytes: &mut [u8]) -> Result<()>;
+    fn write(&self, to: usize, bytes: &[u8]) -> Result<()>;
+}
+
 /// The keys, the values or one part of the states of one layer.
 pub(in crate::nn) enum Store {
     Mapped(MmapMut),
     Tensor(Tensor),
+    /// A tensor of a device whose memory the host shares.
+    #[cfg_attr(not(any(test, feature = "metal", target_os = "macos")), allow(dead_code))]
+    Shared(Tensor, Box<dyn HostMemory>),
     /// For values that are a view of the keys.
     Nothing,
 }
@@ -36,7 +45,7 @@ impl Store {
         match (self, kind) {
             (Self::Mapped(memory), KvType::F32) => Ok(Kv::F32(bytemuck::cast_slice(memory))),
             (Self::Mapped(memory), KvType::F16) => Ok(Kv::F16(bytemuck::cast_slice(memory))),
-            (Self::Tensor(_) | Self::Nothing, _) => Err(foreign("the KV cache")),
+            (Self::Tensor(_) | Self::Shared(..) | Self::Nothing, _) => Err(foreign("the KV cache")),
         }
     }
 
@@ -45,14 +54,14 @@ impl Store {
         match (self, kind) {
             (Self::Mapped(memory), KvType::F32) => Ok(KvMut::F32(bytemuck::cast_slice_mut(memory))),
             (Self::Mapped(memory), KvType::F16) => Ok(KvMut::F16(bytemuck::cast_slice_mut(memory))),
-            (Self::Tensor(_) | Self::Nothing, _) => Err(foreign("the KV cache")),
+            (Self::Tensor(_) | Self::Shared(..) | Self::Nothing, _) => Err(foreign("the KV cache")),
         }
     }
 
     /// The tensor, for formulas and kernels on other devices.
     pub(in crate::nn) fn tensor(&self) -> Result<&Tensor> {
         match self {
-            Self::Tensor(tensor) => Ok(tensor),
+            Self::Tensor(tensor) | Self::Shared(tensor, _) => Ok(tensor),
             Self::Mapped(_) | Self::Nothing => Err(foreign("the KV cache")),
         }
     }

@@ -1,4 +1,4 @@
-//! Chooses the backend of each device: our kernels if they pass their self-test on it, otherwise formulas.
+//! Chooses the backend of each device: our kernels if they pass their self-test there, otherwise formulas.
 
 use candle_core::Device;
 use std::{env, sync::Arc};
@@ -12,19 +12,19 @@ use crate::{
     },
 };
 
-/// The option `kernels`.
+/// The `kernels` option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::nn) enum Kernels {
     /// The fastest backend that passes its self-test.
     Auto,
-    /// Plain formulas of stock candle ops.
+    /// Formulas in stock candle ops.
     Generic,
     /// Formulas over weights unpacked to `f32`, so that nothing is rounded on the way.
     Exact,
 }
 
 impl Kernels {
-    /// The environment's `PENSIEVE_KERNELS`, or else the option.
+    /// Reads the environment's `PENSIEVE_KERNELS`, or else the option.
     pub(in crate::nn) fn choose(asked: Option<&str>) -> Result<Self> {
         let forced = env::var("PENSIEVE_KERNELS").ok().filter(|name| !name.is_empty());
         let (name, place) = match (&forced, asked) {
@@ -40,7 +40,7 @@ impl Kernels {
     }
 }
 
-/// The backends of the devices that were chosen for a model.
+/// The backends of the devices chosen for a model.
 pub(super) fn parts(chosen: &Chosen, threads: usize, kernels: Kernels) -> Result<Parts> {
     match chosen.beside.is_empty() {
         true => Ok(Parts::one(backend(chosen.device.clone(), threads, kernels))),
@@ -58,7 +58,12 @@ fn backend(device: Device, threads: usize, kernels: Kernels) -> Arc<dyn Backend>
     }
 }
 
-/// The backends of several devices, and what connects them.
+/// The backend that a model on this device gets by default.
+pub(in crate::nn) fn best_of(device: Device) -> Arc<dyn Backend> {
+    backend(device, 0, Kernels::Auto)
+}
+
+/// The backends of several devices, and their interconnect.
 fn spread(chosen: &Chosen, threads: usize, kernels: Kernels) -> Result<Parts> {
     let devices: Vec<Device> = std::iter::once(&chosen.device).chain(&chosen.beside).cloned().collect();
     #[cfg(feature = "cuda")]
@@ -97,8 +102,8 @@ fn best(device: Device) -> Arc<dyn Backend> {
     }
     #[cfg(any(feature = "metal", target_os = "macos"))]
     if device.is_metal() {
-        match crate::nn::backend::MetalKernels::proved(&device) {
-            Ok(kernels) => return Arc::new(kernels),
+        match crate::nn::backend::metal_kernels(&device) {
+            Ok(kernels) => return kernels,
             Err(error) => declined = Some(error.message),
         }
     }

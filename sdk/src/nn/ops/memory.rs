@@ -1,5 +1,5 @@
-//! Ops that read or write caches. They run on the device with the layer's cache, and their output goes back to the device of the
-//! layer's input.
+//! Ops that read or write caches. They run on the device of the layer's cache, and their output is moved back to the
+//! device of the layer's input.
 
 use candle_core::Tensor;
 
@@ -7,7 +7,6 @@ use super::Ops;
 use crate::{
     Result,
     nn::{
-        backend::Backend,
         memory::{
             kv::KvCache,
             pass::Pass,
@@ -18,7 +17,7 @@ use crate::{
 };
 
 impl Ops {
-    /// Allocates `counts` blocks or slots of each group of caches, all zero; `places` gives the device of each layer's.
+    /// Allocates `counts` zeroed blocks or slots of each cache group; `places` gives the device of each layer's cache.
     pub(in crate::nn) fn kv_cache(
         &self,
         shape: &KvShape,
@@ -33,7 +32,7 @@ impl Ops {
             places,
             |place: usize, shape: StoreShape, by_kernels: bool| -> Result<Store> {
                 let part = self.parts.backend(place)?;
-                match if by_kernels { part.store(shape)? } else { part.formulas().store(shape)? } {
+                match if by_kernels { part.store(shape)? } else { part.state_store(shape)? } {
                     Store::Tensor(tensor) => Ok(Store::Tensor(self.parts.keeps(tensor, place)?)),
                     store => Ok(store),
                 }
@@ -41,7 +40,7 @@ impl Ops {
         )
     }
 
-    /// Writes `k` and `v` to the cache, and has each token of `q` attend to its sequence so far.
+    /// Writes `k` and `v` to the cache, and makes each token of `q` attend to its sequence so far.
     pub(in crate::nn) fn attention(
         &self,
         spec: &Attention,
@@ -57,8 +56,8 @@ impl Ops {
         self.parts.and_back(place, [q, k, v], |part, [q, k, v]| part.attention(spec, q, k, v, pass))
     }
 
-    /// Writes `new` keys and values to the cache, if there are any, and has each token of `q` attend to its sequence so far. Heads
-    /// may be of any size, and values a view of the keys.
+    /// Writes `new` keys and values to the cache, if any, and makes each token of `q` attend to its sequence so far.
+    /// Heads may be of any size, and values may be a view of the keys.
     pub(in crate::nn) fn attention_over(
         &self,
         spec: &Attention,
@@ -82,7 +81,7 @@ impl Ops {
         }
     }
 
-    /// Convolves the step's tokens with those before them in their sequences.
+    /// Convolves the step's tokens with the previous ones of their sequences.
     pub(in crate::nn) fn short_conv(&self, conv: &ShortConv, x: &Tensor, pass: &Pass<'_>) -> Result<Tensor> {
         self.check(x, 2)?;
         let place = pass.kv.place(conv.layer)?;
@@ -104,7 +103,7 @@ impl Ops {
         })
     }
 
-    /// [`Ops::attention`] with queries and keys that are rotated first.
+    /// [`Ops::attention`] with queries and keys rotated first.
     pub(in crate::nn) fn rotated_attention(
         &self,
         spec: &Attention,

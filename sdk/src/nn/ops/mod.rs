@@ -1,9 +1,9 @@
-//! The operations that layers compute with. Every call is validated here and handed to the [`Backend`](super::backend::Backend) of
-//! the device with the weight or cache. A new op is a method here, one with its formula as default there, and an override for each
-//! backend that has a kernel for it.
+//! The operations that layers compute with. Every call is validated here and passed to the
+//! [`Backend`](super::backend::Backend) of the device that holds the weight or cache. A new op takes a method here, a
+//! method with its formula as default there, and an override in each backend that has a kernel for it.
 //!
-//! candle's backends do not agree on what they accept, and several Metal kernels silently compute nonsense on views. So the
-//! rules for activations are checked here on every device, and a mistake shows on the machine where it is made.
+//! candle's backends do not agree on what they accept, and several Metal kernels silently compute nonsense on views. So
+//! the rules for activations are checked here on every device, and a mistake shows on the machine where it is made.
 //! `PENSIEVE_KERNELS=generic` uses only formulas, on every device, so that every machine tests them.
 
 mod kernels;
@@ -16,12 +16,14 @@ use candle_core::{DType, Device, Tensor};
 use pensieve_kernels::{Activation, Glu};
 use std::fmt;
 
-pub(super) use self::kernels::Kernels;
+pub(super) use self::kernels::{Kernels, best_of as backend_of};
 use self::parts::Parts;
 use super::{
-    backend::{Changed, Columns, Compute, ExpertRows, ExpertTable, Layer, LowRank, Matrix, Routed, Routing, Taken},
+    backend::{
+        Backend, Changed, Columns, Compute, ExpertRows, ExpertTable, Layer, LowRank, Matrix, Routed, Routing, Taken,
+    },
     device::Chosen,
-    memory::{pass::Pass, view::copy_to},
+    memory::pass::Pass,
     spec::Rotation,
 };
 use crate::{
@@ -29,7 +31,7 @@ use crate::{
     weights::{RawTensor, RopeStyle},
 };
 
-/// The activation function for a `hidden_act` of transformers.
+/// Returns the activation function for transformers' `hidden_act`.
 pub fn activation(name: &str) -> Result<Activation> {
     match name {
         "silu" | "swish" => Ok(Activation::Silu),
@@ -44,7 +46,7 @@ pub fn activation(name: &str) -> Result<Activation> {
 #[derive(Clone)]
 pub struct Ops {
     parts: Parts,
-    /// Index of the device that weights are brought to.
+    /// Index of the device that weights are moved to.
     place: usize,
 }
 
@@ -60,12 +62,18 @@ impl Ops {
         Ok(Self { parts: kernels::parts(chosen, threads, kernels)?, place: 0 })
     }
 
-    /// For each of the model's devices the same operations, which bring weights to that device.
+    /// The operations of one backend.
+    #[cfg(test)]
+    pub(super) fn on(backend: std::sync::Arc<dyn Backend>) -> Self {
+        Self { parts: Parts::one(backend), place: 0 }
+    }
+
+    /// Returns the same operations once for each of the model's devices, bringing weights to that device.
     pub(super) fn by_place(&self) -> Vec<Self> {
         (0..self.parts.count()).map(|place| Self { parts: self.parts.clone(), place }).collect()
     }
 
-    /// The device that weights are brought to.
+    /// The device that weights are moved to.
     pub fn device(&self) -> &Device {
         self.parts.device(self.place)
     }
@@ -75,7 +83,7 @@ impl Ops {
         self.parts.note()
     }
 
-    /// Checks that `x` is a dense `f32` tensor of this rank at offset 0, as backends rely on.
+    /// Checks that `x` is a dense `f32` tensor of this rank at offset 0, which backends rely on.
     pub fn check(&self, x: &Tensor, rank: usize) -> Result<()> {
         let layout = x.layout();
         if x.dtype() == DType::F32 && x.rank() == rank && layout.is_contiguous() && layout.start_offset() == 0 {
@@ -96,29 +104,46 @@ impl Ops {
         self.parts.begin(batch)
     }
 
-    /// Lets backends prepare, once a model is loaded, by running steps of it.
+    /// Lets backends run steps of a newly loaded model to prepare for it.
     pub(super) fn warm_up(&self, groups: usize, run: Compute<'_>) -> Result<()> {
         self.parts.warm_up(groups, run)
     }
 
-    /// Computes a step that only decodes as one launch; `false` if the backend cannot.
+    /// Computes a decode-only step as a single launch; returns `false` if the backend cannot.
     pub(super) fn decode(&self, batch: &Batch<'_>, run: Compute<'_>, taken: &mut Taken<'_>) -> Result<bool> {
         self.parts.decode(batch, run, taken)
     }
 
-    /// Copies the wanted output of rows of logits to the host.
+    /// Copies the requested output of rows of logits to the host.
     pub(super) fn take(&self, logits: &Tensor, taken: &mut Taken<'_>) -> Result<()> {
         let logits = logits.to_dtype(DType::F32)?;
         match taken {
-            Taken::Logits(out) => copy_to(&logits.flatten_all()?, out),
+            Taken::Logits(out) => self.read(&logits, out),
             Taken::Best(out) => {
                 let best = self.parts.near([&logits], |part, [logits]| part.best(logits))?;
-                copy_to(&best.flatten_all()?, out.as_flattened_mut())
+                self.read(&best, out.as_flattened_mut())
             }
         }
     }
 
-    /// Brings a weight matrix to the device.
+    /// Finding the best token of a row on its device is cheaper than copying the row to the host.
+    pub(super) fn finds_best(&self) -> bool {
+        self.parts.backend(self.place).is_ok_and(Backend::finds_best)
+    }
+
+    /// Copies a dense tensor's values to the host.
+    pub(super) fn read(&self, x: &Tensor, out: &mut [f32]) -> Result<()> {
+        let x = x.to_dtype(DType::F32)?;
+        self.parts.backend(self.place_of(&x)?)?.read(&x, out)
+    }
+
+    /// Waits until a step has been computed whose output nobody wants, and returns its errors: steps must not pile up on the
+    /// device, and the host measures how long each takes.
+    pub(super) fn finish(&self) -> Result<()> {
+        (0..self.parts.count()).try_for_each(|at| self.parts.backend(at)?.finish())
+    }
+
+    /// Moves a weight matrix to the device.
     pub(super) fn matrix(&self, raw: &RawTensor) -> Result<Matrix> {
         let &[outputs, inputs] = raw.shape.as_slice() else {
             return Err(Error::corrupt(format!("tensor '{}' has shape {:?}, not two dimensions", raw.name, raw.shape)));
@@ -126,12 +151,12 @@ impl Ops {
         Ok(Matrix { outputs, inputs, place: self.place, form: self.parts.backend(self.place)?.matrix(raw)? })
     }
 
-    /// Takes in a small dense tensor, such as a norm's weight or a bias, as `f32`.
+    /// Moves a small dense tensor, such as a norm's weight or a bias, to the device as `f32`.
     pub(super) fn vector(&self, raw: &RawTensor) -> Result<Tensor> {
         self.dense(raw.to_f32()?, &raw.shape)
     }
 
-    /// Brings `f32` values to the device.
+    /// Moves `f32` values to the device.
     pub(super) fn dense(&self, values: Vec<f32>, shape: &[usize]) -> Result<Tensor> {
         self.parts.keeps(Tensor::from_vec(values, shape, self.device())?, self.place)
     }
@@ -142,7 +167,7 @@ impl Ops {
         self.parts.at(weight.place, [x], |part, [x]| part.linear(x, weight, bias))
     }
 
-    /// Several linear layers of one input.
+    /// Several linear layers with the same input.
     pub(super) fn linears(&self, x: &Tensor, layers: &[Layer<'_>]) -> Result<Vec<Tensor>> {
         layers.iter().try_for_each(|(weight, _)| self.check_input(x, weight))?;
         let place = layers.first().map_or(0, |(weight, _)| weight.place);
@@ -183,7 +208,7 @@ impl Ops {
         Err(Error::invalid(format!("a linear layer of {} inputs was given {inputs}", weight.inputs)))
     }
 
-    /// `x + y`, of one shape.
+    /// `x + y`, of equal shape.
     pub fn add(&self, x: &Tensor, y: &Tensor) -> Result<Tensor> {
         self.check(x, 2)?;
         self.check(y, 2)?;
@@ -193,7 +218,7 @@ impl Ops {
         self.parts.near([x, y], |part, [x, y]| part.add(x, y))
     }
 
-    /// The outputs of experts for their rows, which partition `x`; `None` if the backend has no kernel for it.
+    /// The outputs of experts for their rows, which partition `x`; `None` if the backend has no kernel.
     pub(super) fn experts(&self, x: &Tensor, experts: &[ExpertRows<'_>], glu: Glu) -> Result<Option<Tensor>> {
         self.check(x, 2)?;
         let place = experts.first().map_or(0, |expert| expert.layers[2].0.place);
@@ -213,18 +238,18 @@ impl Ops {
         self.parts.near([outs], |part, [outs]| part.combine(outs, indices, weights, top_k))
     }
 
-    /// A router's choices by these logits, on the device; `None` if the backend has no kernel for it.
+    /// A router's choices for these logits, on the device; `None` if the backend has no kernel.
     pub(super) fn route(&self, logits: &Tensor, routing: &Routing<'_>) -> Result<Option<Routed>> {
         self.check(logits, 2)?;
         self.parts.near([logits], |part, [logits]| part.route(logits, routing))
     }
 
-    /// The table of a layer's experts for [`Ops::mixture`].
+    /// Builds the table of a layer's experts for [`Ops::mixture`].
     pub(super) fn expert_table(&self, experts: &[[Layer<'_>; 3]]) -> Result<ExpertTable> {
         self.parts.backend(experts.first().map_or(0, |[gate, ..]| gate.0.place))?.expert_table(experts)
     }
 
-    /// The weighted outputs of experts that were chosen on the device; `None` if the backend has no kernel for it.
+    /// The weighted outputs of experts chosen on the device; `None` if the backend has no kernel.
     pub(super) fn mixture(&self, x: &Tensor, routed: &Routed, table: &ExpertTable, glu: Glu) -> Result<Option<Tensor>> {
         self.check(x, 2)?;
         // The device that routed the rows has the experts.
@@ -232,7 +257,7 @@ impl Ops {
         self.parts.at(place, [x], |part, [x]| part.mixture(x, routed, table, glu))
     }
 
-    /// Looks up the embeddings of the step's tokens; an error if an id is beyond the table.
+    /// Looks up the embeddings of the step's tokens; fails if an id is beyond the table.
     pub(super) fn embed(&self, weight: &Matrix, pass: &Pass<'_>) -> Result<Tensor> {
         if let Some(id) = pass.input().tokens.iter().find(|&&id| id as usize >= weight.outputs) {
             return Err(Error::invalid(format!("row {id} of an embedding of {}", weight.outputs)));
@@ -240,8 +265,8 @@ impl Ops {
         self.parts.at(weight.place, [], |part, []| part.embed(weight, pass))
     }
 
-    /// Brings the factors of a low-rank pair to the device `place` of its layer: `down` has `rank` rows (for an embedding `rank`
-    /// columns), `up` has `rank` rows. `single` keeps them in `f32`, as for weights in `f32`.
+    /// Moves the factors of a low-rank pair to `place`, the device of its layer: `down` has `rank` rows (for an
+    /// embedding `rank` columns), `up` has `rank` rows. `single` keeps them in `f32`, as for weights in `f32`.
     pub(super) fn low_rank(
         &self,
         (rank, place): (usize, usize),
@@ -252,25 +277,25 @@ impl Ops {
         Ok(LowRank { rank, place, form: self.parts.backend(place)?.low_rank(rank, down, up, single)? })
     }
 
-    /// Adds low-rank changes to groups of rows of a linear layer's output; groups do not overlap.
+    /// Adds low-rank terms to groups of rows of a linear layer's output; groups do not overlap.
     pub(super) fn add_low_rank(&self, x: &Tensor, out: Tensor, groups: &[Changed<'_>]) -> Result<Tensor> {
         self.check(x, 2)?;
         let Some((_, change, _)) = groups.first() else { return Ok(out) };
         self.parts.at(change.place, [x, &out], |part, [x, out]| part.add_low_rank(x, out.clone(), groups))
     }
 
-    /// Adds low-rank changes to the embeddings of `tokens`.
+    /// Adds low-rank terms to the embeddings of `tokens`.
     pub(super) fn add_low_rank_vectors(&self, tokens: &[u32], out: Tensor, groups: &[Changed<'_>]) -> Result<Tensor> {
         let Some((_, change, _)) = groups.first() else { return Ok(out) };
         self.parts.at(change.place, [&out], |part, [out]| part.add_low_rank_vectors(tokens, out.clone(), groups))
     }
 
-    /// Index of the device that an activation is on.
+    /// Index of the device that holds an activation.
     pub(super) fn place_of(&self, x: &Tensor) -> Result<usize> {
         self.parts.latest(&[x])
     }
 
-    /// Moves an activation to one of the model's devices, unless it is there.
+    /// Moves an activation to one of the model's devices, unless it is there already.
     pub(super) fn bring(&self, x: &Tensor, place: usize) -> Result<Tensor> {
         self.parts.bring(x, place)
     }
@@ -280,7 +305,7 @@ impl Ops {
         self.bring(x, self.place_of(other)?)
     }
 
-    /// Indices as a tensor on the device of `beside`.
+    /// Copies indices to the device of `beside`.
     pub(super) fn ids(&self, ids: &[u32], beside: &Tensor) -> Result<Tensor> {
         self.parts.backend(self.place_of(beside)?)?.formulas().ids(ids)
     }
@@ -291,7 +316,7 @@ impl Ops {
         Ok(x.index_select(&self.ids(rows, x)?, 0)?)
     }
 
-    /// A copy of the rows `start..start + len` of an activation.
+    /// Copies the rows `start..start + len` of an activation.
     pub(super) fn rows(&self, x: &Tensor, start: usize, len: usize) -> Result<Tensor> {
         self.parts.backend(0)?.formulas().rows(&self.beside(x, x)?, start, len)
     }
@@ -303,7 +328,7 @@ impl Ops {
         self.parts.at(place, [x], |part, [x]| part.rms_norm(x, weight, eps))
     }
 
-    /// `x + delta`, and its root-mean-square norm.
+    /// `x + delta`, and the root-mean-square norm of that sum.
     pub fn add_rms_norm(&self, x: &Tensor, delta: &Tensor, weight: &Tensor, eps: f32) -> Result<(Tensor, Tensor)> {
         self.check(x, 2)?;
         self.check(delta, 2)?;
@@ -347,7 +372,7 @@ impl Ops {
         self.parts.near([x], |part, [x]| part.activate(x, kind))
     }
 
-    /// `factor · kind(x + bias)`; bias and factor have a value for each column, and each of the three is optional.
+    /// `factor · kind(x + bias)`; bias and factor have one value per column, and all three are optional.
     pub fn bias_act_scale(
         &self,
         x: &Tensor,
@@ -365,7 +390,7 @@ impl Ops {
         self.parts.at(place, [x], |part, [x]| part.bias_act_scale(x, bias.as_ref(), kind, factor.as_ref()))
     }
 
-    /// Copies of ranges of columns of an activation.
+    /// Copies ranges of columns of an activation.
     pub(super) fn columns(&self, x: &Tensor, parts: &[Columns]) -> Result<Vec<Tensor>> {
         self.check(x, 2)?;
         let width = x.dim(1)?;

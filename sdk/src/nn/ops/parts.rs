@@ -1,8 +1,8 @@
-//! Runs each op on the right one of a model's devices: the one with its weight or cache. Layers know nothing of this;
+//! Runs each op on the right device of a model: the one that holds its weight or cache. Layers know nothing of this;
 //! activations move along, and the device of each output is recorded.
 //!
 //! Model files add a layer's output to the residual stream, so both must be on one device: when a layer first reads an
-//! activation that is on another device, the activation moves, for all holders of it ([`Interconnect::bring`]).
+//! activation that is on another device, the activation moves, for all its holders ([`Interconnect::bring`]).
 
 use candle_core::{Device, Tensor};
 use std::sync::Arc;
@@ -18,9 +18,9 @@ use crate::{
 /// The backends of a model's devices.
 #[derive(Clone)]
 pub(super) struct Parts {
-    /// One for each device, at least one.
+    /// One per device; not empty.
     backends: Vec<Arc<dyn Backend>>,
-    /// `None` if there is one device.
+    /// `None` with a single device.
     interconnect: Option<Arc<dyn Interconnect>>,
 }
 
@@ -30,7 +30,7 @@ impl Parts {
         Self { backends: vec![backend], interconnect: None }
     }
 
-    /// A model that is spread over two devices or more.
+    /// A model spread over two or more devices.
     pub(super) fn several(backends: Vec<Arc<dyn Backend>>, interconnect: Arc<dyn Interconnect>) -> Self {
         Self { backends, interconnect: Some(interconnect) }
     }
@@ -44,7 +44,7 @@ impl Parts {
         self.backends.get(at).map(|part| &**part).ok_or_else(|| Error::invalid(format!("there is no device {at}")))
     }
 
-    /// Device `at`, for candle's tensors.
+    /// Device `at`, for creating candle tensors.
     pub(super) fn device(&self, at: usize) -> &Device {
         self.backends.get(at).unwrap_or(&self.backends[0]).device()
     }
@@ -78,7 +78,7 @@ impl Parts {
         interconnect.decode(batch, run, taken)
     }
 
-    /// Runs an op on device `at`, to which its inputs move.
+    /// Runs an op on device `at`, to which its inputs are moved.
     pub(super) fn at<const N: usize, M: OpOutput>(
         &self,
         at: usize,
@@ -100,7 +100,7 @@ impl Parts {
         self.at(self.latest(&inputs)?, inputs, run)
     }
 
-    /// Runs an op on device `at`, and moves its output to the device that the first input was on.
+    /// Runs an op on device `at`, and moves its output to the device of the first input.
     pub(super) fn and_back<const N: usize>(
         &self,
         at: usize,
@@ -119,13 +119,13 @@ impl Parts {
         Ok(places.into_iter().flatten().max().unwrap_or(0))
     }
 
-    /// The device of a norm: its weight's, or that of its inputs if the weight has none recorded.
+    /// The device of a norm: its weight's, or its inputs' if none is recorded for the weight.
     pub(super) fn of_weight(&self, weight: &Tensor, inputs: &[&Tensor]) -> Result<usize> {
         let place = self.interconnect.as_ref().map(|interconnect| interconnect.place(weight)).transpose()?;
         place.flatten().map_or_else(|| self.latest(inputs), Ok)
     }
 
-    /// Moves a tensor to the device `to`, unless it is there.
+    /// Moves a tensor to the device `to`, unless it is there already.
     pub(super) fn bring(&self, tensor: &Tensor, to: usize) -> Result<Tensor> {
         let Some(interconnect) = &self.interconnect else { return Ok(tensor.clone()) };
         let brought = interconnect.bring(tensor, to)?;
@@ -152,7 +152,7 @@ impl Parts {
     }
 }
 
-/// The output of an op, each of whose tensors is recorded as being on its device.
+/// The output of an op, whose tensors are each recorded as being on its device.
 pub(super) trait OpOutput: Sized {
     fn each(self, made: &dyn Fn(Tensor) -> Result<Tensor>) -> Result<Self>;
 }

@@ -1,4 +1,4 @@
-//! The rules of a model that is spread over devices, with the processor in the place of several.
+//! The rules for a model spread over devices, with the CPU standing in for several.
 
 use candle_core::{DType, Device, Tensor};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::{
     weights::{Bytes, Dtype, RawTensor},
 };
 
-/// Stand-ins that forget to move what is read.
+/// Stand-ins that forget to move inputs.
 #[derive(Default)]
 struct Forgetful(StandIns);
 
@@ -55,7 +55,8 @@ fn matrix(ops: &Ops, place: usize) -> Matrix {
     ops.by_place()[place].matrix(&raw).unwrap()
 }
 
-/// A residual block whose weight is on the second device, over a stream from the first: the sum is a model file's own.
+/// A residual block whose weight is on the second device, with a stream from the first: the sum is computed by the
+/// model file.
 fn block(ops: &Ops) -> Result<Tensor> {
     let weight = matrix(ops, 1);
     let x = ops.linear(&ones(3), (&matrix(ops, 0), None))?;
@@ -80,7 +81,7 @@ fn a_sum_over_two_devices_is_found() {
     assert!(error.message.contains("computed of what lies on devices"), "{error}");
 }
 
-/// Attention on the second device over a cache that was made on `place`.
+/// Attention on the second device with a cache created on `place`.
 fn attend(place: usize) -> Result<Tensor> {
     let ops = two(StandIns::default());
     let formulas = Formulas::plain(Device::Cpu);

@@ -9,13 +9,13 @@ use crate::{Error, Result};
 pub struct Attention {
     /// Index of its layer in the KV cache.
     pub layer: usize,
-    /// Heads of queries.
+    /// Query heads.
     pub heads: usize,
-    /// Heads of keys and values; `heads` is a multiple of it.
+    /// Key and value heads; `heads` is a multiple of it.
     pub kv_heads: usize,
-    /// Values in a head of queries and keys.
+    /// Values per head of queries and keys.
     pub head_dim: usize,
-    /// Values in a head of values; `head_dim` unless the model's caches say otherwise.
+    /// Values per head of values; `head_dim` unless the model's caches differ.
     pub value_dim: usize,
     /// Factor of the scores, usually `1 / √head_dim`.
     pub scale: f32,
@@ -23,8 +23,8 @@ pub struct Attention {
     pub window: Option<usize>,
     /// Bounds scores to `± cap` by `cap · tanh(score / cap)`.
     pub softcap: Option<f32>,
-    /// Attention sinks (gpt-oss): for each head an extra score that takes part in the softmax but has no value, so that a token
-    /// can attend to nothing.
+    /// Attention sinks (gpt-oss): an extra score per head that takes part in the softmax but has no value, so that a
+    /// token can attend to nothing.
     pub sinks: Option<Tensor>,
 }
 

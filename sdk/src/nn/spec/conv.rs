@@ -1,5 +1,5 @@
-//! Short causal depthwise convolutions along a sequence, which hybrids have in place of attention (LFM2) or before a recurrence
-//! (Mamba, Qwen3-Next). The state is the last inputs, and all sequences of a step are computed at once.
+//! Short causal depthwise convolutions along a sequence, which hybrids use instead of attention (LFM2) or before a
+//! recurrence (Mamba, Qwen3-Next). The state is the last inputs, and all sequences of a step are computed at once.
 
 use candle_core::Tensor;
 
@@ -16,7 +16,7 @@ pub struct ShortConv {
 }
 
 impl ShortConv {
-    /// The state of a sequence: the last `taps − 1` inputs.
+    /// The state per sequence: the last `taps − 1` inputs.
     pub fn cache(channels: usize, taps: usize) -> LayerCache {
         LayerCache::State(channels.saturating_mul(taps.saturating_sub(1)))
     }

@@ -1,5 +1,5 @@
-//! The shape of a decoder's caches: which layers form a group, the size of a block or slot of each group, and how a memory
-//! budget is divided among the groups.
+//! The shape of a decoder's caches: which layers form a group, the size of each group's blocks or slots, and how a
+//! memory budget is divided among the groups.
 
 use crate::{Cache, Error, Result};
 
@@ -9,9 +9,9 @@ pub const BLOCK_TOKENS: usize = 16;
 /// The type of cached keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KvType {
-    /// Four bytes a value.
+    /// Four bytes per value.
     F32,
-    /// Two bytes a value.
+    /// Two bytes per value.
     F16,
 }
 
@@ -36,34 +36,35 @@ pub struct KvShape {
 pub enum LayerCache {
     /// Keys and values of all tokens, or of a window.
     Attention(AttentionCache),
-    /// None of its own: it reads the cache of this earlier layer.
+    /// No cache of its own: it reads the cache of this earlier layer.
     SharedWith(usize),
     /// A recurrent state of this many `f32` values.
     State(usize),
-    /// A state of two parts, such as a convolution's last inputs and a recurrence's matrices.
+    /// A state in two parts, such as a convolution's last inputs and a recurrence's matrices.
     States([usize; 2]),
 }
 
 /// The sizes of one layer's keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttentionCache {
-    /// Heads of keys and values.
+    /// Key and value heads.
     pub kv_heads: usize,
-    /// Values in a head of keys.
+    /// Values per key head.
     pub key_dim: usize,
-    /// Values in a head of values; 0 if values are a view of the keys, as with MLA's latents.
+    /// Values per value head; 0 if values are a view of the keys, as with MLA's latents.
     pub value_dim: usize,
-    /// Sliding window in tokens, including the token itself; `None` for full attention. The host may free blocks before it.
+    /// Sliding window in tokens, including the token itself; `None` for full attention. The host may free blocks before
+    /// it.
     pub window: Option<usize>,
 }
 
 impl AttentionCache {
-    /// Full attention, with keys and values of one size.
+    /// Full attention, with keys and values of the same size.
     pub fn new(kv_heads: usize, head_dim: usize) -> Self {
         Self { kv_heads, key_dim: head_dim, value_dim: head_dim, window: None }
     }
 
-    /// Bytes of one block; `None` if they overflow.
+    /// Bytes of one block; `None` on overflow.
     fn block_bytes(&self, kv: KvType) -> Option<usize> {
         let dims = self.key_dim.checked_add(self.value_dim)?;
         self.kv_heads.checked_mul(dims)?.checked_mul(BLOCK_TOKENS)?.checked_mul(kv.bytes())
@@ -92,7 +93,7 @@ impl KvShape {
         self
     }
 
-    /// The groups of caches, full attention first and states last, and the index of each layer's group.
+    /// The cache groups, full attention first and states last, and the group index of each layer.
     pub(in crate::nn) fn groups(&self, kv: KvType) -> Result<(Vec<Cache>, Vec<usize>)> {
         let wrong = |what: &str| Error::corrupt(format!("the model's caches: {what}"));
         let mut kinds: Vec<(usize, Option<usize>)> = Vec::new();
@@ -160,19 +161,19 @@ impl KvShape {
     }
 }
 
-/// Sequence length for which memory is divided among the groups; the context, if that is shorter.
+/// Sequence length for which memory is divided among the groups, unless the context is shorter.
 const SEQUENCE_TOKENS: usize = 16_384;
 /// Tokens that a step may add to a window.
 const CHUNK_TOKENS: usize = 512;
 /// Slots for one sequence: its current state, and copies for the prefix cache.
 const SLOTS: usize = 4;
 
-/// Divides a budget in bytes into blocks or slots of each group, in the ratio in which sequences of equal length use them, so
-/// that no group runs out long before the others.
+/// Divides a budget in bytes into blocks or slots of each group, in the ratio in which sequences of equal length use
+/// them, so that no group runs out long before the others.
 pub(in crate::nn) fn divide(budget: u64, groups: &[Cache], context: usize) -> Result<Vec<usize>> {
     let tokens = context.clamp(1, SEQUENCE_TOKENS);
     let blocks = |tokens: usize| tokens.div_ceil(BLOCK_TOKENS);
-    // For each group: blocks or slots of a sequence, the fewest that it can work with, and the bytes of one.
+    // Per group: blocks or slots per sequence, the minimum to work with, and the bytes of each.
     let wants: Vec<(usize, usize, u64)> = groups
         .iter()
         .map(|group| match *group {

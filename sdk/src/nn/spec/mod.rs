@@ -1,5 +1,5 @@
-//! Plain descriptions of what a layer computes: sizes, settings and their tensors. Nothing here computes, or knows a device, a
-//! cache or a checkpoint.
+//! Plain descriptions of what a layer computes: sizes, settings and their tensors. Nothing here computes, or knows
+//! about devices, caches or checkpoints.
 
 mod attention;
 mod conv;

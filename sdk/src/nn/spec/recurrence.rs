@@ -1,8 +1,9 @@
-//! Linear recurrences, which some layers have in place of attention. The state of a head is a matrix from keys to values, so
-//! memory does not grow with the sequence.
+//! Linear recurrences, which some layers use instead of attention. The state of a head is a matrix from keys to values,
+//! so memory does not grow with the sequence.
 //!
-//! For each token the matrix `S` of a head is multiplied by a decay, `kᵀ · u` is added to it, and the output is `q · S`. Mamba-2's
-//! state space duality (arXiv 2405.21060) has `u = β · v`, the gated delta rule (arXiv 2412.06464) `u = β · (v − k · S)`.
+//! For each token a head's matrix `S` is multiplied by a decay, `kᵀ · u` is added to it, and the output is `q · S`.
+//! Mamba-2's state space duality (arXiv 2405.21060) has `u = β · v`, the gated delta rule (arXiv 2412.06464) has `u = β
+//! · (v − k · S)`.
 
 use candle_core::Tensor;
 
@@ -11,23 +12,23 @@ use crate::{Error, Result, nn::LayerCache};
 /// The recurrence of one layer. It has no weights: queries, keys and values come from the model's own layers.
 #[derive(Clone, Debug)]
 pub struct Recurrence {
-    /// Index of its layer among the model's caches.
+    /// Index of its layer in the model's caches.
     pub layer: usize,
-    /// The part of the layer's state with the matrices: 1 if a convolution's inputs come first.
+    /// The part of the layer's state that holds the matrices: 1 if a convolution's inputs come first.
     pub part: usize,
-    /// Heads, each with a matrix.
+    /// Number of heads, each with a matrix.
     pub heads: usize,
-    /// Heads of queries and keys; `heads` is a multiple of it.
+    /// Query and key heads; `heads` is a multiple of it.
     pub key_heads: usize,
     /// Head `i` uses the keys of head `i mod key_heads`, as in some GGUF files, rather than `i / (heads / key_heads)`.
     pub interleaved_heads: bool,
-    /// Values in a head of queries and keys.
+    /// Values per head of queries and keys.
     pub key_dim: usize,
-    /// Values in a head of values.
+    /// Values per head of values.
     pub value_dim: usize,
 }
 
-/// The inputs of a recurrence, with a row for each token of the step.
+/// Inputs of a recurrence, one row per token of the step.
 #[derive(Clone, Copy)]
 pub(in crate::nn) struct Inputs<'a> {
     /// `[tokens, key_heads · key_dim]`.
@@ -36,18 +37,18 @@ pub(in crate::nn) struct Inputs<'a> {
     pub(in crate::nn) k: &'a Tensor,
     /// `[tokens, heads · value_dim]`.
     pub(in crate::nn) v: &'a Tensor,
-    /// The logarithm of the decay, at most 0: `[tokens, heads]`.
+    /// Logarithm of the decay, at most 0: `[tokens, heads]`.
     pub(in crate::nn) decay: &'a Tensor,
-    /// The factor of what is written, `[tokens, heads]`.
+    /// Scale of the state update, `[tokens, heads]`.
     pub(in crate::nn) beta: &'a Tensor,
-    /// Writes `v − k · S` rather than `v`: the delta rule.
+    /// Writes `v − k · S` instead of `v`: the delta rule.
     pub(in crate::nn) corrects: bool,
     /// Adds this multiple of a token's own `v` to its output, `[heads]`.
     pub(in crate::nn) skip: Option<&'a Tensor>,
 }
 
 impl Recurrence {
-    /// The recurrence of a layer whose state begins with a convolution's.
+    /// The recurrence of a layer whose state starts with a convolution's.
     pub fn new(layer: usize, heads: usize, key_heads: usize, key_dim: usize, value_dim: usize) -> Result<Self> {
         if key_heads == 0 || key_dim == 0 || value_dim == 0 || heads == 0 || !heads.is_multiple_of(key_heads) {
             let message = format!("{heads} heads of {value_dim} values cannot share {key_heads} of {key_dim}");
@@ -56,13 +57,13 @@ impl Recurrence {
         Ok(Self { layer, part: 1, heads, key_heads, interleaved_heads: false, key_dim, value_dim })
     }
 
-    /// The state of such a layer: the last inputs of a convolution of `channels`, and a matrix for each head.
+    /// The state of such a layer: the last inputs of a convolution over `channels`, and a matrix per head.
     pub fn cache((channels, taps): (usize, usize), heads: usize, key_dim: usize, value_dim: usize) -> LayerCache {
         let matrices = heads.saturating_mul(key_dim).saturating_mul(value_dim);
         LayerCache::States([channels.saturating_mul(taps.saturating_sub(1)), matrices])
     }
 
-    /// Values of all matrices together.
+    /// Total number of values in all matrices.
     pub(in crate::nn) fn values(&self) -> usize {
         self.heads * self.key_dim * self.value_dim
     }

@@ -1,10 +1,10 @@
-//! The rotations of a step.
+//! Rotation angles of a step.
 
 use candle_core::Tensor;
 
 use crate::weights::RopeStyle;
 
-/// The sines and cosines by which a step's heads are rotated: `[tokens, rotated values / 2]` each.
+/// Sines and cosines that rotate a step's heads: `[tokens, rotated values / 2]` each.
 #[derive(Clone, Debug)]
 pub(in crate::nn) struct Rotation {
     pub(in crate::nn) cos: Tensor,

@@ -1,8 +1,8 @@
-//! GGUF metadata in Hugging Face's terms.
+//! Converts GGUF metadata to Hugging Face's terms.
 //!
-//! Most of it is renaming, done by a table. What GGUF stores as a tensor (RoPE's divisors), or not at all (whether embeddings are
-//! tied, which layers have biases), is told from what the file has. What it leaves to the reader's knowledge of an architecture
-//! comes from the plugin, as a [`GgufFamily`].
+//! Most of it is renaming, driven by a table. What GGUF stores as a tensor (RoPE divisors) or not at all (whether
+//! embeddings are tied, which layers have biases) is derived from the tensors in the file. What it leaves to the
+//! reader's knowledge of an architecture comes from the plugin, as a [`GgufFamily`].
 
 use serde_json::{Map, Value, json};
 

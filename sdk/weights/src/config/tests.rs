@@ -1,4 +1,4 @@
-//! One configuration, whoever wrote it.
+//! Equal configurations from different writers.
 
 use std::path::Path;
 
@@ -29,7 +29,7 @@ fn refused<T: std::fmt::Debug>(result: Result<T>, message: &str) {
     assert_eq!((error.code, error.message.as_str()), (Code::Corrupt, message));
 }
 
-/// A llama in GGUF, of two layers of four heads.
+/// A GGUF llama with two layers of four heads.
 fn llama() -> Gguf {
     model("llama")
 }
@@ -363,7 +363,7 @@ fn what_gguf_leaves_unsaid_comes_from_the_family() {
             ("burrow.rooms", "rooms"),
             ("burrow.widths", "widths"),
             ("burrow.absent", "absent"),
-            // Another name than the SDK's for one that it knows, too.
+            // Also a different name from the SDK's for a key that it knows.
             ("feed_forward_length", "inner"),
         ],
         activation: "relu2",

@@ -1,11 +1,11 @@
-//! Reads numbers and strings one after the other, and refuses to leave the file.
+//! Reads numbers and strings in sequence, without ever leaving the file.
 //!
-//! Counts in a header are claims. Nothing here allocates or skips by a claim before the bytes it claims are known to be
-//! there, so a hostile count costs an error instead of memory.
+//! Counts in a header are claims. Nothing here allocates or skips by a count before the bytes that it claims are known
+//! to exist, so a hostile count costs an error, not memory.
 
 use crate::{Bytes, Error, Result, quote};
 
-/// Limit for the length of a string.
+/// Limit on the length of a string.
 const STRING_BYTES_MAX: u64 = 16 << 20;
 
 pub(super) struct Cursor<'a> {
@@ -31,7 +31,7 @@ impl<'a> Cursor<'a> {
         Self { file: self.file, at: self.at }
     }
 
-    /// Takes the next `len` bytes, and says how many are missing.
+    /// Takes the next `len` bytes; the error says how many are missing.
     pub(super) fn take(&mut self, len: usize) -> Result<Bytes> {
         let taken = self.at.checked_add(len).and_then(|end| self.file.slice(self.at..end));
         let Some(taken) = taken else {
@@ -54,7 +54,7 @@ impl<'a> Cursor<'a> {
         Ok(u64::from_le_bytes(self.array()?))
     }
 
-    /// Takes a length and that many bytes, which need not be text.
+    /// Takes a length-prefixed byte string, which need not be UTF-8.
     pub(super) fn string(&mut self) -> Result<Bytes> {
         let len = self.u64()?;
         if len > STRING_BYTES_MAX {
@@ -66,7 +66,7 @@ impl<'a> Cursor<'a> {
         self.take(len as usize)
     }
 
-    /// Takes the name of a key or tensor: short, text, and fit to be printed.
+    /// Takes the name of a key or tensor: short, UTF-8 and printable.
     pub(super) fn name(&mut self, what: &str, bytes_max: usize) -> Result<String> {
         let at = self.at;
         let bytes = self.string()?;

@@ -1,9 +1,8 @@
 //! The key-value part of a GGUF header.
 //!
-//! Values are checked for shape and size when the file is opened, and decoded when they are asked for: a vocabulary of
-//! a quarter of a million strings stays in the map until someone wants it. A getter answers `None` for a key that is
-//! not there and an error that names the key for a value of another type, so that a caller never mistakes one for the
-//! other.
+//! Values are checked for shape and size when the file is opened, and decoded on access: a vocabulary of a quarter of a
+//! million strings stays in the map until someone reads it. A getter returns `None` for an absent key, and an error
+//! that names the key for a value of another type, so that a caller never mistakes one for the other.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +19,7 @@ pub struct Metadata {
     entries: BTreeMap<String, Value>,
 }
 
-/// One value, still as it lies in the file.
+/// One value, still encoded as in the file.
 #[derive(Clone, Debug)]
 pub struct Value {
     kind: Kind,
@@ -59,7 +58,7 @@ impl Metadata {
         self.entries.keys().map(String::as_str)
     }
 
-    /// The error for a key that a caller cannot do without.
+    /// The error for an absent key that the caller requires.
     pub fn missing(&self, key: &str) -> Error {
         Error::not_found(format!("the metadata has no {}", quote(key)))
             .help("the file was written by a tool that left it out: convert or download the model again")
@@ -69,12 +68,12 @@ impl Metadata {
         self.scalar(key, "a string", Value::text)
     }
 
-    /// Any integer that is not negative and fits.
+    /// Any non-negative integer that fits.
     pub fn u64(&self, key: &str) -> Result<Option<u64>> {
         self.scalar(key, "an unsigned integer", |value| u64::try_from(value.integers()?.next()?).ok())
     }
 
-    /// Any integer that is not negative and fits.
+    /// Any non-negative integer that fits.
     pub fn u32(&self, key: &str) -> Result<Option<u32>> {
         self.scalar(key, "an unsigned 32-bit integer", |value| u32::try_from(value.integers()?.next()?).ok())
     }
@@ -120,7 +119,7 @@ impl Metadata {
         })
     }
 
-    /// Reads `count` entries, and leaves the cursor behind the last.
+    /// Reads `count` entries and leaves the cursor after the last.
     pub(super) fn read(cursor: &mut Cursor<'_>, count: u64) -> Result<Self> {
         if count > ENTRIES_MAX {
             return Err(Error::corrupt(format!(
@@ -236,7 +235,7 @@ impl Value {
     }
 }
 
-/// Walks over `len` strings without moving the cursor, and answers how many bytes they take.
+/// Walks over `len` strings without moving the cursor; returns their size in bytes.
 fn strings_len(cursor: &mut Cursor<'_>, len: usize) -> Result<usize> {
     let mut ahead = cursor.fork();
     for _ in 0..len {
@@ -266,7 +265,7 @@ impl Kind {
         })
     }
 
-    /// Name and bytes of one value; strings carry their own length.
+    /// Name and size of one value; strings carry their own length.
     fn layout(self) -> (&'static str, usize) {
         match self {
             Self::U8 => ("u8", 1),

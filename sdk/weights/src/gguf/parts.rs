@@ -1,7 +1,7 @@
-//! Opens a GGUF model from its file, or from all of its files where it was split.
+//! Opens a GGUF model from its file, or from all of its files if it was split.
 //!
-//! Splitting tools write `NAME-00001-of-00003.gguf` and so on. The first part carries the metadata, each part the
-//! tensors that it holds. Whichever part is named, all are opened, from the same folder.
+//! Splitting tools write `NAME-00001-of-00003.gguf` and so on. The first part has the metadata, and each part has the
+//! tensors that it holds. Whichever part is named, all of them are opened, from the same folder.
 
 use std::{
     collections::HashSet,
@@ -52,7 +52,7 @@ fn split(part: &Gguf, key: &str) -> Result<Option<u64>> {
     part.metadata.u64(key)
 }
 
-/// The names of all parts, from the name of one.
+/// Returns the names of all parts, given one of them.
 fn part_paths(path: &Path, count: u64) -> Result<Vec<PathBuf>> {
     if count > PARTS_MAX {
         return Err(Error::corrupt(format!(

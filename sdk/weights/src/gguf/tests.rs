@@ -1,4 +1,4 @@
-//! Every way in which a GGUF file can be wrong, and that none of them is a crash.
+//! Everything that can be wrong with a GGUF file, none of which may crash.
 
 use std::path::Path;
 
@@ -20,7 +20,7 @@ fn good() -> fixture::Gguf {
         .zeros("blk.0.ffn_up.weight", Dtype::Q4K, &[2, 256])
 }
 
-/// One more tensor, for tests that make it wrong.
+/// One more tensor, for tests that corrupt it.
 fn extra() -> Tensor {
     Tensor { name: "extra.weight".into(), type_id: 0, dimensions: vec![4], data: vec![0; 16], offset: None }
 }
@@ -287,7 +287,7 @@ fn no_damage_to_a_file_is_a_crash() {
         let mut bytes = whole.clone();
         for _ in 0..random.below(6) {
             let at = random.below(bytes.len());
-            // Counts and lengths are where the damage is done: extremes as well as noise.
+            // Counts and lengths do the most damage, so use extremes as well as noise.
             match random.below(3) {
                 0 => bytes[at] = random.below(256) as u8,
                 1 => bytes[at] ^= 1 << random.below(8),
@@ -305,11 +305,11 @@ fn no_damage_to_a_file_is_a_crash() {
             walk(&checkpoint);
         }
     }
-    // Damage must be found often, and must not be the only thing that is tested.
+    // Damage must be detected often, but intact files must occur, too.
     assert!(outcomes.iter().all(|count| *count > 200), "{outcomes:?}");
 }
 
-/// Touches everything that a checkpoint promises to have checked.
+/// Touches everything that a checkpoint claims to have checked.
 fn walk(checkpoint: &Checkpoint) {
     for tensor in checkpoint.weights().iter() {
         assert_eq!(tensor.dtype.tensor_bytes(&tensor.shape), Some(tensor.data.len()));
@@ -323,7 +323,7 @@ fn walk(checkpoint: &Checkpoint) {
     let _ = (checkpoint.config().rope(), checkpoint.fingerprint(&crate::Tokenizer::default()));
 }
 
-/// A small generator, so that a failure repeats.
+/// A small seeded generator, so that failures are reproducible.
 struct Random(u64);
 
 impl Random {

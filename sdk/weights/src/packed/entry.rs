@@ -6,9 +6,9 @@ use crate::Error;
 /// A tensor with its name.
 #[derive(Clone, Debug)]
 pub(crate) enum Entry {
-    /// Usable as it is in the file.
+    /// Usable as stored.
     Plain(RawTensor),
-    /// Has to be assembled from several tensors.
+    /// Assembled from several tensors.
     Packed(Box<Packed>),
     /// Present but unusable: its name, and the error that reading it returns.
     Refused(String, Error),

@@ -1,4 +1,4 @@
-//! FP8 (E4M3) with a scale for the tensor, for each row, or for each block.
+//! FP8 (E4M3) with one scale per tensor, row or block.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ const BLOCK: usize = 32;
 pub(super) struct Fp8 {
     codes: Bytes,
     scales: Stored,
-    /// Rows and columns that share a scale, and how many scales a row meets.
+    /// Rows and columns that share a scale, and the number of scales along a row.
     rows: usize,
     cols: usize,
     across: usize,

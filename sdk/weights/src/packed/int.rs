@@ -1,9 +1,9 @@
-//! Integers of 4 or 8 bits with a scale, and perhaps a zero point, for each group of a row.
+//! 4- or 8-bit integers with a scale, and optionally a zero point, per group of a row.
 //!
-//! The tools differ in the order of eight codes in a word of 32 bits, in the dimension along which they are packed, and in whether
-//! there is a zero point, and whether it is stored minus one. The output is blocks of 32 values, each with a scale in `f32`, so that
-//! nothing is rounded. If groups are not contiguous in a row (GPTQ's "act order"), no block has a single scale, and the weight is
-//! unpacked to half precision.
+//! Tools differ in the order of the codes in a 32-bit word, in the dimension along which they are packed, and in
+//! whether there is a zero point and whether it is stored minus one. The output is blocks of 32 values, each with an
+//! `f32` scale, so that nothing is rounded. If groups are not contiguous in a row (GPTQ's "act order"), no block has a
+//! single scale, and the weight is unpacked to half precision.
 
 use std::{collections::BTreeMap, ops::Range};
 
@@ -26,24 +26,24 @@ pub(super) struct Int {
     /// Added to a stored zero point: 1 for GPTQ, whose first version stores it minus one.
     zero_shift: u8,
     groups: usize,
-    /// The group of each column, where groups are not stretches of a row.
+    /// Group of each column, if groups are not contiguous ranges of a row.
     group_of: Option<Bytes>,
 }
 
-/// The order of codes in memory.
+/// Memory order of the codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Order {
-    /// Words along the rows, eight rows to a word, even ones first.
+    /// Words run along the rows, eight rows per word, even ones first.
     Awq,
-    /// Words along the columns; the words of all rows for the same columns follow each other.
+    /// Words run along the columns; the words of all rows for the same columns are adjacent.
     Gptq,
-    /// Words along the columns, row after row.
+    /// Words run along the columns, row by row.
     Compressed,
-    /// A signed byte each, row after row.
+    /// One signed byte each, row by row.
     Bytes,
 }
 
-/// Position, in units of a code's bits, of each of the eight rows that AWQ packs into a word.
+/// Position of each of the eight rows that AWQ packs into a word, in units of a code.
 const AWQ_PLACES: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
 
 pub(super) fn awq_or_gptq(
@@ -243,7 +243,7 @@ impl Int {
         }
     }
 
-    /// The code of a row and column, unsigned.
+    /// Returns the code at a row and column, unsigned.
     #[inline(always)]
     fn code(&self, row: usize, col: usize) -> u8 {
         let per_word = 32 / self.bits;
@@ -261,7 +261,7 @@ impl Int {
         if self.bits == 4 { 15 } else { 255 }
     }
 
-    /// A scale for each row and group, row after row.
+    /// Returns a scale for each row and group, row by row.
     fn scales(&self) -> Result<Vec<f32>> {
         let (values, groups) = (floats(&self.scales)?, self.groups.max(1));
         Ok(match self.order {
@@ -273,7 +273,7 @@ impl Int {
         })
     }
 
-    /// The same for zero points.
+    /// Returns a zero point for each row and group, row by row.
     fn zeros(&self) -> Result<Vec<u8>> {
         let groups = self.groups.max(1);
         let Some(zeros) = &self.zeros else {

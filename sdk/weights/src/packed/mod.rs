@@ -1,10 +1,10 @@
-//! Weights that a folder of safetensors has in several tensors: numbers in a few bits, and beside them their scales.
+//! Weights that a safetensors folder stores as several tensors: low-bit numbers, and their scales.
 //!
-//! `quantization_config` says by which tool they were made, and the tensors' names say the rest: AWQ and GPTQ have `qweight`,
-//! `qzeros` and `scales`, compressed-tensors `weight_packed` and `weight_scale`, FP8 checkpoints `weight` and
-//! `weight_scale_inv`, gpt-oss `…_blocks` and `…_scales`. Each becomes one tensor `….weight` that kernels can read. That costs a
-//! pass over the weight, so it is done when a model asks for it and not when a folder is opened. Formats of these tools that are
-//! not supported are refused by name, with an alternative.
+//! `quantization_config` names the tool that made them, and the tensor names say the rest: AWQ and GPTQ have `qweight`,
+//! `qzeros` and `scales`, compressed-tensors has `weight_packed` and `weight_scale`, FP8 checkpoints have `weight` and
+//! `weight_scale_inv`, gpt-oss has `…_blocks` and `…_scales`. Each becomes one tensor `….weight` that the kernels can
+//! read. That costs a pass over the weight, so it is done when a model asks for the weight, not when the folder is
+//! opened. Unsupported formats of these tools are rejected by name, with an alternative.
 
 mod entry;
 mod fp8;
@@ -23,10 +23,11 @@ pub(super) use entry::Entry;
 use super::{Bytes, Dtype, RawTensor, quote, safetensors::Stored};
 use crate::{Error, Result};
 
-/// A weight of several tensors.
+/// A weight made of several tensors.
 #[derive(Clone, Debug)]
 pub(super) struct Packed {
-    /// The unpacked tensor's name, type and shape. The data is that of the largest part, for the checkpoint's fingerprint.
+    /// Name, type and shape of the unpacked tensor. Its data is that of the largest part, for the checkpoint's
+    /// fingerprint.
     pub(super) head: RawTensor,
     recipe: Recipe,
 }
@@ -39,7 +40,7 @@ enum Recipe {
 }
 
 impl Packed {
-    /// Puts the weight together.
+    /// Assembles the weight.
     pub(super) fn unpack(&self) -> Result<RawTensor> {
         let data = match &self.recipe {
             Recipe::Int(int) => int.unpack(&self.head),
@@ -59,7 +60,7 @@ enum Method {
         is_v2: bool,
     },
     Compressed,
-    /// The rows and columns of the blocks that share a scale, where there are such.
+    /// Rows and columns of the blocks that share a scale, if there are any.
     Fp8 {
         block: (usize, usize),
     },
@@ -68,11 +69,11 @@ enum Method {
 
 const BLOCK: (usize, usize) = (128, 128);
 
-/// Names that say how activations or caches are to be rounded, which nothing here does.
+/// Suffixes of scales for rounding activations or caches, which nothing here does.
 const UNUSED: [&str; 6] =
     [".input_scale", ".activation_scale", ".output_scale", ".k_scale", ".v_scale", ".input_zero_point"];
 
-/// All tensors of a folder as a model will see them.
+/// Returns all tensors of a folder as a model will see them.
 pub(super) fn entries(config: &Value, stored: Vec<Stored>) -> Result<Vec<Entry>> {
     let Some(method) = Method::of(config)? else {
         return Ok(stored.into_iter().map(Entry::from).collect());
@@ -80,7 +81,7 @@ pub(super) fn entries(config: &Value, stored: Vec<Stored>) -> Result<Vec<Entry>>
     let names: Vec<String> = stored.iter().map(|tensor| tensor.name.clone()).collect();
     let mut left: BTreeMap<String, Stored> = stored.into_iter().map(|tensor| (tensor.name.clone(), tensor)).collect();
     if left.len() < names.len() {
-        // The caller names the one that is there twice.
+        // The caller reports the duplicate name.
         return Ok(left.into_values().map(Entry::from).collect());
     }
     let mut entries = Vec::new();
@@ -102,7 +103,7 @@ pub(super) fn entries(config: &Value, stored: Vec<Stored>) -> Result<Vec<Entry>>
 
 const INSTEAD: &str = "choose a GGUF file of the model, or its version without quantization";
 
-/// A name and, if all of it is as it should be, what it becomes.
+/// A weight's name and, if its tensors are consistent, how to assemble it.
 type Assembled = (String, Result<(RawTensor, Recipe)>);
 
 impl Method {
@@ -145,8 +146,8 @@ impl Method {
         }))
     }
 
-    /// Takes what belongs to the weight that one of its tensors names, if it is the one by which weights of this method are
-    /// found.
+    /// Takes the tensors of a weight, given the one by which this method's weights are recognized; `None` for any other
+    /// tensor.
     fn assemble(self, name: &str, left: &mut BTreeMap<String, Stored>) -> Option<Assembled> {
         let float8 =
             |left: &BTreeMap<String, Stored>| left.get(name).is_some_and(|it| it.dtype == StoredDtype::F8_E4M3);
@@ -183,7 +184,7 @@ fn block(sizes: Option<&Value>) -> (usize, usize) {
     size(0).zip(size(1)).unwrap_or(BLOCK)
 }
 
-/// The tensor of this name, if its type is one of these.
+/// Takes the tensor of this name; fails if its type is not one of these.
 fn take(left: &mut BTreeMap<String, Stored>, name: &str, dtypes: &[StoredDtype]) -> Result<Stored> {
     let Some(found) = left.remove(name) else {
         return Err(Error::corrupt(format!("the checkpoint has no {}", quote(name))));
@@ -196,7 +197,7 @@ fn take(left: &mut BTreeMap<String, Stored>, name: &str, dtypes: &[StoredDtype])
 
 const FLOATS: [StoredDtype; 3] = [StoredDtype::F32, StoredDtype::F16, StoredDtype::BF16];
 
-/// The numbers of a tensor of scales.
+/// Reads a tensor of scales.
 fn floats(tensor: &Stored) -> Result<Vec<f32>> {
     let values = tensor.clone().into_plain()?.to_f32()?;
     match values.iter().all(|value| value.is_finite()) {
@@ -205,14 +206,14 @@ fn floats(tensor: &Stored) -> Result<Vec<f32>> {
     }
 }
 
-/// The words of a tensor of 32-bit integers.
+/// Splits the bytes of a tensor of 32-bit integers into words.
 fn words(bytes: &[u8]) -> &[[u8; 4]] {
     bytes.as_chunks().0
 }
 
-/// A weight of rows that are written each by itself, on all cores. `write` is given rows and their bytes.
+/// Fills a weight row by row, on all cores. `write` gets a range of rows and their bytes.
 fn by_rows(head: &RawTensor, write: impl Fn(std::ops::Range<usize>, &mut [u8]) + Sync) -> Result<Bytes> {
-    /// Rows whose parts of one block lie near enough to one another to be written in turn.
+    /// Rows written together; their parts of one block lie close to each other in memory.
     const ROWS: usize = 64;
     let cols = head.shape.last().copied().unwrap_or(1);
     let total = head.dtype.tensor_bytes(&head.shape);
@@ -239,7 +240,7 @@ fn by_rows(head: &RawTensor, write: impl Fn(std::ops::Range<usize>, &mut [u8]) +
     })
 }
 
-/// The head of a weight.
+/// Returns the description of an unpacked weight.
 fn head(layer: &str, dtype: Dtype, shape: &[usize], data: &Bytes) -> RawTensor {
     RawTensor { name: format!("{layer}.weight"), dtype, shape: shape.to_vec(), data: data.clone() }
 }

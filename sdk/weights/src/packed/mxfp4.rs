@@ -1,6 +1,7 @@
-//! MXFP4 as gpt-oss ships it: the experts of a layer in one tensor of half bytes and one of exponents.
+//! MXFP4 as gpt-oss ships it: a layer's experts in one tensor of packed 4-bit values and one of exponents.
 //!
-//! The values are those of GGUF's `MXFP4`; only the halves of a byte are neighbours here, and half a block apart there.
+//! The values are those of GGUF's `MXFP4`, except that the two halves of a byte are adjacent values here and half a
+//! block apart there.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +16,8 @@ pub(super) struct Mxfp4 {
     exponents: Bytes,
 }
 
-/// `STACK_blocks` of shape `[experts, rows, blocks, 16]` and `STACK_scales` of shape `[experts, rows, blocks]`.
+/// Assembles `STACK_blocks` of shape `[experts, rows, blocks, 16]` and `STACK_scales` of shape `[experts, rows,
+/// blocks]`.
 pub(super) fn assemble(stack: &str, left: &mut BTreeMap<String, Stored>) -> Result<(RawTensor, Recipe)> {
     let blocks = take(left, &format!("{stack}_blocks"), &[StoredDtype::U8])?;
     let exponents = take(left, &format!("{stack}_scales"), &[StoredDtype::U8])?;

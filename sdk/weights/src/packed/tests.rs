@@ -1,4 +1,4 @@
-//! What is refused, and in which words. That what is read means what it should is tested where the kernels are.
+//! Rejected formats and their messages. Values are tested where the kernels are.
 
 use serde_json::{Value, json};
 

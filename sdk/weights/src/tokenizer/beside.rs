@@ -1,7 +1,7 @@
 //! A `tokenizer.json` that comes with a GGUF file, in its metadata or in the same folder.
 //!
-//! Such a file is the model's own and better than any reconstruction, and the way out for tokenizers that cannot be
-//! reconstructed. But folders collect files of several models, so it is only taken if its tokens are the file's tokens.
+//! Such a file is the model's own and better than any reconstruction, and the fallback for tokenizers that cannot be
+//! reconstructed. But folders collect files of several models, so it is only used if its tokens match the GGUF file's.
 
 use std::path::Path;
 
@@ -19,11 +19,11 @@ const EMBEDDED: &str = "tokenizer.huggingface.json";
 pub(super) struct Beside {
     /// A `tokenizer.json` for this vocabulary.
     pub json: Option<String>,
-    /// Why one that is there was rejected.
+    /// Why an existing one was rejected.
     pub refused: Option<String>,
 }
 
-/// Looks for a `tokenizer.json` that fits.
+/// Looks for a matching `tokenizer.json`.
 pub(super) fn find(path: &Path, metadata: &Metadata, vocabulary: &Vocabulary) -> Result<Beside> {
     let mut refused = None;
     let neighbour = path.with_file_name("tokenizer.json");
@@ -41,8 +41,8 @@ pub(super) fn find(path: &Path, metadata: &Metadata, vocabulary: &Vocabulary) ->
     Ok(Beside { json: None, refused })
 }
 
-/// The first difference between the two vocabularies, as an error. Special tokens may be spelled differently, since
-/// converters rewrite some.
+/// Returns the first difference between the two vocabularies as an error. Special tokens may be spelled differently,
+/// since converters rewrite some.
 fn check(outline: &Outline, vocabulary: &Vocabulary) -> std::result::Result<(), String> {
     if outline.len() > vocabulary.len() {
         return Err(format!("it has {} tokens, the model {}", outline.len(), vocabulary.len()));
@@ -56,7 +56,7 @@ fn check(outline: &Outline, vocabulary: &Vocabulary) -> std::result::Result<(), 
         same += 1;
     }
     let normal = vocabulary.iter().filter(|(_, _, kind)| *kind == Kind::Normal).count();
-    // Converters fill the vocabulary up to the rows of the embedding, not always as unused tokens.
+    // Converters pad the vocabulary up to the rows of the embedding, not always with unused tokens.
     if same < normal - normal / 10 {
         return Err(format!("it has {same} of the model's {normal} tokens"));
     }

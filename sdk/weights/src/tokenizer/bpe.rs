@@ -1,7 +1,7 @@
-//! Byte-level BPE, the family of GPT-2: `tokenizer.ggml.model = "gpt2"`.
+//! Byte-level BPE as in GPT-2: `tokenizer.ggml.model = "gpt2"`.
 //!
-//! Tokens are bytes written as printable letters, and merges say which two tokens become which third, in order. The file
-//! has both; what it only names is how text is cut before merging, see [`PreTokenizer`].
+//! Tokens are bytes encoded as printable characters, and an ordered list of merges joins two tokens into a third. The
+//! file has both; it only names how text is split before merging, see [`PreTokenizer`].
 
 use std::collections::HashSet;
 
@@ -30,8 +30,8 @@ pub(super) fn build(
         tokenizer.add_bos = pre_tokenizer.add_bos && tokenizer.bos.is_some();
     }
     let merges = merges_of(metadata, vocabulary)?;
-    // Converters that read tiktoken files write every way to make a token, which is more merges than there are tokens,
-    // and take whole words from the vocabulary first, as tiktoken does.
+    // Converters of tiktoken files write every way to make a token, which is more merges than there are tokens. These
+    // tokenizers look up whole words in the vocabulary first, as tiktoken does.
     let ignore_merges = pre_tokenizer.ignore_merges || merges.len() > vocabulary.len();
     let document = Document {
         version: "1.0",
@@ -58,7 +58,7 @@ pub(super) fn build(
     document.text()
 }
 
-/// The merges of a file.
+/// Reads a file's merges.
 pub(super) fn merges_of<'a>(metadata: &'a Metadata, vocabulary: &Vocabulary) -> Result<Vec<(&'a str, &'a str)>> {
     let lines = metadata.strings(MERGES)?.ok_or_else(|| metadata.missing(MERGES))?;
     merges(&lines, vocabulary).map_err(|error| error.context(format!("metadata '{MERGES}'")))
@@ -76,7 +76,7 @@ fn pre_tokenizer(
     }
 }
 
-/// Reads merges, each two tokens with a space between; the first of two equal ones counts.
+/// Parses merges, each two tokens separated by a space; of equal ones the first counts.
 fn merges<'a>(lines: &[&'a str], vocabulary: &Vocabulary) -> Result<Vec<(&'a str, &'a str)>> {
     if lines.len() > MERGES_MAX {
         return Err(Error::corrupt(format!("has {} merges, more than the {MERGES_MAX} that are read", lines.len())));

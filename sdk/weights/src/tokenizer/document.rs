@@ -1,8 +1,8 @@
 //! Writes a `tokenizer.json`, whatever the vocabulary came from.
 //!
 //! The parts that differ between models (normalizer, pre-tokenizer, decoder) are small and held as JSON values; the
-//! vocabulary and the merges are borrowed, since a copy of a quarter of a million strings would cost more than writing
-//! them. Merges are written as pairs, because the joined form cannot tell a space inside a token from the one between.
+//! vocabulary and the merges are borrowed, since copying a quarter of a million strings would cost more than writing
+//! them. Merges are written as pairs, because the joined form cannot tell a space inside a token from the separator.
 
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
@@ -24,21 +24,21 @@ pub(super) struct Document<'a> {
     pub model: Bpe<'a>,
 }
 
-/// A token that is found in the text before anything else is done to it.
+/// A token that is matched in the text before anything else happens to it.
 #[derive(Serialize)]
 pub(super) struct AddedToken<'a> {
     pub id: u32,
     pub content: &'a str,
     pub single_word: bool,
     pub lstrip: bool,
-    /// White space after the token belongs to it.
+    /// The token takes the white space after it.
     pub rstrip: bool,
     pub normalized: bool,
-    /// Decoding may leave it out.
+    /// Decoding may skip it.
     pub special: bool,
 }
 
-/// The only model that is written: byte pairs, over bytes or over characters with bytes to fall back on.
+/// The only model type that is written: BPE, over bytes or over characters with byte fallback.
 #[derive(Serialize)]
 pub(super) struct Bpe<'a> {
     #[serde(rename = "type")]
@@ -49,13 +49,13 @@ pub(super) struct Bpe<'a> {
     pub end_of_word_suffix: Option<()>,
     pub fuse_unk: bool,
     pub byte_fallback: bool,
-    /// Takes a word that is in the vocabulary as one token, even if merges would not produce it.
+    /// Emits a word that is in the vocabulary as one token, even if merges would not produce it.
     pub ignore_merges: bool,
     pub vocab: Ids<'a>,
     pub merges: Vec<(&'a str, &'a str)>,
 }
 
-/// Token texts, written as a map to their ids. An empty text stands for an id without a token.
+/// Token texts, serialized as a map to their ids. An empty text is an id without a token.
 pub(super) struct Ids<'a>(pub &'a [String]);
 
 impl Serialize for Ids<'_> {
@@ -70,7 +70,7 @@ impl Document<'_> {
     }
 }
 
-/// The tokens of a vocabulary that are matched in the text, in the order of their ids.
+/// Returns the tokens of a vocabulary that are matched in text, in order of their ids.
 pub(super) fn added_tokens(vocabulary: &Vocabulary) -> Vec<AddedToken<'_>> {
     let matched = vocabulary.matched();
     matched
@@ -86,7 +86,7 @@ pub(super) fn added_tokens(vocabulary: &Vocabulary) -> Vec<AddedToken<'_>> {
         .collect()
 }
 
-/// Puts BOS before and EOS behind the text, where the model was trained so; null where there is nothing to add.
+/// Adds BOS before and EOS after the text if the model was trained that way; null if there is nothing to add.
 pub(super) fn post_processor(tokenizer: &Tokenizer, text_of: impl Fn(u32) -> Option<String>) -> Value {
     let named = |wanted: bool, id: Option<u32>| id.filter(|_| wanted).and_then(|id| Some((id, text_of(id)?)));
     let bos = named(tokenizer.add_bos, tokenizer.bos);

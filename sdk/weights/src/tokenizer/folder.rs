@@ -1,8 +1,8 @@
-//! The tokenizer of a folder as Hugging Face lays it out.
+//! The tokenizer of a folder in Hugging Face's layout.
 //!
-//! `tokenizer.json` says how text becomes ids and is passed on as it is. Which ids mean something is spread over up to
-//! five more files, each of which may be missing and some of which repeat each other; later transformers move things from
-//! one to the next. What the tokenizer's own files say goes before what the model's say.
+//! `tokenizer.json` says how text becomes ids and is passed on as it is. The roles of special ids are spread over up to
+//! five more files, each of which may be missing and some of which repeat each other; newer versions of transformers
+//! move things from one to the next. The tokenizer's files take precedence over the model's.
 
 use std::path::Path;
 
@@ -21,7 +21,7 @@ use crate::{Code, Error, Result, json, quote};
 const FILE_BYTES_MAX: u64 = 64 << 20;
 const ADDED_MAX: u32 = 1 << 20;
 
-/// Reads a whole text file, if it is there.
+/// Reads a whole text file; `None` if it does not exist.
 pub(super) fn read_text(path: &Path) -> Result<Option<String>> {
     let Some(bytes) = read_bytes(path)? else { return Ok(None) };
     let text = String::from_utf8(bytes);
@@ -43,7 +43,7 @@ pub(super) fn read(folder: &Path) -> Result<Tokenizer> {
         .help(HOW_TO_CONVERT))
 }
 
-/// The files beside `tokenizer.json`; null for those that are absent.
+/// The files beside `tokenizer.json`; null if absent.
 struct Settings {
     tokenizer: Value,
     special: Value,
@@ -104,10 +104,10 @@ impl Settings {
         Ok(tokenizer)
     }
 
-    /// Special ids, each checked against the number of tokens.
+    /// Reads the special ids, each checked against the number of tokens.
     fn ids(&self, tokens: usize, ends: Vec<u32>, id_of: impl Fn(&str) -> Option<u32>) -> Result<Tokenizer> {
         let named = |name: &str| self.special_text(&format!("{name}_token")).and_then(&id_of);
-        // A tokenizer that names its special tokens and leaves one out has none.
+        // A tokenizer that names its special tokens but omits one does not have it.
         let names_any = !self.tokenizer.is_null() || !self.special.is_null();
         let configured = |name: &str| {
             let ids = self.configured(&format!("{name}_token_id"), tokens)?;
@@ -126,13 +126,13 @@ impl Settings {
         })
     }
 
-    /// The ids of `generation_config.json`, then those of `config.json`.
+    /// The ids from `generation_config.json`, then those from `config.json`.
     fn configured(&self, key: &str, tokens: usize) -> Result<Vec<u32>> {
         let mut ids = vec![];
         for (file, settings) in [("generation_config.json", &self.generation), ("config.json", &self.model)] {
             let value = settings.get(key).or_else(|| settings.get("text_config")?.get(key)).unwrap_or(&Value::Null);
             let values = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
-            // A negative id says that there is none.
+            // A negative id means that there is none.
             for id in values.iter().filter_map(Value::as_u64) {
                 match u32::try_from(id) {
                     Ok(id) if (id as usize) < tokens => ids.push(id),
@@ -147,7 +147,7 @@ impl Settings {
         Ok(ids)
     }
 
-    /// The text of a special token: a string, or an object that says more about it.
+    /// The text of a special token, given as a string or an object.
     fn special_text(&self, key: &str) -> Option<&str> {
         [&self.tokenizer, &self.special].into_iter().find_map(|settings| {
             let value = settings.get(key)?;
@@ -186,7 +186,7 @@ impl Settings {
     }
 }
 
-/// The template in a settings file: a string, or a list of named ones of which `default` or the only one counts.
+/// The template in a settings file: a string, or a list of named templates of which `default` or the only one counts.
 fn template(settings: &Value) -> Option<&str> {
     let value = settings.get("chat_template")?;
     let Some(list) = value.as_array() else { return value.as_str() };

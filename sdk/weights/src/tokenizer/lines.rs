@@ -1,7 +1,7 @@
-//! BPE over the characters of whole lines, as Gemma 4 has it: `tokenizer.ggml.model = "gemma4"`.
+//! BPE over the characters of whole lines, as in Gemma 4: `tokenizer.ggml.model = "gemma4"`.
 //!
-//! The file has tokens and merges, as for byte-level BPE. But tokens are text with `▁` for spaces, what no token covers is spelled in
-//! bytes, and text is cut nowhere but between line breaks and the rest. Runs of line breaks that are tokens are taken whole.
+//! The file has tokens and merges, as for byte-level BPE. But tokens are text with `▁` for spaces, uncovered characters
+//! fall back to bytes, and text is split only at line breaks. Runs of line breaks that are tokens are matched whole.
 
 use serde_json::json;
 

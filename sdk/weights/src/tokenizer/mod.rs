@@ -1,12 +1,13 @@
 //! The tokenizer of a checkpoint, as the text of a `tokenizer.json`.
 //!
-//! The host encodes and decodes with the `tokenizers` crate, which reads exactly one format. Safetensors folders mostly
-//! bring that file along; GGUF files carry a vocabulary and a few names instead, and what those names stand for is
-//! written down here. The aim is the ids that the model's own tokenizer gives, for every text: a tokenizer that is almost right
-//! makes a model slightly worse without a visible cause, so a tokenizer that is not known for certain is refused.
+//! The host encodes and decodes with the `tokenizers` crate, which reads exactly one format. Safetensors folders
+//! usually include that file; GGUF files have a vocabulary and a few names instead, and the meaning of those names is
+//! defined here. The goal is the ids that the model's own tokenizer gives, for every text: a tokenizer that is almost
+//! right makes a model slightly worse without a visible cause, so a tokenizer that is not known for certain is
+//! rejected.
 //!
-//! `json`'s post-processor and `add_bos`, `add_eos` always agree: encoding with special tokens puts BOS in front exactly
-//! if `add_bos` is set, and encoding without them never does, which is the way to encode a rendered chat template.
+//! `json`'s post-processor and `add_bos`, `add_eos` always agree: encoding with special tokens adds BOS exactly if
+//! `add_bos` is set, and encoding without them, as for a rendered chat template, never does.
 
 mod beside;
 mod bpe;
@@ -31,7 +32,7 @@ use super::{
 };
 use crate::{Error, Result};
 
-/// Help for folders without a tokenizer that can be read.
+/// Help text for folders without a readable tokenizer.
 const HOW_TO_CONVERT: &str = "write a tokenizer.json into the folder with transformers: \
      AutoTokenizer.from_pretrained(folder).save_pretrained(folder)";
 
@@ -42,13 +43,13 @@ pub struct Tokenizer {
     pub json: String,
     /// A Jinja template that renders a conversation; its output is encoded without special tokens.
     pub chat_template: Option<String>,
-    /// The token that starts every text.
+    /// Starts every text.
     pub bos: Option<u32>,
-    /// Every token that ends a turn, the model's own end of text first.
+    /// All tokens that end a turn, the model's own end of text first.
     pub eos: Vec<u32>,
     /// The padding token.
     pub pad: Option<u32>,
-    /// The token that stands for what the vocabulary cannot express.
+    /// Stands for text that the vocabulary cannot express.
     pub unknown: Option<u32>,
     /// Encoding with special tokens puts `bos` before the text.
     pub add_bos: bool,
@@ -57,12 +58,12 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Reads the tokenizer of a `.gguf` file, or of a folder as Hugging Face lays it out.
+    /// Reads the tokenizer of a `.gguf` file, or of a folder in Hugging Face's layout.
     pub fn open(path: &Path) -> Result<Self> {
         Self::open_with(path, &GgufFamily::USUAL)
     }
 
-    /// The same, with what a plugin knows of the file's architecture.
+    /// Like [`Tokenizer::open`], with a plugin's conventions for the file's architecture.
     pub fn open_with(path: &Path, family: &GgufFamily) -> Result<Self> {
         if path.is_dir() {
             return Self::from_folder(path);
@@ -72,13 +73,13 @@ impl Tokenizer {
         Self::from_gguf(path, &first.metadata, family).map_err(|error| error.context(path.display()))
     }
 
-    /// Reads `tokenizer.json` and what stands around it, or `tokenizer.model` where there is no such file.
+    /// Reads `tokenizer.json` and the files beside it, or `tokenizer.model` if there is none.
     pub fn from_folder(folder: &Path) -> Result<Self> {
         folder::read(folder)
     }
 
-    /// Makes a tokenizer of a GGUF file's metadata. A `tokenizer.json` in the metadata or beside the file is taken
-    /// instead, if it is for the same vocabulary: it is the model's own.
+    /// Builds a tokenizer from a GGUF file's metadata. A `tokenizer.json` in the metadata or beside the file is used
+    /// instead if it has the same vocabulary: it is the model's own.
     pub fn from_gguf(path: &Path, metadata: &Metadata, family: &GgufFamily) -> Result<Self> {
         let architecture = metadata.string("general.architecture")?.unwrap_or_default();
         let kind = metadata.string("tokenizer.ggml.model")?.ok_or_else(|| metadata.missing("tokenizer.ggml.model"))?;
@@ -111,7 +112,7 @@ impl Tokenizer {
         Ok(Self { json, ..tokenizer })
     }
 
-    /// Takes a ready `tokenizer.json`, whose post-processor decides about BOS and EOS.
+    /// Adopts a ready `tokenizer.json`, whose post-processor determines BOS and EOS.
     fn with_json(mut self, json: String) -> Result<Self> {
         let outline = outline::Outline::read(&json)?;
         self.add_bos = outline.adds(self.bos, outline::Place::Front);

@@ -1,7 +1,7 @@
-//! `tokenizer.model`: the file that the SentencePiece library writes, for folders without a `tokenizer.json`.
+//! `tokenizer.model`: the file written by the SentencePiece library, for folders without a `tokenizer.json`.
 //!
-//! It is one protobuf message: the pieces, how they were trained and how text is normalized. The few fields that matter
-//! are picked out by a reader that never leaves the file and skips what it does not know.
+//! It is one protobuf message: the pieces, how they were trained and how text is normalized. The few relevant fields
+//! are extracted by a reader that never leaves the file and skips unknown fields.
 
 use super::vocabulary::Kind;
 use crate::{Error, Result};
@@ -11,7 +11,7 @@ pub(super) struct ModelFile {
     pub texts: Vec<String>,
     pub kinds: Vec<Kind>,
     pub scores: Vec<f32>,
-    /// Encoding puts a space before the text (`add_dummy_prefix`).
+    /// Encoding adds a space before the text (`add_dummy_prefix`).
     pub prefix: bool,
     pub bos: Option<u32>,
     pub eos: Option<u32>,
@@ -19,7 +19,7 @@ pub(super) struct ModelFile {
     pub unknown: Option<u32>,
 }
 
-/// A field of a message: its number and what it holds.
+/// A field of a message: its number and value.
 enum Field<'a> {
     Integer(u32, u64),
     Bytes(u32, &'a [u8]),
@@ -27,12 +27,12 @@ enum Field<'a> {
     Other,
 }
 
-/// The trainer's number for byte pairs; 1 is Unigram.
+/// The trainer's enum value for BPE; 1 is Unigram.
 const BPE: u64 = 2;
 
 impl ModelFile {
     pub(super) fn read(file: &[u8]) -> Result<Self> {
-        // Protobuf leaves defaults out: the ids are those of sentencepiece_model.proto.
+        // Protobuf omits defaults: these are the ids in sentencepiece_model.proto.
         let mut ids = [Some(0), Some(1), Some(2), None];
         let mut model = Self {
             texts: vec![],
@@ -44,7 +44,7 @@ impl ModelFile {
             pad: None,
             unknown: None,
         };
-        // The defaults of the format: a Unigram model that rewrites runs of spaces.
+        // The format's defaults: a Unigram model that collapses runs of spaces.
         let (mut trained_as, mut collapses, mut maps_characters) = (1, true, false);
         for field in Fields(file) {
             match field? {
@@ -105,7 +105,7 @@ impl ModelFile {
     }
 }
 
-/// Walks over the fields of a message.
+/// Iterates over the fields of a message.
 struct Fields<'a>(&'a [u8]);
 
 impl<'a> Fields<'a> {

@@ -1,9 +1,9 @@
-//! The parts of a `tokenizer.json` that matter here, where the file itself is passed on as it is.
+//! The parts of a `tokenizer.json` that matter here; the file itself is passed on as it is.
 //!
-//! The file is the model's own and stays the authority. Only its tokens are read, to translate texts to ids and to see
-//! whether it is for this vocabulary at all, and its post-processor, which decides what is put around a text. Two things
-//! are changed, as transformers does when it loads such a file: truncation and padding are never wanted here, and the
-//! settings beside the file may ask for another treatment of BOS and EOS.
+//! The file is the model's own and stays authoritative. Only its tokens are read, to map texts to ids and to check that
+//! it has the right vocabulary, and its post-processor, which decides what is added around a text. Two things are
+//! changed, as in transformers when it loads such a file: truncation and padding are removed, and the settings beside
+//! the file may change how BOS and EOS are added.
 
 use std::collections::HashMap;
 
@@ -42,7 +42,7 @@ struct Model {
 #[serde(untagged)]
 enum Tokens {
     Ids(HashMap<String, u32>),
-    /// Unigram models list their tokens with a score each.
+    /// Unigram models list their tokens with scores.
     Scores(Vec<(String, f64)>),
 }
 
@@ -92,18 +92,18 @@ impl Outline {
         added.or_else(|| self.tokens().find(|(_, known)| *known == id).map(|(text, _)| text))
     }
 
-    /// Tells if encoding would truncate or pad, a leftover of training in some files.
+    /// True if encoding would truncate or pad, a leftover of training in some files.
     pub(super) fn resizes(&self) -> bool {
         !self.truncation.is_null() || !self.padding.is_null()
     }
 
-    /// Tells if the post-processor puts this token at this end of a text.
+    /// True if the post-processor adds this token at this end of a text.
     pub(super) fn adds(&self, id: Option<u32>, place: Place) -> bool {
         id.is_some_and(|id| adds(&self.post_processor, id, place))
     }
 }
 
-/// The file without truncation and padding, and with another post-processor if there is one; the rest is as it was.
+/// Rewrites the file without truncation and padding, and with another post-processor if given; the rest is unchanged.
 pub(super) fn rewritten(json: &str, post_processor: Option<Value>) -> Result<String> {
     let mut document: Map<String, Value> =
         serde_json::from_str(json).map_err(|error| Error::corrupt(format!("is not a tokenizer.json: {error}")))?;

@@ -1,9 +1,9 @@
-//! SentencePiece BPE with scores, the family of Llama 2: `tokenizer.ggml.model = "llama"`.
+//! SentencePiece BPE with scores, as in Llama 2: `tokenizer.ggml.model = "llama"`.
 //!
 //! SentencePiece joins the neighbours whose union is the piece with the best score, and needs no merges for that. The
-//! `tokenizers` crate does, so they are regenerated: every way to cut a piece in two known pieces is a merge, the best
-//! pieces first. Spaces become `▁` and one is put in front of each stretch of text, and what no piece covers is spelled
-//! in bytes.
+//! `tokenizers` crate does, so they are regenerated: every way to split a piece into two known pieces is a merge, best
+//! pieces first. Spaces become `▁`, one is added before each stretch of text, and uncovered characters fall back to
+//! bytes.
 
 use std::cmp::Ordering;
 
@@ -19,10 +19,10 @@ use crate::{Error, GgufFamily, Result, gguf::Metadata, quote};
 const SCORES: &str = "tokenizer.ggml.scores";
 pub(super) const SPACE: char = '▁';
 
-/// Pieces are cut at every place, so their length is bounded; real ones have less than a hundred bytes.
+/// Pieces are split at every position, so their length is bounded; real ones have less than a hundred bytes.
 const PIECE_BYTES_MAX: usize = 512;
 
-/// One way to make a piece: `cut` bytes of it from the left.
+/// One way to split a piece: `cut` bytes from the left.
 struct Cut {
     score: f32,
     id: u32,
@@ -60,7 +60,7 @@ pub(super) fn build_from_gguf(
     build(vocabulary, &scores, prefix, tokenizer).map_err(|error| error.context("metadata 'tokenizer.ggml.tokens'"))
 }
 
-/// Writes the `tokenizer.json` of a SentencePiece vocabulary; `prefix` puts a space in front of text.
+/// Writes the `tokenizer.json` of a SentencePiece vocabulary; `prefix` adds a space before text.
 pub(super) fn build(
     vocabulary: &mut Vocabulary,
     scores: &[f32],
@@ -114,10 +114,10 @@ pub(super) fn decoder(prefix: bool) -> Value {
     json!({ "type": "Sequence", "decoders": steps })
 }
 
-/// Every way to make a normal piece of two normal pieces, in the order in which SentencePiece would take them.
+/// Returns every way to make a normal piece of two normal pieces, in the order in which SentencePiece would take them.
 ///
-/// Among the ways to make one piece, SentencePiece takes the leftmost in the text, which a fixed order cannot say; the
-/// one with the longest left part comes closest, since text is joined from the left.
+/// Among the ways to make one piece, SentencePiece takes the leftmost in the text, which a fixed order cannot express;
+/// the one with the longest left part comes closest, since text is joined from the left.
 fn merges<'a>(vocabulary: &'a Vocabulary, scores: &[f32]) -> Result<Vec<(&'a str, &'a str)>> {
     let pieces = vocabulary.ids(|kind| kind == Kind::Normal);
     let mut cuts = Vec::new();

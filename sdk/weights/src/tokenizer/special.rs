@@ -1,8 +1,8 @@
 //! Special token ids: BOS, and every token that ends a turn.
 //!
-//! Files name one EOS and, if they are recent, the ends of a turn and of a message. Many chat models end a turn with
-//! another token than the one named, and a model whose turn does not end talks to itself until the limit. So known
-//! end-of-turn texts are looked for among the special tokens as well, as llama.cpp does.
+//! Files name one EOS and, if they are recent, the end-of-turn and end-of-message tokens. Many chat models end a turn
+//! with another token than the named one, and a model whose turn does not end talks to itself until the limit. So known
+//! end-of-turn texts are searched for among the special tokens, too, as in llama.cpp.
 
 use super::{
     Tokenizer,
@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{Error, Result, gguf::Metadata, quote};
 
-/// Limit for the length of a chat template.
+/// Limit on the length of a chat template.
 pub(super) const TEMPLATE_BYTES_MAX: usize = 1 << 20;
 
 /// Texts of tokens that end a turn, or a completion within a file.
@@ -41,7 +41,7 @@ const TURN_ENDS: &[&str] = &[
     "<|file_sep|>",
 ];
 
-/// In a vocabulary with both of a pair, `<|end|>` closes a message within a turn (gpt-oss, Solar).
+/// In a vocabulary with both tokens of a pair, `<|end|>` closes a message within a turn (gpt-oss, Solar).
 const MESSAGE_ENDS: [[&str; 2]; 2] = [["<|return|>", "<|call|>"], ["<|calls|>", "<|flush|>"]];
 
 const BOS: &str = "tokenizer.ggml.bos_token_id";
@@ -57,10 +57,10 @@ const TURN_END_KEYS: [&str; 5] = [
 ];
 const TEMPLATE: &str = "tokenizer.chat_template";
 
-/// Reads all fields of a tokenizer but `json`, and marks special tokens that the file lists as normal.
+/// Reads all fields of a tokenizer except `json`, and marks special tokens that the file lists as normal.
 pub(super) fn read(metadata: &Metadata, kind: &str, vocabulary: &mut Vocabulary) -> Result<Tokenizer> {
     let is_sentencepiece = kind == "llama";
-    // Early SentencePiece files leave out what was the same for all of them.
+    // Early SentencePiece files omit the ids that were the same in all of them.
     let usual = |id: u32| (is_sentencepiece && (id as usize) < vocabulary.len()).then_some(id);
     let bos = id(metadata, BOS, vocabulary)?.or(usual(1));
     let eos = id(metadata, EOS, vocabulary)?.or(usual(2));
@@ -86,7 +86,7 @@ pub(super) fn read(metadata: &Metadata, kind: &str, vocabulary: &mut Vocabulary)
     })
 }
 
-/// The ids among special tokens whose text ends a turn.
+/// Returns the ids of special tokens whose text ends a turn.
 pub(super) fn turn_ends<'a>(tokens: impl Iterator<Item = (u32, &'a str)>) -> Vec<u32> {
     let mut ends: Vec<_> = tokens.filter(|(_, text)| TURN_ENDS.contains(text)).collect();
     let has = |text: &&str| ends.iter().any(|(_, end)| end == text);
@@ -96,14 +96,14 @@ pub(super) fn turn_ends<'a>(tokens: impl Iterator<Item = (u32, &'a str)>) -> Vec
     ends.into_iter().map(|(id, _)| id).collect()
 }
 
-/// Drops repeated ids and keeps the order.
+/// Removes repeated ids, keeping the order.
 pub(super) fn unique(mut ids: Vec<u32>) -> Vec<u32> {
     let mut seen = std::collections::HashSet::new();
     ids.retain(|id| seen.insert(*id));
     ids
 }
 
-/// Refuses a template that is too long to be one.
+/// Rejects a template that is too long to be one.
 pub(super) fn checked_template(template: &str, place: &str) -> Result<String> {
     if template.len() > TEMPLATE_BYTES_MAX {
         return Err(Error::corrupt(format!(
@@ -116,7 +116,7 @@ pub(super) fn checked_template(template: &str, place: &str) -> Result<String> {
 
 fn id(metadata: &Metadata, key: &str, vocabulary: &Vocabulary) -> Result<Option<u32>> {
     match metadata.u32(key)? {
-        // Converters write a missing id (−1) as it is.
+        // Converters write a missing id (−1) unchanged.
         None | Some(u32::MAX) => Ok(None),
         Some(id) if (id as usize) < vocabulary.len() => Ok(Some(id)),
         Some(id) => Err(Error::corrupt(format!(
@@ -127,7 +127,7 @@ fn id(metadata: &Metadata, key: &str, vocabulary: &Vocabulary) -> Result<Option<
     }
 }
 
-/// Marks tokens that the file calls normal, and whose text or role says otherwise, so that they are found in text.
+/// Marks tokens that the file calls normal but whose text or role says otherwise, so that they are matched in text.
 fn mark(vocabulary: &mut Vocabulary, named: Vec<u32>) {
     let is_bracketed = |text: &str| matches!(text.as_bytes(), [b'<', _, .., b'>'] | [b'[', _, .., b']']);
     let is_unmistakable =
@@ -138,7 +138,7 @@ fn mark(vocabulary: &mut Vocabulary, named: Vec<u32>) {
     found.into_iter().for_each(|id| vocabulary.mark_as_control(id));
 }
 
-/// The template of that name, `default` among several, or the only one.
+/// Returns the unnamed template, `default` among several, or the only one.
 fn chat_template(metadata: &Metadata) -> Result<Option<String>> {
     let default = format!("{TEMPLATE}.default");
     let mut named = metadata.keys().filter(|key| key.strip_prefix(TEMPLATE).is_some_and(|rest| rest.starts_with('.')));

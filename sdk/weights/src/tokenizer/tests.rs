@@ -1,4 +1,4 @@
-//! Vocabularies that lie, and folders that say the same thing in several ways.
+//! Inconsistent vocabularies, and folders that say the same thing in different ways.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use crate::{PreTokenizer, Split};
 const TOKENS: [&str; 6] = ["a", "b", "ab", "abb", "<|im_end|>", "<|im_start|>"];
 const TYPES: [i32; 6] = [1, 1, 1, 1, 3, 3];
 
-/// A byte-level vocabulary in which all is well, without its merges.
+/// A valid byte-level vocabulary, without its merges.
 fn vocabulary() -> Gguf {
     Gguf::new("llama")
         .text("tokenizer.ggml.model", "gpt2")
@@ -25,7 +25,7 @@ fn merged() -> Gguf {
     vocabulary().texts("tokenizer.ggml.merges", &["a b", "ab b"])
 }
 
-/// A SentencePiece vocabulary in which all is well, without its scores.
+/// A valid SentencePiece vocabulary, without its scores.
 fn pieces(tokens: &[&str]) -> Gguf {
     let types: Vec<i32> = tokens.iter().map(|token| if token.starts_with('<') { 3 } else { 1 }).collect();
     Gguf::new("llama")
@@ -419,12 +419,12 @@ fn rejects_folders_without_a_tokenizer_and_files_that_are_none() {
     }
 }
 
-/// A protobuf field with bytes in it.
+/// Encodes a length-delimited protobuf field.
 fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
     [&[number << 3 | 2, bytes.len() as u8], bytes].concat()
 }
 
-/// A `tokenizer.model` of those pieces with their types, made as byte pairs (2) or otherwise.
+/// Encodes a `tokenizer.model` of pieces with their types; `kind` 2 is BPE.
 fn model_file(pieces: &[(&str, u8)], kind: u8) -> Vec<u8> {
     let mut file = vec![];
     for ((text, of), id) in pieces.iter().zip(0u8..) {
@@ -432,7 +432,7 @@ fn model_file(pieces: &[(&str, u8)], kind: u8) -> Vec<u8> {
         file.extend(field(1, &[field(1, text.as_bytes()), score, vec![3 << 3, *of]].concat()));
     }
     file.extend(field(2, &[3 << 3, kind]));
-    // Spaces are left as they are.
+    // Spaces are kept as they are.
     file.extend(field(3, &[4 << 3, 0]));
     file
 }

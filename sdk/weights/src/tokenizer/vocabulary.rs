@@ -1,8 +1,8 @@
-//! The tokens of a vocabulary and what kind each is, read once and checked.
+//! The tokens of a vocabulary and their types, read once and checked.
 //!
-//! Later code relies on three things: an id is the position of its token, no two ids share a text, and counts fit.
-//! What a converter calls a token's type decides whether its text is matched before the text is cut (control and
-//! user-defined tokens), can come out of merging (normal ones), or stands for a byte.
+//! Later code relies on three things: an id is the position of its token, no two ids share a text, and counts fit. A
+//! token's type in the converter's file decides whether its text is matched before text is split (control and
+//! user-defined tokens), results from merging (normal ones), or stands for a byte.
 
 use std::collections::{HashMap, HashSet};
 
@@ -31,7 +31,7 @@ pub(super) enum Kind {
 pub(super) struct Vocabulary {
     texts: Vec<String>,
     kinds: Vec<Kind>,
-    /// Tokens that strip the white space behind them (`rstrip`).
+    /// Tokens that strip the white space after them (`rstrip`).
     strips_behind: HashSet<u32>,
 }
 
@@ -56,7 +56,7 @@ impl Vocabulary {
         let kinds = match metadata.i32s(TYPES)? {
             None => vec![Kind::Normal; texts.len()],
             Some(ids) if ids.len() == texts.len() => {
-                // A type that is not known is a normal token, as for every other reader.
+                // As in every other reader, an unknown type is a normal token.
                 ids.iter().map(|id| Kind::of(i64::from(*id)).unwrap_or(Kind::Normal)).collect()
             }
             Some(ids) => {
@@ -100,7 +100,7 @@ impl Vocabulary {
         self.texts.iter().zip(&self.kinds).zip(0..).map(|((text, kind), id)| (id, text.as_str(), *kind))
     }
 
-    /// The id of each token that `wanted` names.
+    /// Returns ids by text for the tokens whose type is `wanted`.
     pub(super) fn ids(&self, wanted: impl Fn(Kind) -> bool) -> HashMap<&str, u32> {
         self.iter()
             .filter(|(_, text, kind)| !text.is_empty() && wanted(*kind))
@@ -112,7 +112,7 @@ impl Vocabulary {
         self.iter().find(|(_, known, _)| *known == text).map(|(id, _, _)| id)
     }
 
-    /// The tokens whose text is found before the text is cut: id, text, and whether decoding may leave it out.
+    /// Returns the tokens matched before text is split: id, text, and whether decoding may skip it.
     pub(super) fn matched(&self) -> impl Iterator<Item = (u32, &str, bool)> {
         self.iter().filter(|(_, text, _)| !text.is_empty()).filter_map(|(id, text, kind)| match kind {
             Kind::Control | Kind::Unknown => Some((id, text, true)),
@@ -129,14 +129,14 @@ impl Vocabulary {
         self.strips_behind.extend(ids);
     }
 
-    /// Makes a control token of one that was not marked as such.
+    /// Turns a token that was not marked as such into a control token.
     pub(super) fn mark_as_control(&mut self, id: u32) {
         if let Some(kind) = self.kinds.get_mut(id as usize) {
             *kind = Kind::Control;
         }
     }
 
-    /// Writes user-defined tokens as they stand in text: they are looked for before spaces are replaced.
+    /// Writes user-defined tokens with literal spaces, as they are matched before spaces are replaced.
     pub(super) fn spell_out_spaces(&mut self, replacement: char) -> Result<()> {
         for (text, kind) in self.texts.iter_mut().zip(&self.kinds) {
             if *kind == Kind::UserDefined && text.contains(replacement) {

@@ -1,22 +1,23 @@
-//! Every system call, made with arguments that do nothing where the kernel looks at them. The filter answers before the kernel
-//! looks, with one of two errors; any other answer means that the call came through.
+//! Makes every system call, with arguments that have no effect if the kernel sees them. The filter answers before the
+//! kernel does, with one of two errors; any other result means that the call got through.
 
 use libc::c_int;
 use std::{io, os::unix::process::parent_id};
 
-/// The last number that is tried; kernels of today know fewer.
+/// Last number tried; today's kernels have fewer.
 const LAST: i64 = 470;
-/// No descriptor, no pointer, no number of anything.
+/// An invalid descriptor, pointer or id.
 const NOTHING: i64 = -1;
-/// Calls that are allowed and would end the process. No filter is asked about probes, which the kernel puts into programs itself:
-/// a program that calls them gets a signal.
+/// Calls that are allowed and would end the process. Filters do not apply to probes, which the kernel itself inserts
+/// into programs: a program that calls them gets a signal.
 const ENDING: [i64; 5] = [libc::SYS_exit, libc::SYS_exit_group, libc::SYS_rt_sigreturn, PROBES[0].0, PROBES[1].0];
 const PROBES: [(i64, &str); 2] = [(335, "uretprobe"), (336, "uprobe")];
 
-/// A call, what of it is tried, and with which arguments.
+/// A call, the variant being tried, and its arguments.
 type Attempt = (i64, &'static str, [i64; 6]);
 
-/// One line for each call: `allowed`, `refused`, `absent` or `untried`, its name, and what of it if that depends on arguments.
+/// One line per call: `allowed`, `refused`, `absent` or `untried`, its name, and the variant if that depends on
+/// arguments.
 pub fn all() -> Vec<String> {
     let attempts = attempts();
     let mut lines = Vec::new();
@@ -39,7 +40,7 @@ fn outcome(number: i64, arguments: [i64; 6]) -> &'static str {
     // SAFETY: none of these arguments leads to memory of this process that the kernel would write to or unmap.
     let result = unsafe { libc::syscall(number, a, b, c, d, e, f) };
     if result == 0 && [libc::SYS_fork, libc::SYS_vfork, libc::SYS_clone].contains(&number) {
-        // SAFETY: the child of a fork that should not be; it ends the process and does not return.
+        // SAFETY: in the child of a fork that should not have happened; ends the process and does not return.
         unsafe { libc::_exit(0) };
     }
     match io::Error::last_os_error().raw_os_error().filter(|_| result == -1) {
@@ -49,7 +50,7 @@ fn outcome(number: i64, arguments: [i64; 6]) -> &'static str {
     }
 }
 
-/// Calls that depend on arguments, and the one that takes none of a wrong kind.
+/// Calls whose outcome depends on their arguments, and the one that accepts any.
 fn attempts() -> Vec<Attempt> {
     let (own, parent) = (i64::from(std::process::id()), i64::from(parent_id()));
     let mut all = vec![(libc::SYS_futex, "", [0, i64::from(libc::FUTEX_WAKE), 1, 0, 0, 0])];
@@ -88,7 +89,7 @@ fn attempts() -> Vec<Attempt> {
         ("shared, no file", shared | alone),
         ("growing", private | alone | growing),
     ] {
-        // Of no length, which the kernel refuses in another way.
+        // With length zero, which the kernel rejects with a different error.
         add(libc::SYS_mmap, what, &[0, 0, 0, flags, NOTHING, 0]);
     }
     for (what, command) in FCNTL {
@@ -174,7 +175,7 @@ macro_rules! named {
     ($($name:ident)*) => { &[$((libc::$name, stringify!($name))),*] };
 }
 
-/// Names of the calls that are expected to be allowed; any other is shown by number.
+/// Names of calls expected to be allowed; any other is shown by number.
 const NAMES: &[(i64, &str)] = named! {
     SYS_read SYS_write SYS_open SYS_close SYS_stat SYS_fstat SYS_lstat SYS_poll SYS_lseek SYS_mmap SYS_mprotect
     SYS_munmap SYS_brk SYS_rt_sigaction SYS_rt_sigprocmask SYS_rt_sigreturn SYS_ioctl SYS_pread64 SYS_pwrite64

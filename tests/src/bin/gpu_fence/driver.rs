@@ -1,4 +1,4 @@
-//! NVIDIA's driver by the names of its functions.
+//! NVIDIA's driver, called through its exported functions.
 
 use std::{
     ffi::{CStr, CString, c_char, c_int, c_uint, c_void},
@@ -7,7 +7,7 @@ use std::{
 };
 
 const LIBRARY: &CStr = c"libcuda.so.1";
-/// Adds one to each of as many numbers as there are threads.
+/// Adds one to as many numbers as there are threads.
 const KERNEL: &str = r"
 .version 7.0
 .target sm_70
@@ -32,7 +32,7 @@ const KERNEL: &str = r"
 const NUMBERS: usize = 64 << 20;
 const THREADS: c_uint = 256;
 
-/// A function of the library. `F` is its type in C.
+/// Looks up a function of the library. `F` is its C type.
 fn function<F: Copy>(library: *mut c_void, name: &str) -> Result<F, String> {
     assert_eq!(size_of::<F>(), size_of::<*mut c_void>());
     let text = CString::new(name).map_err(|error| error.to_string())?;
@@ -49,12 +49,12 @@ fn succeeded(what: &str, code: c_int) -> Result<(), String> {
     if code == 0 { Ok(()) } else { Err(format!("{what}: error {code}")) }
 }
 
-/// Computes on the first GPU, from two threads one after the other as a worker does.
+/// Computes on the first GPU, from two threads in turn as a worker does.
 pub fn compute() -> Result<String, String> {
-    // SAFETY: the name ends with a zero; the driver's constructors are what is tried here.
+    // SAFETY: the name ends with a zero; running the driver's constructors is the purpose of this program.
     let library = unsafe { libc::dlopen(LIBRARY.as_ptr(), libc::RTLD_NOW) };
     if library.is_null() {
-        // SAFETY: the text ends with a zero and is valid until the next call of its kind.
+        // SAFETY: the text ends with a zero and is valid until the next call of `dlerror`.
         return Err(unsafe { CStr::from_ptr(libc::dlerror()) }.to_string_lossy().into_owned());
     }
     let library = library as usize;
@@ -99,7 +99,7 @@ fn round_trip(library: *mut c_void) -> Result<String, String> {
     let (mut device, mut count, mut memory) = (0, 0, 0_u64);
     let (mut context, mut module, mut kernel, mut pinned) = (null_mut(), null_mut(), null_mut(), null_mut());
     let mut name = [0_u8; 128];
-    // SAFETY: each function has its type in the driver's header; what they write to is as large as they are told.
+    // SAFETY: each function has its type in the driver's header; the buffers are as large as stated.
     unsafe {
         succeeded("cuInit", function::<Init>(library, "cuInit")?(0))?;
         succeeded("cuDeviceGetCount", function::<Count>(library, "cuDeviceGetCount")?(&raw mut count))?;

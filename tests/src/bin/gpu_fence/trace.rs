@@ -1,4 +1,4 @@
-//! A small tracer: which system calls of a child and its threads fail as the filter and Landlock let them fail.
+//! A small tracer: which system calls of a child and its threads fail the way the filter and Landlock make them fail.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -15,10 +15,10 @@ const OPTIONS: usize = (libc::PTRACE_O_TRACESYSGOOD
     | libc::PTRACE_O_TRACEVFORK
     | libc::PTRACE_O_EXITKILL) as usize;
 
-/// Runs the child to its end, and says whether it succeeded.
+/// Runs the child to its end; returns true if it succeeded.
 pub fn run(command: &mut Command) -> io::Result<bool> {
     let traced = || {
-        // SAFETY: asking to be traced takes nothing.
+        // SAFETY: the request takes no arguments.
         let asked = unsafe { libc::ptrace(libc::PTRACE_TRACEME, 0, null_mut::<c_void>(), null_mut::<c_void>()) };
         if asked == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     };
@@ -74,7 +74,7 @@ fn note(
 ) {
     // SAFETY: registers are plain numbers.
     let mut registers: libc::user_regs_struct = unsafe { std::mem::zeroed() };
-    // SAFETY: the child stands still, and there is room for its registers.
+    // SAFETY: the child is stopped, and there is room for its registers.
     unsafe { libc::ptrace(libc::PTRACE_GETREGS, process, null_mut::<c_void>(), &raw mut registers) };
     let Some(call) = entered.remove(&process) else {
         entered.insert(process, [registers.orig_rax, registers.rdi, registers.rsi, registers.rdx]);
@@ -98,12 +98,12 @@ fn note(
     }
 }
 
-/// A text of the child's memory, where it may be read.
+/// Reads a string from the child's memory, as far as it is readable.
 fn text(process: libc::pid_t, from: u64) -> String {
     let mut bytes = Vec::new();
     while bytes.len() < 200 {
         let place = (from as usize + bytes.len()) as *mut c_void;
-        // SAFETY: the child stands still; a place that it does not have gives nothing.
+        // SAFETY: the child is stopped; an unmapped address yields an error.
         let word = unsafe { libc::ptrace(libc::PTRACE_PEEKDATA, process, place, null_mut::<c_void>()) };
         bytes.extend(word.to_ne_bytes());
         if word == -1 || word.to_ne_bytes().contains(&0) {

@@ -1,10 +1,10 @@
-//! Fields, what they take at their edges, and what they do not take beyond them.
+//! Fields, the values that they accept up to their limits, and those that they reject beyond.
 
 use serde_json::{Value, json};
 
 use super::routes::Route;
 
-/// A field by its path, what it needs beside it, and what it takes and does not.
+/// A field by its path, the fields that it requires, and accepted and rejected values.
 pub struct Field {
     pub path: &'static str,
     pub good: Vec<Value>,
@@ -13,7 +13,7 @@ pub struct Field {
 }
 
 impl Field {
-    /// A field that takes each of one list, and none of the other.
+    /// A field that accepts each value of one list and rejects each of the other.
     pub fn new(path: &'static str, good: Value, bad: Value) -> Self {
         let (Value::Array(good), Value::Array(bad)) = (good, bad) else { panic!("{path}: no lists of values") };
         Self { path, good, bad, beside: json!({}) }
@@ -23,14 +23,14 @@ impl Field {
         Self { beside, ..self }
     }
 
-    /// What must be there.
+    /// Marks the field as required.
     pub fn required(mut self) -> Self {
         self.good.retain(|value| !value.is_null());
         self.bad.push(Value::Null);
         self
     }
 
-    /// Where what is right needs what this server does not have, or takes its time.
+    /// Replaces the accepted values, where they need features that this server lacks, or take long.
     pub fn with_good(self, good: Value) -> Self {
         let Value::Array(good) = good else { panic!("{}: no list of values", self.path) };
         Self { good, ..self }
@@ -49,7 +49,7 @@ impl Field {
     }
 }
 
-/// One that does not take what is no number, either.
+/// A field that also rejects values that are not numbers.
 fn numeric(path: &'static str, good: Value, bad: Value) -> Field {
     let mut field = Field::new(path, good, bad);
     field.bad.extend(["1", "NaN", "Infinity", "-0", ""].map(Value::from));
@@ -85,7 +85,7 @@ pub fn text(path: &'static str, bytes_max: usize) -> Field {
     Field::new(path, json!([of(1), of(bytes_max)]), json!(["", of(bytes_max + 1), 1, true, [], {}]))
 }
 
-/// A text that must be there, and may be as long as a body.
+/// A required text, which may be as long as a body.
 pub fn words(path: &'static str) -> Field {
     Field::new(path, json!(["x", "x".repeat(10_000)]), json!(["", 1, true, ["a"], {}])).required()
 }

@@ -1,5 +1,5 @@
-//! Every number and every list that a client may send, at the edges of its range and beyond, and bodies that are none, over a
-//! real socket: what is right is answered, and what is wrong is a 400 in the API's own envelope with the name of its field,
+//! Every number and list that a client may send, at the limits of its range and beyond, and invalid bodies, over a real
+//! socket: correct requests are answered, and others get a 400 in the API's own envelope with the name of the field,
 //! within 50 ms, streamed or not.
 
 mod fields;
@@ -35,7 +35,7 @@ fn serve(root: &Path) -> Server {
     server
 }
 
-/// What is wrong with a refusal, if anything is.
+/// What is wrong with a refusal, if anything.
 fn misfit(reply: &Reply, path: &str, field: Option<&str>) -> Option<String> {
     let is_openai = path.ends_with("/completions") || path == "/v1/responses";
     if path.starts_with("/api/") {
@@ -60,7 +60,7 @@ fn misfit(reply: &Reply, path: &str, field: Option<&str>) -> Option<String> {
     checks.iter().find(|(holds, _)| !holds).map(|(_, what)| format!("{what}: {reply:?}"))
 }
 
-/// The same for the form of Ollama's errors.
+/// Like [`misfit`], for Ollama's error format.
 fn misfit_of_ollama(reply: &Reply, field: Option<&str>) -> Option<String> {
     let Ok(body) = serde_json::from_slice::<Value>(&reply.body) else { return Some("no JSON".into()) };
     let message = body["error"].as_str().unwrap_or_default();
@@ -160,7 +160,7 @@ fn what_is_no_request_is_refused_on_every_route() {
             let shown = String::from_utf8_lossy(&body[..body.len().min(40)]).into_owned();
             assert_eq!(misfit(&reply, route.path, None), None, "{} {shown:?}", route.path);
         }
-        // What is new, or another's, is no reason to refuse.
+        // Unknown fields, and those of other APIs, are not rejected.
         let mut body = route.body.clone();
         body["from_the_future"] = json!({"a": [null, {"b": 1e300}]});
         body["context_management"] = json!({"edits": []});

@@ -1,10 +1,10 @@
-//! The routes that take a body, and every field that each reads.
+//! The routes that take a body, and every field that each of them reads.
 
 use serde_json::{Value, json};
 
 use super::fields::{Field, count, flag, integer, list, number, seed, stops, text, words};
 
-/// A route, and a body that it takes.
+/// A route with a body that it accepts.
 pub struct Route {
     pub path: &'static str,
     pub body: Value,
@@ -42,7 +42,7 @@ pub fn routes() -> Vec<Route> {
     ]
 }
 
-/// What every dialect reads alike.
+/// Fields that every dialect reads.
 fn pensieve() -> Vec<Field> {
     let samplers = |place: usize| if place == 0 { json!({"sampler": "top_k", "k": 3}) } else { json!("greedy") };
     let wrong = json!([1, "", {}, "no-such-sampler", {"sampler": "x".repeat(129)}, []]);
@@ -59,7 +59,7 @@ fn pensieve() -> Vec<Field> {
     ]
 }
 
-/// Anthropic's, which are counted as well.
+/// Anthropic's, which also apply to token counting.
 fn conversation() -> Vec<Field> {
     let tool = |place: usize| json!({"name": format!("t{place}"), "input_schema": {"type": "object"}});
     let wrong_tools = json!([
@@ -103,7 +103,7 @@ fn message() -> Vec<Field> {
     vec![count("max_tokens", 1).required(), flag("stream")]
 }
 
-/// Messages in either API. How many there may be, a test of its own tries.
+/// Messages in either API. Their maximum number has a separate test.
 fn messages() -> Field {
     let hello = json!({"role": "user", "content": "hello"});
     let mut field = Field::new("messages", json!([[hello]]), json!([[], 1, {}, "a"]));
@@ -119,7 +119,7 @@ fn messages() -> Field {
     field
 }
 
-/// OpenAI's, in both endpoints.
+/// OpenAI's fields for both endpoints.
 fn completion() -> Vec<Field> {
     let biases = |count: usize| Value::Object((0..count).map(|id| (id.to_string(), json!(1))).collect());
     let strange = json!([
@@ -132,7 +132,7 @@ fn completion() -> Vec<Field> {
         number("presence_penalty", -2.0, 2.0),
         number("frequency_penalty", -2.0, 2.0),
         integer("n", 1, 8),
-        // The model says "What?" and would go on.
+        // The model says "What?" and would continue.
         count("max_tokens", 1).beside(json!({"stop": ["t"]})),
         seed("seed"),
         stops("stop", 4),
@@ -227,7 +227,7 @@ fn response() -> Vec<Field> {
     ]
 }
 
-/// Ollama's, in both endpoints.
+/// Ollama's fields for both endpoints.
 fn ollama() -> Vec<Field> {
     vec![
         text("model", 256).required(),
@@ -270,7 +270,7 @@ fn ollama_prompt() -> Vec<Field> {
     ]
 }
 
-/// The small dialects'.
+/// Fields of the small dialects.
 fn plain() -> Vec<Field> {
     vec![
         text("model", 256),

@@ -1,4 +1,4 @@
-//! A disk for the prompt cache that is easily full.
+//! A disk for the prompt cache that is easily filled.
 
 use std::{
     fs::{self, File},
@@ -7,14 +7,14 @@ use std::{
     process::{Command, Stdio},
 };
 
-/// A file system of its own in a folder, where this user may mount one.
+/// A separate file system in a folder, if this user may mount one.
 pub struct SmallDisk {
     folder: PathBuf,
     is_mounted: bool,
 }
 
 impl SmallDisk {
-    /// Mounts it; without the right to that the folder is an ordinary one, and never full.
+    /// Mounts it; without permission the folder is an ordinary one, and never full.
     pub fn mount(folder: PathBuf) -> Self {
         fs::create_dir_all(&folder).unwrap();
         let mut mount = Command::new("mount");
@@ -26,7 +26,7 @@ impl SmallDisk {
         Self { folder, is_mounted }
     }
 
-    /// Takes all the room that is left, or gives it back; says which.
+    /// Fills the remaining space, or frees it; says which.
     pub fn fill_or_free(&self) -> &'static str {
         let filler = self.folder.join("filler");
         if !self.is_mounted {
@@ -44,7 +44,7 @@ impl SmallDisk {
 impl Drop for SmallDisk {
     fn drop(&mut self) {
         if self.is_mounted {
-            // A worker may be about to end, and to close its files.
+            // A worker may be exiting and closing its files.
             let _ = Command::new("umount").arg("-l").arg(&self.folder).status();
         }
     }

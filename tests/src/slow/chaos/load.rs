@@ -1,4 +1,4 @@
-//! Requests of every kind, and what their answers must look like whatever happens to the workers behind them.
+//! Requests of every kind, and what their responses must look like whatever happens to the workers behind them.
 
 use serde_json::{Value, json};
 use std::{
@@ -11,16 +11,16 @@ use crate::{
     random::Random,
 };
 
-/// How an answer is written down.
+/// The format of a response.
 #[derive(Clone, Copy, Debug)]
 enum Form {
     /// One JSON document.
     Json,
     /// Server-sent events of OpenAI's chats and completions.
     OpenAi,
-    /// Server-sent events with names, of which these may be the last.
+    /// Named server-sent events; one of these must be last.
     Events(&'static [&'static str]),
-    /// A line of JSON for each piece.
+    /// One line of JSON per piece.
     Lines,
     /// Text, or a page.
     Text,
@@ -36,16 +36,16 @@ pub struct Ask {
     leaves: bool,
 }
 
-/// What became of one.
+/// The outcome of a request.
 #[derive(Debug)]
 pub struct Outcome {
     pub path: &'static str,
-    /// None for a client that has left.
+    /// `None` for a client that has left.
     pub status: Option<u16>,
     pub is_error: bool,
     pub has_begun: bool,
     pub ended: Instant,
-    /// The longest time without a piece of the answer, after the first one.
+    /// Longest time without a piece of the response, after the first one.
     pub gap: Duration,
 }
 
@@ -54,7 +54,7 @@ const RESPONSES: Form = Form::Events(&["response.completed", "response.incomplet
 const EXECUTE: Form = Form::Events(&["end", "error"]);
 
 impl Ask {
-    /// Any request of a client that knows the models `scripted` and `faults`, and the adapters of the latter.
+    /// A random request of a client that knows the models `scripted` and `faults`, and the adapters of the latter.
     pub fn any(random: &mut Random) -> Self {
         let stream = random.below(2) == 0;
         let tokens = 1 + random.below(120);
@@ -97,7 +97,7 @@ impl Ask {
         Self { method: "POST", path, body, form, leaves: random.below(10) == 0 }
     }
 
-    /// Asks, and reads the answer to its end. An error is an answer that no client can make sense of.
+    /// Sends the request and reads the response to its end. Fails if no client could make sense of it.
     pub fn run(&self, address: SocketAddr, random: &mut Random) -> Result<Outcome, String> {
         let fail = |what: &str, shown: &str| Err(format!("{} {}: {what}: {shown}", self.path, self.body));
         let mut connection = Connection::open(address);
@@ -139,7 +139,7 @@ fn rest(connection: &mut Connection, head: &Head) -> Vec<u8> {
     connection.bytes(length).unwrap_or_default()
 }
 
-/// Whether an answer ended with an error, which is an end as good as any; it fails if it has no end at all.
+/// True if a response ended with an error, which is a valid end; fails if it has no end at all.
 fn ending(form: Form, head: &Head, text: &str) -> Result<bool, String> {
     let json = |text: &str| serde_json::from_str::<Value>(text).map_err(|error| format!("no JSON: {error}"));
     if head.status != 200 {

@@ -1,11 +1,12 @@
-//! A server under a mixed load while its workers are killed and stopped, its plugins replaced, its disk full, and its adapters come and
-//! go: every answer has an end that its client understands, soon after what ended it, and nothing adds up in memory.
+//! A server under a mixed load while its workers are killed and stopped, its plugins replaced, its disk filled, and its
+//! adapters come and go: every response has an end that its client understands, soon after the cause, and memory does
+//! not grow.
 //!
-//! | variable | meaning | unless set |
+//! | variable | meaning | default |
 //! |---|---|---|
-//! | `PENSIEVE_CHAOS_SECONDS` | how long it goes on | 60 |
-//! | `PENSIEVE_CHAOS_SEED` | what is asked, and what is done to the server | another one each time, which is printed |
-//! | `PENSIEVE_SOAK_REQUESTS` | how many requests the soak makes | 100,000 |
+//! | `PENSIEVE_CHAOS_SECONDS` | duration | 60 |
+//! | `PENSIEVE_CHAOS_SEED` | selects requests and faults | random, printed |
+//! | `PENSIEVE_SOAK_REQUESTS` | number of requests in the soak | 100,000 |
 //!
 //! An hour: `PENSIEVE_CHAOS_SECONDS=3600 cargo test --workspace --test pensieve -- chaos::every --nocapture`. The soak:
 //! `cargo test --workspace --test pensieve -- chaos::a_hundred_thousand --ignored --nocapture`.
@@ -32,6 +33,7 @@ use crate::{
         client::{post, request},
         server::{Options, Server},
     },
+    processes::{memory, under},
     random::Random,
     scripted,
 };
@@ -39,9 +41,9 @@ use disk::SmallDisk;
 use load::{Ask, Outcome};
 
 const CLIENTS: u64 = 8;
-/// After how long a worker that says nothing counts as hung.
+/// How long a worker may be silent before it counts as hung.
 const SILENCE: Duration = Duration::from_secs(2);
-/// Time limit for an answer to end after its cause, on a machine that is busy with other tests; a quiet one takes one second.
+/// Time limit for a response to end after its cause, on a machine busy with other tests; a quiet one takes one second.
 const LATE_MAX: Duration = Duration::from_secs(5);
 
 fn number(variable: &str) -> Option<u64> {
@@ -55,8 +57,8 @@ fn seed() -> u64 {
     seed
 }
 
-/// A server of a scripted model and of one with adapters. What it keeps by design, of responses and of blocks, is soon as much
-/// as it may be, so that whatever else adds up is seen.
+/// A server with a scripted model and one with adapters. What it keeps by design, responses and blocks, soon reaches
+/// its limit, so that any other growth shows.
 fn start(root: &Path) -> Server {
     let source = |name: &str| root.join(name);
     let long = "The quick brown fox jumps over the lazy dog. ".repeat(20);
@@ -78,24 +80,14 @@ fn start(root: &Path) -> Server {
     Options { plugins, config, ..Options::default() }.start()
 }
 
-/// The server's children that run under this verb.
+/// The server's children that run this subcommand.
 fn children(server: &Server, verb: &str) -> Vec<i32> {
-    let all = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-    let own = pids.filter(|pid| {
-        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-        let arguments = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        status.lines().any(|line| line == format!("PPid:\t{}", server.pid()))
-            && arguments.split(|byte| *byte == 0).nth(1) == Some(verb.as_bytes())
-    });
-    own.collect()
+    under(verb, server.pid()).into_iter().map(u32::cast_signed).collect()
 }
 
-/// The server's memory, in bytes; nothing where the system does not tell.
+/// The server's memory in bytes; `None` if the system does not report it.
 fn resident(server: &Server) -> Option<u64> {
-    let status = fs::read_to_string(format!("/proc/{}/status", server.pid())).ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
-    Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? << 10)
+    Some(memory(server.pid())?.resident)
 }
 
 fn signal(pid: i32, signal: i32) {
@@ -103,7 +95,7 @@ fn signal(pid: i32, signal: i32) {
     let _ = unsafe { libc::kill(pid, signal) };
 }
 
-/// Does one thing to the server and says what, with the time limit for answers to end, if it ends any.
+/// Harms the server in one way and says which, with the time limit for responses to end, if it ends any.
 fn harm(server: &Server, root: &Path, disk: &SmallDisk, random: &mut Random) -> (&'static str, Option<Duration>) {
     let victim = |verb: &str, random: &mut Random| {
         let pids = children(server, verb);
@@ -122,7 +114,7 @@ fn harm(server: &Server, root: &Path, disk: &SmallDisk, random: &mut Random) -> 
             ("stop", Some(SILENCE))
         }
         2 => {
-            // A client's request may be the one that this ends.
+            // This may end a client's request.
             let Some(pid) = victim("prompt", random) else { return ("nothing", None) };
             signal(pid, libc::SIGKILL);
             ("prompt", Some(Duration::ZERO))
@@ -153,15 +145,15 @@ fn harm(server: &Server, root: &Path, disk: &SmallDisk, random: &mut Random) -> 
     }
 }
 
-/// What is gathered while it goes on.
+/// Observations of a run.
 #[derive(Default)]
 struct Record {
     outcomes: Mutex<BTreeMap<String, u64>>,
     failures: Mutex<Vec<String>>,
     requests: AtomicU64,
-    /// The time by which a fault has ended its answers, and when it began.
+    /// The time by which a fault's responses must have ended, and when it began.
     causes: Mutex<Vec<(Instant, Duration)>>,
-    /// The longest time from a cause to the end of an answer.
+    /// Longest time from a cause to the end of a response.
     late: Mutex<Duration>,
     stop: AtomicBool,
 }
@@ -182,7 +174,7 @@ impl Record {
         }
     }
 
-    /// An answer has broken off, so that something must have ended it not long before.
+    /// Records a response that broke off, for which there must be a recent cause.
     fn note_end(&self, outcome: &Outcome) {
         let causes = self.causes.lock().unwrap();
         let before = causes.iter().filter(|(since, _)| *since <= outcome.ended);
@@ -214,7 +206,7 @@ fn median(samples: &[u64]) -> u64 {
     sorted.get(sorted.len() / 2).copied().unwrap_or(0)
 }
 
-/// Nothing is left of all requests, and the next one is answered.
+/// Checks that nothing is left of any request, and that the next one is answered.
 fn is_quiet_again(server: &Server) {
     server.until("idle", |metrics| {
         let idle = |name: &str| metrics.iter().filter(|(key, _)| key.starts_with(name)).all(|(_, value)| *value == 0.0);
@@ -244,7 +236,7 @@ fn every_answer_ends_well_formed_and_in_time_whatever_happens_to_workers() {
         }
         let mut random = Random(seed);
         while began.elapsed().as_secs() < seconds && record.failures.lock().unwrap().is_empty() {
-            // Noted before it is done: an answer may end before this thread goes on.
+            // Recorded in advance: a response may end before this thread continues.
             let (since, mut causes) = (Instant::now(), record.causes.lock().unwrap());
             let (what, takes) = harm(&server, root.path(), &disk, &mut random);
             causes.extend(takes.map(|takes| (since, takes)));
@@ -263,7 +255,7 @@ fn every_answer_ends_well_formed_and_in_time_whatever_happens_to_workers() {
     let (middle, tail) = (&samples[samples.len() * 2 / 5..samples.len() * 3 / 5], &samples[samples.len() * 9 / 10..]);
     let (plateau, end) = (median(middle), median(tail));
     println!("resident: {} KiB in the middle, {} KiB at the end", plateau >> 10, end >> 10);
-    // In a minute buffers and caches are still filling, so that there is no plateau to hold the end against.
+    // Within a minute, buffers and caches are still filling, so there is no plateau to compare the end with.
     let filling = if seconds < 300 { 8 << 20 } else { 1 << 20 };
     assert!(end as f64 <= plateau as f64 * 1.05 + f64::from(filling), "it grew from {plateau} to {end} bytes");
 }
@@ -282,7 +274,7 @@ fn a_hundred_thousand_requests_leave_nothing_behind() {
                 scope.spawn(move || record.ask(server, seed.wrapping_add(client + 1), requests))
             })
             .collect();
-        // Memory by how many requests have been made.
+        // Memory by number of requests made.
         let mut samples: Vec<(u64, u64)> = Vec::new();
         while !clients.iter().all(thread::ScopedJoinHandle::is_finished) {
             samples.extend(resident(&server).map(|bytes| (record.requests.load(Ordering::Relaxed), bytes)));

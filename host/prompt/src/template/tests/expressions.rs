@@ -1,4 +1,4 @@
-//! The language itself, expression by expression, against transformers.
+//! The template language, expression by expression, compared with transformers.
 
 use jiff::{civil::DateTime, tz::TimeZone};
 

@@ -1,4 +1,4 @@
-//! Damaged templates: each renders a conversation or is refused, within its fuel.
+//! Damaged templates: each either renders a conversation or is rejected, within its fuel.
 
 use std::{
     cell::Cell,
@@ -13,8 +13,8 @@ thread_local! {
     static MINIJINJA_PANICKED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// In words how rendering ended. A panic of the interpreter is one of the ways, as it is for a prompt process, which ends by
-/// it with an error of the template's own; one of this crate is a failure.
+/// Describes how rendering ended. A panic in minijinja counts as an outcome, as a prompt process reports it as an error
+/// in the template; a panic in this crate is a failure.
 fn outcome(render: impl FnOnce() -> String) -> String {
     panic::catch_unwind(AssertUnwindSafe(render)).unwrap_or_else(|payload| {
         if MINIJINJA_PANICKED.replace(false) { "panicked".to_owned() } else { panic::resume_unwind(payload) }
@@ -50,7 +50,7 @@ fn a_damaged_template_renders_or_is_refused() {
     };
     let added = vec![("<s>".to_owned(), true), ("<|im_end|>".to_owned(), true)];
     let specials = Specials { bos: "<s>".into(), eos: "<|im_end|>".into(), added };
-    // The memory is that of a prompt process, which a template may take all of, and its stack.
+    // Memory and stack of a prompt process, all of which a template may use.
     let target = Target { name: "jinja", corpus, memory_max: 1 << 30, input_max: 16 << 10 };
     expect_panics_of_minijinja();
     target.run_on(pensieve_protocol::prompt::STACK_BYTES, |bytes| {

@@ -1,10 +1,10 @@
-//! Templates that would run away, each with the time and memory that it gets.
+//! Runaway templates, each under the time and memory limits of a rendering.
 
 use std::time::{Duration, Instant};
 
 use super::*;
 
-/// More than any bound of a rendering, since the machine may be busy.
+/// Above every limit of a rendering, since the machine may be busy.
 const TIME_MAX: Duration = Duration::from_secs(20);
 
 fn run(source: &str) -> Result<String, Error> {
@@ -12,7 +12,7 @@ fn run(source: &str) -> Result<String, Error> {
     Machine::new(source)?.run(context_of(context.as_object().unwrap(), "", ""))
 }
 
-/// On a stack as large as prompts are written on.
+/// Runs on a stack as large as the one that prompts are rendered on.
 fn on_a_deep_stack<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     let builder = std::thread::Builder::new().stack_size(256 << 20);
     builder.spawn(work).unwrap().join().unwrap()

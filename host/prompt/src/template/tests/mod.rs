@@ -1,4 +1,4 @@
-//! Templates against the texts that transformers renders, and what neither hostile ones nor clients' words may do.
+//! Templates compared with transformers, and what neither hostile templates nor clients' text may do.
 
 mod expressions;
 mod fuzz;
@@ -12,7 +12,7 @@ use super::*;
 use crate::tokens::Specials;
 use pensieve_protocol::conversation::{Part, Tool, Turn};
 
-/// A file of `tests/fixtures/templates`.
+/// Reads a file from `tests/fixtures/templates`.
 fn file(name: &str) -> String {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/templates");
     fs::read_to_string(folder.join(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
@@ -26,7 +26,7 @@ fn text(value: &Json) -> String {
     value.as_str().unwrap_or_else(|| panic!("no text: {value}")).to_owned()
 }
 
-/// A template in which these are special tokens.
+/// Returns a template with these special tokens.
 fn template(source: &str, bos: &str, eos: &str, special: &[&str]) -> Template {
     let added = [&[bos, eos], special].concat();
     let added = added.into_iter().filter(|text| !text.is_empty()).map(|text| (text.to_owned(), true)).collect();

@@ -1,10 +1,10 @@
-//! Templates in the styles of many families against transformers, by `tests/reference/templates.py`: as they are, and with
-//! conversations that they would refuse.
+//! Templates in the styles of many families, compared with transformers by `tests/reference/templates.py`: as they are,
+//! and with conversations that they would reject.
 
 use super::*;
 use crate::template::traits::Calls;
 
-/// A template of the fixtures, and what transformers made of it.
+/// A template from the fixtures and transformers' output for it.
 struct Case {
     name: String,
     template: Template,
@@ -25,7 +25,7 @@ fn cases() -> Vec<Case> {
     all.as_object().unwrap().iter().map(case).collect()
 }
 
-/// What differs, from where on.
+/// Describes the first difference, if any.
 fn difference(found: &str, expect: &str) -> Option<String> {
     let same = found.chars().zip(expect.chars()).take_while(|(found, expect)| found == expect).count();
     let rest = |text: &str| text.chars().skip(same.saturating_sub(20)).take(120).collect::<String>();
@@ -119,7 +119,7 @@ fn every_conversation_is_rendered_in_a_form_that_the_template_takes() {
     none_differ(&differences);
 }
 
-/// A conversation as the reference script writes it.
+/// Parses a conversation from the reference script's format.
 fn read(conversation: &Json, given: &Json) -> Conversation {
     let turns = conversation["turns"].as_array().unwrap().iter().map(|turn| {
         let role = match turn["role"].as_str().unwrap() {

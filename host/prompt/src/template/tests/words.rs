@@ -1,4 +1,4 @@
-//! A client's words, which become no special tokens, and the prefix that they share with the conversation so far.
+//! Clients' text, which never becomes special tokens, and the prefix that successive prompts share.
 
 use super::*;
 
@@ -11,7 +11,7 @@ fn asked(words: &str) -> Conversation {
     Conversation { turns: vec![turn(Role::User, words)], ..Conversation::default() }
 }
 
-/// The text, and the stretches of it that are words only.
+/// The ranges of the text that are plain.
 fn plain(rendered: &Rendered) -> Vec<&str> {
     rendered.plain.iter().map(|range| &rendered.text[range.clone()]).collect()
 }
@@ -59,7 +59,7 @@ fn every_place_that_a_client_writes_to_is_looked_at() {
 
 #[test]
 fn a_templates_decisions_are_those_of_the_words_as_they_are() {
-    // The template looks for the very words that are marked, and cuts at them.
+    // The template searches for the very text that is marked, and cuts there.
     let source =
         "{% for message in messages %}<|im_start|>{{ message.content.split('<|im_end|>')[-1] | trim }}{% endfor %}";
     let template = template(source, "", "", &SPECIAL);

@@ -65,8 +65,10 @@ pub(super) async fn inspect(
     let arguments = ["plugins", "check", "--json"].map(OsString::from);
     let arguments = arguments.into_iter().chain([copy.path().into()]).collect::<Vec<_>>();
     let policy = fence::inspection(copy.path());
-    let refusal = match child::inspect(&settings.program, &arguments, &policy, settings.limits.inspection).await {
+    let deadline = settings.limits.inspection_of(copy.is_new());
+    let refusal = match child::inspect(&settings.program, &arguments, &policy, deadline).await {
         Ok(Checked::Manifest(manifest)) => {
+            copy.stay();
             let plugin = Plugin { file: found.path, manifest, copy };
             return Inspected::Knowledge(Knowledge::Plugin(Arc::new(plugin)));
         }
@@ -74,7 +76,10 @@ pub(super) async fn inspect(
             let reason = format!("{} {}", name(&found.path), refusal.reason);
             Refusal { reason, ..refusal }.cleaned()
         }
-        Err(error) => Refusal::new(error.kind(), format!("{} {error}", name(&found.path)), help(&error)),
+        Err(error) => {
+            let help = help(&error, &found.path);
+            Refusal::new(error.kind(), format!("{} {error}", name(&found.path)), help)
+        }
     };
     if refusal.kind == RefusalKind::Truncated {
         return Inspected::Incomplete { sha256, refusal };
@@ -86,12 +91,16 @@ fn name(path: &Path) -> String {
     format!("plugin '{}'", Outside::path(path.file_name().unwrap_or(path.as_os_str())))
 }
 
-fn help(error: &ChildError) -> &'static str {
-    match error {
+fn help(error: &ChildError, file: &Path) -> String {
+    if let Some(help) = error.signature_help(file) {
+        return help;
+    }
+    let help = match error {
         ChildError::Spawn(_) => "free processes or memory, then touch the file",
-        ChildError::TimedOut(_) | ChildError::Crashed { .. } | ChildError::Ended { .. } => {
+        ChildError::TimedOut(_) | ChildError::TooLarge(_) | ChildError::Crashed { .. } | ChildError::Ended { .. } => {
             "copy or download it again; if that does not help, tell its author"
         }
         ChildError::Garbled(_) => "tell its author that plugins must not print while they start",
-    }
+    };
+    help.to_owned()
 }

@@ -3,10 +3,14 @@
 //! The file itself and the folder it lies in must not be writable by a group or by others. Above the folder it is enough
 //! that strangers cannot swap folders: group-writable homes of projects are common, and sticky folders such as `/tmp` let
 //! no user rename what belongs to another. A group whose only member is this user counts as this user: many systems
-//! give each user such a group, and let it write to whatever is built.
+//! give each user such a group, and let it write to whatever is built. On macOS the group of administrators counts as root, which
+//! its members can become; Homebrew's folders are writable by it.
+//!
+//! A file that macOS has marked as downloaded (quarantined) is refused as well: the private copy would not have the mark, and would
+//! run unseen by Gatekeeper.
 
 use std::{
-    fs::Metadata,
+    fs::{File, Metadata},
     io::Read,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
@@ -14,6 +18,7 @@ use std::{
 
 use pensieve_protocol::{
     outside::Outside,
+    quarantine,
     refusal::{Refusal, RefusalKind},
 };
 
@@ -22,6 +27,8 @@ const GROUP_WRITES: u32 = 0o020;
 const ANYBODY_WRITES: u32 = OTHERS_WRITE | GROUP_WRITES;
 const ACCOUNTS_BYTES_MAX: u64 = 16 << 20;
 const STICKY: u32 = 0o1000;
+/// The number of the group `admin` on every Mac.
+const ADMINISTRATORS: u32 = 80;
 
 /// Resolves a folder and checks it and all folders above it. None, if there is no such folder.
 pub(super) fn folder(path: &Path) -> Result<Option<PathBuf>, Refusal> {
@@ -44,9 +51,18 @@ pub(super) fn folder(path: &Path) -> Result<Option<PathBuf>, Refusal> {
     Ok(Some(resolved))
 }
 
-/// Checks a plugin's file by what the open file says of itself.
-pub(super) fn file(path: &Path, metadata: &Metadata) -> Result<(), Refusal> {
-    check("plugin", path, metadata, ANYBODY_WRITES)
+/// Checks the permissions of an open plugin, and that it is not quarantined.
+pub(super) fn file(path: &Path, file: &File, metadata: &Metadata) -> Result<(), Refusal> {
+    check("plugin", path, metadata, ANYBODY_WRITES)?;
+    refuse_marked(path, file, quarantine::ATTRIBUTE)
+}
+
+fn refuse_marked(path: &Path, file: &File, attribute: &str) -> Result<(), Refusal> {
+    if rustix::fs::fgetxattr_query(file, attribute).is_err() {
+        return Ok(());
+    }
+    let reason = format!("plugin '{}' {}", Outside::path(&path), quarantine::REASON);
+    Err(Refusal::new(RefusalKind::Quarantined, reason, quarantine::help(path)))
 }
 
 fn check(what: &str, path: &Path, metadata: &Metadata, refused: u32) -> Result<(), Refusal> {
@@ -55,11 +71,9 @@ fn check(what: &str, path: &Path, metadata: &Metadata, refused: u32) -> Result<(
         let reason = format!("{what} '{}' belongs to another user (id {})", Outside::path(&path), metadata.uid());
         return Err(Refusal::new(RefusalKind::Untrusted, reason, "copy the plugin into a folder of your own"));
     }
-    let mut written = metadata.mode() & refused;
-    if written == GROUP_WRITES && is_own_group(metadata.gid()) {
-        written = 0;
-    }
-    if written != 0 {
+    let group = metadata.gid();
+    let is_trusted = || is_administrators(group, cfg!(target_os = "macos")) || is_own_group(group);
+    if is_written_by_strangers(metadata.mode() & refused, is_trusted) {
         let mode = metadata.mode() & 0o7777;
         let reason = format!("{what} '{}' is writable by others (mode {mode:04o})", Outside::path(&path));
         return Err(Refusal::new(
@@ -71,12 +85,26 @@ fn check(what: &str, path: &Path, metadata: &Metadata, refused: u32) -> Result<(
     Ok(())
 }
 
+/// `written` has the bits of those who may write, other than the owner.
+fn is_written_by_strangers(written: u32, is_trusted_group: impl FnOnce() -> bool) -> bool {
+    match written {
+        0 => false,
+        GROUP_WRITES => !is_trusted_group(),
+        _ => true,
+    }
+}
+
+/// Elsewhere the same number may mean any group.
+fn is_administrators(group: u32, on_macos: bool) -> bool {
+    on_macos && group == ADMINISTRATORS
+}
+
 /// True if a group has this user's name and no other member, as far as this machine's own lists tell. The lists are
 /// read by hand: the system's functions, which crates wrap, may ask servers elsewhere, and tell nothing of other users.
 fn is_own_group(group: u32) -> bool {
     let read = |path: &str| {
         let mut text = String::new();
-        let read = std::fs::File::open(path).and_then(|file| file.take(ACCOUNTS_BYTES_MAX).read_to_string(&mut text));
+        let read = File::open(path).and_then(|file| file.take(ACCOUNTS_BYTES_MAX).read_to_string(&mut text));
         read.map(|_| text).unwrap_or_default()
     };
     is_group_of_one(&read("/etc/passwd"), &read("/etc/group"), rustix::process::geteuid().as_raw(), group)
@@ -136,6 +164,36 @@ mod tests {
             assert!(refusal.reason.contains("is writable by others (mode "), "{refusal}");
             assert!(refusal.help.contains("chmod go-w"), "{refusal}");
         }
+    }
+
+    #[test]
+    fn administrators_of_a_mac_may_write_to_homebrews_folders() {
+        // /opt/homebrew/bin is 0775 and belongs to the group admin.
+        let is_refused = |mode, group, on_macos| {
+            is_written_by_strangers(mode & ANYBODY_WRITES, || is_administrators(group, on_macos))
+        };
+        assert!(!is_refused(0o775, 80, true));
+        assert!(is_refused(0o775, 80, false), "elsewhere the group may be anybody's");
+        assert!(is_refused(0o775, 20, true), "all users of a Mac are in the group staff");
+        assert!(is_refused(0o777, 80, true) && is_refused(0o757, 80, true));
+        assert!(!is_refused(0o755, 20, true));
+    }
+
+    #[test]
+    fn a_marked_file_is_refused_with_the_command_that_takes_the_mark_away() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("it's.dylib");
+        let file = File::create(&path).unwrap();
+        // Linux knows no attributes but those of its own classes.
+        let attribute = "user.quarantine";
+        refuse_marked(&path, &file, attribute).unwrap();
+        if rustix::fs::fsetxattr(&file, attribute, b"0083;65a0;Safari;", rustix::fs::XattrFlags::empty()).is_err() {
+            return println!("SKIPPED: files in {} can have no attributes", root.path().display());
+        }
+        let refusal = refuse_marked(&path, &file, attribute).unwrap_err();
+        assert_eq!(refusal.kind, RefusalKind::Quarantined);
+        let quoted = path.display().to_string().replace('\'', r"'\''");
+        assert!(refusal.help.contains(&format!("xattr -d com.apple.quarantine '{quoted}'")), "{refusal}");
     }
 
     #[test]

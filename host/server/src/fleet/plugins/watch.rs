@@ -3,14 +3,17 @@
 //! Events only say when to look; what is true is what the next scan finds, so that a lost event, a full queue or a file
 //! system without events costs a delay and nothing else.
 
-use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher};
+#[cfg(target_os = "macos")]
+mod kqueue;
+#[cfg(not(target_os = "macos"))]
+mod notified;
+
 use std::{
-    collections::HashSet,
     sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
 use tokio::{
-    sync::{Notify, watch::Sender},
+    sync::watch::Sender,
     task::JoinSet,
     time::{sleep, sleep_until},
 };
@@ -20,8 +23,12 @@ use super::{
     copy::Cache,
     files::{Files, Task},
     inspection::{Inspected, inspect},
-    scan::{Folder, Scan},
+    scan::Scan,
 };
+#[cfg(target_os = "macos")]
+use kqueue::FolderEvents;
+#[cfg(not(target_os = "macos"))]
+use notified::FolderEvents;
 
 /// How many files are inspected at the same time.
 const CHILDREN_MAX: usize = 4;
@@ -64,7 +71,7 @@ pub(super) async fn run(settings: Settings, cache: Cache, publish: Sender<Arc<Ca
         // A file that is due while all children are busy waits for one of them.
         let wake = wake.max(Instant::now() + Duration::from_millis(5));
         tokio::select! {
-            () = events.changed.notified() => {
+            () = events.changed() => {
                 sleep(EVENTS_GATHERED).await;
                 rescan = Instant::now();
             }
@@ -74,41 +81,6 @@ pub(super) async fn run(settings: Settings, cache: Cache, publish: Sender<Arc<Ca
                 }
             }
             () = sleep_until(wake.into()) => {}
-        }
-    }
-}
-
-/// Change events of the folders. A folder that cannot be listened to is only scanned now and then.
-struct FolderEvents {
-    changed: Arc<Notify>,
-    watcher: Option<RecommendedWatcher>,
-    folders: HashSet<Folder>,
-}
-
-impl FolderEvents {
-    fn new() -> Self {
-        let changed = Arc::new(Notify::new());
-        let wake = changed.clone();
-        let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-            // Reading a file, as a scan's own copies do, is an event as well.
-            if !matches!(event, Ok(notify::Event { kind: EventKind::Access(_), .. })) {
-                wake.notify_one();
-            }
-        });
-        Self { changed, watcher: watcher.ok(), folders: HashSet::new() }
-    }
-
-    fn listen(&mut self, folders: &[Folder]) {
-        let Some(watcher) = &mut self.watcher else { return };
-        // A folder that has gone and come back is another one: it must be listened to anew.
-        for gone in self.folders.extract_if(|folder| !folders.contains(folder)) {
-            // The system has forgotten a removed folder by itself.
-            let _ = watcher.unwatch(&gone.path);
-        }
-        for folder in folders {
-            if !self.folders.contains(folder) && watcher.watch(&folder.path, RecursiveMode::NonRecursive).is_ok() {
-                self.folders.insert(folder.clone());
-            }
         }
     }
 }

@@ -1,9 +1,9 @@
-//! LoRA adapters: those that jobs may name, and which of them are in the model.
+//! LoRA adapters: the ones that jobs may name, and which of them are in the model.
 //!
-//! The adapters in the model together keep to a memory limit. The least recently used adapter without a running sequence leaves
-//! the model and stays known: the next job that names it has it read again, and waits here meanwhile. Jobs that wait for
-//! room are served in their order, and while the first of them waits no other begins under an adapter, so that those
-//! in use come free. An adapter that is detached while sequences use it goes with the last of them.
+//! The adapters in the model share a memory limit. The least recently used adapter without a running sequence is
+//! evicted but stays known: the next job that names it has it read again, and waits here meanwhile. Jobs that wait for
+//! room are served in order, and while the first of them waits no other starts under an adapter, so that the adapters
+//! in use become free. An adapter detached while in use is dropped with its last sequence.
 
 mod queue;
 #[cfg(test)]
@@ -24,7 +24,7 @@ use pensieve_protocol::{
     wire::{AdapterStats, AttachedAdapter, Attachment, Location},
 };
 
-/// Bytes of an adapter's value at least: models keep factors in half precision or better.
+/// Lower bound on the bytes per value: models keep factors in half precision or better.
 const VALUE_BYTES_MIN: u64 = 2;
 
 /// A model that adapters can be attached to.
@@ -35,7 +35,7 @@ pub trait AdapterHost {
     fn detach(&mut self, adapter: u32);
 }
 
-/// The right of one sequence to use an adapter. It belongs to the sequence's job and goes back to [`Adapters::end`].
+/// One sequence's right to use an adapter. Its job holds it and returns it to [`Adapters::end`].
 #[derive(Debug)]
 #[must_use]
 pub struct AdapterLease {
@@ -43,7 +43,7 @@ pub struct AdapterLease {
     pub span: SpanAdapter,
 }
 
-/// The adapter of a span, as the model is told.
+/// The adapter of a span, in the form passed to the model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SpanAdapter {
     pub id: u32,
@@ -51,9 +51,9 @@ pub struct SpanAdapter {
 }
 
 pub struct Adapters {
-    /// Bytes that all adapters in the model may take together.
+    /// Limit on the bytes of all adapters in the model.
     limit: u64,
-    /// How long jobs wait for an adapter that is read again.
+    /// How long jobs wait for an adapter that is being reloaded.
     patience: Duration,
     last: u64,
     clock: u64,
@@ -68,16 +68,16 @@ pub struct Adapters {
 
 struct Adapter {
     name: String,
-    /// The server's number for the attempt to attach it.
+    /// The server's number for this attempt to attach it.
     attempt: u64,
     location: Location,
     format: String,
     fingerprint: String,
     pairs: u64,
-    /// Its bytes in the model; known once it was attached.
+    /// Its bytes in the model; known once it has been attached.
     bytes: u64,
     residency: Residency,
-    /// Sequences that run under it, and jobs that wait for it.
+    /// Sequences running under it, and jobs waiting for it.
     running: usize,
     claims: usize,
     /// Logical time of the last use.
@@ -91,15 +91,15 @@ enum Residency {
     New,
     /// Known, but not in memory.
     Disk,
-    /// Being read again since then; its bytes are reserved.
+    /// Being reloaded; its bytes are reserved.
     Reading(Instant),
-    /// Reading it hangs, and no job waits for it any more. It is not read again until its format returns.
+    /// Its reload hangs, and no job waits for it any more. It is not read again until its format returns.
     Hung,
     Model(u32),
 }
 
 impl Adapters {
-    /// An empty set with a memory limit in bytes; `patience` bounds how long a job waits for an adapter to be read again.
+    /// An empty set with a memory limit in bytes; `patience` bounds how long a job waits for a reload.
     pub fn new(limit: u64, patience: Duration) -> Self {
         Self {
             limit,
@@ -116,7 +116,7 @@ impl Adapters {
         }
     }
 
-    /// Begins to attach an adapter, which the caller reads. Returns its number for [`Adapters::take_in`].
+    /// Starts attaching an adapter, which the caller reads. Returns its number for [`Adapters::take_in`].
     pub fn begin(&mut self, attempt: u64, name: &str, location: Location) -> Result<u64, Failure> {
         if self.names.contains_key(name) {
             let message = format!("an adapter called '{name}' is attached already");
@@ -142,7 +142,7 @@ impl Adapters {
         Ok(self.last)
     }
 
-    /// Takes an adapter that was read, or the error. Returns the result of the attempt to attach it, if that is still open.
+    /// Takes in an adapter that was read, or the error. Returns the result of the attach attempt, if one is pending.
     pub fn take_in(
         &mut self,
         serial: u64,
@@ -151,7 +151,7 @@ impl Adapters {
     ) -> Option<(u64, Attachment)> {
         let adapter = self.known.get(&serial)?;
         if adapter.residency == Residency::Hung {
-            // No job waits for it, and no room was kept for it.
+            // No job waits for it, and no room is reserved for it.
             self.set(serial, Residency::Disk);
             self.leave(serial, holder);
             return None;
@@ -178,7 +178,7 @@ impl Adapters {
         }
     }
 
-    /// Lets no new job use an adapter, and drops it at once or with the last of its jobs.
+    /// Closes an adapter to new jobs, and drops it now or with its last job.
     pub fn retire(&mut self, name: &str, holder: &mut impl AdapterHost) {
         let Some(serial) = self.names.remove(name) else { return };
         if let Some(adapter) = self.known.get_mut(&serial) {
@@ -187,7 +187,7 @@ impl Adapters {
         self.leave(serial, holder);
     }
 
-    /// The number of the adapter that a job names.
+    /// Returns the number of the adapter that a job names.
     pub fn find(&self, wish: &AdapterUse) -> Result<u64, Failure> {
         if !wish.scale.is_finite() {
             return Err(Failure::new(FailureCode::Invalid, format!("adapter '{}': its scale is no number", wish.name)));
@@ -203,14 +203,14 @@ impl Adapters {
             })
     }
 
-    /// The part of a salt that stands for an adapter; none while it is not in the model.
+    /// Returns an adapter's part of the salt; `None` while it is not in the model.
     pub fn salt(&self, serial: u64, scale: f32) -> Option<String> {
         let adapter = self.known.get(&serial).filter(|adapter| matches!(adapter.residency, Residency::Model(_)))?;
         Some(format!("{}\0{:08x}", adapter.fingerprint, scale.to_bits()))
     }
 
-    /// Leases an adapter that the model holds to a sequence; none while the model does not hold it. The adapter stays in the
-    /// model until the lease comes back to [`Adapters::end`].
+    /// Leases an adapter to a sequence; `None` if it is not in the model. The adapter stays in the model until the
+    /// lease is returned to [`Adapters::end`].
     pub fn lease(&mut self, serial: u64, scale: f32) -> Option<AdapterLease> {
         let adapter = self.known.get_mut(&serial)?;
         let Residency::Model(id) = adapter.residency else { return None };
@@ -219,7 +219,7 @@ impl Adapters {
         Some(AdapterLease { serial, span: SpanAdapter { id, scale } })
     }
 
-    /// Takes a lease back from a sequence that has ended.
+    /// Takes back the lease of a sequence that has ended.
     #[allow(clippy::needless_pass_by_value, reason = "a lease ends once")]
     pub fn end(&mut self, lease: AdapterLease, holder: &mut impl AdapterHost) {
         let AdapterLease { serial, .. } = lease;
@@ -230,17 +230,18 @@ impl Adapters {
         self.leave(serial, holder);
     }
 
-    /// A job that waited has begun under an adapter, or has failed to: drops the adapter if it is retired and has no job left.
+    /// Ends the wait of a job that has started under an adapter or failed to: drops the adapter if it is retired and
+    /// unused.
     pub fn let_go(&mut self, serial: u64, holder: &mut impl AdapterHost) {
         self.leave(serial, holder);
     }
 
-    /// Adapters to read before waiting jobs can begin, each returned once.
+    /// Returns the adapters to read before waiting jobs can start, each once.
     pub fn take_wanted(&mut self) -> Vec<(u64, Location)> {
         std::mem::take(&mut self.wanted)
     }
 
-    /// Notes for the log since the last call.
+    /// Returns the log notes since the last call.
     pub fn take_notes(&mut self) -> Vec<String> {
         std::mem::take(&mut self.notes)
     }
@@ -265,13 +266,13 @@ impl Adapters {
         (self.loads, self.unloads)
     }
 
-    /// Bytes of the adapters in the model, leaving ones included, and of those that are about to be.
+    /// Bytes of the adapters in the model, including retired ones, and of those being reloaded.
     fn held(&self) -> u64 {
         let holds = |adapter: &&Adapter| matches!(adapter.residency, Residency::Model(_) | Residency::Reading(_));
         self.known.values().filter(holds).fold(0, |sum, adapter| sum.saturating_add(adapter.bytes))
     }
 
-    /// Attaches an adapter to the model, and evicts others for it.
+    /// Attaches an adapter to the model, evicting others for it.
     fn hold(
         &mut self,
         serial: u64,
@@ -297,7 +298,7 @@ impl Adapters {
         holder.detach(id);
         self.set(serial, Residency::Disk);
         if bytes <= self.limit {
-            // It is brought in again as soon as a job wants it and others have left.
+            // It is reloaded as soon as a job needs it and others have been evicted.
             return Ok(attached);
         }
         if let Some(adapter) = self.known.get_mut(&serial) {
@@ -306,7 +307,7 @@ impl Adapters {
         Err(self.too_large(&name, &format!("{bytes} bytes")))
     }
 
-    /// Refuses an adapter that is too large in whichever numbers a model keeps it, before the model is given any of it.
+    /// Rejects an adapter that is too large in any precision, before the model gets any of it.
     fn check_least(&self, serial: u64, data: &AdapterData) -> Result<(), Failure> {
         let values = data.pairs.iter().fold(0, |sum: u64, pair| sum + (pair.a.len() + pair.b.len()) as u64);
         let least = values.saturating_mul(VALUE_BYTES_MIN);
@@ -319,9 +320,9 @@ impl Adapters {
         Failure::new(FailureCode::Unsupported, message).with_help("raise the model's adapter_memory")
     }
 
-    /// Evicts adapters until `bytes` more fit, the least recently used first. None is evicted if that would not make enough
-    /// room, and none that runs. For an adapter that has `come`, one that a queued job needs is never evicted; for the adapter
-    /// of the first waiting job, those may be that only later jobs need, as otherwise no job would ever get its turn.
+    /// Evicts idle adapters, least recently used first, until `bytes` more fit; evicts none if that would not make
+    /// enough room. For an adapter that has just been read (`come`), none that a queued job needs is evicted; for the
+    /// adapter of the first waiting job, those that only later jobs need may be, or no job would ever get its turn.
     fn make_room(&mut self, bytes: u64, come: Option<u64>, holder: &mut impl AdapterHost) -> bool {
         let mut missing = self.held().saturating_add(bytes).saturating_sub(self.limit);
         let idle = |(serial, adapter): &(&u64, &Adapter)| {
@@ -366,7 +367,7 @@ impl Adapters {
             return;
         }
         match adapter.residency {
-            // It goes when it has been read.
+            // Dropped once it has been read.
             Residency::New | Residency::Reading(_) | Residency::Hung => {}
             Residency::Disk => drop(self.known.remove(&serial)),
             Residency::Model(id) => {

@@ -1,4 +1,4 @@
-//! Jobs that wait until their adapter is in the model again.
+//! Jobs waiting for their adapter to be reloaded.
 
 use std::time::{Duration, Instant};
 
@@ -8,10 +8,10 @@ use pensieve_protocol::job::{Failure, FailureCode, Job};
 
 pub struct Waiting {
     pub job: Job,
-    /// Its adapter.
+    /// Number of its adapter.
     pub serial: u64,
     pub constraint: Option<Constraint>,
-    /// Time that it waited for its grammar before.
+    /// Time that it has already waited for its grammar.
     pub waited: Duration,
     pub since: Instant,
     /// The error of reading its adapter.
@@ -21,7 +21,7 @@ pub struct Waiting {
 /// The result of waiting.
 pub enum Ready {
     Begin(Box<Waiting>),
-    /// Its deadline came first.
+    /// Its deadline passed first.
     Overdue(Job),
     /// Its adapter could not be read.
     Failed(u64, Failure),
@@ -32,14 +32,15 @@ impl Waiting {
         self.job.deadline.is_some_and(|deadline| self.waited.saturating_add(self.since.elapsed()) >= deadline)
     }
 
-    /// True if it will not begin any more.
+    /// True if it can no longer start.
     fn is_settled(&self) -> bool {
         self.failure.is_some() || self.is_overdue()
     }
 }
 
 impl Adapters {
-    /// True if a job under this adapter may begin at once: it is in the model, and no earlier job waits for room.
+    /// True if a job under this adapter may start at once: the adapter is in the model, and no earlier job waits for
+    /// room.
     pub fn may_begin(&self, serial: u64) -> bool {
         let holds =
             |serial: u64| self.known.get(&serial).is_some_and(|one| matches!(one.residency, Residency::Model(_)));
@@ -67,10 +68,10 @@ impl Adapters {
         self.waiting.len()
     }
 
-    /// The next job that need not wait any longer. Requests the adapters of others as far as there is room.
+    /// Returns the next job that need not wait any longer. Requests the adapters of other jobs as far as there is room.
     pub fn next_ready(&mut self, holder: &mut impl AdapterHost) -> Option<Ready> {
         self.give_up_hung(holder);
-        // A job that will not begin is told at once, wherever in the queue.
+        // A job that cannot start is released at once, wherever it is in the queue.
         if let Some(index) = self.waiting.iter().position(Waiting::is_settled) {
             return self.release(index, holder);
         }
@@ -119,7 +120,7 @@ impl Adapters {
         }
     }
 
-    /// Takes a job out of the queue. One that begins under a leaving adapter is counted as its user right after.
+    /// Takes a job out of the queue. A job that starts under a retired adapter is counted as its user right afterwards.
     fn release(&mut self, index: usize, holder: &mut impl AdapterHost) -> Option<Ready> {
         let mut waiting = self.waiting.remove(index)?;
         self.drop_claim(waiting.serial);

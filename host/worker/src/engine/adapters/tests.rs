@@ -1,4 +1,4 @@
-//! Adapters around a model that only counts: who leaves, who waits, and that everybody's turn comes.
+//! Adapters on a model that only counts: which are evicted, which jobs wait, and that every job gets its turn.
 
 #![allow(clippy::unwrap_used)]
 
@@ -16,12 +16,12 @@ use pensieve_protocol::{
     wire::{Attachment, Location},
 };
 
-/// Adapters take as many bytes as their only pair has ranks, in half as many values.
+/// Counts an adapter's bytes as the rank of its only pair, which has half as many values.
 #[derive(Default)]
 struct Fake {
     held: BTreeMap<u32, u64>,
     last: u32,
-    /// The largest that it was ever given.
+    /// Rank of the largest adapter that it was ever given.
     most: u64,
 }
 
@@ -39,14 +39,14 @@ impl AdapterHost for Fake {
     }
 }
 
-/// Longer than any test, but for those that wait for it.
+/// Longer than any test, except those about the wait.
 const PATIENCE: Duration = Duration::from_secs(600);
 
 struct World {
     adapters: Adapters,
     fake: Fake,
     limit: u64,
-    /// What is on disk under each path.
+    /// The rank on disk under each path.
     disk: HashMap<String, Option<u32>>,
     running: Vec<(u64, AdapterLease)>,
     failed: Vec<(u64, FailureCode)>,
@@ -85,7 +85,7 @@ impl World {
         self.adapters.begin(self.attempts, name, Location::trusted(name))
     }
 
-    /// What the engine does with a job.
+    /// Submits a job as the engine does.
     fn job(&mut self, id: u64, name: &str) -> Result<(), Failure> {
         self.job_until(id, name, None)
     }
@@ -124,7 +124,7 @@ impl World {
         self.adapters.end(lease, &mut self.fake);
     }
 
-    /// One turn of the loop, with everything read that is wanted.
+    /// One turn of the loop, including every requested read.
     fn turn(&mut self) {
         for _ in 0..2 {
             self.begin_ready();
@@ -155,7 +155,7 @@ impl World {
         assert!(self.adapters.held() <= self.limit);
     }
 
-    /// The names of those that the model holds.
+    /// Names of the adapters in the model.
     fn loaded(&self) -> Vec<String> {
         self.adapters.stats().into_iter().filter(|adapter| adapter.loaded).map(|adapter| adapter.name).collect()
     }
@@ -194,7 +194,7 @@ fn who_is_used_stays_and_who_waits_for_room_is_not_passed_by() {
     assert_eq!(world.running(), [1, 2], "job 4 does not keep job 3 waiting");
     world.end(2);
     world.turn();
-    // Once there is room for job 3, nothing holds job 4 back while its adapter is read.
+    // Once there is room for job 3, job 4 need not wait while job 3's adapter is read.
     assert_eq!((world.running().as_slice(), world.loaded()), ([1, 4, 3].as_slice(), vec!["a".into(), "c".into()]));
 }
 
@@ -225,7 +225,7 @@ fn a_detached_one_goes_with_its_last_job_and_its_name_is_free_at_once() {
     assert_ne!(world.span(1), world.span(3));
     world.end(1);
     assert_eq!(world.fake.held.values().sum::<u64>(), 5);
-    // One that is on disk, and that a job waits for.
+    // Now one that is on disk and that a job waits for.
     world.attach("b", 6).unwrap();
     assert_eq!(world.loaded(), ["a"]);
     world.job(4, "b").unwrap();
@@ -246,7 +246,7 @@ fn one_that_is_detached_while_it_is_read_does_not_come() {
     let serial = world.begin("a").unwrap();
     assert_eq!(world.job(1, "a").unwrap_err().code, FailureCode::NotFound, "it is not there yet");
     world.adapters.retire("a", &mut world.fake);
-    // Its name is free for a second attempt, and each answer says to which one it belongs.
+    // Its name is free for a second attempt, and each result says which attempt it belongs to.
     let again = world.begin("a").unwrap();
     let (attempt, result) = world.adapters.take_in(again, world.read("a"), &mut world.fake).unwrap();
     assert_eq!((attempt, result.map(|attached| attached.bytes)), (2, Ok(4)));
@@ -338,11 +338,11 @@ fn jobs_do_not_wait_for_a_format_that_hangs() {
     world.begin_ready();
     assert_eq!(world.failed, [(1, FailureCode::Stalled)]);
     let (serial, _) = world.adapters.take_wanted().pop().unwrap();
-    // While it hangs it is not read a second time.
+    // While its read hangs, it is not read a second time.
     world.job(2, "a").unwrap();
     world.begin_ready();
     assert_eq!((world.failed.last(), world.adapters.take_wanted().len()), (Some(&(2, FailureCode::Stalled)), 0));
-    // It comes back after all, too late to be held; the next job has it read anew.
+    // It returns too late to be kept; the next job has it read again.
     assert!(world.adapters.take_in(serial, world.read("a"), &mut world.fake).is_none());
     world.check();
     assert_eq!(world.loaded(), Vec::<String>::new());
@@ -363,7 +363,7 @@ fn everybodys_turn_comes_whatever_the_order() {
                 0 | 1 => drop(world.attach(&name, random.u32(1..13))),
                 2 => world.adapters.retire(&name, &mut world.fake),
                 3..6 => {
-                    // It may name one that is not there.
+                    // It may name an adapter that does not exist.
                     let _ = world.job(next, &name);
                     next += 1;
                 }

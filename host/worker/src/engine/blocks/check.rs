@@ -1,4 +1,4 @@
-//! Invariants of the table, checked by tests between any two calls.
+//! Invariants of the block table, checked by tests between any two calls.
 
 use std::collections::HashMap;
 
@@ -7,12 +7,12 @@ use pensieve_plugin_api::VACANT;
 use super::{BlockTable, Key};
 
 impl BlockTable {
-    /// Makes keys so short that different texts often get the same one.
+    /// Shortens the keys so that different texts often collide.
     pub(in crate::engine) fn weaken_keys(&mut self, bits: u32) {
         self.chain.mask = (1 << bits) - 1;
     }
 
-    /// Whether exactly one sequence has this block or slot, and may write to it.
+    /// True if exactly one sequence holds this block or slot and may write to it.
     pub(in crate::engine) fn is_private(&self, group: usize, location: u32) -> bool {
         let block = &self.pools[group].blocks[location as usize];
         block.refs == 1 && block.key.is_none()
@@ -28,7 +28,7 @@ impl BlockTable {
         self.sequences.get(&sequence).map(|owned| format!("{owned:?}"))
     }
 
-    /// What is known from disk.
+    /// Keys and groups of all copies on disk.
     pub(in crate::engine) fn on_disk(&self) -> impl Iterator<Item = (Key, usize)> {
         let groups = 0..self.pools.len();
         self.index.entries.iter().flat_map(move |(key, entry)| {
@@ -36,8 +36,7 @@ impl BlockTable {
         })
     }
 
-    /// Panics if a block is leaked, freed twice or known for what it does not hold, or if the tiers do not hang
-    /// together.
+    /// Panics if a block is leaked, freed twice or indexed under the wrong content, or if the tiers are inconsistent.
     pub(in crate::engine) fn check_invariants(&self) {
         for group in 0..self.pools.len() {
             self.check_group(group);

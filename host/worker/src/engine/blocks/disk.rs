@@ -1,8 +1,8 @@
-//! The disk tier's part of the index. Nothing here reads or writes: the engine copies blocks and slots out and in, and
-//! reports. A block on disk is only reachable through its parent, so parents are written before their children and leaves
-//! are dropped first, the least recently used leaf before others. Copies of secondary groups are dropped by themselves, in
-//! the LRU order of their entries. A copy displaces colder ones only, so that the contents of memory and disk settle instead
-//! of being copied back and forth.
+//! The disk tier's part of the index. No I/O happens here: the engine copies blocks and slots out and in, and reports
+//! the result. A block on disk is only reachable through its parent, so parents are written before their children, and
+//! leaves are dropped first, the least recently used first. Copies of secondary groups are dropped separately, in the
+//! LRU order of their entries. A copy only displaces colder ones, so that the contents of memory and disk settle
+//! instead of being copied back and forth.
 
 use std::collections::BTreeSet;
 
@@ -13,13 +13,13 @@ use super::{
     pool::{Pool, WARM},
 };
 
-/// Header of a block or slot on disk, by which it is found again after a restart.
+/// Header of a block or slot on disk, from which it is indexed after a restart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// Names the block and all text before it.
+    /// Identifies the block and all text before it.
     pub key: Key,
     pub group: usize,
-    /// The block before it, or the root of its chain.
+    /// The previous block, or the root of the chain.
     pub parent: Key,
     pub depth: u32,
     pub tokens: Box<[u32]>,
@@ -28,7 +28,7 @@ pub struct Record {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Spill {
     pub location: u32,
-    /// What to write beside its bytes.
+    /// Header to write with its bytes.
     pub record: Record,
 }
 
@@ -41,8 +41,8 @@ pub struct Import {
 }
 
 impl Index {
-    /// Takes in what an earlier run left on disk, coldest first; some of it may be in memory by now. What is damaged,
-    /// unreachable or over the budget is dropped.
+    /// Indexes the copies that an earlier run left on disk, coldest first; some of them may be in memory by now.
+    /// Damaged, unreachable or over-budget copies are dropped.
     pub(super) fn restore(&mut self, chain: &Chain, records: &[Record], block_tokens: usize) {
         let primary = self.primary;
         let mut order: Vec<&Record> = records.iter().collect();
@@ -68,7 +68,7 @@ impl Index {
             }
         }
         for record in records {
-            // Those in memory are in the pool's LRU order already.
+            // Those in memory already have their place in the pool's LRU order.
             if self.entries.get(&record.key).is_some_and(|entry| entry.location(primary).is_none()) {
                 self.touch(record.key);
             }
@@ -76,8 +76,8 @@ impl Index {
         self.shrink();
     }
 
-    /// Up to `count` blocks and slots that the disk should have, each after what it hangs from: the coldest of the cached
-    /// ones, of which only the `window` coldest of each group are looked at. What was left on the way is not kept.
+    /// Returns up to `count` blocks and slots to write to disk, parents first: the coldest cached ones, considering
+    /// only the `window` coldest of each group. Secondary copies freed while their sequence was running are skipped.
     pub(super) fn to_spill(&self, pools: &[Pool], window: usize, count: usize) -> Vec<Spill> {
         let mut plan = Plan {
             index: self,
@@ -118,7 +118,7 @@ impl Index {
         }
     }
 
-    /// Drops a copy that cannot be read back; a primary one with all its descendants on disk.
+    /// Drops an unreadable copy; a primary one with all its descendants on disk.
     pub(super) fn lost(&mut self, key: Key, group: usize) {
         let primary = self.primary;
         let Some(top) = self.entries.get(&key).filter(|entry| entry.is_on_disk(group)) else { return };
@@ -162,7 +162,7 @@ impl Index {
         }
     }
 
-    /// Removes a leaf with its secondary copies, or only one secondary copy, from the disk.
+    /// Removes from disk a leaf with its secondary copies, or one secondary copy.
     fn detach(&mut self, key: Key, group: usize) {
         let primary = self.primary;
         let Some(entry) = self.entries.get_mut(&key) else { return };
@@ -190,18 +190,18 @@ impl Index {
     }
 }
 
-/// The copies to write, while they are being chosen.
+/// Selection of copies to write.
 struct Plan<'a, I: Iterator<Item = (u64, u64)>> {
     index: &'a Index,
     chosen: Vec<Spill>,
     picked: BTreeSet<(Key, usize)>,
     room: u64,
-    /// Copies that may be displaced: time of last use, and bytes.
+    /// Copies that may be displaced: time of last use and size in bytes.
     colder: std::iter::Peekable<I>,
 }
 
 impl<I: Iterator<Item = (u64, u64)>> Plan<'_, I> {
-    /// Chooses a group's copy of an entry after the primary blocks that it depends on, as far as there is room.
+    /// Selects a group's copy of an entry, after the primary blocks that it depends on, as far as there is room.
     fn choose(&mut self, key: Key, group: usize, count: usize) {
         let primary = self.index.primary;
         let mut missing = vec![(key, group)];

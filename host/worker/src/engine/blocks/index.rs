@@ -1,10 +1,10 @@
-//! The index of full blocks: a forest in which each block is a child of the one before it in its text. An entry exists as
-//! long as its block in the primary group does, in memory, on disk or in both. Each tier is closed towards the root: a block
-//! in memory has its parent in memory, one on disk has its parent on disk. So a lookup that walks down from the root misses
-//! nothing, and comparing each block's own tokens and parent compares the whole text.
+//! The index of full blocks: a forest in which each block is a child of the previous block of its text. An entry exists
+//! as long as its primary block does, in memory, on disk or both. Each tier is closed towards the root: a block in
+//! memory has its parent in memory, a block on disk has its parent on disk. So a lookup that walks down from the root
+//! misses nothing, and comparing each block's own tokens and parent compares the whole text.
 //!
-//! For secondary groups an entry says where a window keeps the same tokens, and which slot holds a checkpoint of the state
-//! after them. These come and go by themselves, but never outlive the primary block.
+//! For secondary groups, an entry records which window block holds the same tokens, and which slot holds a checkpoint
+//! of the state after them. These come and go separately, but never outlive the primary block.
 
 use std::collections::{HashMap, hash_map};
 
@@ -23,7 +23,7 @@ pub(super) struct Index {
     /// The group that keeps all tokens.
     pub(super) primary: usize,
     groups: usize,
-    /// Counts uses: the logical clock of the LRU order.
+    /// Logical clock of the LRU order: counts uses.
     clock: u64,
 }
 
@@ -38,7 +38,7 @@ impl Index {
         IndexedBlock { parent: link.parent, depth: link.depth, tokens, used, locations, on_disk: 0, disk_children: 0 }
     }
 
-    /// The entry under the link's key, if its text is the same.
+    /// Returns the entry under the link's key, if its text matches.
     pub(super) fn find(&self, link: &Link<'_>) -> Option<&IndexedBlock> {
         self.entries.get(&link.key).filter(|entry| entry.is(link))
     }
@@ -57,7 +57,7 @@ impl Index {
         entry.put(primary, block)
     }
 
-    /// Publishes where a secondary group keeps an entry whose primary block is in memory.
+    /// Publishes a secondary group's copy of an entry whose primary block is in memory.
     pub(super) fn publish_secondary(&mut self, key: Key, group: usize, location: u32) -> Published {
         let primary = self.primary;
         match self.entries.get_mut(&key).filter(|entry| entry.location(primary).is_some()) {
@@ -66,7 +66,7 @@ impl Index {
         }
     }
 
-    /// Adds an entry without a block in memory or on disk; false if its key is taken.
+    /// Adds an entry without a copy in memory or on disk; returns false if its key is taken.
     pub(super) fn insert(&mut self, link: &Link<'_>) -> bool {
         let new = self.entry(link);
         match self.entries.entry(link.key) {
@@ -78,8 +78,8 @@ impl Index {
         }
     }
 
-    /// A block or slot is evicted from memory. Returns what has to go with it, as (group, location): with a primary block go
-    /// the secondary ones.
+    /// Records that a block or slot is evicted from memory. Returns the copies to evict with it, as (group, location):
+    /// a primary block takes its secondary copies along.
     pub(super) fn evict(&mut self, group: usize, key: Key) -> Vec<(usize, u32)> {
         let Some(entry) = self.entries.get_mut(&key) else { return Vec::new() };
         entry.locations[group] = VACANT;
@@ -95,8 +95,8 @@ impl Index {
         evicted
     }
 
-    /// Makes an entry the most recently used one, and returns that time. Its primary block must not be in a pool's `cached`,
-    /// which is ordered by the old time.
+    /// Makes an entry the most recently used one and returns its new time. Its primary block must not be in a pool's
+    /// `cached` map, which is ordered by the old time.
     pub(super) fn touch(&mut self, key: Key) -> u64 {
         let used = self.tick();
         let Some(entry) = self.entries.get_mut(&key) else { return used };
@@ -105,7 +105,7 @@ impl Index {
         used
     }
 
-    /// The next tick of the clock, for the end of a text (warm), or for what a sequence left behind on its way.
+    /// Advances the clock: warm for blocks released at the end of a text, cold for those freed earlier.
     pub(super) fn now(&mut self, warm: bool) -> u64 {
         let used = self.tick();
         if warm { used } else { used & !WARM }

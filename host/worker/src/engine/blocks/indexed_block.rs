@@ -1,4 +1,4 @@
-//! The entries of the index, and the account of copies on disk.
+//! The entries of the index, and the accounting of copies on disk.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,7 @@ pub(super) struct IndexedBlock {
     pub(super) tokens: Box<[u32]>,
     /// Time of last use on the index's clock; unique.
     pub(super) used: u64,
-    /// The block or slot of each group in memory, or vacant.
+    /// Block or slot of each group in memory, or vacant.
     pub(super) locations: Box<[u32]>,
     /// A bit for each group with a copy on disk.
     pub(super) on_disk: u32,
@@ -23,16 +23,16 @@ pub(super) struct IndexedBlock {
 
 /// The result of publishing a block or slot.
 pub(super) enum Published {
-    /// Others can find it now.
+    /// Published; others can find it.
     New,
-    /// Another sequence was first: the same text lies in this block.
+    /// Another sequence published the same text first, in this block.
     Twin(u32),
-    /// Another text has its key, or the text before it is not known any more.
+    /// Another text has its key, or its parent is no longer indexed.
     Collision,
 }
 
 impl IndexedBlock {
-    /// The block or slot of a group in memory.
+    /// Returns a group's block or slot in memory.
     pub(super) fn location(&self, group: usize) -> Option<u32> {
         Some(self.locations[group]).filter(|location| *location != VACANT)
     }
@@ -60,7 +60,7 @@ impl IndexedBlock {
 pub(super) struct Disk {
     pub(super) budget: u64,
     pub(super) bytes: u64,
-    /// How many copies there are.
+    /// Number of copies.
     pub(super) len: usize,
     /// Bytes of a copy in each group.
     pub(super) costs: Vec<u64>,
@@ -75,7 +75,7 @@ impl Disk {
         Self { budget, bytes: 0, len: 0, costs, droppable: BTreeMap::new(), dropped: BTreeSet::new() }
     }
 
-    /// Keeps `droppable` in order when an entry's last use changes.
+    /// Updates `droppable` for a change in an entry's last use.
     pub(super) fn moved(&mut self, key: Key, entry: &IndexedBlock, used: u64, primary: usize) {
         for group in 0..self.costs.len() {
             if entry.is_on_disk(group) && (group != primary || entry.disk_children == 0) {

@@ -1,21 +1,21 @@
-//! The names of full blocks. A block's key hashes its tokens and its parent's key, so it stands for the whole text up
-//! to the block's end; the chain starts at a root that hashes the salt (model, adapter, scale, API key), so nothing is
-//! ever shared across salts. The hash is keyed by a secret of the installation: a client cannot search for collisions,
-//! and keys on disk tell nothing without it. SipHash-1-3 with 128 bits is enough, as tokens are compared on every hit.
+//! Keys of full blocks. A block's key hashes its tokens and its parent's key, so it identifies the whole text up to the
+//! block's end. The chain starts at a root that hashes the salt (model, adapter, scale, API key), so nothing is ever
+//! shared across salts. The hash is keyed with a secret of the installation: clients cannot search for collisions, and
+//! keys on disk reveal nothing without it. 128-bit SipHash-1-3 is enough, as tokens are compared on every hit.
 
 use siphasher::sip128::{Hasher128, SipHasher13};
 use std::hash::Hasher;
 
-/// The name of a full block and of all the text before it; or the root of a chain, which names no block.
+/// Identifies a full block and all the text before it, or the root of a chain, which is not a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key(pub u128);
 
-/// A full block as its sequence sees it.
+/// A full block as seen by its sequence.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Link<'a> {
     pub(super) key: Key,
     pub(super) parent: Key,
-    /// Number of blocks before it in its text.
+    /// Number of blocks before it in the text.
     pub(super) depth: u32,
     pub(super) tokens: &'a [u32],
 }
@@ -24,7 +24,7 @@ pub(super) struct Link<'a> {
 pub(super) struct Chain {
     hasher: SipHasher13,
     block_tokens: usize,
-    /// Tests narrow the keys so far that collisions are common.
+    /// Tests narrow the keys until collisions are common.
     pub(super) mask: u128,
 }
 
@@ -40,7 +40,7 @@ impl Chain {
         Key(hasher.finish128().as_u128())
     }
 
-    /// Block `depth` of a text whose earlier blocks end in `parent`, if the text fills it.
+    /// Returns block `depth` of a text whose earlier blocks end in `parent`, if the text fills it.
     pub(super) fn link<'a>(&self, parent: Key, depth: usize, text: &'a [u32]) -> Option<Link<'a>> {
         let start = depth * self.block_tokens;
         let tokens = text.get(start..start + self.block_tokens)?;

@@ -1,9 +1,9 @@
-//! The sizes of the cache groups: blocks and slots of each, on the grid of block boundaries that all groups share.
+//! Sizes of the cache groups, whose blocks and slots all share one grid of block boundaries.
 
 /// Sizes of the cache groups and of the disk tier.
 #[derive(Clone, Debug)]
 pub struct Layout {
-    /// Tokens in a block, at least 1.
+    /// Tokens per block; at least 1.
     pub block_tokens: usize,
     pub groups: Vec<Group>,
     /// Bytes that copies on disk may take.
@@ -13,42 +13,42 @@ pub struct Layout {
 #[derive(Clone, Copy, Debug)]
 pub struct Group {
     pub kind: Kind,
-    /// The number of blocks or slots in memory; their ids run from 0.
+    /// Number of blocks or slots in memory; ids start at 0.
     pub capacity: u32,
-    /// Bytes of a copy of one of them on disk.
+    /// Bytes of one copy on disk.
     pub disk_bytes: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// In blocks of tokens, all of which are read.
+    /// Blocks of tokens, all of which are read.
     Tokens,
-    /// In blocks of tokens, of which a token reads this many, its own included.
+    /// Blocks of tokens; a token reads this many tokens, including itself.
     Window(usize),
-    /// In slots that hold the whole past.
+    /// Slots that hold the state after the whole past.
     State,
 }
 
-/// No block or slot can be had without taking one from a sequence.
+/// No block or slot is available without preempting a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full;
 
 /// Counts of blocks and slots, for metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// In use by no sequence, and without known content.
+    /// Used by no sequence, without indexed content.
     pub free: usize,
-    /// In use by no sequence, kept as prefix cache.
+    /// Used by no sequence, kept as prefix cache.
     pub cached: usize,
     /// In use by sequences.
     pub active: usize,
-    /// Known from disk.
+    /// Indexed on disk.
     pub disk: usize,
 }
 
-/// Blocks of a primary group that takes no memory: more than any number of sequences fill.
+/// Blocks of a primary group that takes no memory: more than all sequences can fill.
 const PRIMARY_BLOCKS: u32 = if cfg!(test) { 1 << 11 } else { 1 << 18 };
-/// A copy of such a block on disk is a name and its tokens.
+/// Such a block's copy on disk is just its key and tokens.
 const PRIMARY_DISK_BYTES: u64 = 256;
 
 impl Layout {
@@ -59,7 +59,7 @@ impl Layout {
         Self { block_tokens, groups: vec![group], disk_bytes: disk_blocks }
     }
 
-    /// With a group that keeps all tokens.
+    /// Adds a group that keeps all tokens, if there is none.
     pub(super) fn with_primary(mut self) -> Self {
         self.block_tokens = self.block_tokens.max(1);
         if self.groups.iter().all(|group| group.kind != Kind::Tokens) {
@@ -72,7 +72,7 @@ impl Layout {
         self.groups.iter().position(|group| group.kind == Kind::Tokens).unwrap_or(0)
     }
 
-    /// How many of a sequence's first blocks in a group are behind the window of a step after `past` tokens.
+    /// Number of a sequence's leading blocks that lie behind the window for a step after `past` tokens.
     pub(super) fn behind(&self, group: usize, past: usize) -> usize {
         match self.groups[group].kind {
             Kind::Window(tokens) => (past + 1).saturating_sub(tokens) / self.block_tokens,
@@ -82,7 +82,7 @@ impl Layout {
 }
 
 impl Group {
-    /// Blocks or slots that a sequence of `tokens` tokens needs while it runs.
+    /// Blocks or slots that a running sequence of `tokens` tokens needs.
     pub(super) fn wants(&self, tokens: usize, block_tokens: usize) -> usize {
         match self.kind {
             Kind::Tokens => tokens.div_ceil(block_tokens),

@@ -1,4 +1,4 @@
-//! The blocks or slots of one group of caches. Each is in one of four states, told by two fields:
+//! The blocks or slots of one cache group. Each is in one of four states, given by two fields:
 //!
 //! | state   | refs | key  | is in                         |
 //! |---------|------|------|-------------------------------|
@@ -7,22 +7,23 @@
 //! | shared  | ≥ 1  | some | that many tables              |
 //! | cached  | 0    | some | `cached`, coldest first       |
 //!
-//! A sequence that ends releases its blocks from the last to the first, so a block is always colder than the blocks before
-//! it in its text. Evicting the coldest cached block therefore never separates a child from its parent. Blocks that
-//! a sequence frees on its way, such as those before a window, are colder than all that sequences ended with.
+//! A sequence that ends releases its blocks from last to first, so a block is always colder than the earlier blocks of
+//! its text. Evicting the coldest cached block therefore never separates a child from its parent. Blocks that a
+//! sequence frees while running, such as those behind a window, are colder than all blocks released at a sequence's
+//! end.
 
 use std::collections::BTreeMap;
 
 use super::key::Key;
 
-/// Set in the times of what was released at the end of a text: warmer than anything that was freed on the way.
+/// Set in the release time of blocks released at the end of a text: warmer than all freed earlier.
 pub(super) const WARM: u64 = 1 << 63;
 
 #[derive(Debug)]
 pub(super) struct Pool {
-    /// Those that have ever been in use.
+    /// Blocks that have ever been in use.
     pub(super) blocks: Vec<Block>,
-    /// How many there may be at most.
+    /// Maximum number of blocks.
     limit: usize,
     pub(super) free: Vec<u32>,
     pub(super) cached: BTreeMap<u64, u32>,
@@ -32,7 +33,7 @@ pub(super) struct Pool {
 pub(super) struct Block {
     pub(super) refs: u32,
     pub(super) key: Option<Key>,
-    /// Time of its release, while it is cached.
+    /// Release time, while it is cached.
     pub(super) used: u64,
 }
 
@@ -45,17 +46,17 @@ impl Pool {
         self.limit
     }
 
-    /// Blocks that no sequence uses and that have no known content.
+    /// Blocks that no sequence uses and that have no indexed content.
     pub(super) fn unused(&self) -> usize {
         self.free.len() + self.limit - self.blocks.len()
     }
 
-    /// Blocks that can be allocated right now.
+    /// Blocks that can be allocated now.
     pub(super) fn available(&self) -> usize {
         self.unused() + self.cached.len()
     }
 
-    /// Allocates a private block: a free one, else the coldest cached one, with the key that it was known by.
+    /// Allocates a private block: a free one, or else the coldest cached one, returned with its former key.
     pub(super) fn allocate(&mut self) -> Option<(u32, Option<Key>)> {
         if self.free.is_empty() && self.blocks.len() < self.limit {
             self.free.push(self.blocks.len() as u32);
@@ -73,7 +74,7 @@ impl Pool {
         self.free.push(block);
     }
 
-    /// Adds a reference to a known block.
+    /// Adds a reference to a published block.
     pub(super) fn hold(&mut self, block: u32) {
         let state = &mut self.blocks[block as usize];
         if state.refs == 0 {
@@ -82,7 +83,8 @@ impl Pool {
         state.refs += 1;
     }
 
-    /// Drops a reference. A private block becomes free; a known one without references is cached, with `used` as its time.
+    /// Drops a reference. An unreferenced private block becomes free; a published one is cached, with `used` as its
+    /// time.
     pub(super) fn release(&mut self, block: u32, used: u64) {
         let state = &mut self.blocks[block as usize];
         if state.key.is_none() {
@@ -95,7 +97,7 @@ impl Pool {
         }
     }
 
-    /// Makes a known block unknown; a cached one becomes free.
+    /// Removes a block's key; a cached block becomes free.
     pub(super) fn forget(&mut self, block: u32) {
         let state = &mut self.blocks[block as usize];
         state.key = None;

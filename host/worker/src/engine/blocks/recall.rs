@@ -1,21 +1,21 @@
-//! Imports from disk what continues a sequence's text: everything up to one block boundary, or nothing. What is in memory is
-//! referenced at once, so that it is not evicted while the rest is being read; each copy on disk is allocated a block or
-//! slot, in the order of the text. If a copy cannot be read, the sequence falls back to what it had.
+//! Imports blocks from disk that continue a sequence's text: all up to one block boundary, or none. Blocks in memory
+//! are referenced at once, so that they are not evicted while the rest is read; each copy on disk is allocated a block
+//! or slot, in text order. If a copy cannot be read, the sequence falls back to what it had.
 
 use pensieve_plugin_api::VACANT;
 
 use super::{BlockTable, Import, Key, Published, layout::Kind, secondary::Walk, without_last};
 
 impl BlockTable {
-    /// Schedules imports that continue the sequence after [`BlockTable::share`], as far as there is room. True if the sequence
-    /// now waits for [`BlockTable::import_of`].
+    /// Schedules imports that continue the sequence after [`BlockTable::share`], as far as there is room. Returns true
+    /// if the sequence now waits for [`BlockTable::import_of`].
     pub fn recall(&mut self, sequence: u64, text: &[u32], computed: usize) -> bool {
         let Some(owned) = self.sequences.get(&sequence) else { return false };
         if !owned.imports.is_empty() {
             return true;
         }
         let (before, reach) = (owned.chain.len(), owned.reach);
-        // Secondary groups are restored at a boundary only, so that a failed read leaves the sequence where it was.
+        // Secondary groups are restored only at a boundary, so that a failed read leaves the sequence where it was.
         if self.pools.len() > 1 && computed != reach * self.layout.block_tokens {
             return false;
         }
@@ -26,7 +26,7 @@ impl BlockTable {
         let wanted = self.wanted(sequence, &walk, before);
         let lacking = |(group, wanted): (usize, &usize)| wanted.saturating_sub(self.room_beside(group, &walk));
         let lacking: usize = wanted.iter().enumerate().map(lacking).sum();
-        // Only a primary group without secondary ones can be imported in part.
+        // Only a primary group without secondary groups can be imported in part.
         walk.reach -= lacking.min(walk.reach);
         if walk.reach <= reach || (lacking > 0 && self.pools.len() > 1) {
             return false;
@@ -35,13 +35,13 @@ impl BlockTable {
         self.sequences.get(&sequence).is_some_and(|owned| !owned.imports.is_empty())
     }
 
-    /// The next block or slot to copy from disk for a sequence that waits for one.
+    /// Returns the next block or slot to copy from disk for a waiting sequence.
     pub fn import_of(&self, sequence: u64) -> Option<Import> {
         self.sequences.get(&sequence)?.imports.front().copied()
     }
 
-    /// Reports the import that [`BlockTable::import_of`] named. If it failed, the sequence computes the rest itself, and the
-    /// copy and its descendants are dropped from the disk. `text` is the sequence's tokens.
+    /// Reports the result of the import from [`BlockTable::import_of`]. If it failed, the sequence computes the rest
+    /// itself, and the copy and its descendants are dropped from disk. `text` is the sequence's tokens.
     pub fn imported(&mut self, sequence: u64, text: &[u32], done: bool) {
         let Some(owned) = self.sequences.get_mut(&sequence) else { return };
         let Some(import) = owned.imports.pop_front() else { return };
@@ -61,7 +61,7 @@ impl BlockTable {
         }
     }
 
-    /// All imports of a sequence are done.
+    /// Completes a sequence's imports.
     fn settle(&mut self, sequence: u64) {
         let Some(owned) = self.sequences.get_mut(&sequence) else { return };
         owned.reach = owned.awaited;
@@ -73,7 +73,7 @@ impl BlockTable {
         self.leave_behind(sequence, reach * self.layout.block_tokens);
     }
 
-    /// Blocks or slots of each group that a sequence needs for the part of a walk that is not in memory.
+    /// Blocks or slots that a sequence needs in each group for the part of a walk that is not in memory.
     fn wanted(&self, sequence: u64, walk: &Walk, before: usize) -> Vec<usize> {
         let mut wanted = vec![0; self.pools.len()];
         let Some(owned) = self.sequences.get(&sequence) else { return wanted };
@@ -88,14 +88,14 @@ impl BlockTable {
         wanted
     }
 
-    /// Blocks or slots of a group that are available while the part of a walk that is in memory stays there.
+    /// Blocks or slots available in a group while the part of a walk that is in memory stays there.
     fn room_beside(&self, group: usize, walk: &Walk) -> usize {
         let entries = walk.keys.iter().filter_map(|key| self.index.entries.get(key)?.location(group));
         let cached = entries.filter(|location| self.pools[group].blocks[*location as usize].refs == 0).count();
         self.pools[group].available().saturating_sub(cached)
     }
 
-    /// True if a group needs the block at this depth to continue at the reach.
+    /// True if a group needs the block at this depth to continue at `reach`.
     fn concerns(&self, group: usize, depth: usize, reach: usize) -> bool {
         match self.layout.groups[group].kind {
             Kind::State => depth + 1 == reach,
@@ -103,7 +103,7 @@ impl BlockTable {
         }
     }
 
-    /// The groups, the primary one first: the others can only be published after it.
+    /// The groups, primary first: the others can only be published after it.
     fn in_order(&self) -> impl Iterator<Item = usize> + use<> {
         let primary = self.index.primary;
         std::iter::once(primary).chain((0..self.pools.len()).filter(move |group| *group != primary))
@@ -161,7 +161,7 @@ impl BlockTable {
         }
     }
 
-    /// Publishes an imported copy in memory. False if the text that it belongs to is not known any more.
+    /// Publishes an imported copy in memory. Returns false if its text is no longer indexed.
     fn arrived(&mut self, sequence: u64, import: &Import, text: &[u32]) -> bool {
         let Import { key, group, location, .. } = *import;
         let primary = self.index.primary;
@@ -206,7 +206,7 @@ impl BlockTable {
         true
     }
 
-    /// Cancels the imports of a sequence, and releases what it holds beyond its reach.
+    /// Cancels a sequence's imports and releases what it holds beyond its reach.
     fn retreat(&mut self, sequence: u64) {
         let Some(owned) = self.sequences.get_mut(&sequence) else { return };
         let (imports, pending) = (std::mem::take(&mut owned.imports), std::mem::take(&mut owned.pending));
@@ -223,7 +223,7 @@ impl BlockTable {
         for (group, table) in owned.tables.iter_mut().enumerate() {
             let beyond = (reach..).zip(table.blocks.drain(reach.min(table.blocks.len())..));
             let beyond: Vec<(usize, u32)> = beyond.filter(|(_, block)| *block != VACANT).collect();
-            // From the last to the first, so that each is colder than the ones before it.
+            // From last to first, so that each is colder than the ones before it.
             for (depth, block) in beyond.into_iter().rev() {
                 let used = match owned.chain.get(depth).filter(|_| group == primary) {
                     Some(key) => self.index.touch(*key),

@@ -1,9 +1,10 @@
-//! Secondary cache groups: sliding windows, which free blocks behind them, and recurrent states, of which checkpoints are
-//! left at block boundaries. This module finds out how far a text can be continued from them, and takes them over.
+//! Secondary cache groups: sliding windows, which free blocks behind them, and recurrent states, which leave
+//! checkpoints at block boundaries. This module determines how far a text can be continued from them, and reuses them.
 //!
-//! A step leaves a checkpoint at the last boundary that it reaches, so that a conversation can go on from there; and another
-//! where the primary blocks of a text were known further than its states, since another sequence had the same prefix and
-//! more may come. Checkpoints at the end of a prompt or of a text, or where two texts diverge, are evicted last.
+//! A step leaves a checkpoint at the last boundary that it reaches, so that a conversation can continue from there. It
+//! leaves another where a text's primary blocks were indexed further than its states, since another sequence had the
+//! same prefix and more may follow. Checkpoints at the end of a prompt or text, or where two texts diverge, are evicted
+//! last.
 
 use pensieve_plugin_api::{Checkpoint, VACANT};
 
@@ -14,16 +15,17 @@ use super::{
     sequence_tables::{SequenceTables, StateLocation},
 };
 
-/// How far a text is cached.
+/// How much of a text is cached.
 pub(super) struct Walk {
-    /// Keys after the sequence's chain, as far as primary blocks are known.
+    /// Keys after the sequence's chain, as far as primary blocks are indexed.
     pub(super) keys: Vec<Key>,
-    /// The last boundary at which all groups can continue, in blocks from the start of the text; 0 for none.
+    /// Last boundary at which all groups can continue, in blocks from the start of the text; 0 for none.
     pub(super) reach: usize,
 }
 
 impl BlockTable {
-    /// Walks along a text from the end of a sequence's chain, as far as primary blocks are in memory, or with `disk` on disk.
+    /// Walks along a text from the end of a sequence's chain, as far as primary blocks are in memory or, with `disk`,
+    /// on disk.
     pub(super) fn walk(&self, sequence: u64, text: &[u32], disk: bool) -> Option<Walk> {
         let owned = self.sequences.get(&sequence)?;
         let there = |entry: &super::indexed_block::IndexedBlock, group: usize| {
@@ -31,7 +33,7 @@ impl BlockTable {
         };
         let primary = self.index.primary;
         let mut walk = Walk { keys: Vec::new(), reach: 0 };
-        // For each group, the length of the run of consecutive blocks that ends here.
+        // For each group, the number of consecutive blocks that end here.
         let mut runs: Vec<usize> = Vec::with_capacity(owned.tables.len());
         for table in &owned.tables {
             let own = table.blocks.len().min(owned.chain.len()).saturating_sub(table.freed);
@@ -62,7 +64,7 @@ impl BlockTable {
         Some(walk)
     }
 
-    /// Gives a sequence everything in memory up to the reach of a walk.
+    /// Gives a sequence everything in memory up to a walk's reach.
     pub(super) fn take_over(&mut self, sequence: u64, walk: &Walk, computed: usize) {
         let Some(owned) = self.sequences.get(&sequence) else { return };
         let (before, reach) = (owned.chain.len(), walk.reach);
@@ -95,7 +97,7 @@ impl BlockTable {
         }
     }
 
-    /// Puts the known block of an entry into a sequence's table, instead of a private one.
+    /// Puts the published block of an entry into a sequence's table in place of a private one.
     pub(super) fn hold_known(&mut self, sequence: u64, group: usize, depth: usize, key: Key) {
         let block = self.index.entries.get(&key).and_then(|entry| entry.location(group));
         let Some(block) = block else { return };
@@ -103,7 +105,7 @@ impl BlockTable {
         self.put(sequence, group, depth, block);
     }
 
-    /// Puts a block that the sequence already holds a reference to into its table, and releases the one before.
+    /// Puts a block, for which the caller holds a reference, into a sequence's table and releases the previous one.
     pub(super) fn put(&mut self, sequence: u64, group: usize, depth: usize, block: u32) {
         let now = self.index.now(false);
         let Some(owned) = self.sequences.get_mut(&sequence) else { return };
@@ -120,7 +122,7 @@ impl BlockTable {
         }
     }
 
-    /// Releases what no token after the first `from` reads.
+    /// Releases blocks that no token from position `from` on reads.
     pub(super) fn leave_behind(&mut self, sequence: u64, from: usize) {
         for group in 0..self.pools.len() {
             let behind = self.layout.behind(group, from);
@@ -142,8 +144,8 @@ impl BlockTable {
         table.freed = table.freed.max(behind);
     }
 
-    /// Plans checkpoints of a sequence's state for a step that computes its tokens from `from` up to `end`; `ends` is true if
-    /// a prompt ends there. Without a free slot a checkpoint is skipped.
+    /// Plans checkpoints of a sequence's state for a step that computes tokens `from..end`; `ends` means that a prompt
+    /// ends there. Without a free slot a checkpoint is skipped.
     pub fn plan_checkpoints(&mut self, sequence: u64, from: usize, end: usize, ends: bool) {
         let tokens = self.layout.block_tokens;
         let Some(owned) = self.sequences.get(&sequence) else { return };
@@ -185,7 +187,7 @@ impl BlockTable {
         }
     }
 
-    /// Publishes the secondary blocks and checkpoints that belong to a primary block which was just published.
+    /// Publishes the secondary blocks and checkpoints that belong to a primary block just published.
     pub(super) fn publish_secondary(&mut self, sequence: u64, key: Key, depth: usize) {
         let after = ((depth + 1) * self.layout.block_tokens) as u32;
         let primary = self.index.primary;
@@ -233,7 +235,7 @@ impl BlockTable {
         }
     }
 
-    /// The state after `computed` tokens is in the sequence's own slot.
+    /// Records that the sequence's own slot holds the state after `computed` tokens.
     pub(super) fn arrive(&mut self, sequence: u64, computed: usize) {
         self.drop_planned(sequence);
         let Some(owned) = self.sequences.get_mut(&sequence) else { return };
@@ -244,7 +246,7 @@ impl BlockTable {
         }
     }
 
-    /// Remembers a checkpoint that the sequence already holds as its latest, and releases the one before.
+    /// Makes a checkpoint, for which the caller holds a reference, the sequence's latest and releases the previous one.
     pub(super) fn keep(&mut self, sequence: u64, group: usize, slot: u32, warm: bool) {
         let Some(owned) = self.sequences.get_mut(&sequence) else { return };
         let Some(state) = &mut owned.tables[group].state else { return };
@@ -253,7 +255,7 @@ impl BlockTable {
         }
     }
 
-    /// The next step reads the checkpoint that the sequence keeps.
+    /// Makes the next step read the checkpoint that the sequence keeps.
     pub(super) fn go_on_from_kept(&mut self, sequence: u64, group: usize) {
         let Some(owned) = self.sequences.get_mut(&sequence) else { return };
         if let Some(state) = &mut owned.tables[group].state {
@@ -263,7 +265,7 @@ impl BlockTable {
 
     /// Releases everything that a finished or preempted sequence held.
     pub(super) fn let_go(&mut self, mut owned: SequenceTables) {
-        // A block that is being imported is in its table already, a slot is not.
+        // A block that is being imported is already in its table, but a slot is not.
         for import in owned.imports.drain(..).filter(|import| self.layout.groups[import.group].kind == Kind::State) {
             self.pools[import.group].discard(import.location);
         }

@@ -1,4 +1,5 @@
-//! The tables of one sequence: its chain of known blocks, and for each cache group the blocks or slots that it holds.
+//! The tables of one sequence: its chain of published blocks, and the blocks or slots that it holds in each cache
+//! group.
 
 use std::collections::VecDeque;
 
@@ -10,15 +11,15 @@ use super::{
     layout::{Group, Kind, Layout},
 };
 
-/// Where a group keeps a sequence in the next step, as the model is told.
+/// A group's storage for a sequence in the next step, as passed to the model.
 #[derive(Clone, Copy, Debug)]
 pub enum CacheLocation<'a> {
-    /// Block ids, vacant where a window has passed.
+    /// Block ids; vacant behind a window.
     Blocks(&'a [u32]),
     Slots {
-        /// The slot with the state so far, or vacant.
+        /// Slot with the state so far, or vacant.
         read: u32,
-        /// Where the next state goes.
+        /// Slot for the next state.
         write: u32,
         /// Copies to leave.
         checkpoints: &'a [Checkpoint],
@@ -28,28 +29,28 @@ pub enum CacheLocation<'a> {
 #[derive(Debug)]
 pub(super) struct SequenceTables {
     pub(super) root: Key,
-    /// Keys of its first primary blocks, which are known and may be shared.
+    /// Keys of its leading primary blocks, which are published and may be shared.
     pub(super) chain: Vec<Key>,
-    /// Blocks of its text that every group has, or that it computed itself.
+    /// Leading blocks that every group has, or that it computed itself.
     pub(super) reach: usize,
-    /// Blocks of its text whose primary copies were known when that was last looked up: a good position for a checkpoint.
+    /// Leading blocks whose primary copies were indexed at the last lookup: a good position for a checkpoint.
     pub(super) branch: usize,
     /// One table for each group.
     pub(super) tables: Vec<Table>,
     /// Copies that are being read from disk, in order.
     pub(super) imports: VecDeque<Import>,
-    /// Checkpoints to continue from once these imports are done: groups and slots.
+    /// Checkpoints to continue from once the imports are done, as (group, slot).
     pub(super) pending: Vec<(usize, u32)>,
-    /// The reach once these imports are done.
+    /// The reach once the imports are done.
     pub(super) awaited: usize,
 }
 
 /// The blocks or slots of one sequence in one group.
 #[derive(Debug, Default)]
 pub(super) struct Table {
-    /// Of tokens and windows, in order; vacant where the window has passed.
+    /// Blocks of a token or window group, in order; vacant behind the window.
     pub(super) blocks: Vec<u32>,
-    /// How many of the first blocks were freed.
+    /// Number of leading blocks that were freed.
     pub(super) freed: usize,
     pub(super) state: Option<RecurrentState>,
 }
@@ -58,9 +59,9 @@ pub(super) struct Table {
 pub(super) struct RecurrentState {
     /// The slot that only this sequence writes to; vacant before its first step.
     pub(super) live: u32,
-    /// The checkpoint that it continues from or has left last, and whether that stays warm once the next one replaces it.
+    /// The checkpoint that it continues from or left last, and whether that stays warm when replaced.
     pub(super) kept: Option<(u32, bool)>,
-    /// Where the state after the computed tokens is.
+    /// Location of the state after the computed tokens.
     pub(super) at: StateLocation,
     /// Checkpoints that this step leaves, and whether they are warm.
     pub(super) planned: Vec<(Checkpoint, bool)>,
@@ -69,7 +70,7 @@ pub(super) struct RecurrentState {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StateLocation {
-    /// Nowhere: no token was computed yet.
+    /// No token has been computed yet.
     Blank,
     /// In its own slot.
     Live,
@@ -94,14 +95,14 @@ impl SequenceTables {
         Self { root, chain, reach: 0, branch: 0, tables, imports, pending, awaited: 0 }
     }
 
-    /// The block after its chain, if the text fills it.
+    /// Returns the block after its chain, if the text fills it.
     pub(super) fn next<'a>(&self, chain: &Chain, text: &'a [u32]) -> Option<Link<'a>> {
         chain.link(self.chain.last().copied().unwrap_or(self.root), self.chain.len(), text)
     }
 }
 
 impl Table {
-    /// Blocks or slots to allocate for the tokens from `from` up to `end`.
+    /// Blocks or slots to allocate for tokens `from..end`.
     pub(super) fn missing(&self, group: &Group, from: usize, end: usize, layout: &Layout) -> usize {
         match (&self.state, group.kind) {
             (Some(state), _) => usize::from(state.live == VACANT),
@@ -113,7 +114,7 @@ impl Table {
         }
     }
 
-    /// Appends a block, which is none of the first `behind`; or sets the slot to write to.
+    /// Appends a block, which lies after the first `behind`, or sets the slot to write to.
     pub(super) fn push(&mut self, location: u32, behind: usize) {
         match &mut self.state {
             Some(state) => state.live = location,
@@ -127,7 +128,7 @@ impl Table {
         }
     }
 
-    /// The number of blocks or slots in use.
+    /// Number of blocks or slots in use.
     pub(super) fn held(&self) -> usize {
         match &self.state {
             Some(state) => usize::from(state.live != VACANT),

@@ -8,12 +8,12 @@ fn table(blocks: u32, disk_blocks: u64) -> BlockTable {
     BlockTable::new(Layout::plain(blocks, 4, disk_blocks), &SECRET)
 }
 
-/// Tokens that begin alike for equal `first`.
+/// Token sequences with the same start for the same `first`.
 fn text(first: u32, len: u32) -> Vec<u32> {
     (0..len).map(|i| first + i).collect()
 }
 
-/// Opens a sequence, takes over what it can, and computes the rest; answers how many tokens were taken over.
+/// Opens a sequence, reuses what it can and computes the rest; returns how many tokens were reused.
 fn compute(table: &mut BlockTable, sequence: u64, salt: &[u8], text: &[u32]) -> usize {
     table.open(sequence, table.root(salt));
     table.share(sequence, text, 0);
@@ -161,8 +161,8 @@ fn keys_depend_on_the_secret() {
 
 #[test]
 fn keys_are_the_same_in_every_build() {
-    // Blocks on disk are found by their keys, so these may only change together with the format on disk. The numbers
-    // come from another implementation of SipHash-1-3 with 128 bits.
+    // Blocks on disk are found by their keys, so these may only change together with the disk format. The numbers come
+    // from another implementation of 128-bit SipHash-1-3.
     let mut table = table(2, 0);
     assert_eq!(table.root(b"salt"), Key(0x633a_8f00_3874_8af4_0a4d_6a8b_612e_7b0b));
     compute(&mut table, 1, b"salt", &text(0, 5));

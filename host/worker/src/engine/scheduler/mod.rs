@@ -1,11 +1,11 @@
-//! The scheduler of continuous batching: decides which tokens of which sequences the next step computes. Decodes come first:
-//! every sequence that waits for its next token gets it in every step. The remaining time (`pace`) goes to prefill: half of
-//! it to the oldest prompt, the other half to the one with the least left, so that a short question is answered while a long
-//! document is read, and the document takes at most twice as long.
+//! The scheduler for continuous batching: decides which tokens of which sequences the next step computes. Decodes come
+//! first: every sequence that waits for its next token gets it in every step. The remaining time (`pace`) goes to
+//! prefill: half to the oldest prompt, half to the one with the least left, so that a short question is answered while
+//! a long document is read, and the document takes at most twice as long.
 //!
-//! Blocks are allocated as tokens are computed. When they run out, the newest sequence is preempted: it goes back to the head
-//! of the queue and is recomputed later, mostly from its own cached blocks. Sequences are served in order of age and the
-//! oldest is never preempted, so that one always makes progress.
+//! Blocks are allocated as tokens are computed. When they run out, the newest sequence is preempted: it goes back to
+//! the head of the queue and is recomputed later, mostly from its own cached blocks. Sequences are served by age and
+//! the oldest is never preempted, so one of them always makes progress.
 
 mod pace;
 mod plan;
@@ -28,9 +28,9 @@ use waiting::Waiting;
 #[derive(Debug)]
 pub struct Scheduler {
     config: Config,
-    /// None for an opaque model.
+    /// `None` for an opaque model.
     blocks: Option<BlockTable>,
-    /// The states of an opaque model; empty for any other.
+    /// States of an opaque model; empty for any other.
     states: StateTable,
     pace: Pace,
     sequences: HashMap<u64, Sequence>,
@@ -46,11 +46,11 @@ struct Sequence {
     salt: Vec<u8>,
     /// Prompt and generated tokens.
     tokens: Vec<u32>,
-    /// The length of the prompt.
+    /// Length of the prompt.
     prompt: usize,
-    /// How many of them are computed.
+    /// Number of computed tokens.
     computed: usize,
-    /// Its number among all that were ever admitted.
+    /// Serial number of its first admission.
     age: Option<u64>,
     /// Blocks and slots of each group that it lacked when it was last not admitted.
     lacked: Vec<usize>,
@@ -60,7 +60,7 @@ struct Sequence {
 }
 
 impl Scheduler {
-    /// A scheduler with nothing to do. An opaque model has no blocks.
+    /// Returns an idle scheduler. An opaque model has no blocks.
     pub fn new(config: Config, blocks: Option<BlockTable>) -> Self {
         let chunk_min = config.chunk_min.max(1);
         let sequences_max = config.sequences_max.max(1);
@@ -114,7 +114,7 @@ impl Scheduler {
 
     /// Decides the next step. The engine copies the blocks of [`Scheduler::next_import`], computes the spans, and
     /// reports [`Scheduler::done`]; if it cannot compute them, it finishes their sequences instead. `now` is on any
-    /// clock that only goes forward.
+    /// monotonic clock.
     pub fn plan(&mut self, now: Duration) -> Plan {
         let mut plan = Plan::default();
         self.expire(now, &mut plan);
@@ -124,8 +124,8 @@ impl Scheduler {
         plan
     }
 
-    /// A plan's spans are computed, and the step took that long. Their full blocks are published, so a sequence whose logits
-    /// are not numbers must be discarded before; sequences that have ended since the plan are skipped.
+    /// Reports that a plan's spans are computed, and how long the step took. Their full blocks are published, so a
+    /// sequence with NaN logits must be discarded before; sequences that have ended since the plan are skipped.
     pub fn done(&mut self, plan: &Plan, elapsed: Duration) {
         let (mut decodes, mut prompt_tokens, mut prompt_known) = (0, 0, false);
         for span in &plan.spans {
@@ -149,19 +149,19 @@ impl Scheduler {
         }
     }
 
-    /// Appends the token that was sampled where a span asked for logits.
+    /// Appends a sampled token, for a span that asked for logits.
     pub fn push(&mut self, sequence: u64, token: u32) {
         if let Some(sequence) = self.sequences.get_mut(&sequence) {
             sequence.tokens.push(token);
         }
     }
 
-    /// Removes a sequence that is complete or cancelled, in whatever state. Its blocks are free for others at once.
+    /// Removes a completed or cancelled sequence, in whatever state. Its blocks are free at once.
     pub fn finish(&mut self, sequence: u64) {
         self.close(sequence, true);
     }
 
-    /// Removes a broken sequence, whose state in the model must not be reused.
+    /// Removes a broken sequence, whose model state must not be reused.
     pub fn discard(&mut self, sequence: u64) {
         self.close(sequence, false);
     }
@@ -179,14 +179,14 @@ impl Scheduler {
         }
     }
 
-    /// The block to copy from disk next, for the oldest sequence that waits for one. The engine copies it, reports
-    /// [`Scheduler::imported`] and asks again, as many per step as it likes, and keeps none for later.
+    /// Returns the next block to copy from disk, for the oldest sequence that waits for one. The engine copies it,
+    /// reports [`Scheduler::imported`] and asks again, as often per step as it likes, and keeps none for later.
     pub fn next_import(&self) -> Option<Import> {
         let blocks = self.blocks.as_ref()?;
         self.running.iter().find_map(|&sequence| blocks.import_of(sequence))
     }
 
-    /// Reports the import of [`Scheduler::next_import`], done or failed.
+    /// Reports the result of the import from [`Scheduler::next_import`].
     pub fn imported(&mut self, import: Import, done: bool) {
         let (Some(blocks), Some(sequence)) = (&mut self.blocks, self.sequences.get_mut(&import.sequence)) else {
             return;
@@ -204,17 +204,17 @@ impl Scheduler {
         self.sequences.get(&sequence).map_or(&[], |sequence| &sequence.tokens)
     }
 
-    /// Where each cache group keeps a sequence; nothing for an opaque model.
+    /// A sequence's location in each cache group; empty for an opaque model.
     pub fn cache_locations(&self, sequence: u64) -> impl Iterator<Item = CacheLocation<'_>> {
         self.blocks.iter().flat_map(move |blocks| blocks.cache_locations(sequence))
     }
 
-    /// The id of a sequence's state in an opaque model; for any other the sequence's own.
+    /// Returns the id of a sequence's state in an opaque model; for any other model, the sequence's id.
     pub fn state_of(&self, sequence: u64) -> u64 {
         self.states.state_of(sequence)
     }
 
-    /// The states of an opaque model, for the changes to carry out and for metrics.
+    /// The states of an opaque model, for pending changes and for metrics.
     pub fn states(&mut self) -> &mut StateTable {
         &mut self.states
     }
@@ -247,8 +247,8 @@ impl Scheduler {
         }
     }
 
-    /// Admits waiting sequences while there is room. The head of the queue holds up the others: a small request that slipped
-    /// past a large one would take the room that the large one waits for.
+    /// Admits waiting sequences while there is room. The head of the queue blocks the others: a small request that
+    /// slipped past a large one would take the room that the large one waits for.
     fn admit(&mut self) {
         while self.running.len() < self.config.sequences_max {
             let Some(id) = self.waiting.next() else { return };
@@ -264,7 +264,7 @@ impl Scheduler {
         }
     }
 
-    /// Opens a sequence's tables, if all its tokens fit beside what the running ones are about to need.
+    /// Opens a sequence's tables, if all its tokens fit beside what the running sequences are about to need.
     fn enter(&mut self, id: u64) -> bool {
         let Some(blocks) = &mut self.blocks else {
             if let Some(sequence) = self.sequences.get_mut(&id) {
@@ -293,14 +293,14 @@ impl Scheduler {
         enters
     }
 
-    /// A prompt was published: the next sequence may share its prefix, and lack less than before.
+    /// Called after a prompt is published: the next sequence may share its prefix and lack less than before.
     fn look_again(&mut self) {
         if let Some(next) = self.waiting.next().and_then(|id| self.sequences.get_mut(&id)) {
             next.lacked.clear();
         }
     }
 
-    /// The number of tokens that each running sequence computes in this step.
+    /// Number of tokens that each running sequence computes in this step.
     fn lengths(&mut self) -> Vec<usize> {
         let mut lengths = vec![0; self.running.len()];
         let mut prompts = Vec::new();
@@ -322,7 +322,7 @@ impl Scheduler {
         lengths
     }
 
-    /// Takes over blocks of a prompt that were published since the last step. False if its next block is already coming: from
+    /// Reuses blocks of a prompt published since the last step. Returns false if its next block is already coming: from
     /// disk, or because an older sequence with the same text is computing it.
     fn look_ahead(&mut self, id: u64, claimed: &mut Vec<Key>) -> bool {
         let (Some(blocks), Some(sequence)) = (&mut self.blocks, self.sequences.get_mut(&id)) else { return true };
@@ -338,7 +338,7 @@ impl Scheduler {
         !importing && !blocks.recall(id, &sequence.tokens, sequence.computed)
     }
 
-    /// Allocates blocks for the step, from the oldest sequence to the newest, and at the expense of the newest.
+    /// Allocates blocks for the step from the oldest sequence to the newest, at the expense of the newest.
     fn take_blocks(&mut self, lengths: &[usize], plan: &mut Plan) {
         let mut index = 0;
         while let Some(&id) = self.running.get(index) {
@@ -357,8 +357,9 @@ impl Scheduler {
         }
     }
 
-    /// Allocates room for some tokens of a running sequence, and returns up to which there is some. Newer sequences are
-    /// preempted for it, and in the end it is itself; the only one left computes fewer tokens at once.
+    /// Allocates room for some tokens of a running sequence, and returns the end of the range that fits. Newer
+    /// sequences are preempted for it, and finally the sequence itself; if it is the only one left, it computes fewer
+    /// tokens at once.
     fn make_room(&mut self, index: usize, tokens: Range<usize>, plan: &mut Plan) -> Option<usize> {
         let (id, mut end) = (self.running[index], tokens.end);
         while self.blocks.as_mut().is_some_and(|blocks| blocks.extend(id, tokens.start, end).is_err()) {
@@ -396,7 +397,7 @@ impl Sequence {
         self.tokens.len() - self.computed
     }
 
-    /// Its first `known` tokens are in blocks that others have computed.
+    /// Marks its first `known` tokens as computed by others.
     fn take_over(&mut self, known: usize) {
         let gained = known.saturating_sub(self.computed);
         self.computed += gained;
@@ -406,14 +407,14 @@ impl Sequence {
     }
 }
 
-/// The sums of two lists, of which one may be empty.
+/// Adds two lists elementwise; either may be shorter.
 fn add(mut ones: Vec<usize>, others: Vec<usize>) -> Vec<usize> {
     ones.resize(ones.len().max(others.len()), 0);
     ones.iter_mut().zip(others).for_each(|(one, other)| *one += other);
     ones
 }
 
-/// Distributes the tokens of a chunk over prompts, which are (index, tokens left), oldest first.
+/// Distributes a chunk's tokens over prompts, given as (index, tokens left), oldest first.
 fn split(chunk: usize, prompts: &[(usize, usize)], lengths: &mut [usize]) {
     let Some(&oldest) = prompts.first() else { return };
     let mut by_left = prompts.to_vec();

@@ -1,22 +1,25 @@
-//! The size of prefill chunks. Streams feel a prompt as a pause, since a step with a chunk takes longer than one without. So
-//! the chunk is chosen to keep the step below a multiple of a decode-only step with the same number of streams. Both times
-//! are measured while serving: the first mixed step is put off to measure one without a chunk, and every so often another one
-//! goes without, as contexts grow and machines get busy. A single slow step moves the estimates little; a lasting change
-//! moves them within a few steps.
+//! The size of prefill chunks. Streams feel a prompt as a pause, since a step with a chunk takes longer than one
+//! without. So the chunk is sized to keep the step below a multiple of a decode-only step with the same number of
+//! streams. Both times are measured while serving: the first mixed step is delayed to measure one without a chunk, and
+//! every so often another one runs without, as contexts grow and machines get busy. A single slow step moves the
+//! estimates only a little; a lasting change moves them within a few steps.
 
 use std::time::Duration;
 
 use super::Config;
 
-/// The weight of a new measurement.
+/// Weight of a new measurement.
 const FRESH: f64 = 0.2;
-/// A measurement is clipped to this multiple of the estimate.
+/// Measurements are clipped to this multiple of the estimate.
 const ODD: f64 = 2.0;
-/// The time that a chunk may always take: a pause that no reader notices. Where steps take a millisecond, a chunk of no
-/// more than that would cost much more per token.
+/// Time that a chunk may always take: a pause that no reader notices. Where steps take a millisecond, a smaller chunk
+/// would cost much more per token.
 const PAUSE_SECONDS: f64 = 0.005;
-/// One step in this many mixed ones goes without a chunk.
+/// One in this many mixed steps runs without a chunk.
 const PROBE_INTERVAL: u32 = 32;
+
+/// GPUs and the CPU's kernels take prompts in tiles of rows; what is left of a chunk costs as much as a whole tile.
+const TILE: usize = 32;
 
 #[derive(Debug)]
 pub(super) struct Pace {
@@ -24,9 +27,9 @@ pub(super) struct Pace {
     chunk_max: usize,
     stretch: f64,
     prefill_seconds: f64,
-    /// Seconds of a step of nothing but decodes, by their number; 0 is never measured.
+    /// Seconds of a decode-only step, by number of decodes; index 0 is never measured.
     decode: Vec<Option<f64>>,
-    /// Decaying sums over chunks: their seconds, and their tokens.
+    /// Decaying sums over chunks: seconds and tokens.
     chunks: Option<(f64, f64)>,
     mixed_steps: u32,
 }
@@ -55,7 +58,9 @@ impl Pace {
             },
         };
         let tokens = self.token_seconds().map_or(0.0, |each| seconds / each);
-        (tokens as usize).clamp(self.chunk_min, self.chunk_max)
+        let tokens = (tokens as usize).clamp(self.chunk_min, self.chunk_max);
+        // A small chunk would lose too much of its time.
+        if tokens >= 2 * TILE { tokens - tokens % TILE } else { tokens }
     }
 
     /// Records the time of a step.
@@ -80,7 +85,7 @@ impl Pace {
         self.chunks = Some((costs * (1.0 - FRESH) + cost, all * (1.0 - FRESH) + tokens));
     }
 
-    /// Anything can slow a step down, nothing can speed it up: a time far below the estimate replaces it.
+    /// Anything can slow a step down and nothing can speed it up, so a time far below the estimate replaces it.
     fn record_decodes(&mut self, decodes: usize, seconds: f64) {
         if self.decode.len() <= decodes {
             self.decode.resize(decodes + 1, None);
@@ -92,8 +97,8 @@ impl Pace {
         });
     }
 
-    /// Seconds of a step of nothing but `decodes` decodes. Where that number was not measured, a lower bound: more streams
-    /// never take less time in all, nor more time each.
+    /// Seconds of a step with `decodes` decodes and no prompt. If that number was not measured, a lower bound: more
+    /// streams never take less time in total, nor more time each.
     fn decode_step(&self, decodes: usize) -> Option<f64> {
         if let Some(&Some(known)) = self.decode.get(decodes) {
             return Some(known);
@@ -127,8 +132,8 @@ mod tests {
         let mut pace = pace();
         assert_eq!(pace.chunk(0), 16);
         pace.record(0, 16, ms(16.0));
-        assert_eq!(pace.chunk(0), 500);
-        pace.record(0, 500, ms(250.0));
+        assert_eq!(pace.chunk(0), 480, "a whole number of tiles");
+        pace.record(0, 480, ms(240.0));
         assert_eq!(pace.chunk(0), 512, "the configured most");
     }
 
@@ -195,15 +200,15 @@ mod tests {
         pace.record(4, 0, ms(100.0));
         pace.record(4, 100, ms(200.0));
         pace.record(4, 0, ms(10_000.0));
-        assert!((100..=120).contains(&pace.chunk(4)), "{}", pace.chunk(4));
+        assert!((96..=120).contains(&pace.chunk(4)), "{}", pace.chunk(4));
         for _ in 0..20 {
             pace.record(4, 0, ms(300.0));
         }
-        assert!((280..=310).contains(&pace.chunk(4)), "{}", pace.chunk(4));
+        assert!((256..=310).contains(&pace.chunk(4)), "{}", pace.chunk(4));
         for _ in 0..20 {
             pace.record(4, 100, ms(700.0));
         }
-        assert!((70..=80).contains(&pace.chunk(4)), "{}", pace.chunk(4));
+        assert!((64..=80).contains(&pace.chunk(4)), "{}", pace.chunk(4));
     }
 
     #[test]

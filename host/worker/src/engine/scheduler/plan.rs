@@ -1,23 +1,23 @@
-//! Inputs and outputs of the scheduler: its limits, requests and why one is refused, plans and why a sequence ended. All of
-//! it is plain data, so that a test can write down what it expects.
+//! Inputs and outputs of the scheduler: limits, requests and refusals, plans and ended sequences. All plain data, so
+//! that a test can write down what it expects.
 
 use std::{fmt, ops::Range, time::Duration};
 
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
-    /// The most sequences that run at once. For a per-sequence model, no more than its states.
+    /// Maximum number of running sequences; for a per-sequence model, at most its number of states.
     pub sequences_max: usize,
-    /// The most sequences that wait; more are refused.
+    /// Maximum number of waiting sequences; more are refused.
     pub waiting_max: usize,
-    /// The most tokens in a step; at least `sequences_max + chunk_min`.
+    /// Maximum number of tokens in a step; at least `sequences_max + chunk_min`.
     pub step_tokens_max: usize,
-    /// The fewest prompt tokens in a step that has any, however slow the machine: prompts must get done. Above 1 it may
-    /// break `stretch`: on two CPU cores a prompt token takes about a third of a single stream's step.
+    /// Minimum number of prompt tokens in a step that has any, however slow the machine: prompts must get done. Above 1
+    /// it may break `stretch`: on two CPU cores a prompt token takes about a third of a single stream's step.
     pub chunk_min: usize,
     pub chunk_max: usize,
-    /// The factor by which a prefill chunk may lengthen a step beside streams.
+    /// Factor by which a prefill chunk may lengthen a step beside streams.
     pub stretch: f64,
-    /// The target time of a step that serves only prompts: a cancellation waits for it.
+    /// Target time of a step that serves only prompts; a cancellation has to wait for it.
     pub prefill_step: Duration,
 }
 
@@ -38,15 +38,15 @@ impl Default for Config {
 /// A sequence to run.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// Its id, which no other sequence here has.
+    /// Unique among the scheduler's sequences.
     pub sequence: u64,
-    /// The client; clients take turns, and none may fill the queue but [`ONLY_CLIENT`](pensieve_protocol::share::ONLY_CLIENT).
+    /// Clients take turns, and none but [`ONLY_CLIENT`](pensieve_protocol::share::ONLY_CLIENT) may fill the queue.
     pub client: u64,
-    /// Everything besides tokens that its keys and values depend on: see [`root`](crate::engine::blocks::BlockTable::root).
+    /// Everything besides tokens that keys and values depend on: see [`root`](crate::engine::blocks::BlockTable::root).
     pub salt: Vec<u8>,
-    /// The prompt, at least one token.
+    /// At least one token.
     pub prompt: Vec<u32>,
-    /// When it is ended, on the clock of [`plan`](super::Scheduler::plan).
+    /// When to end it, on the clock of [`plan`](super::Scheduler::plan).
     pub deadline: Option<Duration>,
 }
 
@@ -61,7 +61,7 @@ pub enum Refused {
     /// It would not fit even alone.
     TooLong {
         prompt: usize,
-        /// Tokens that all blocks together hold.
+        /// Tokens that fit in all blocks together.
         room: usize,
     },
 }
@@ -84,21 +84,21 @@ impl fmt::Display for Refused {
 
 impl std::error::Error for Refused {}
 
-/// Why the scheduler ended a sequence on its own.
+/// Why the scheduler ended a sequence by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
     Deadline,
-    /// It has grown beyond what all blocks together hold.
+    /// It has outgrown all blocks together.
     NoRoom,
 }
 
-/// Some tokens of one sequence to compute.
+/// A range of one sequence's tokens to compute.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Span {
     pub sequence: u64,
-    /// A range of its tokens; those before are computed.
+    /// Tokens before the range are computed.
     pub tokens: Range<usize>,
-    /// They end where the next token is to be sampled.
+    /// The range ends where the next token is to be sampled.
     pub logits: bool,
 }
 

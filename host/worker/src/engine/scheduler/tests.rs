@@ -6,7 +6,7 @@ use super::*;
 use crate::engine::blocks::Layout;
 
 impl Scheduler {
-    /// Who has been let in, oldest first.
+    /// Admitted sequences, oldest first.
     pub(in crate::engine) fn running_ids(&self) -> &[u64] {
         &self.running
     }
@@ -28,13 +28,13 @@ fn request(sequence: u64, prompt: &[u32]) -> Request {
     Request { sequence, client: 0, salt: Vec::new(), prompt: prompt.to_vec(), deadline: None }
 }
 
-/// A prompt that nobody else has.
+/// Submits a prompt that no other sequence has.
 fn submit(scheduler: &mut Scheduler, sequence: u64, tokens: u32) {
     let prompt: Vec<u32> = (0..tokens).map(|i| sequence as u32 * 1000 + i).collect();
     assert_eq!(scheduler.submit(request(sequence, &prompt)), Ok(()));
 }
 
-/// One step; every sequence that may goes on with the token 0.
+/// Runs one step; every sequence that can continues with token 0.
 fn step(scheduler: &mut Scheduler) -> Plan {
     let plan = scheduler.plan(Duration::ZERO);
     scheduler.done(&plan, STEP);

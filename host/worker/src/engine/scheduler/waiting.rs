@@ -1,5 +1,6 @@
-//! The queue of waiting sequences. Preempted ones come first, the oldest of them before others: nothing newer passes them. Then clients take turns, and each client's requests keep their order: while a request is at the
-//! head of its client's queue, every other client gets in at most once before it, however many requests it has sent.
+//! The queue of waiting sequences. Preempted ones come first, oldest first: nothing newer passes them. Then clients
+//! take turns, and each client's requests keep their order: while a request is at the head of its client's queue, every
+//! other client is admitted at most once before it, however many requests it has sent.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -7,7 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 pub(super) struct Waiting {
     /// Preempted sequences, by age.
     preempted: BTreeMap<u64, u64>,
-    /// Clients in the order of their turns, with their requests; no queue is empty.
+    /// Clients in turn order, with their requests; no queue is empty.
     clients: VecDeque<(u64, VecDeque<u64>)>,
 }
 
@@ -16,7 +17,7 @@ impl Waiting {
         self.preempted.len() + self.clients.iter().map(|(_, queue)| queue.len()).sum::<usize>()
     }
 
-    /// Waiting requests of a client that have not run yet.
+    /// Number of a client's waiting requests that have not run yet.
     pub(super) fn of(&self, client: u64) -> usize {
         self.clients.iter().find(|(other, _)| *other == client).map_or(0, |(_, queue)| queue.len())
     }
@@ -37,7 +38,7 @@ impl Waiting {
         self.preempted.values().next().or_else(first_sent).copied()
     }
 
-    /// Removes the sequence that [`Waiting::next`] returns, and ends its client's turn.
+    /// Removes the sequence that [`Waiting::next`] returned, and ends its client's turn.
     pub(super) fn pop(&mut self) {
         if self.preempted.pop_first().is_none()
             && let Some((client, mut queue)) = self.clients.pop_front()

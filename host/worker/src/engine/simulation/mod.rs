@@ -1,7 +1,7 @@
-//! A worker without a model: random clients, a random disk and a "model" whose keys, values and states are fingerprints of
-//! all the tokens up to a place. Whatever the scheduler has computed, shared, evicted, spilled and imported, a span must
-//! find the fingerprints of exactly its own text before it, or something was reused that was not the same. Every run is
-//! a seed.
+//! A worker without a model: random clients, a random disk and a "model" whose keys, values and states are fingerprints
+//! of all tokens up to a position. Whatever the scheduler has computed, shared, evicted, spilled and imported, a span
+//! must find the fingerprints of exactly its own text before it, or something was wrongly reused. Every run is
+//! reproducible from its seed.
 
 mod timing;
 mod world;
@@ -14,23 +14,23 @@ use crate::engine::{
 };
 use world::{Odds, World};
 
-/// One kind of worker and of clients; differs from `USUAL` in what its test is about.
+/// A configuration of worker and clients; each test varies `usual`.
 #[derive(Clone)]
 struct Scenario {
     seed: u64,
     steps: u64,
     layout: Option<Layout>,
     config: Config,
-    /// Whether an opaque model copies states.
+    /// An opaque model copies states.
     copies: bool,
     odds: Odds,
-    /// Tokens that a prompt takes over from an earlier text, and tokens of an answer: fewer than these.
+    /// Exclusive limits on the tokens that a prompt reuses from an earlier text, and on the tokens of an answer.
     beginning_max: usize,
     answer_max: usize,
-    /// How many steps a sequence may take from its arrival to its end.
+    /// Maximum number of steps from a sequence's arrival to its end.
     patience: u64,
     key_bits: Option<u32>,
-    /// How many different tokens there are.
+    /// Number of different tokens.
     alphabet: u32,
 }
 
@@ -133,7 +133,7 @@ fn an_opaque_model_is_served_within_its_number_of_states() {
     }
 }
 
-/// A model with these groups of caches, of which a copy on disk takes one byte each.
+/// Layout of a model with these cache groups, each copy on disk taking one byte.
 fn layout(groups: &[(Kind, u32)], disk_bytes: u64) -> Option<Layout> {
     let groups = groups.iter().map(|&(kind, capacity)| Group { kind, capacity, disk_bytes: 1 }).collect();
     Some(Layout { block_tokens: 4, groups, disk_bytes })

@@ -1,4 +1,4 @@
-//! A worker on a clock that the test turns: steps take what a cost model says. It shows what streams feel of a prompt.
+//! A worker on a simulated clock, where steps take the time given by a cost model. Shows what streams feel of a prompt.
 
 use std::time::Duration;
 
@@ -9,22 +9,22 @@ use crate::engine::{
     scheduler::{Config, Plan, Request, Scheduler},
 };
 
-/// Sequences below are streams.
+/// Ids below this are streams.
 const STREAMS: u64 = 8;
 const PROMPT: u64 = 100;
 const PROMPT_TOKENS: usize = 8192;
 
-/// Milliseconds.
+/// Costs in milliseconds.
 #[derive(Clone, Copy)]
 struct Cost {
     step: f64,
     stream: f64,
     token: f64,
-    /// How much more a token costs after 8192 others.
+    /// Extra cost of a token after 8192 others.
     context: f64,
-    /// Every cost is off by up to this share.
+    /// Every cost varies by up to this share.
     noise: f64,
-    /// How many times longer the first steps take.
+    /// Factor for the duration of the first steps.
     cold: f64,
 }
 
@@ -75,7 +75,7 @@ impl Clocked {
         plan
     }
 
-    /// Runs while the condition holds, and answers in milliseconds what passed between two tokens of the same stream,
+    /// Runs while the condition holds, and returns the times between two tokens of the same stream in milliseconds,
     /// sorted.
     fn gaps(&mut self, mut on: impl FnMut(&Self, &Plan) -> bool) -> Vec<f64> {
         let mut last = [self.now; STREAMS as usize];
@@ -99,7 +99,7 @@ fn prompt_goes_on(_: &Clocked, plan: &Plan) -> bool {
     !plan.spans.iter().any(|span| span.sequence == PROMPT && span.logits)
 }
 
-/// What streams feel of a long prompt: (median without, 99th percentile with it, seconds that the prompt took).
+/// What streams feel of a long prompt: (median without it, 99th percentile with it, seconds that the prompt took).
 fn long_prompt_beside(streams: u64, cost: Cost) -> (f64, f64, f64) {
     let mut worker = Clocked::new(cost);
     (0..streams).for_each(|stream| worker.submit(stream, 100));

@@ -1,4 +1,4 @@
-//! The random clients, disk and model, and what is asserted of every step.
+//! The random clients, disk and model, and the assertions on every step.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -17,7 +17,7 @@ use pensieve_protocol::share::ONLY_CLIENT;
 const SECRET: [u8; 16] = *b"a secret of test";
 const LIVE_MAX: usize = 30;
 
-/// How often things happen, per step or per request.
+/// Probabilities per step or per request.
 #[derive(Clone)]
 pub(super) struct Odds {
     pub(super) arrival: f64,
@@ -47,7 +47,7 @@ impl Default for Odds {
     }
 }
 
-/// What has happened.
+/// Event counts of a run.
 #[derive(Debug, Default)]
 pub(super) struct Totals {
     pub(super) steps: u64,
@@ -67,14 +67,14 @@ pub(super) struct Totals {
 struct Live {
     client: u64,
     salt: u8,
-    /// `prints[i]` stands for the salt and the tokens up to and with `i`.
+    /// `prints[i]` identifies the salt and the tokens up to and including `i`.
     prints: Vec<u64>,
     goal: usize,
     born: u64,
     deadline: Option<Duration>,
     computed: usize,
     started: bool,
-    /// Per client, how many of its sequences got in while this one was the head of its own client's queue.
+    /// Per client, how many of its sequences were admitted while this one was the head of its client's queue.
     passed_by: BTreeMap<u64, u32>,
 }
 
@@ -88,9 +88,9 @@ pub(super) struct World {
     live: BTreeMap<u64, Live>,
     /// Texts that a prompt may start with.
     beginnings: Vec<(u8, Vec<u32>)>,
-    /// What each block of each group holds, one fingerprint for each token, or each slot, the last token's.
+    /// Contents of each group's blocks, one fingerprint per token, or of its slots, the last token's.
     memory: Vec<Vec<Vec<u64>>>,
-    /// What each state of an opaque model has seen.
+    /// The tokens seen by each state of an opaque model.
     states: BTreeMap<u64, Vec<u64>>,
     disk: HashMap<(Key, usize), (Record, Vec<u64>)>,
 }
@@ -132,7 +132,7 @@ impl World {
         }
     }
 
-    /// Lets everyone who is left finish, and looks for what they leave behind.
+    /// Lets all remaining sequences finish, and checks what they leave behind.
     pub(super) fn drain(&mut self) {
         while !self.live.is_empty() {
             self.turn();
@@ -147,7 +147,7 @@ impl World {
         self.rng.f64() < odds
     }
 
-    /// A new process: memory is lost, the disk is found again.
+    /// Starts a new process: memory is lost, the disk is indexed again.
     fn start(&mut self) {
         self.states.clear();
         let blocks = self.scenario.layout.clone().map(|layout| {
@@ -272,8 +272,8 @@ impl World {
         assert!(!self.live.values().any(late), "a deadline was passed over");
     }
 
-    /// Who was let in for the first time must have been the head of its client's queue, and no client gets in twice
-    /// before the head of another's queue.
+    /// A sequence admitted for the first time must have been the head of its client's queue, and no client is admitted
+    /// twice before the head of another's queue.
     fn note_let_in(&mut self, plan: &Plan) {
         let let_in = |live: &BTreeMap<u64, Live>, id: &u64| live.get(id).is_some_and(|live| !live.started);
         let oldest_first = self.scheduler.running_ids().iter().chain(plan.preempted.iter().rev());
@@ -298,7 +298,7 @@ impl World {
         }
     }
 
-    /// Copies some of the blocks that sequences wait for; true if any waits.
+    /// Copies some of the blocks that sequences wait for; returns true if any waits.
     fn import(&mut self) -> bool {
         let waits = self.scheduler.next_import().is_some();
         for _ in 0..self.rng.usize(1..6) {
@@ -322,12 +322,12 @@ impl World {
         waits
     }
 
-    /// The model: finds the past as it must be, and adds to it.
+    /// The model: checks the past, and adds to it.
     fn compute(&mut self, span: &Span) {
         let Some(layout) = self.scenario.layout.clone() else { return self.compute_opaque(span) };
         let Some(live) = self.live.get_mut(&span.sequence) else { panic!("{} is not alive", span.sequence) };
         assert!(span.tokens.start >= live.computed, "a token is computed twice");
-        // What was taken over is compared as a whole; the rest was compared before, and is looked at here and there.
+        // Reused blocks are compared in full; the rest was compared before and is only sampled.
         let all = span.tokens.start != live.computed || self.rng.u8(0..16) == 0;
         self.totals.reused += span.tokens.start - live.computed;
         self.totals.computed += span.tokens.len();
@@ -396,7 +396,7 @@ impl World {
 
     fn change(&mut self, change: Change) {
         match change {
-            // A sequence that ends before its first step has a state of which the model knows nothing.
+            // A sequence that ends before its first step has a state that the model has never seen.
             Change::Drop(state) => drop(self.states.remove(&state)),
             Change::Copy { from, to } => {
                 let copy = self.states[&from].clone();
@@ -406,7 +406,7 @@ impl World {
         }
     }
 
-    /// The next token depends on all that came before, as a greedy model's does.
+    /// Samples the next token from everything before it, as a greedy model does.
     fn sample(&mut self, plan: &Plan) {
         for span in &plan.spans {
             let Some(live) = self.live.get_mut(&span.sequence) else { continue };
@@ -467,7 +467,7 @@ impl World {
     }
 }
 
-/// What the scheduler says of a group, to be kept.
+/// An owned copy of the scheduler's answer about a group.
 enum Owned {
     Blocks(Vec<u32>),
     Slots(u32, u32, Vec<Checkpoint>),
@@ -482,7 +482,7 @@ impl From<CacheLocation<'_>> for Owned {
     }
 }
 
-/// Stands for a text: the fingerprint of what came before, and a token.
+/// Fingerprint of a text: that of the preceding text, combined with a token.
 fn print_of(before: &[u64], salt: u8, token: u32) -> u64 {
     let mixed = before.last().map_or(u64::from(salt), |last| *last) ^ (u64::from(token) << 32 | before.len() as u64);
     let mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

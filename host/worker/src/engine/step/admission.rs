@@ -1,5 +1,5 @@
-//! Admission of jobs and adapters: a job waits while its grammar is being compiled or its adapter is being read, and goes to
-//! the scheduler otherwise.
+//! Admission of jobs and adapters: a job waits while its grammar is compiled or its adapter is read, and otherwise goes
+//! to the scheduler.
 
 use std::time::{Duration, Instant};
 
@@ -28,23 +28,24 @@ impl Engine {
         self.refuse(id, admitted);
     }
 
-    /// Begins to attach an adapter. The caller reads it and hands it to [`Engine::take_adapter_in`] under the returned number.
+    /// Starts attaching an adapter. The caller reads it and hands it to [`Engine::take_adapter_in`] under the returned
+    /// number.
     pub fn begin_attachment(&mut self, attempt: u64, name: &str, location: Location) -> Result<u64, Failure> {
         self.adapters.begin(attempt, name, location)
     }
 
-    /// Takes an adapter that was read, or the error. Returns the result of the attempt to attach it, if the server waits for
-    /// one: an adapter that was unloaded and is read again has no attempt.
+    /// Takes in an adapter that was read, or the error. Returns the result of the attach attempt if the server waits
+    /// for one; a reloaded adapter has no attempt.
     pub fn take_adapter_in(&mut self, serial: u64, read: Result<ReadAdapter, Failure>) -> Option<(u64, Attachment)> {
         self.adapters.take_in(serial, read, &mut self.model)
     }
 
-    /// Adapters to read again, as jobs wait for them.
+    /// Returns the adapters to reload because jobs wait for them.
     pub fn take_wanted_adapters(&mut self) -> Vec<(u64, Location)> {
         self.adapters.take_wanted()
     }
 
-    /// Detaches an adapter: no new job may use it, and it is dropped with the last one that does.
+    /// Detaches an adapter: closes it to new jobs and drops it with its last one.
     pub fn detach(&mut self, name: &str) {
         self.adapters.retire(name, &mut self.model);
     }
@@ -124,8 +125,8 @@ impl Engine {
     }
 }
 
-/// The salt of a sequence's block keys: everything besides tokens that keys and values depend on, and what isolates users.
-/// Each part is preceded by its length, so that no two lists of parts give the same bytes.
+/// Builds the salt of a sequence's block keys: everything besides tokens that keys and values depend on, and what
+/// isolates users. Each part is preceded by its length, so that different lists of parts never give the same bytes.
 fn salt(fingerprint: &str, adapter: Option<&str>, key: &[u8]) -> Vec<u8> {
     let mut salt = Vec::new();
     for part in [fingerprint.as_bytes(), adapter.unwrap_or_default().as_bytes(), key] {

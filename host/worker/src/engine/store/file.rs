@@ -1,4 +1,4 @@
-//! How a block's file is laid out, all numbers little-endian:
+//! The layout of a block's file; all numbers are little-endian:
 //!
 //! | bytes              | what                                        |
 //! |--------------------|---------------------------------------------|
@@ -21,7 +21,7 @@ const MAGIC: &[u8; 8] = b"pnsvkv 2";
 const FIXED_BYTES: usize = 8 + 16 + 16 + 4 + 4 + 4 + 8;
 const SUM_BYTES: usize = 16;
 
-/// Makes keyed checksums, which cannot be forged without the secret.
+/// Computes keyed checksums, which cannot be forged without the secret.
 pub(super) struct Checksums(SipHasher13);
 
 impl Checksums {
@@ -44,7 +44,7 @@ pub(super) fn name_of(key: Key, group: usize) -> String {
     format!("{:032x}-{group}", key.0)
 }
 
-/// The key and the group that a file's name stands for; none if the file is not ours.
+/// Parses a file's name into key and group; `None` if the file is not ours.
 pub(super) fn key_of(name: &str) -> Option<(Key, usize)> {
     let (key, group) = name.split_once('-')?;
     let (key, group) = (Key(u128::from_str_radix(key, 16).ok()?), group.parse().ok()?);
@@ -67,7 +67,7 @@ pub(super) fn header(checksums: &Checksums, record: &Record, block: &[u8], out: 
     out.extend_from_slice(&sum.to_le_bytes());
 }
 
-/// Reads everything before the block: the record, and the block's checksum.
+/// Reads everything before the block: the record and the block's checksum.
 pub(super) fn read_header(
     checksums: &Checksums,
     reader: &mut impl Read,
@@ -88,7 +88,7 @@ pub(super) fn read_header(
     let depth = u32::from_le_bytes(rest.take()?);
     let tokens = u32::from_le_bytes(rest.take()?);
     let length = u64::from_le_bytes(rest.take()?);
-    // A primary block of a model that has no group for all tokens is just its name and tokens.
+    // In a model without a group for all tokens, a primary block is just its key and tokens.
     let bytes = group_bytes.get(group).copied().unwrap_or(0) as u64;
     if tokens as usize != block_tokens || length != bytes {
         return Err(damaged());

@@ -1,8 +1,8 @@
-//! The secret of a disk tier, which keys hashes and checksums. It is made once, by the first worker, and lies beside the
+//! The secret of a disk tier, which keys hashes and checksums. The first worker creates it and stores it beside the
 //! blocks: without it they could not be found again after a restart.
 //!
-//! A secret that is not whole (a disk that was full, a crash) is replaced: what was written under it is lost, as its
-//! checksums do not match any more, and the cache works on. Workers that start together agree by a lock.
+//! An incomplete secret (disk full, crash) is replaced: blocks written under it are lost, as their checksums no longer
+//! match, and the cache keeps working. Workers that start together agree through a lock.
 
 use std::{
     fs::{self, File},
@@ -21,7 +21,7 @@ pub(super) fn read_or_make(folder: &Path) -> io::Result<[u8; 16]> {
     let options = || File::options().write(true).create(true).truncate(true).mode(0o600).clone();
     let lock = options().open(folder.join(LOCK))?;
     lock.lock()?;
-    // Another worker may have made it meanwhile.
+    // Another worker may have created it meanwhile.
     if let Some(secret) = read(folder)? {
         return Ok(secret);
     }
@@ -35,7 +35,7 @@ pub(super) fn read_or_make(folder: &Path) -> io::Result<[u8; 16]> {
     Ok(secret)
 }
 
-/// The secret that is there; none if there is none, or no whole one.
+/// Reads the secret; `None` if it is missing or incomplete.
 fn read(folder: &Path) -> io::Result<Option<[u8; 16]>> {
     let mut bytes = Vec::new();
     match File::open(folder.join(FILE)) {

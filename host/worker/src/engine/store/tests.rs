@@ -193,7 +193,7 @@ fn a_folder_in_which_others_may_write_is_not_used() {
     for mode in [0o700, 0o755] {
         assert_eq!(with(mode), Ok(()), "{mode:o}");
     }
-    // Only root can give it away, and then reads it as if it were its own.
+    // Only root can chown the folder, and then reads it as if it were its own.
     if chown(folder.path(), Some(65_534), None).is_ok() {
         assert!(with(0o700).unwrap_err().contains("belongs to another user (id 65534)"));
     }

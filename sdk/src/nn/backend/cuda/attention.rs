@@ -1,4 +1,5 @@
-//! Attention over block tables: one launch that rotates and writes the cache, and one that attends, for all sequences of a step.
+//! Attention over block tables: one launch that rotates and writes the cache, and one that attends, for all sequences
+//! of a step.
 
 use candle_core::{DType, Tensor};
 
@@ -15,14 +16,14 @@ use crate::{
     weights::RopeStyle,
 };
 
-/// Limit on the parts of a context, and the keys of the smallest part, as `attention.cu` has them.
+/// Maximum number of parts of a context, and keys in the smallest part; as in `attention.cu`.
 const SPLITS_MAX: usize = 32;
 const SPLIT_KEYS: usize = 64;
 
-/// Values in a head that `attend` can take.
+/// Largest head that `attend` supports.
 const HEAD_DIM_MAX: usize = 256;
 
-/// Values in the largest head whose queries `attend_tiles` holds in registers, as `prompt.cu` has it.
+/// Largest head whose queries `attend_tiles` holds in registers; as in `prompt.cu`.
 const HELD_HEAD_DIM_MAX: usize = 192;
 
 /// Counters of blocks that have finished their part of a context.
@@ -31,7 +32,7 @@ pub(super) const COUNTERS: usize = 1 << 16;
 /// Thread blocks that fill a device: if tokens times heads reach this number, contexts are not split.
 const BLOCKS_MIN: usize = 256;
 
-/// Shared memory up to which a block holds two tiles at once, so that several blocks still share a multiprocessor.
+/// Shared memory up to which a block holds two tiles at once, so that several blocks still fit on a multiprocessor.
 const TWO_STAGES_BYTES_MAX: usize = 80 << 10;
 
 /// A layer's keys and values.
@@ -40,13 +41,13 @@ struct Cache {
     values: u64,
     slots: usize,
     suffix: &'static str,
-    /// The group of caches whose block tables apply.
+    /// The cache group whose block tables apply.
     group: usize,
 }
 
 impl CudaKernels {
-    /// Writes keys and values to the cache and attends; queries and keys are rotated first if there is a rotation. `None` if no
-    /// kernel supports the shape.
+    /// Writes keys and values to the cache and attends; queries and keys are rotated first if there is a rotation.
+    /// `None` if no kernel supports the shape.
     pub(super) fn attend_step(
         &self,
         spec: &Attention,
@@ -87,7 +88,8 @@ impl CudaKernels {
         Ok(Some(module.wrap(out, (tokens, width))))
     }
 
-    /// Puts keys and values into their slots, keys rotated; the rotated queries where there is a rotation.
+    /// Writes keys, rotated if there is a rotation, and values to their slots. Returns the rotated queries in that
+    /// case.
     fn store_rotated(
         &self,
         spec: &Attention,
@@ -123,7 +125,7 @@ impl CudaKernels {
         Ok(rotated.map(|rotated| module.wrap(rotated, (tokens, width))))
     }
 
-    /// Attention of tokens one by one: all of a step's, or those that its inputs single out.
+    /// Attends token by token: for all of a step's tokens, or for those not covered by tiles.
     fn attend(&self, spec: &Attention, q: &Tensor, cache: &Cache, all: bool, out: u64) -> Result<()> {
         let (module, inputs) = (&self.module, locked(&self.inputs));
         let shared = spec.heads / spec.kv_heads;
@@ -178,10 +180,10 @@ impl CudaKernels {
         spec.sinks.as_ref().map_or(Ok(Arg::Address(0)), |sinks| self.at(sinks))
     }
 
-    /// Attention of the step's prompt tiles.
+    /// Attends for the step's prompt tiles.
     fn attend_tiles(&self, spec: &Attention, q: &Tensor, cache: &Cache, out: u64) -> Result<()> {
         let (module, inputs) = (&self.module, locked(&self.inputs));
-        // Keys, values and, of large heads, queries.
+        // Keys, values and, for large heads, queries.
         let shared_tiles = if spec.head_dim > HELD_HEAD_DIM_MAX { 3 } else { 2 };
         module.launch(
             &format!("attend_tiles_{}", spec.head_dim),
@@ -207,7 +209,7 @@ impl CudaKernels {
     }
 }
 
-/// Parts that the longest context is divided into, as a power of two, so that few graphs serve all lengths.
+/// Number of parts for the longest context, as a power of two, so that few graphs serve all lengths.
 pub(super) fn splits(longest: usize) -> usize {
     longest.div_ceil(SPLIT_KEYS).next_power_of_two().clamp(1, SPLITS_MAX)
 }

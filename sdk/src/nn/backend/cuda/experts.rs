@@ -1,4 +1,4 @@
-//! Mixtures of experts whose choices stay on the device (`experts.cu`).
+//! Mixture of experts whose choices stay on the device (`experts.cu`).
 
 use candle_core::{Tensor, cuda_backend::cudarc::driver::CudaSlice};
 use pensieve_kernels::Glu;
@@ -15,26 +15,26 @@ use crate::{
     nn::backend::{Form, Layer, Routed, Routing},
 };
 
-/// Experts that the kernels can choose among.
+/// Maximum number of experts that the kernels support.
 const COUNT_MAX: usize = 1024;
 
-/// Threads that route a row, sort choices, and prepare a slot.
+/// Threads for routing a row, sorting choices, and preparing a slot.
 const ROUTE_THREADS: usize = 128;
 const SORT_THREADS: usize = 1024;
 const PREPARE_THREADS: usize = 256;
 
-/// Choices of a row that are assumed to run concurrently, for the choice of a block's size.
+/// Choices per row assumed to run concurrently when choosing a block size.
 const CHOICES_MANY: usize = 4;
 
-/// Number of gpt-oss's gate in kernels.
+/// Id of the gpt-oss gate in the kernels.
 const CLAMPED: i32 = 3;
 
-/// The experts of a layer, where the kernels find them.
+/// A layer's experts, in the form that the kernels take.
 #[derive(Debug)]
 pub(in crate::nn) struct ExpertTable {
-    /// An [`Entry`] for the gated half of each expert.
+    /// One [`Entry`] for the gated half of each expert.
     gated: CudaSlice<u64>,
-    /// One for the half that leads back.
+    /// One [`Entry`] for the down projection of each expert.
     down: CudaSlice<u64>,
     formats: [Format; 2],
     count: usize,
@@ -42,14 +42,14 @@ pub(in crate::nn) struct ExpertTable {
     inner: usize,
 }
 
-/// Data, scales and biases of up to two matrices, as `Expert` in `experts.cu` has them.
+/// Data, scales and biases of up to two matrices, as `Expert` in `experts.cu`.
 type Entry = [u64; 6];
 
-/// Choices in tiles of slots.
+/// Choices sorted into tiles of slots.
 struct Tiles {
     list: CudaSlice<u32>,
     count: usize,
-    /// Slots of a tile, in units of eight.
+    /// Slots per tile, in units of eight.
     eights: usize,
     choice_of: CudaSlice<i32>,
     slot_of: CudaSlice<i32>,
@@ -60,11 +60,11 @@ struct Tiles {
 struct Read {
     x: u64,
     width: usize,
-    /// Choices that share a row; 0 if each slot has its own.
+    /// Number of choices that share a row; 0 if each slot has its own.
     sharing: usize,
 }
 
-/// The activations of slots, as products read them.
+/// The slots' activations, in the form that products read.
 struct Slots {
     high: CudaSlice<u16>,
     low: CudaSlice<u16>,
@@ -81,7 +81,7 @@ impl Slots {
     }
 }
 
-/// A half of all experts.
+/// One half of all experts.
 struct Half<'a> {
     what: &'static str,
     entries: &'a CudaSlice<u64>,
@@ -90,7 +90,7 @@ struct Half<'a> {
     gate: Gate,
 }
 
-/// The activation between the halves, as kernels take it: its number, and the parameters of a clamped gate.
+/// The activation between the halves in the kernels' form: its id, and the parameters of a clamped gate.
 #[derive(Clone, Copy)]
 struct Gate {
     kind: i32,
@@ -99,7 +99,7 @@ struct Gate {
 }
 
 impl Gate {
-    /// `None` for experts without a gate, which no kernel takes.
+    /// `None` for experts without a gate, which no kernel supports.
     fn of(glu: Glu) -> Option<Self> {
         match glu {
             Glu::Plain(activation) => Some(Self { kind: activation_number(activation), alpha: 0.0, limit: 0.0 }),
@@ -110,7 +110,7 @@ impl Gate {
 }
 
 impl Half<'_> {
-    /// The last of a kernel's arguments.
+    /// The trailing kernel arguments.
     fn ends(&self, out: u64, inputs: usize) -> [Arg; 6] {
         let Gate { kind, alpha, limit } = self.gate;
         [out.into(), self.outputs.into(), inputs.into(), Arg::Int(kind), alpha.into(), limit.into()]
@@ -118,7 +118,7 @@ impl Half<'_> {
 }
 
 impl CudaKernels {
-    /// A router's choices; `None` if it has too many experts for the kernel.
+    /// Returns a router's choices; `None` if it has too many experts for the kernel.
     pub(super) fn choose_experts(&self, logits: &Tensor, routing: &Routing<'_>) -> Result<Option<Routed>> {
         let (module, (rows, count)) = (&self.module, logits.dims2()?);
         let [groups, kept, compared] = routing.groups.unwrap_or_default();
@@ -148,7 +148,7 @@ impl CudaKernels {
         Ok(Some(Routed { experts: module.wrap(experts, shape), weights: module.wrap(weights, shape) }))
     }
 
-    /// The addresses of a layer's experts, if each half has one of our formats for all of them.
+    /// Builds the table of a layer's experts, if each half has a single supported format across all experts.
     pub(super) fn table_of(&self, experts: &[[Layer<'_>; 3]]) -> Result<Option<ExpertTable>> {
         let Some([gate, _, down]) = experts.first() else { return Ok(None) };
         let (width, inner) = (gate.0.inputs, gate.0.outputs);
@@ -176,7 +176,7 @@ impl CudaKernels {
         Ok(Some(ExpertTable { gated: send(&gated)?, down: send(&back)?, formats, count: experts.len(), width, inner }))
     }
 
-    /// The weighted sum of the outputs of each row's experts; `None` if they have no gate.
+    /// Returns the weighted sum of each row's expert outputs; `None` for experts without a gate.
     pub(super) fn mix(&self, x: &Tensor, routed: &Routed, table: &ExpertTable, glu: Glu) -> Result<Option<Tensor>> {
         let Some(gate) = Gate::of(glu) else { return Ok(None) };
         let (module, (rows, width), top_k) = (&self.module, x.dims2()?, routed.experts.dim(1)?);
@@ -204,14 +204,15 @@ impl CudaKernels {
         Ok(Some(out))
     }
 
-    /// The launches that compute each choice separately, if there are so few that most experts have a row or two.
+    /// Plans the launches that compute each choice separately, if there are so few choices that most experts have a row
+    /// or two.
     fn one_by_one(&self, gated: &Half<'_>, back: &Half<'_>, choices: usize, experts: usize) -> Option<[OneRow; 2]> {
         let plan = |half: &Half<'_>, inputs: usize, matrices: usize| {
             OneRow::plan(half.format, [1, inputs], half.outputs.div_ceil(OUTPUTS) * CHOICES_MANY, matrices)
         };
         let plans = [plan(gated, back.outputs, 2), plan(back, gated.outputs, 1)];
         let fits = plans.iter().all(|plan| plan.shared <= self.module.shared_max());
-        // Weights in bf16 are twice as much to read as to compute with: tiles read them once.
+        // Reading bf16 weights costs twice as much as computing with them: tiles read them only once.
         let most = if gated.format == Format::Bf16 { experts / 4 } else { 2 * experts };
         (choices <= most && fits).then_some(plans)
     }
@@ -219,7 +220,7 @@ impl CudaKernels {
     /// Sorts choices into tiles.
     fn sort_choices(&self, routed: &Routed, experts: usize) -> Result<Tiles> {
         let (module, choices) = (&self.module, routed.experts.elem_count());
-        // Where each expert has many rows, a block takes more of them at a time.
+        // If each expert has many rows, a block takes more of them at a time.
         let eights = if choices > 16 * experts { 4 } else { 1 };
         let count = choices.min(choices / (8 * eights) + experts);
         let tiles = Tiles {
@@ -243,7 +244,7 @@ impl CudaKernels {
         Ok(tiles)
     }
 
-    /// One half of the experts over tiles: a row for each slot.
+    /// Computes one half of the experts over tiles; returns a row per slot.
     fn half_of_tiles(&self, half: &Half<'_>, tiles: &Tiles, read: Read) -> Result<Tensor> {
         let (module, inputs, slots) = (&self.module, read.width, 8 * tiles.eights * tiles.count);
         let out = module.room::<f32>(slots * half.outputs)?;
@@ -260,7 +261,7 @@ impl CudaKernels {
         Ok(module.wrap(out, (slots, half.outputs)))
     }
 
-    /// One half of the experts over single choices: a row for each.
+    /// Computes one half of the experts choice by choice; returns a row per choice.
     fn half_of_choices(
         &self,
         half: &Half<'_>,
@@ -278,7 +279,7 @@ impl CudaKernels {
         Ok(module.wrap(out, (choices, half.outputs)))
     }
 
-    /// The activations of slots in the form that products read.
+    /// Converts the slots' activations to the form that products read.
     fn prepare_slots(&self, read: Read, choice_of: &CudaSlice<i32>, slots: usize, halves: bool) -> Result<Slots> {
         let (module, width) = (&self.module, read.width);
         let prepared = Slots {

@@ -1,11 +1,12 @@
-//! Steps that only decode, as one launch: the kernels of such a step are captured into a CUDA graph once for a number of rows, and
-//! replayed with the next step's data in the same buffers.
+//! Decode-only steps as a single launch: the kernels of such a step are captured into a CUDA graph once per number of
+//! rows, and replayed with the next step's data in the same buffers.
 //!
-//! Rows are padded to a few sizes, so that few graphs serve all batches; padding attends to no tokens and is not written to caches.
-//! A graph is captured from a step with placeholder data. The step is run once before, so that everything it needs is loaded: with
-//! the real data on the host, as copies that a model makes to the device must be the same in both runs, or candle refuses to
-//! capture them; but with no sequences on the device, where a recurrent state would otherwise advance twice. A model that reads the
-//! step's data on the host cannot be replayed, and runs launch by launch.
+//! Rows are padded to a few sizes, so that few graphs serve all batches; padding attends to no tokens and is not
+//! written to caches. A graph is captured from a step with placeholder data. Before that the step is run once, so that
+//! everything it needs is loaded. This run has the real data on the host, because the copies that a model makes to the
+//! device must be the same in both runs, or candle refuses to capture them; but it has no sequences on the device,
+//! where a recurrent state would otherwise advance twice. A model that reads the step's data on the host cannot be
+//! replayed, and runs launch by launch.
 
 use candle_core::cuda_backend::cudarc::driver::{CudaGraph, CudaSlice, sys};
 use std::{
@@ -18,54 +19,56 @@ use super::{
     CudaKernels,
     attention::splits,
     locked,
-    memory::{Kept, failed},
+    memory::{GraphMemory, failed},
 };
 use crate::{
     Batch, Code, Error, Output, Result, Span, Want,
     nn::backend::{Compute, Taken, best_of_row},
 };
 
-/// Numbers of rows that graphs are captured for.
+/// Row counts that graphs are captured for.
 const ROWS: [usize; 20] = [1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256];
 
-/// Up to this many rows a graph keeps its memory, so that its kernels overlap. With more rows it costs more and gains less.
+/// Up to this many rows a graph keeps its memory, so that its kernels overlap. With more rows that costs more and gains
+/// less.
 const OVERLAPPED_ROWS_MAX: usize = 8;
 
-/// Rows of the step that a model begins with.
+/// Number of rows in a model's warm-up step.
 const WARM_ROWS: usize = 64;
 
 /// A step without sequences.
 const NOTHING: Batch<'static> = Batch { tokens: &[], positions: &[], spans: Vec::new(), top: 0 };
 
-/// Graphs that are kept; each holds the memory of its activations.
+/// Maximum number of cached graphs; each holds the memory of its activations.
 const GRAPHS_MAX: usize = 40;
 
 /// The graphs of a model.
 #[derive(Default)]
 pub(super) struct Graphs {
-    /// By rows and parts of the longest context.
+    /// By number of rows, and of parts of the longest context.
     captured: HashMap<(usize, usize), Captured>,
-    /// The reason why steps are not captured.
+    /// Why steps are not captured.
     refused: Option<String>,
-    /// Kernels in the graph that was captured last.
+    /// Number of kernels in the most recently captured graph.
     launches: usize,
     logits: Option<CudaSlice<f32>>,
-    /// The length of a row of them.
+    /// Length of a row of `logits`.
     width: usize,
 }
 
-/// A graph, and the memory of its activations.
-struct Captured(CudaGraph, #[allow(dead_code, reason = "it lives as long as the graph")] Kept);
+/// A graph and the memory of its activations.
+struct Captured(CudaGraph, #[allow(dead_code, reason = "it lives as long as the graph")] GraphMemory);
 
-// SAFETY: a graph is launched and dropped under the mutex that holds it, by one thread at a time, as its documentation asks.
+// SAFETY: a graph is launched and dropped under the mutex that holds it, by one thread at a time, as its documentation
+// requires.
 unsafe impl Send for Captured {}
 
 /// Synchronizes the devices of one step.
 pub(super) trait Connection {
-    /// Has a device wait for all others.
+    /// Makes a device wait for all others.
     fn gather(&self, at: usize) -> Result<()>;
 
-    /// Has all others wait for a device.
+    /// Makes all others wait for a device.
     fn fan_out(&self, from: usize) -> Result<()>;
 
     /// Forgets the activations that a run has moved.
@@ -74,7 +77,7 @@ pub(super) trait Connection {
 
 /// The devices that a step is captured on.
 pub(super) struct DeviceGroup<'a> {
-    /// The one that computes logits, on whose stream a graph is launched.
+    /// Computes the logits; graphs are launched on its stream.
     pub(super) origin: &'a CudaKernels,
     pub(super) others: Vec<&'a CudaKernels>,
     pub(super) graphs: &'a Mutex<Graphs>,
@@ -92,7 +95,7 @@ impl<'a> DeviceGroup<'a> {
         std::iter::once(self.origin).chain(self.others.iter().copied())
     }
 
-    /// Takes in a batch. Whether the buffers are where they were before.
+    /// Uploads a batch. Returns true if the buffers have not moved.
     fn set(&self, batch: &Batch<'_>, rows: usize) -> Result<bool> {
         let mut stays = true;
         for kernels in self.all() {
@@ -101,7 +104,7 @@ impl<'a> DeviceGroup<'a> {
         Ok(stays)
     }
 
-    /// Forgets what belongs to one run of the model.
+    /// Forgets everything that belongs to one run of the model.
     fn forget(&self) {
         self.all().for_each(|kernels| locked(&kernels.prepared).clear());
         if let Some((interconnect, _)) = self.interconnect {
@@ -113,12 +116,12 @@ impl<'a> DeviceGroup<'a> {
         self.all().for_each(|kernels| kernels.captures.store(captures, Ordering::Relaxed));
     }
 
-    /// Has the origin wait for the others.
+    /// Makes the origin wait for the others.
     fn gather(&self) -> Result<()> {
         self.interconnect.map_or(Ok(()), |(interconnect, origin)| interconnect.gather(origin))
     }
 
-    /// Has the others wait for the origin.
+    /// Makes the others wait for the origin.
     fn fan_out(&self) -> Result<()> {
         self.interconnect.map_or(Ok(()), |(interconnect, origin)| interconnect.fan_out(origin))
     }
@@ -137,7 +140,7 @@ impl Deref for DeviceGroup<'_> {
 }
 
 impl Graphs {
-    /// The launch mode of steps that decode, for the log.
+    /// How decode steps are launched, for the log.
     pub(super) fn note(&self) -> String {
         match &self.refused {
             Some(why) => format!("launched one by one ({why})"),
@@ -146,14 +149,14 @@ impl Graphs {
         }
     }
 
-    /// Forgets graphs whose buffers have moved.
+    /// Drops all graphs, because their buffers have moved.
     pub(super) fn clear(&mut self) {
         self.captured.clear();
     }
 }
 
-/// Runs a step of a short prompt's length, so that the kernels for many rows are loaded before the first request, and captures a
-/// step of one row, so that a model which cannot be captured is reported at load.
+/// Runs a step with the length of a short prompt, so that the kernels for many rows are loaded before the first
+/// request, and captures a step with one row, so that a model that cannot be captured is reported at load.
 pub(super) fn warm_up(kernels: &DeviceGroup<'_>, groups: usize, run: Compute<'_>) -> Result<()> {
     let mut graphs = locked(kernels.graphs);
     kernels.all().for_each(|kernels| locked(&kernels.inputs).groups = groups);
@@ -161,7 +164,7 @@ pub(super) fn warm_up(kernels: &DeviceGroup<'_>, groups: usize, run: Compute<'_>
     let made_up = [0; WARM_ROWS];
     let spans = (0..WARM_ROWS).map(made_up_span).collect();
     let warm = run(&Batch { tokens: &made_up, positions: &made_up, spans, top: 0 });
-    // A model that looks for its sequences' tables finds none, and is as warm as it can be.
+    // A model that looks up its sequences' tables fails here, and is then as warm as it can be.
     if let Err(error) = warm
         && error.code == Code::OutOfMemory
     {
@@ -189,7 +192,7 @@ fn made_up_span(start: usize) -> Span<'static> {
     }
 }
 
-/// Computes a step that only decodes. Does nothing and returns `false` for other steps, or if it cannot be captured.
+/// Computes a decode-only step. Does nothing and returns `false` for other steps, or if the step cannot be captured.
 pub(super) fn decode(
     kernels: &DeviceGroup<'_>,
     batch: &Batch<'_>,
@@ -204,7 +207,7 @@ pub(super) fn decode(
     if graphs.refused.is_some() {
         return Ok(false);
     }
-    // Where a buffer has moved, or may have before an error, no graph may read it again.
+    // If a buffer has moved, or may have before an error, no graph may read it again.
     let stays = kernels.set(batch, rows);
     if !matches!(stays, Ok(true)) {
         graphs.clear();
@@ -230,7 +233,7 @@ pub(super) fn decode(
     Ok(true)
 }
 
-/// Captures or finds the graph for the batch in the inputs. `None` if the model cannot be captured.
+/// Captures or finds the graph for the current batch. `None` if the model cannot be captured.
 fn graph_for(
     kernels: &DeviceGroup<'_>,
     graphs: &mut Graphs,
@@ -310,7 +313,7 @@ fn capture(
     let before = kernels.launches();
     stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).map_err(failed)?;
     if rows <= OVERLAPPED_ROWS_MAX {
-        kernels.all().for_each(|kernels| kernels.module.memory.keep_all());
+        kernels.all().for_each(|kernels| kernels.module.memory.begin_capture());
     }
     let mut compute = || -> Result<()> {
         kernels.fan_out()?;
@@ -319,22 +322,22 @@ fn capture(
         module.copy(from, module.address(logits), 4 * computed.rows.elem_count())
     };
     let computed = compute();
-    // What was captured is given back in the graph.
+    // Memory captured in the graph is freed by the graph.
     kernels.forget();
     let gathered = kernels.gather();
     let flags = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
     let captured = stream.end_capture(flags);
-    // All are asked, as each keeps memory until it is.
-    let taken: Vec<_> = kernels.all().map(|kernels| kernels.module.memory.take_kept()).collect();
-    let kept = taken.into_iter().collect::<Result<Vec<_>>>()?.into_iter().flatten().collect();
+    // End the capture on every device, as each keeps memory until then.
+    let taken: Vec<_> = kernels.all().map(|kernels| kernels.module.memory.end_capture()).collect();
+    let memory = taken.into_iter().collect::<Result<Vec<_>>>()?.into_iter().flatten().collect();
     computed.and(gathered)?;
     let graph = captured.map_err(failed)?.ok_or_else(|| not_capturable("nothing was launched"))?;
     graph.upload().map_err(failed)?;
     graphs.launches = kernels.launches() - before;
-    Ok(Captured(graph, kept))
+    Ok(Captured(graph, memory))
 }
 
-/// Takes in a batch of as many rows as before.
+/// Uploads a batch with the same number of rows as before.
 fn set_again(kernels: &DeviceGroup<'_>, batch: &Batch<'_>, rows: usize) -> Result<()> {
     if kernels.set(batch, rows)? { Ok(()) } else { Err(not_capturable("the step's numbers have moved")) }
 }

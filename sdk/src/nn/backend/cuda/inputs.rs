@@ -1,5 +1,5 @@
-//! The index data of a step: tokens, positions, slots, block tables and the slots of states. One copy brings all of it to a buffer
-//! at a fixed address, where a captured graph finds the next step's data.
+//! A step's index data: tokens, positions, slots, block tables and state slots. A single copy uploads all of it to a
+//! buffer at a fixed address, where a captured graph finds the next step's data.
 
 use candle_core::cuda_backend::cudarc::driver::CudaSlice;
 
@@ -9,16 +9,16 @@ use crate::{Batch, Result, Span, Table, nn::BLOCK_TOKENS};
 /// Initial capacity in words: a million blocks.
 const ROOM: usize = 1 << 20;
 
-/// From this many new tokens on, a prompt attends in tiles; fewer attend one by one.
+/// Minimum number of new tokens for a prompt to attend in tiles; fewer attend one by one.
 const TILED_MIN: usize = 16;
 
-/// Tokens of a tile of `attend_tiles`.
+/// Tokens per tile of `attend_tiles`.
 const TILE: usize = 64;
 
-/// Words for the rows and states of a sequence, as `recurrence.cu` has them.
+/// Words for the rows and states of a sequence, as in `recurrence.cu`.
 const SEQUENCE_WORDS: usize = 5;
 
-/// Stands for no slot, so that padding is not written to caches.
+/// Marks padding, which is not written to caches.
 pub(super) const NO_SLOT: u32 = u32::MAX;
 
 /// The buffer, and the offsets of the current step's parts.
@@ -26,18 +26,19 @@ pub(super) struct Inputs {
     buffer: CudaSlice<u32>,
     words: Vec<u32>,
     pub(super) tokens: usize,
-    /// Tokens attended one by one.
+    /// Number of tokens that attend one by one.
     pub(super) single: usize,
     pub(super) tiles: usize,
-    /// Tokens of the longest sequence among those that are attended one by one.
+    /// Length of the longest sequence among those that attend one by one.
     pub(super) longest: usize,
-    /// Tokens of the longest sequence.
+    /// Length of the longest sequence.
     pub(super) longest_of_all: usize,
-    /// Groups of caches. A step without sequences has tables for as many, so that what a graph reads stays in its place.
+    /// Number of cache groups. A step without sequences has tables for as many, so that everything a graph reads stays
+    /// in place.
     pub(super) groups: usize,
-    /// Sequences, and rows of padding.
+    /// Number of sequences and padding rows.
     pub(super) sequences: usize,
-    /// Each of them has one row.
+    /// Each sequence has one row.
     pub(super) is_single_rows: bool,
     groups_at: usize,
     sequences_at: usize,
@@ -66,7 +67,7 @@ impl Inputs {
         })
     }
 
-    /// Takes in a batch, with rows of padding up to `rows` tokens. Whether the buffer is where it was before.
+    /// Uploads a batch, padded to `rows` tokens. Returns true if the buffer has not moved.
     pub(super) fn set(&mut self, module: &Module, batch: &Batch<'_>, rows: usize) -> Result<bool> {
         let (tokens, all) = (batch.tokens.len(), rows.max(batch.tokens.len()));
         let words = &mut self.words;
@@ -139,37 +140,37 @@ impl Inputs {
         self.at(module, self.tokens)
     }
 
-    /// For each token, the number of tokens that it attends to.
+    /// Per token: the number of tokens that it attends to.
     pub(super) fn lens(&self, module: &Module) -> u64 {
         self.at(module, 2 * self.tokens)
     }
 
-    /// The tokens that are attended one by one.
+    /// The tokens that attend one by one.
     pub(super) fn singles(&self, module: &Module) -> u64 {
         self.at(module, 3 * self.tokens)
     }
 
-    /// For each token, the slot of its keys and values in a group of caches.
+    /// Per token: the slot of its keys and values in a cache group.
     pub(super) fn slots(&self, module: &Module, group: usize) -> u64 {
         self.at(module, self.groups_at + 2 * group * self.tokens)
     }
 
-    /// For each token, where its sequence's table of a group begins.
+    /// Per token: the start of its sequence's table in a cache group.
     pub(super) fn table_starts(&self, module: &Module, group: usize) -> u64 {
         self.at(module, self.groups_at + (2 * group + 1) * self.tokens)
     }
 
-    /// For each token, which sequence it belongs to, in a group of states.
+    /// Per token: the index of its sequence, in a group of states.
     pub(super) fn sequence_of(&self, module: &Module, group: usize) -> u64 {
         self.table_starts(module, group)
     }
 
-    /// For each sequence, its rows and slots in a group of states.
+    /// Per sequence: its rows and slots in a group of states.
     pub(super) fn sequences(&self, module: &Module, group: usize) -> u64 {
         self.at(module, self.sequences_at + group * self.sequences * SEQUENCE_WORDS)
     }
 
-    /// The tiles, with where their sequences' tables of a group begin.
+    /// The tiles, with the starts of their sequences' tables in a group.
     pub(super) fn tiles(&self, module: &Module, group: usize) -> u64 {
         self.at(module, self.tiles_at + 4 * group * self.tiles)
     }
@@ -179,7 +180,8 @@ impl Inputs {
     }
 }
 
-/// Where a span's rows and states are in a group of states, where its tokens have its index in place of a table's start.
+/// Records a span's rows and states for a group of states; each token gets its sequence's index instead of a table
+/// start.
 fn place_state(
     span: &Span<'_>,
     group: usize,
@@ -191,16 +193,15 @@ fn place_state(
     let mut one = [span.start as u32, span.len as u32, NO_SLOT, tables.len() as u32, 0];
     if let Some(Table::Slots { read, write, copies }) = span.caches.get(group) {
         starts[span.start..span.start + span.len].fill(index as u32);
-        let kept = copies.iter().map(|copy| [(span.start + copy.after - span.past) as u32, copy.slot]);
+        let saves = copies.iter().map(|copy| [(span.start + copy.after - span.past) as u32, copy.slot]);
         let last = [(span.start + span.len) as u32, *write];
         (one[2], one[4]) = (read.unwrap_or(NO_SLOT), copies.len() as u32 + 1);
-        tables.extend(kept.chain([last]).flatten());
+        tables.extend(saves.chain([last]).flatten());
     }
     sequences.extend(one);
 }
 
-/// Where the new tokens of a span go in a group of caches, and how they find those before them: nowhere in a group without
-/// blocks.
+/// Records slots and table starts for a span's new tokens in a cache group; `NO_SLOT` in a group without blocks.
 fn place(
     span: &Span<'_>,
     group: usize,

@@ -1,8 +1,10 @@
-//! Several CUDA devices under one model: the devices of its tensors, moves of activations, and its steps as one launch.
+//! Several CUDA devices under one model: tracks the devices of its tensors, moves activations, and launches its steps
+//! as one.
 //!
-//! Each device computes on one stream of its own. A move waits for the sender's earlier work, and the sender waits for the move, so
-//! that the memory is not reused meanwhile. If the devices can read each other's memory, a move is one copy, which can be captured
-//! like a kernel. The connection is tested at load, as some virtual machines report peer access that does not work.
+//! Each device computes on its own stream. A move waits for the sender's earlier work, and the sender waits for the
+//! move, so that the memory is not reused meanwhile. If the devices can read each other's memory, a move is a single
+//! copy, which can be captured like a kernel. Peer access is tested at load, as some virtual machines report it
+//! although it does not work.
 
 use candle_core::{
     CudaDevice, CudaStorage, Device, DeviceLocation, InplaceOp1, Layout, Storage, Tensor, TensorId,
@@ -33,15 +35,15 @@ use crate::{
     nn::backend::{Compute, Interconnect, Taken},
 };
 
-/// The transport between devices.
+/// How data travels between devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 enum Way {
-    /// Each reads the other's memory.
+    /// Each device reads the other's memory.
     Direct,
     /// The driver chooses.
     Driver,
-    /// Through the host's memory, synchronizing with both.
+    /// Through host memory, synchronizing with both devices.
     Host,
 }
 
@@ -50,19 +52,19 @@ const WAYS: [Way; 3] = [Way::Direct, Way::Driver, Way::Host];
 /// The devices of a model.
 pub(in crate::nn) struct CudaInterconnect {
     ends: Vec<End>,
-    /// An index of `WAYS`.
+    /// Index into `WAYS`.
     way: AtomicU8,
-    /// Tensors whose memory has moved, as they are to be read now: candle goes on to say of the old ones that they lie where
-    /// they did.
+    /// Tensors whose memory has moved, in the form in which to read them now: candle still reports the old location for
+    /// the originals.
     moved: Mutex<HashMap<TensorId, Tensor>>,
-    /// Our kernels on each device, unless the formulas compute.
+    /// Our kernels on each device, unless formulas are used.
     kernels: Vec<Arc<CudaKernels>>,
     graphs: Mutex<Graphs>,
-    /// The device on which logits are computed.
+    /// The device that computes the logits.
     last: AtomicUsize,
 }
 
-/// A device, as moves know it.
+/// A device as an end point of moves.
 struct End {
     device: CudaDevice,
     stream: Arc<CudaStream>,
@@ -103,7 +105,7 @@ impl Drop for End {
 }
 
 impl CudaInterconnect {
-    /// Connects devices; `kernels` are those of each, if there are.
+    /// Connects devices; `kernels` are those of each device, if any.
     pub(in crate::nn) fn new(devices: &[Device], kernels: Option<Vec<Arc<CudaKernels>>>) -> Result<Self> {
         let interconnect = Self {
             ends: devices.iter().map(End::new).collect::<Result<_>>()?,
@@ -138,13 +140,13 @@ impl CudaInterconnect {
         WAYS.get(usize::from(self.way.load(Ordering::Relaxed))).copied().unwrap_or(Way::Host)
     }
 
-    /// Lets one device read the memory of another.
+    /// Lets one device read another's memory.
     fn open(&self, reader: usize, owner: usize) -> Result<()> {
         let (reader, owner) = (&self.ends[reader], &self.ends[owner]);
         let number = |end: &End| i32::try_from(end.number()).map_err(failed);
         let (reads, owns) = (number(reader)?, number(owner)?);
         let mut can = 0;
-        // SAFETY: the places that are written are ours.
+        // SAFETY: the memory that is written is ours.
         unsafe { sys::cuDeviceCanAccessPeer(&raw mut can, reads, owns) }.result().map_err(failed)?;
         if can == 0 {
             return Err(failed("the devices do not see each other's memory"));
@@ -178,7 +180,7 @@ impl CudaInterconnect {
         Ok(is_same(&brought)? && is_same(&(held + brought)?.affine(0.5, 0.0)?)?)
     }
 
-    /// Has a device wait until another has computed what it was given so far.
+    /// Makes a device wait until another has completed the work it was given so far.
     fn after(&self, first: usize, then: usize) -> Result<()> {
         let (first, then) = (&self.ends[first], &self.ends[then]);
         first.bind()?;
@@ -190,18 +192,18 @@ impl CudaInterconnect {
         unsafe { result::stream::wait_event(then.stream.cu_stream(), first.event, flags) }.map_err(failed)
     }
 
-    /// Index of the device at this location.
+    /// Returns the index of the device at this location.
     fn of(&self, location: DeviceLocation) -> Result<usize> {
         let found = self.ends.iter().position(|end| end.device.location() == location);
         found.ok_or_else(|| failed(format!("a tensor lies on {location:?}, which is none of the model's devices")))
     }
 
-    /// Index of the device that owns a tensor's memory, whatever candle reports.
+    /// Returns the index of the device that owns a tensor's memory, whatever candle reports.
     fn memory_of(&self, tensor: &Tensor) -> Result<usize> {
         self.of(tensor.storage_and_layout().0.device().location())
     }
 
-    /// A copy of a tensor's memory on a device, all of it or `count` values from `start` on.
+    /// Copies a tensor's memory to a device: all of it, or `count` values from `start` on.
     fn copy<T: Value>(
         &self,
         from: &CudaSlice<T>,
@@ -228,7 +230,8 @@ impl CudaInterconnect {
         }
         target.bind()?;
         let stream = target.stream.cu_stream();
-        // SAFETY: both places have as many bytes, and live until the stream is done, as their own streams wait for it.
+        // SAFETY: both ranges have the same number of bytes, and live until the stream is done, as their own streams
+        // wait for it.
         unsafe {
             match self.way() {
                 Way::Driver if ends[0] != ends[1] => {
@@ -246,7 +249,7 @@ impl CudaInterconnect {
         Ok(room)
     }
 
-    /// The same of memory of any type that activations have.
+    /// [`Self::copy`] for memory of any type that activations have.
     fn copy_storage(&self, from: &CudaStorage, part: Option<(usize, usize)>, ends: [usize; 2]) -> Result<CudaStorage> {
         let slice = match &from.slice {
             CudaStorageSlice::F32(values) => {
@@ -260,7 +263,7 @@ impl CudaInterconnect {
         Ok(CudaStorage { slice, device: self.ends[ends[1]].device.clone() })
     }
 
-    /// A tensor of its own with the values of one that lies on this device, and says so.
+    /// Returns a new tensor, located on this device, with the values of one whose memory is there.
     fn fresh(&self, tensor: &Tensor, at: usize) -> Result<Tensor> {
         let copy = {
             let (storage, layout) = tensor.storage_and_layout();
@@ -275,14 +278,14 @@ impl CudaInterconnect {
         Ok(fresh)
     }
 
-    /// Keeps memory of a captured step.
+    /// Keeps memory of a captured step alive.
     fn keep(&self, at: usize, value: impl std::any::Any + Send) {
         if let Some(kernels) = self.kernels.get(at) {
             kernels.module.memory.keep(value);
         }
     }
 
-    /// Whether memory was taken on the stream on which its device computes.
+    /// True if memory was allocated on the stream on which its device computes.
     fn is_in_order(&self, storage: &CudaStorage, at: usize) -> bool {
         let stream = match &storage.slice {
             CudaStorageSlice::F32(values) => values.stream(),
@@ -322,12 +325,12 @@ impl Connection for CudaInterconnect {
     }
 }
 
-/// The types of activations' values.
+/// Element types of activations.
 trait Value: candle_core::cuda_backend::cudarc::driver::DeviceRepr + Clone + Default {}
 impl Value for f32 {}
 impl Value for u32 {}
 
-/// Replaces the memory of a tensor.
+/// Replaces a tensor's memory.
 struct Replace<'a> {
     interconnect: &'a CudaInterconnect,
     ends: [usize; 2],
@@ -371,8 +374,8 @@ impl Interconnect for CudaInterconnect {
         } else {
             let replace = Replace { interconnect: self, ends: [from, to], old: RefCell::new(None) };
             tensor.inplace_op1(&replace)?;
-            // What was taken on the stream that computes goes back in its order, behind the copy; within a capture it has to,
-            // as the graph then owns it. The rest is kept for the graph.
+            // Memory from the computing stream is freed in stream order, after the copy; within a capture it has to be,
+            // as the graph then owns it. Other memory is kept for the graph.
             if let Some(old) = replace.old.take()
                 && !self.is_in_order(&old, from)
             {
@@ -412,7 +415,7 @@ impl Interconnect for CudaInterconnect {
     }
 
     fn warm_up(&self, groups: usize, run: Compute<'_>) -> Result<()> {
-        // The first step tells where logits are computed.
+        // The first step shows on which device logits are computed.
         let Some(group) = self.group() else { return Ok(()) };
         let mut place = None;
         graph::warm_up(&group, groups, &mut |batch| {

@@ -1,9 +1,10 @@
-//! The backend of CUDA devices: our own kernels, cuBLAS for products of many rows, and one launch for a step that decodes.
+//! The backend for CUDA devices: our own kernels, cuBLAS for products of many rows, and a single launch for decode
+//! steps.
 //!
-//! A step's tokens, positions and block tables go to the device in one copy ([`inputs`]), and every kernel takes all
-//! sequences of the batch at once. Cases that a kernel does not cover (formats, head sizes, adapters) are left to the formulas,
-//! which run on the same device. At load a few kernels are held against the formulas, and none of them is used on a device
-//! where they differ.
+//! A step's tokens, positions and block tables are uploaded in one copy ([`inputs`]), and every kernel handles all
+//! sequences of the batch at once. Cases that no kernel covers (formats, head sizes, adapters) are left to the
+//! formulas, which run on the same device. At load a few kernels are compared with the formulas, and on a device where
+//! they differ none of them is used.
 
 mod attention;
 mod experts;
@@ -55,16 +56,16 @@ use crate::{
     weights::{Dtype, RawTensor, RopeStyle},
 };
 
-/// Threads of elementwise kernels.
+/// Threads per block of elementwise kernels.
 const THREADS: usize = 256;
 
-/// Parts that `columns` copies at once.
+/// Parts that one `columns` launch copies.
 const PARTS: usize = 4;
 
 /// Threads that search one row of logits.
 const BEST_THREADS: usize = 1024;
 
-/// The kernels on a device, and the buffers of its steps.
+/// The kernels of a device, and the buffers of its steps.
 pub(in crate::nn) struct CudaKernels {
     module: Module,
     formulas: Formulas,
@@ -73,27 +74,27 @@ pub(in crate::nn) struct CudaKernels {
     /// A step is being captured, or run as a trial before its capture.
     captures: AtomicBool,
     prepared: Mutex<PreparedCache>,
-    /// Small tables such as frequencies, by their bits.
+    /// Small tables such as frequencies, keyed by their bits.
     constants: Mutex<HashMap<Vec<u32>, CudaSlice<f32>>>,
     counters: CudaSlice<u32>,
     /// The kernel for the best logits agreed with its formula.
     finds_best: bool,
     /// The kernels that route and compute experts agreed with their formulas.
     mixes: bool,
-    /// The reason why the kernels of recurrent layers are not used, if they disagreed.
+    /// Why the kernels of recurrent layers are not used, if they disagreed.
     recurrence_differs: Option<String>,
 }
 
-/// Opens a device with a stream of its own, which can be captured.
+/// Opens a device with a separate stream, which can be captured.
 pub(in crate::nn) fn open(ordinal: usize) -> candle_core::Result<Device> {
     let device = Device::new_cuda_with_stream(ordinal)?;
-    // SAFETY: what belongs to this context is computed on this one stream, which keeps the order by itself. Events for each
-    // tensor would cost as much as a launch, and a stream that waits for one from before cannot be captured.
+    // SAFETY: everything in this context is computed on this one stream, which keeps the order by itself. Events for
+    // each tensor would cost as much as a launch, and a stream that waits for an earlier one cannot be captured.
     unsafe { device.as_cuda_device()?.disable_event_tracking() };
     Ok(device)
 }
 
-/// Number of devices that the driver reports.
+/// Number of devices reported by the driver.
 pub(in crate::nn) fn count() -> usize {
     CudaContext::device_count().ok().and_then(|count| usize::try_from(count).ok()).unwrap_or_default()
 }
@@ -108,20 +109,20 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The number of an activation function in kernels.
+/// Id of an activation function in the kernels.
 fn activation_number(kind: Activation) -> i32 {
     match kind {
         Activation::Silu => 0,
         Activation::GeluErf => 1,
         Activation::GeluTanh => 2,
-        // 3 is the clamped gate of `common.cuh`.
+        // 3 is the clamped gate in `common.cuh`.
         Activation::Sigmoid => 4,
         Activation::Softplus => 5,
     }
 }
 
 impl CudaKernels {
-    /// The kernels, if they compute what the formulas do on this device.
+    /// Loads the kernels, and fails unless they agree with the formulas on this device.
     pub(in crate::nn) fn proved(device: &Device) -> Result<Self> {
         let cuda: &CudaDevice = device.as_cuda_device()?;
         let module = Module::load(cuda)?;
@@ -148,13 +149,13 @@ impl CudaKernels {
         Ok(kernels)
     }
 
-    /// Brings a batch to the device. Whether what a graph reads is where it was before.
+    /// Uploads a batch. Returns true if the data that graphs read has not moved.
     fn begin_step(&self, batch: &Batch<'_>) -> Result<bool> {
         locked(&self.prepared).clear();
         locked(&self.inputs).set(&self.module, batch, 0)
     }
 
-    /// The best of rows of logits, three values for each row.
+    /// Finds the best of each row of logits: three values per row.
     fn best_of(&self, logits: u64, rows: usize, width: usize) -> Result<CudaSlice<f32>> {
         let out = self.module.room::<f32>(3 * rows)?;
         let args = [logits.into(), width.into(), self.module.address(&out).into()];
@@ -162,7 +163,7 @@ impl CudaKernels {
         Ok(out)
     }
 
-    /// The address of a small table on the device, which stays there.
+    /// Address of a small table on the device, which stays there.
     fn constant(&self, values: &[f32]) -> Result<u64> {
         let key = values.iter().map(|value| value.to_bits()).collect();
         let mut known = locked(&self.constants);
@@ -178,7 +179,7 @@ impl CudaKernels {
         Ok(Arg::Address(self.module.tensor::<f32>(tensor)?))
     }
 
-    /// Attention in candle's ops, which look at the block tables on the host.
+    /// Attention by candle ops, which read the block tables on the host.
     fn attention_by_formulas(&self, spec: &Attention, [q, k, v]: [&Tensor; 3], pass: &mut Pass<'_>) -> Result<Tensor> {
         if self.captures.load(Ordering::Relaxed) {
             return Err(graph::not_capturable(&format!("there is no kernel for heads of {} values", spec.head_dim)));
@@ -186,7 +187,7 @@ impl CudaKernels {
         formulas_attention::attention(&self.formulas, spec, q, Some((k, Some(v))), pass)
     }
 
-    /// An elementwise kernel over one or two inputs.
+    /// Launches an elementwise kernel over one or two inputs.
     fn elementwise(&self, name: &str, inputs: &[&Tensor], kind: Option<Activation>) -> Result<Tensor> {
         let (count, shape) = (inputs[0].elem_count(), inputs[0].dims2()?);
         let out = self.module.room::<f32>(count)?;
@@ -455,7 +456,7 @@ impl Backend for CudaKernels {
         }
     }
 
-    /// There are no kernels for it yet.
+    /// There are no kernels for this yet.
     fn attention_over(
         &self,
         spec: &Attention,
@@ -487,7 +488,7 @@ impl Backend for CudaKernels {
     }
 }
 
-/// Threads of a row's norm.
+/// Threads for the norm of a row.
 fn norm_threads(width: usize) -> usize {
     width.div_ceil(2).next_multiple_of(32).clamp(32, 1024)
 }

@@ -1,6 +1,6 @@
-//! The compiled kernels on a device: loading them, and launching one by name.
+//! The compiled kernels on a device: loads them, and launches them by name.
 //!
-//! All work of a model goes through one stream, so that a launch sees what earlier ones wrote. Arguments are device
+//! All work of a model goes through one stream, so a launch sees what earlier ones wrote. Arguments are device
 //! addresses and plain numbers, in the order of the kernel's parameters.
 
 use candle_core::{
@@ -42,10 +42,10 @@ const MODULES: [&[u8]; 6] = [
     include_bytes!(concat!(env!("OUT_DIR"), "/recurrence.fatbin")),
 ];
 
-/// Kernels were compiled to wait for their inputs, so that each may start before the previous one has ended.
+/// Kernels were compiled to wait for their inputs, so each may start before the previous one has ended.
 const MAY_OVERLAP: bool = matches!(env!("PENSIEVE_CUDA_OVERLAP").as_bytes(), b"yes");
 
-/// The workspace that cuBLAS uses by default on devices of compute capability 9.0.
+/// cuBLAS's default workspace size on devices of compute capability 9.0.
 const WORKSPACE_BYTES: usize = 32 << 20;
 
 /// The kernels of a device.
@@ -54,17 +54,17 @@ pub(super) struct Module {
     pub(super) stream: Arc<CudaStream>,
     pub(super) memory: Memory,
     modules: Vec<Arc<CudaModule>>,
-    /// Those that were launched so far.
+    /// Functions launched so far.
     functions: Mutex<HashMap<String, CudaFunction>>,
-    /// Bytes of shared memory that a block may have.
+    /// Maximum shared memory per block, in bytes.
     shared_max: i32,
     launches: AtomicUsize,
-    /// cuBLAS's workspace. By default it would allocate one from the graph that a product is captured into, and use that for other
-    /// products, too.
+    /// cuBLAS's workspace. By default cuBLAS would allocate one inside the graph that a product is captured into, and
+    /// use it for other products, too.
     _workspace: CudaSlice<u8>,
 }
 
-/// One of the matrices that share an activation, as `products.cu` has it.
+/// One of the matrices that share an activation, as in `products.cu`.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
 pub(super) struct Segment {
@@ -75,13 +75,13 @@ pub(super) struct Segment {
     pub(super) added: u64,
     pub(super) out: u64,
     pub(super) outputs: i32,
-    /// The end of its blocks in the grid.
+    /// End of its blocks in the grid.
     pub(super) last_block: i32,
     pub(super) format: i32,
     pub(super) unused: i32,
 }
 
-/// Up to three of them, and the numbers of a clamped gate.
+/// Up to three matrices, and the parameters of a clamped gate.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
 pub(super) struct Segments {
@@ -90,7 +90,7 @@ pub(super) struct Segments {
     pub(super) limit: f32,
 }
 
-/// An argument of a kernel.
+/// A kernel argument.
 #[derive(Clone, Copy)]
 pub(super) enum Arg {
     Segments(Segments),
@@ -113,7 +113,7 @@ impl From<u64> for Arg {
 }
 
 impl From<usize> for Arg {
-    /// Counts that kernels take as `int`; those that may be larger are `Arg::Size`.
+    /// For counts that kernels take as `int`; larger ones are `Arg::Size`.
     fn from(value: usize) -> Self {
         Self::Int(i32::try_from(value).unwrap_or(i32::MAX))
     }
@@ -132,11 +132,11 @@ impl Arg {
     }
 }
 impl Drop for Module {
-    /// Has cuBLAS compute in memory of its own again: its handle is the device's, and may go on with the formulas.
+    /// Returns cuBLAS to its own workspace: the handle belongs to the device and may be used further by the formulas.
     fn drop(&mut self) {
         let blas = self.device.cublas_handle();
-        // SAFETY: the handle and its stream live as long as the device. To set its stream, even to the one that it has, takes
-        // the workspace away.
+        // SAFETY: the handle and its stream live as long as the device. Setting the stream, even to the current one,
+        // drops the workspace.
         let _ = unsafe { cublas::sys::cublasSetStream_v2(*blas.handle(), self.stream.cu_stream().cast()) };
     }
 }
@@ -152,7 +152,7 @@ impl Module {
         let workspace = unsafe { stream.alloc::<u8>(WORKSPACE_BYTES) }.map_err(failed)?;
         let blas = device.cublas_handle();
         let at = workspace.device_ptr(&stream).0 as *mut c_void;
-        // SAFETY: the memory lives as long as what launches products here, on the handle's own stream.
+        // SAFETY: the memory lives as long as the code that launches products here, on the handle's own stream.
         unsafe { cublas::sys::cublasSetWorkspace_v2(*blas.handle(), at, WORKSPACE_BYTES) }
             .result()
             .map_err(|error| failed(format!("cuBLAS: {error:?}")))?;
@@ -169,7 +169,7 @@ impl Module {
         })
     }
 
-    /// A kernel, allowed as much shared memory as the device has for a block.
+    /// Returns a kernel, allowed as much shared memory as the device has per block.
     fn function(&self, name: &str) -> Result<CudaFunction> {
         let found = self.modules.iter().find_map(|module| module.load_function(name).ok());
         let function = found.ok_or_else(|| failed(format!("there is no kernel '{name}'")))?;
@@ -181,7 +181,7 @@ impl Module {
         Ok(function)
     }
 
-    /// Bytes of shared memory that a block of a kernel without any of its own may have.
+    /// Bytes of shared memory available to a block of a kernel without static shared memory.
     pub(super) fn shared_max(&self) -> usize {
         usize::try_from(self.shared_max).unwrap_or_default()
     }
@@ -223,8 +223,9 @@ impl Module {
         };
         let mut pointers: Vec<*mut c_void> = args.iter().map(Arg::pointer).collect();
         self.launches.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: each call names the kernel's parameters in their order and types, with addresses of memory that lives on
-        // this stream and is as large as the sizes beside them say. The driver copies what the pointers show.
+        // SAFETY: each call passes the kernel's parameters in order and with the right types, with addresses of memory
+        // that lives on this stream and is as large as the accompanying sizes say. The driver copies the values behind
+        // the pointers.
         unsafe {
             self.stream.context().bind_to_thread().map_err(failed)?;
             sys::cuLaunchKernelEx(&raw const config, function.cu_function(), pointers.as_mut_ptr(), ptr::null_mut())
@@ -233,23 +234,23 @@ impl Module {
         .map_err(|error| failed(format!("{name}: {error}")))
     }
 
-    /// Memory that the next launch fills.
+    /// Allocates memory that the next launch fills.
     pub(super) fn room<T: DeviceRepr>(&self, len: usize) -> Result<CudaSlice<T>> {
         self.memory.room(len)
     }
 
-    /// Copies bytes from one place on the device to another.
+    /// Copies bytes within the device.
     pub(super) fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<()> {
-        // SAFETY: callers give addresses of memory on this stream that has `bytes` bytes.
+        // SAFETY: callers pass addresses of memory on this stream that has `bytes` bytes.
         unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, self.stream.cu_stream()) }.result().map_err(failed)
     }
 
-    /// The address of device memory.
+    /// Address of device memory.
     pub(super) fn address<T>(&self, slice: &CudaSlice<T>) -> u64 {
         slice.device_ptr(&self.stream).0
     }
 
-    /// The address of a dense tensor's values, of type `T`. It stays valid while the tensor lives.
+    /// Address of a dense tensor's values, of type `T`. Valid while the tensor lives.
     pub(super) fn tensor<T: CudaDType>(&self, tensor: &Tensor) -> Result<u64> {
         let (storage, layout) = tensor.storage_and_layout();
         let Storage::Cuda(storage) = &*storage else { return Err(failed("a tensor lies on another device")) };
@@ -263,7 +264,7 @@ impl Module {
         Ok(start + (layout.start_offset() * size_of::<T>()) as u64)
     }
 
-    /// A tensor out of a kernel's result.
+    /// Wraps a kernel's result as a tensor.
     pub(super) fn wrap<T: CudaDType>(&self, values: CudaSlice<T>, shape: (usize, usize)) -> Tensor {
         let storage = CudaStorage::wrap_cuda_slice(values, self.device.clone());
         let tensor = Tensor::from_storage(Storage::Cuda(storage), shape, BackpropOp::none(), false);
@@ -271,8 +272,8 @@ impl Module {
         tensor
     }
 
-    /// `out = x · Wᵀ`, or `out += x · Wᵀ`, by cuBLAS, for dense numbers of 16 bits: `[rows, inputs]` as `to_bf16` or `to_f16`
-    /// leaves them, and `[outputs, inputs]`.
+    /// `out = x · Wᵀ`, or `out += x · Wᵀ`, by cuBLAS, for dense 16-bit numbers: `x` is `[rows, inputs]` as written by
+    /// `to_bf16` or `to_f16`, and the weight is `[outputs, inputs]`.
     pub(super) fn gemm(
         &self,
         numbers: Numbers,
@@ -290,7 +291,7 @@ impl Module {
         let number = |value: &f32| std::ptr::from_ref(value).cast::<c_void>();
         let blas = self.device.cublas_handle();
         let f32 = sys::cudaDataType::CUDA_R_32F;
-        // SAFETY: the addresses are of memory on the handle's stream, of the sizes that `dims` says.
+        // SAFETY: the addresses are of memory on the handle's stream, with the sizes given by `dims`.
         unsafe {
             result::gemm_ex(
                 *blas.handle(),
@@ -318,14 +319,14 @@ impl Module {
     }
 }
 
-/// The type of a cuBLAS product's rows.
+/// Element type of a cuBLAS product's inputs.
 #[derive(Clone, Copy)]
 pub(super) enum Numbers {
     Bf16,
     EighthsInF16,
 }
 
-/// The values of `dtype` as tensors of a KV cache hold them.
+/// Kernel name suffix for the element type of a KV cache; `None` if unsupported.
 pub(super) fn kv_suffix(dtype: DType) -> Option<&'static str> {
     match dtype {
         DType::F16 => Some("f16"),

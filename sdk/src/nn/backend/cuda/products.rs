@@ -17,33 +17,33 @@ use crate::{
     nn::backend::{Form, Layer, Matrix, foreign},
 };
 
-/// Rows up to which a product reads quantized weights as they are; more are multiplied as unpacked matrices.
+/// Maximum number of rows for which a product reads quantized weights directly; with more, weights are unpacked first.
 const FEW_ROWS_MAX: usize = 32;
 
-/// Rows up to which a product prepares its activation by itself.
+/// Maximum number of rows for which a product prepares its own activation.
 const FRESH_ROWS_MAX: usize = 2;
 
-/// Matrices that share an activation in one launch.
+/// Matrices that can share an activation in one launch.
 const SEGMENTS_MAX: usize = 3;
 
-/// Outputs of a block.
+/// Outputs per block.
 pub(super) const OUTPUTS: usize = 16;
 
-/// Warps of a block.
+/// Maximum number of warps per block.
 pub(super) const WARPS_MAX: usize = 16;
 
-/// Blocks of a product of a row that a device computes at once, of 16 warps each, and shared memory up to which several
-/// smaller ones share a multiprocessor.
+/// Blocks of a one-row product, of 16 warps each, that a device computes at once, and the shared memory up to which
+/// several smaller blocks share a multiprocessor.
 const WIDE_BLOCKS: usize = 132;
 const WIDE_BYTES_MAX: usize = 100 << 10;
 
-/// Activations as products have read them last, by tensor and reader.
+/// Prepared activations of this step, by tensor and reader.
 pub(super) type PreparedCache = Vec<(TensorId, Reader, Arc<Prepared>)>;
 
-/// An activation as products read it.
+/// An activation in the form that products read.
 pub(super) struct Prepared {
     high: CudaSlice<u16>,
-    /// For products of few rows only.
+    /// Only for products of few rows.
     few: Option<Few>,
 }
 
@@ -91,7 +91,7 @@ impl CudaKernels {
         Ok(self.launch_product(x, &[layer], "product", added, 0)?.pop())
     }
 
-    /// Products of one activation with several weights, where all of them are in our form.
+    /// Products of one activation with several weights, if all of them are in our form.
     pub(super) fn products(&self, x: &Tensor, layers: &[Layer<'_>]) -> Result<Option<Vec<Tensor>>> {
         let Some(layers) = layers.iter().map(ours).collect::<Option<Vec<_>>>() else { return Ok(None) };
         if x.dim(0)? > FEW_ROWS_MAX {
@@ -110,7 +110,7 @@ impl CudaKernels {
         Ok(Some(groups.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect()))
     }
 
-    /// `kind(x · Gᵀ) · (x · Uᵀ)`, where one launch can do it.
+    /// `kind(x · Gᵀ) · (x · Uᵀ)`, if one launch can compute it.
     pub(super) fn gated_product(
         &self,
         x: &Tensor,
@@ -125,7 +125,7 @@ impl CudaKernels {
         Ok(self.launch_product(x, &[gate, up], "gated", None, activation_number(kind))?.pop())
     }
 
-    /// Launches a product of few rows with up to three matrices; a gated one has one result.
+    /// Launches a product of few rows with up to three matrices; a gated product has one result.
     fn launch_product(
         &self,
         x: &Tensor,
@@ -202,7 +202,7 @@ impl CudaKernels {
         Ok(outs)
     }
 
-    /// The form of `x` that products read. Layers that share an input share it.
+    /// Converts `x` to the form that products read. Layers with the same input share the result.
     fn prepare(&self, x: &Tensor, reader: Reader) -> Result<Arc<Prepared>> {
         let mut cache = locked(&self.prepared);
         if let Some((_, _, prepared)) = cache.iter().find(|(id, of, _)| *id == x.id() && *of == reader) {
@@ -248,7 +248,7 @@ impl CudaKernels {
         Ok(prepared)
     }
 
-    /// A product of many rows: of unpacked weights, by cuBLAS.
+    /// A product of many rows with unpacked weights, by cuBLAS.
     fn product_of_many(&self, x: &Tensor, layer: Ours<'_>, added: Option<&Tensor>) -> Result<Tensor> {
         let (module, rows) = (&self.module, x.dim(0)?);
         let (weight, outputs, inputs) = (layer.weight, layer.shape.outputs, layer.shape.inputs);
@@ -279,7 +279,7 @@ impl CudaKernels {
         Ok(module.wrap(out, (rows, outputs)))
     }
 
-    /// The rows of a table that the step's tokens name.
+    /// Looks up table rows by the step's tokens.
     pub(super) fn table_rows(&self, weight: &Matrix, tokens: usize) -> Result<Tensor> {
         let Form::Cuda(ours) = &weight.form else { return Err(foreign("an embedding")) };
         let (module, width) = (&self.module, weight.inputs);
@@ -295,31 +295,31 @@ impl CudaKernels {
     }
 }
 
-/// Warps of a block of a product, which divide the columns of W among them: fewer where there are many rows of it. It
-/// depends on W alone, so that a row's result does not depend on the batch.
+/// Warps per block of a product, which divide the columns of W: fewer if W has many rows. Depends on W alone, so that a
+/// row's result does not depend on the batch.
 fn warps(blocks: usize, inputs: usize) -> usize {
     if blocks >= 400 && inputs <= 4096 { 4 } else { WARPS_MAX }
 }
 
-/// How a product of a row or two, which prepares its activation by itself, is launched.
+/// Launch parameters of a product of a row or two, which prepares its own activation.
 pub(super) struct OneRow {
     pub(super) warps: usize,
-    /// Bytes of shared memory.
+    /// Shared memory in bytes.
     pub(super) shared: usize,
-    /// The end of the kernel's name.
+    /// Suffix of the kernel's name.
     pub(super) suffix: &'static str,
 }
 
 impl OneRow {
-    /// For so many blocks of outputs, of one matrix or of two that are gated.
+    /// Plans a launch for this many blocks of outputs, of one matrix or of two gated ones.
     pub(super) fn plan(format: Format, [rows, inputs]: [usize; 2], blocks: usize, matrices: usize) -> Self {
         if format == Format::Bf16 {
             let warps = (matrices * warps(blocks, inputs)).min(WARPS_MAX);
-            // As `prepare_here` lays it out, behind the warps' sums.
+            // Laid out as in `prepare_here`, after the warps' sums.
             let shared = 4 * warps * OUTPUTS * 9 + 32 + 4 * rows * inputs;
             return Self { warps, shared, suffix: "0" };
         }
-        // As `one_row` lays it out: the rows of W, and of the activation its bytes, scales and sums.
+        // Laid out as in `one_row`: the rows of W, then the activation's bytes, scales and sums.
         let (row_bytes, row_scales) = format.row_of(inputs);
         let stride = row_bytes + (128 + format.bank_offset() - row_bytes % 128) % 128;
         let tile = matrices * OUTPUTS * (stride + 2 * row_scales);

@@ -1,4 +1,4 @@
-//! Kernels held against the formulas, on the device that they are to run on, when a model loads.
+//! Compares kernels with the formulas on their device when a model loads.
 
 use candle_core::Tensor;
 use half::{bf16, f16};
@@ -48,10 +48,10 @@ impl CudaKernels {
         Ok(())
     }
 
-    /// Compares quantized products of a row, of two, of a few and of many.
+    /// Compares quantized products of one row, two, a few and many.
     pub(super) fn prove_products(&self) -> Result<()> {
         let (outputs, inputs) = (40, 288);
-        // Blocks of 32 values begin with a scale, and some have a minimum behind it. Whatever follows is valid.
+        // Blocks of 32 values start with a scale, in some formats followed by a minimum. Any further bytes are valid.
         for (dtype, halves) in [(Dtype::Q8_0, 1), (Dtype::Q4_0, 1), (Dtype::Q4_1, 2)] {
             let block = |index: usize| {
                 let half = f16::from_f32(0.01 + 0.001 * (index % 7) as f32).to_le_bytes();
@@ -78,7 +78,7 @@ impl CudaKernels {
         Ok(())
     }
 
-    /// Compares what the kernel finds in rows of logits, of equal ones the first.
+    /// Compares the kernel's best logits; ties go to the first.
     pub(super) fn prove_best(&self) -> Result<()> {
         let (rows, width) = (3, 5000);
         let logits = (self.formulas.wave(rows, width)? * 8.0)?.round()?;
@@ -89,7 +89,7 @@ impl CudaKernels {
         if is_right { Ok(()) } else { Err(failed("the best logits differ")) }
     }
 
-    /// Compares small mixtures with their formula: of a row alone, and of rows in tiles.
+    /// Compares small mixtures with their formula: a single row, and rows in tiles.
     pub(super) fn prove_mixture(&self) -> Result<()> {
         let (count, width, inner, top_k) = (8, 64, 32, 2);
         let layer = |index: usize, outputs: usize, inputs: usize| -> Result<(Matrix, Tensor)> {
@@ -149,7 +149,7 @@ impl CudaKernels {
     /// Compares convolutions and recurrences with their formulas.
     pub(super) fn prove_recurrence(&self) -> Result<()> {
         let row = |columns: usize| Ok::<_, crate::Error>(self.formulas.wave(1, columns)?.squeeze(0)?);
-        // Sizes of keys for some of the kernels, Mamba-2's and Qwen's among them.
+        // Key sizes that select different kernels, including Mamba-2's and Qwen's.
         for (key_dim, corrects, interleaved_heads) in [(24, false, false), (128, true, false), (200, true, true)] {
             let spec = Recurrence { interleaved_heads, ..Recurrence::new(0, 4, 2, key_dim, 40)? };
             let conv = ShortConv {
@@ -163,8 +163,8 @@ impl CudaKernels {
         Ok(())
     }
 
-    /// Compares over two steps: sequences that begin, one of which leaves a copy on the way, and the same when each goes on by a
-    /// token, beside a row of padding.
+    /// Compares over two steps: new sequences, one of which saves a copy midway, then each continued by one token
+    /// beside a padding row.
     fn prove_states(&self, conv: &ShortConv, spec: &Recurrence, corrects: bool) -> Result<()> {
         let copy = |after: usize, slot: u32| Some(StateCopy { after, slot });
         let begin = [Sequence::new(9, 0, None, 0, copy(4, 2)), Sequence::new(2, 0, None, 1, None)];
@@ -210,7 +210,7 @@ impl CudaKernels {
     }
 }
 
-/// A sequence of a step as a proof has it.
+/// A sequence of a step in a proof.
 struct Sequence {
     rows: usize,
     past: usize,
@@ -248,7 +248,7 @@ fn same(what: &str, ours: &Tensor, formula: &Tensor) -> Result<()> {
     if difference < 1e-4 { Ok(()) } else { Err(failed(format!("{what} differs by {difference}"))) }
 }
 
-/// The largest of absolute values, infinite where one is not a number: candle's own maximum passes over these.
+/// The largest absolute value, infinite if any value is NaN: candle's own maximum ignores NaN.
 fn largest(x: &Tensor) -> Result<f32> {
     let values = x.flatten_all()?.to_vec1::<f32>()?;
     Ok(values.into_iter().map(|value| if value.is_nan() { f32::INFINITY } else { value.abs() }).fold(0.0, f32::max))

@@ -1,4 +1,4 @@
-//! Recurrent layers: one launch for all sequences of a step, which find their states by the step's inputs.
+//! Recurrent layers: one launch for all sequences of a step, which locate their states through the step's inputs.
 
 use candle_core::Tensor;
 use std::sync::atomic::Ordering;
@@ -12,18 +12,18 @@ use crate::{
     },
 };
 
-/// Taps that `short_conv` can take.
+/// Maximum number of taps for `short_conv`.
 const TAPS_MAX: usize = 8;
 
-/// Columns of a block of `recurrence`, and lanes that share each.
+/// Columns per block of `recurrence`, and lanes that share each column.
 const COLUMNS: usize = 32;
 const LANES: usize = 4;
 
-/// Rows of a lane that there are kernels for.
+/// Rows per lane for which there are kernels.
 const ROWS: [usize; 5] = [4, 8, 16, 32, 64];
 
 impl CudaKernels {
-    /// A short convolution. `None` where no kernel takes it.
+    /// Computes a short convolution. `None` if no kernel supports it.
     pub(super) fn convolve(&self, conv: &ShortConv, x: &Tensor, pass: &Pass<'_>) -> Result<Option<Tensor>> {
         let (module, (taps, channels), tokens) = (&self.module, conv.taps.dims2()?, pass.input().tokens.len());
         if taps > TAPS_MAX || self.recurrence_differs.is_some() {
@@ -56,7 +56,7 @@ impl CudaKernels {
         Ok(Some(module.wrap(out, (tokens, channels))))
     }
 
-    /// Takes matrices through a step's tokens. `None` where no kernel takes them.
+    /// Advances state matrices through a step's tokens. `None` if no kernel supports them.
     pub(super) fn recur(&self, spec: &Recurrence, x: Inputs<'_>, pass: &Pass<'_>) -> Result<Option<Tensor>> {
         let (module, tokens) = (&self.module, pass.input().tokens.len());
         let rows = ROWS.into_iter().find(|rows| rows * LANES >= spec.key_dim);
@@ -88,7 +88,7 @@ impl CudaKernels {
         Ok(Some(module.wrap(out, (tokens, width))))
     }
 
-    /// Formulas look on the host at where states lie, so a step with them cannot be captured.
+    /// Fails while capturing: formulas look up state slots on the host, so a step that uses them cannot be captured.
     pub(super) fn may_use_formulas(&self) -> Result<()> {
         if !self.captures.load(Ordering::Relaxed) {
             return Ok(());

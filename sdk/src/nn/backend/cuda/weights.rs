@@ -1,5 +1,5 @@
-//! Weights as the kernels of `products.cu` read them: in the checkpoint's own blocks, with the scale of a block apart
-//! where it would spoil the alignment.
+//! Weights in the form that the kernels of `products.cu` read: the checkpoint's own blocks, with a block's scale stored
+//! separately where it would break the alignment.
 
 use candle_core::cuda_backend::cudarc::driver::CudaSlice;
 use half::f16;
@@ -11,22 +11,22 @@ use crate::{
     weights::{Dtype, RawTensor},
 };
 
-/// A block format that the kernels know.
+/// A block format that the kernels support.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::nn) enum Format {
     Q4K,
     Q5K,
     Q6K,
     Q80,
-    /// Groups of 32 places in a table of 16 integers, with a scale each.
+    /// Groups of 32 indices into a table of 16 integers, with a scale each.
     Nibbles,
-    /// The same with a minimum besides.
+    /// Like `Nibbles`, with a minimum per group.
     LoweredNibbles,
     Bf16,
 }
 
 impl Format {
-    /// The format of a matrix, where there is a kernel for it as it lies in the checkpoint.
+    /// Returns the format of a matrix that a kernel can read as stored in the checkpoint.
     pub(super) fn of(dtype: Dtype, inputs: usize) -> Option<Self> {
         let (format, multiple) = match dtype {
             Dtype::Q4K => (Self::Q4K, 256),
@@ -38,7 +38,7 @@ impl Format {
         inputs.is_multiple_of(multiple).then_some(format)
     }
 
-    /// Bytes and separate scales of a row of a quantized matrix.
+    /// Bytes and separate scales per row of a quantized matrix.
     pub(super) fn row_of(self, inputs: usize) -> (usize, usize) {
         let padded = inputs.next_multiple_of(PART);
         match self {
@@ -52,7 +52,7 @@ impl Format {
         }
     }
 
-    /// The remainder by 128 of how far rows lie apart in shared memory, for loads that go to different banks.
+    /// Row stride in shared memory modulo 128 at which loads hit different banks.
     pub(super) fn bank_offset(self) -> usize {
         match self {
             Self::Q80 | Self::Nibbles | Self::LoweredNibbles => 64,
@@ -60,12 +60,12 @@ impl Format {
         }
     }
 
-    /// The number in kernels of several formats.
+    /// Id in the kernels that handle several formats.
     pub(super) fn number(self) -> i32 {
         self as i32
     }
 
-    /// The name in kernels.
+    /// Name in the kernels.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Q4K => "q4k",
@@ -95,11 +95,11 @@ impl From<Packing> for Format {
 pub(in crate::nn) struct Weight {
     pub(super) format: Format,
     pub(super) data: CudaSlice<u8>,
-    /// One for each block of Q6_K and Q8_0; of each group of nibbles its scale and, where it has one, its minimum.
+    /// One per block of Q6_K and Q8_0; for nibbles, each group's scale and, if it has one, its minimum.
     pub(super) scales: CudaSlice<f16>,
 }
 
-/// Bytes that a matrix of so many rows takes on a device.
+/// Bytes that a matrix with this many rows takes on a device.
 pub(in crate::nn) fn loaded_bytes(dtype: Dtype, rows: usize, inputs: usize) -> u64 {
     let in_place = Format::of(dtype, inputs).is_some() || matches!(dtype, Dtype::F32 | Dtype::F16);
     let row = if in_place { dtype.row_bytes(inputs).unwrap_or_default() } else { row_bytes(dtype, inputs) };
@@ -112,11 +112,11 @@ impl Weight {
         self.data.len() + 2 * self.scales.len()
     }
 
-    /// Copies a matrix to the device: as it is where there is a kernel for it, else in the form of another format that holds its
+    /// Copies a matrix to the device: unchanged if there is a kernel for it, else in another format that holds its
     /// numbers, else as bf16.
     pub(super) fn upload(module: &Module, raw: &RawTensor, inputs: usize) -> Result<Self> {
         let send = |format, data: &[u8], scales: &[f16]| {
-            // An address is needed where there is nothing, too.
+            // An address is needed even for an empty array.
             let scales = if scales.is_empty() { &[f16::ZERO] } else { scales };
             let data = module.stream.clone_htod(data).map_err(failed)?;
             Ok(Self { format, data, scales: module.stream.clone_htod(scales).map_err(failed)? })
@@ -137,7 +137,7 @@ impl Weight {
     }
 }
 
-/// Blocks of `N` bytes without the f16 at `at`, and these.
+/// Splits off the f16 at offset `at` of each `N`-byte block.
 fn apart<const N: usize>(bytes: &[u8], at: usize) -> (Vec<u8>, Vec<f16>) {
     let blocks = bytes.as_chunks::<N>().0;
     let mut data = Vec::with_capacity(blocks.len() * (N - 2));

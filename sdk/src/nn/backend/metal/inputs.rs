@@ -2,11 +2,14 @@
 
 use crate::{Batch, nn::BLOCK_TOKENS};
 
+/// The slot of a row that only fills up a batch: it is not remembered.
+pub(super) const NO_SLOT: u32 = u32::MAX;
+
 /// Tokens of a tile.
 const TILE_TOKENS: usize = 64;
 
 /// A batch's index data for the attention kernels.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Inputs {
     /// Of each new token.
     pub(super) slots: Vec<u32>,

@@ -1,265 +1,123 @@
-//! The backend of Apple's GPUs: attention over block tables and the norm of a sum by kernels of our own, and everything else
-//! by the formulas in candle's ops, whose matrix products, quantized ones too, are at home there.
+//! The backend of Apple's GPUs: attention over block tables and norms by kernels of our own, and everything else by the
+//! formulas in candle's ops. All of this runs above [`Driver`], so tests run it on any machine.
 //!
-//! What is launched goes into candle's command buffer, in order with its ops; nothing waits between layers. At load the
-//! kernels are held against the formulas, and none of them is used on a device where they differ.
+//! At load the kernels are held against the formulas, and none of them is used on a device where they differ.
 
-use candle_core::{DType, Device, MetalDevice, MetalStorage, Storage, Tensor, op::BackpropOp};
-use candle_metal_kernels::metal::{ComputeCommandEncoder, ComputePipeline};
-use objc2_metal::MTLSize;
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+use candle_core::{DType, Tensor};
+use std::sync::{
+    Arc, Mutex, MutexGuard, PoisonError,
+    atomic::{AtomicBool, Ordering},
 };
 
 use super::{
-    attention::{Attend, Combine, Layer, StoreShape},
-    inputs::Inputs,
+    arena::Arena,
+    driver::{Arg, Driver},
+    inputs::{Inputs, NO_SLOT},
     launch::Launch,
-    libraries::LIBRARIES,
     norms::NormShape,
 };
 use crate::{
-    Batch, Error, Output, Result, Span, Table, Want,
+    Batch, Code, Error, Output, Result, Span, Want,
     nn::{
-        backend::{Backend, Formulas, formulas_attention},
-        memory::{kv::KvCache, pass::Pass},
-        spec::{Attention, KvShape, KvType, Rotation},
+        backend::{Backend, Compute, Formulas, formulas_attention},
+        memory::{
+            pass::Pass,
+            store::{HostMemory, Store, StoreShape},
+        },
+        spec::{Attention, KvType, Rotation},
     },
     weights::RopeStyle,
 };
 
-/// Cores for which contexts are divided: those of an M1 Pro's smaller GPU, as Metal does not say how many there are.
-const CORES: usize = 14;
+/// Rows of the step that a model begins with, and of the longest chunk of a prompt that the host makes by default.
+const WARM_ROWS: usize = 64;
+const CHUNK_ROWS: usize = 512;
 
 /// The kernels on a device, and what a step brings to it.
-pub(in crate::nn) struct MetalKernels {
-    device: MetalDevice,
-    formulas: Formulas,
-    pipelines: HashMap<&'static str, ComputePipeline>,
+pub(super) struct MetalKernels<D: Driver> {
+    pub(super) driver: Arc<D>,
+    arena: Arena<D>,
+    pub(super) formulas: Formulas,
     /// By group of caches; none before the first step.
-    inputs: Mutex<Vec<OnDevice>>,
+    inputs: Mutex<Vec<StepInputs>>,
+    /// Something was encoded and not waited for.
+    is_pending: AtomicBool,
 }
 
 /// A step's inputs on the device.
 #[derive(Clone)]
-struct OnDevice {
-    slots: Tensor,
-    tiles: Tensor,
-    tables: Tensor,
-    host: Arc<Inputs>,
+pub(super) struct StepInputs {
+    pub(super) slots: Tensor,
+    pub(super) tiles: Tensor,
+    pub(super) tables: Tensor,
+    pub(super) host: Arc<Inputs>,
 }
 
-/// An argument of a kernel.
-enum Arg<'a> {
-    Read(&'a Tensor),
-    Written(&'a Tensor),
-    Bytes(&'a [u8]),
+/// An error of the device.
+pub(super) fn failed(error: impl std::fmt::Display) -> Error {
+    Error::new(Code::Device, format!("Metal: {error}"))
 }
 
-fn failed(error: impl std::fmt::Display) -> Error {
-    Error::new(crate::Code::Device, format!("Metal: {error}"))
-}
-
-impl MetalKernels {
+impl<D: Driver> MetalKernels<D> {
     /// The kernels, if they compute what the formulas do on this device.
-    pub(in crate::nn) fn proved(device: &Device) -> Result<Self> {
-        let metal = device.as_metal_device()?.clone();
-        let mut pipelines = HashMap::new();
-        for library in LIBRARIES {
-            let compiled = metal.metal_device().new_library_with_source(library.source, None);
-            let compiled = compiled.map_err(|error| failed(format!("library '{}': {error}", library.name)))?;
-            for name in library.kernels {
-                let function = compiled.get_function(name, None).map_err(failed)?;
-                let pipeline = metal.metal_device().new_compute_pipeline_state_with_function(&function);
-                pipelines.insert(*name, pipeline.map_err(failed)?);
-            }
-        }
-        let formulas = Formulas::probed(device.clone(), None);
-        let kernels = Self { device: metal, formulas, pipelines, inputs: Mutex::default() };
-        kernels.prove_norm()?;
-        for (head_dim, kind) in [(64, KvType::F16), (80, KvType::F32)] {
-            kernels.prove_attention(head_dim, kind)?;
-        }
+    pub(super) fn on(driver: D, formulas: Formulas) -> Result<Self> {
+        let driver = Arc::new(driver);
+        let arena = Arena::new(driver.clone());
+        let kernels = Self { driver, arena, formulas, inputs: Mutex::default(), is_pending: AtomicBool::new(false) };
+        kernels.prove()?;
+        kernels.finish()?;
         kernels.inputs().clear();
         Ok(kernels)
     }
 
-    fn inputs(&self) -> MutexGuard<'_, Vec<OnDevice>> {
+    fn inputs(&self) -> MutexGuard<'_, Vec<StepInputs>> {
         self.inputs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn prove_norm(&self) -> Result<()> {
-        let (x, y) = (self.formulas.wave(5, 96)?, self.formulas.wave(5, 96)?);
-        let weight = self.formulas.wave(1, 96)?.squeeze(0)?;
-        let (sum, normed) = self.add_rms_norm(&x, &y, &weight, 1e-5)?;
-        same("the sum", &sum, &(x + y)?, 1e-5)?;
-        same("rms_norm", &normed, &self.formulas.rms_norm(&sum, &weight, 1e-5)?, 1e-4)
+    /// The step's inputs for a group of caches; `None` if they are not on the device.
+    pub(super) fn inputs_of(&self, group: usize) -> Option<StepInputs> {
+        self.inputs().get(group).cloned()
     }
 
-    /// A chunk of a prompt and a decode, over a cache in any order.
-    fn prove_attention(&self, head_dim: usize, kind: KvType) -> Result<()> {
-        let (heads, kv_heads, formulas) = (4, 2, &self.formulas);
-        let (long, short) = ([3, 1].as_slice(), [0].as_slice());
-        let span = |start, len, past, blocks: &'static [u32]| Span {
-            sequence: start as u64,
-            start,
-            len,
-            past,
-            want: Want::Last,
-            output: Output::Logits,
-            mask: &[],
-            adapter: 0,
-            adapter_scale: 0.0,
-            caches: vec![Table::Blocks(blocks.into())],
-        };
-        let tokens = 10;
-        let ids = vec![0; tokens];
-        let spans = vec![span(0, 9, 11, long), span(9, 1, 0, short)];
-        let batch = Batch { tokens: &ids, positions: &ids, spans, top: 0 };
-        let [q, k, v] = [heads, kv_heads, kv_heads].map(|heads| formulas.wave(tokens, heads * head_dim));
-        let (q, k, v) = (q?, k?, v?);
-        let (cos, sin) = (formulas.wave(tokens, head_dim / 2)?, formulas.wave(tokens, head_dim / 2)?);
-        let rotation = Rotation { cos, sin, style: RopeStyle::NeoX };
-        let spec = Attention { window: Some(7), ..Attention::new(0, heads, kv_heads, head_dim)? };
-        self.begin(&batch)?;
-        let compute = |backend: &dyn Backend| -> Result<Tensor> {
-            let shape = KvShape::uniform(1, kv_heads, head_dim);
-            let mut cache = KvCache::new(&shape, kind, &[4], |_| 0, |_, shape, _| formulas.store(shape))?;
-            let mut pass = Pass::new(&batch, &mut cache);
-            backend.rotated_attention(&spec, [&q, &k, &v], &rotation, &mut pass)
-        };
-        same("attention", &compute(self)?, &compute(formulas)?, 1e-2)
+    fn on_device(&self, inputs: Inputs) -> Result<StepInputs> {
+        Ok(StepInputs {
+            slots: self.arena.ids(&inputs.slots)?,
+            tiles: self.arena.ids(inputs.tiles.as_flattened())?,
+            tables: self.arena.ids(&inputs.tables)?,
+            host: Arc::new(inputs),
+        })
     }
 
-    /// A tensor that a kernel is about to fill.
-    fn room(&self, rows: usize, columns: usize) -> Result<Tensor> {
-        let buffer = self.device.new_buffer(rows * columns, DType::F32, "activation")?;
-        let storage = MetalStorage::new(buffer, self.device.clone(), rows * columns, DType::F32);
-        Ok(Tensor::from_storage(Storage::Metal(storage), (rows, columns), BackpropOp::none(), false))
-    }
-
-    /// Puts a kernel behind what candle has encoded so far.
-    fn launch(&self, launch: &Launch, args: &[Arg<'_>]) -> Result<()> {
-        let name = launch.kernel;
-        let pipeline = self.pipelines.get(name).ok_or_else(|| failed(format!("there is no kernel '{name}'")))?;
-        let guard = self.device.command_encoder()?;
-        let encoder: &ComputeCommandEncoder = guard.as_ref();
-        encoder.set_compute_pipeline_state(pipeline);
-        for (index, arg) in args.iter().enumerate() {
-            match arg {
-                Arg::Bytes(bytes) => encoder.set_bytes_directly(index, bytes.len(), bytes.as_ptr().cast()),
-                Arg::Read(tensor) | Arg::Written(tensor) => {
-                    let (storage, layout) = tensor.storage_and_layout();
-                    let Storage::Metal(storage) = &*storage else {
-                        return Err(failed("a tensor lies on another device"));
-                    };
-                    if !layout.is_contiguous() {
-                        let message = format!("a tensor of shape {:?} is not contiguous", tensor.dims());
-                        return Err(Error::invalid(message));
-                    }
-                    let offset = layout.start_offset() * tensor.dtype().size_in_bytes();
-                    match arg {
-                        Arg::Written(_) => encoder.set_output_buffer(index, Some(storage.buffer()), offset),
-                        _ => encoder.set_input_buffer(index, Some(storage.buffer()), offset),
-                    }
-                }
-            }
+    /// Brings a step's inputs to the device.
+    fn set_inputs(&self, groups: impl Iterator<Item = Inputs>) -> Result<()> {
+        // What a step that ended with an error has left behind still reads its inputs. Its error was reported.
+        if self.is_pending.load(Ordering::Relaxed) {
+            let _ = self.finish();
         }
-        let size = |[width, height, depth]: [usize; 3]| MTLSize { width, height, depth };
-        if launch.shared_bytes > 0 {
-            encoder.set_threadgroup_memory_length(0, launch.shared_bytes);
+        let mut inputs = self.inputs();
+        inputs.clear();
+        for group in groups {
+            inputs.push(self.on_device(group)?);
         }
-        encoder.dispatch_thread_groups(size(launch.groups), size([launch.threads, 1, 1]));
         Ok(())
     }
 
-    /// Writes the cache and attends, rotating first if there is a rotation. `None` if the step's inputs are not on the device.
-    fn attend_step(
-        &self,
-        spec: &Attention,
-        [q, k, v]: [&Tensor; 3],
-        rotation: Option<&Rotation>,
-        pass: &mut Pass<'_>,
-    ) -> Result<Option<Tensor>> {
-        let group = pass.kv.group(spec.layer)?;
-        let Some(inputs) = self.inputs().get(group).cloned() else { return Ok(None) };
-        let [keys, values] = pass.kv.layer(spec.layer)?;
-        let (keys, values) = (keys.tensor()?, values.tensor()?);
-        let kind = match keys.dtype() {
-            DType::F16 => KvType::F16,
-            DType::F32 => KvType::F32,
-            _ => return Ok(None),
-        };
-        let (tokens, slots) = (q.dim(0)?, keys.dim(1)?);
-        let narrow = |value: usize| u32::try_from(value).map_err(|_| failed(format!("{value} is too much")));
-        let shape = StoreShape {
-            heads: if rotation.is_some() { narrow(spec.heads)? } else { 0 },
-            kv_heads: narrow(spec.kv_heads)?,
-            head_dim: narrow(spec.head_dim)?,
-            half_dim: rotation.map_or(Ok(0), |rotation| narrow(rotation.cos.dim(1)?))?,
-            is_interleaved: u32::from(rotation.is_some_and(|rotation| rotation.style == RopeStyle::Interleaved)),
-            rotates: u32::from(rotation.is_some()),
-            tokens: narrow(tokens)?,
-            slots: narrow(slots)?,
-        };
-        let layer = Layer {
-            heads: spec.heads,
-            kv_heads: spec.kv_heads,
-            head_dim: spec.head_dim,
-            slots,
-            window: spec.window,
-            has_sinks: spec.sinks.is_some(),
-            scale: spec.scale,
-            softcap: spec.softcap,
-            kind,
-        };
-        let Some(dispatches) = layer.attend(&inputs.host, CORES) else { return Ok(None) };
-        let rotated = if rotation.is_some() { self.room(tokens, q.dim(1)?)? } else { q.clone() };
-        let (cos, sin) = rotation.map_or((q, q), |rotation| (&rotation.cos, &rotation.sin));
-        self.launch(
-            &shape.launch(kind),
-            &[
-                Arg::Read(q),
-                Arg::Read(k),
-                Arg::Read(v),
-                Arg::Read(cos),
-                Arg::Read(sin),
-                Arg::Read(&inputs.slots),
-                Arg::Bytes(bytemuck::bytes_of(&shape)),
-                if rotation.is_some() { Arg::Written(&rotated) } else { Arg::Read(&rotated) },
-                Arg::Written(keys),
-                Arg::Written(values),
-            ],
-        )?;
-        let out = self.room(tokens, q.dim(1)?)?;
-        let sinks = spec.sinks.as_ref().unwrap_or(q);
-        for Attend { launch, shape, combine } in dispatches {
-            let parts = combine.map(|combine| self.room(1, combine.part_values)).transpose()?;
-            self.launch(
-                &launch,
-                &[
-                    Arg::Read(&rotated),
-                    Arg::Read(keys),
-                    Arg::Read(values),
-                    Arg::Read(&inputs.tiles),
-                    Arg::Read(&inputs.tables),
-                    Arg::Read(sinks),
-                    Arg::Bytes(shape.bytes()),
-                    Arg::Written(parts.as_ref().unwrap_or(&out)),
-                ],
-            )?;
-            if let Some((Combine { launch, shape, .. }, parts)) = combine.zip(parts) {
-                let shape = Arg::Bytes(bytemuck::bytes_of(&shape));
-                let args = [Arg::Read(&parts), Arg::Read(&inputs.tiles), Arg::Read(sinks), shape, Arg::Written(&out)];
-                self.launch(&launch, &args)?;
-            }
+    /// A tensor that a kernel is about to fill.
+    pub(super) fn room(&self, rows: usize, columns: usize) -> Result<Tensor> {
+        self.arena.tensor(DType::F32, &[rows, columns])
+    }
+
+    /// Puts a kernel behind what has been encoded so far.
+    pub(super) fn launch(&self, launch: &Launch, args: &[Arg<'_>]) -> Result<()> {
+        if launch.groups.contains(&0) {
+            return Ok(());
         }
-        Ok(Some(out))
+        self.is_pending.store(true, Ordering::Relaxed);
+        self.driver.launch(launch, args)
     }
 }
 
-impl Backend for MetalKernels {
+impl<D: Driver> Backend for MetalKernels<D> {
     fn formulas(&self) -> &Formulas {
         &self.formulas
     }
@@ -269,18 +127,77 @@ impl Backend for MetalKernels {
     }
 
     fn begin(&self, batch: &Batch<'_>) -> Result<()> {
-        let on_device = |group: usize| {
-            let inputs = Inputs::of(batch, group);
-            Ok(OnDevice {
-                slots: self.formulas.ids(&inputs.slots)?,
-                tiles: self.formulas.ids(inputs.tiles.as_flattened())?,
-                tables: self.formulas.ids(&inputs.tables)?,
-                host: Arc::new(inputs),
-            })
-        };
         let groups = batch.spans.first().map_or(0, |span| span.caches.len());
-        *self.inputs() = (0..groups).map(on_device).collect::<Result<_>>()?;
+        self.set_inputs((0..groups).map(|group| Inputs::of(batch, group)))
+    }
+
+    /// Compiles what candle compiles at first use, and allocates what the longest chunk of a prompt takes.
+    fn warm_up(&self, groups: usize, run: Compute<'_>) -> Result<()> {
+        let made_up = [0; WARM_ROWS];
+        let span = |start| Span {
+            sequence: 0,
+            start,
+            len: 1,
+            past: 0,
+            want: Want::Last,
+            output: Output::Logits,
+            mask: &[],
+            adapter: 0,
+            adapter_scale: 0.0,
+            caches: Vec::new(),
+        };
+        for rows in [WARM_ROWS, 1] {
+            let nowhere = Inputs { slots: vec![NO_SLOT; rows], ..Inputs::default() };
+            self.set_inputs((0..groups).map(|_| nowhere.clone()))?;
+            let spans = (0..rows).map(span).collect();
+            let (tokens, positions) = (&made_up[..rows], &made_up[..rows]);
+            let logits = match run(&Batch { tokens, positions, spans, top: 0 }) {
+                Ok(computed) => 4 * computed.rows.elem_count(),
+                Err(error) if error.code == Code::OutOfMemory => return Err(error),
+                // A model that looks for its sequences' tables finds none, and is as warm as it can be.
+                Err(_) => 0,
+            };
+            self.finish()?;
+            if rows == WARM_ROWS {
+                self.arena.provide(CHUNK_ROWS / WARM_ROWS, logits)?;
+            }
+        }
+        self.inputs().clear();
         Ok(())
+    }
+
+    fn finish(&self) -> Result<()> {
+        self.is_pending.store(false, Ordering::Relaxed);
+        self.driver.finish()
+    }
+
+    fn finds_best(&self) -> bool {
+        true
+    }
+
+    fn read(&self, tensor: &Tensor, out: &mut [f32]) -> Result<()> {
+        self.finish()?;
+        let layout = tensor.layout();
+        let is_plain = tensor.dtype() == DType::F32 && layout.is_contiguous() && tensor.elem_count() == out.len();
+        if is_plain && self.driver.read(tensor, 4 * layout.start_offset(), bytemuck::cast_slice_mut(out))? {
+            return Ok(());
+        }
+        crate::nn::memory::view::copy_to(&tensor.flatten_all()?, out)
+    }
+
+    fn rotation(
+        &self,
+        frequencies: &[f32],
+        amplitude: f32,
+        factors: Option<&[f32]>,
+        style: RopeStyle,
+        pass: &Pass<'_>,
+    ) -> Result<Rotation> {
+        let factor = |token: usize| amplitude * factors.map_or(1.0, |factors| factors[token]);
+        let positions = pass.positions().iter().enumerate().map(|(token, &position)| (position, factor(token)));
+        let dims = [positions.len(), frequencies.len()];
+        let [cos, sin] = Formulas::angles(frequencies, positions);
+        Ok(Rotation { cos: self.arena.values(&cos, &dims)?, sin: self.arena.values(&sin, &dims)?, style })
     }
 
     fn add_rms_norm(&self, x: &Tensor, delta: &Tensor, weight: &Tensor, eps: f32) -> Result<(Tensor, Tensor)> {
@@ -299,6 +216,23 @@ impl Backend for MetalKernels {
             ],
         )?;
         Ok((sum, out))
+    }
+
+    /// Of the exact size: candle would round it up to a power of two.
+    fn store(&self, shape: StoreShape) -> Result<Store> {
+        let StoreShape { kv_heads, slots, head_dim, kind } = shape;
+        let bytes = shape.bytes().ok_or_else(|| Error::out_of_memory("the size overflows"))?;
+        let dtype = match kind {
+            KvType::F32 => DType::F32,
+            KvType::F16 => DType::F16,
+        };
+        let tensor = self.driver.tensor(&self.driver.allocate(bytes)?, dtype, &[kv_heads, slots, head_dim])?;
+        self.driver.zero(&tensor)?;
+        Ok(Store::Shared(tensor.clone(), Box::new(SharedStore { driver: self.driver.clone(), tensor })))
+    }
+
+    fn state_store(&self, shape: StoreShape) -> Result<Store> {
+        self.store(shape)
     }
 
     fn attention(&self, spec: &Attention, q: &Tensor, k: &Tensor, v: &Tensor, pass: &mut Pass<'_>) -> Result<Tensor> {
@@ -322,8 +256,21 @@ impl Backend for MetalKernels {
     }
 }
 
-/// Checks that a kernel's output is its formula's, within `most`.
-fn same(what: &str, ours: &Tensor, formula: &Tensor, most: f32) -> Result<()> {
-    let difference = (ours - formula)?.abs()?.max_all()?.to_scalar::<f32>()?;
-    if difference < most { Ok(()) } else { Err(failed(format!("{what} differs by {difference}"))) }
+/// A cache in memory that the host shares. Between steps nothing runs, so it is read and written in place.
+struct SharedStore<D: Driver> {
+    driver: Arc<D>,
+    tensor: Tensor,
+}
+
+impl<D: Driver> HostMemory for SharedStore<D> {
+    fn read(&self, from: usize, bytes: &mut [u8]) -> Result<()> {
+        match self.driver.read(&self.tensor, from, bytes)? {
+            true => Ok(()),
+            false => Err(failed("a cache lies where the host cannot read it")),
+        }
+    }
+
+    fn write(&self, to: usize, bytes: &[u8]) -> Result<()> {
+        self.driver.write(&self.tensor, to, bytes)
+    }
 }

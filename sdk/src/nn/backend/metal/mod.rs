@@ -1,10 +1,19 @@
-//! The backend of Apple's GPUs. The kernels are tested on every machine; only the code that launches them needs Metal.
+//! The backend of Apple's GPUs. Everything but [`apple`] runs on every machine, tests included; see [`driver`].
 
-mod attention;
-mod inputs;
 #[cfg(any(feature = "metal", target_os = "macos"))]
+mod apple;
+mod arena;
+mod attention;
+mod dispatches;
+#[cfg(test)]
+mod double;
+mod driver;
+#[cfg(any(test, feature = "metal", target_os = "macos"))]
+mod figures;
+mod inputs;
 mod kernels;
 mod launch;
+#[cfg(any(test, feature = "metal", target_os = "macos"))]
 mod libraries;
 #[cfg(test)]
 mod mistakes;
@@ -13,10 +22,15 @@ mod norms;
 mod ops;
 #[cfg(test)]
 mod program;
+mod proofs;
 #[cfg(test)]
 mod readers;
+#[cfg(any(feature = "metal", target_os = "macos"))]
+pub(in crate::nn) mod report;
 #[cfg(test)]
 mod tests;
 
 #[cfg(any(feature = "metal", target_os = "macos"))]
-pub(in crate::nn) use kernels::MetalKernels;
+pub(in crate::nn) use apple::{free_bytes, proved};
+#[cfg(test)]
+pub(in crate::nn) use double::Double;

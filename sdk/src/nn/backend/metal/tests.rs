@@ -5,7 +5,7 @@ use half::f16;
 use std::sync::LazyLock;
 
 use super::{
-    attention::{Attend, Layer, StoreShape, split},
+    dispatches::{Attend, Layer, StoreShape, split},
     inputs::Inputs,
     launch::SHARED_BYTES_MAX,
     libraries,

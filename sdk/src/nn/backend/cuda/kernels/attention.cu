@@ -1,13 +1,13 @@
-// Attention over the block tables of all sequences of a step, in one launch per layer.
+// Attention over the block tables of all sequences in a step, in one launch per layer.
 //
-// Keys and values lie as [kv_heads, slots, head_dim]; token i of a sequence has slot table[i / 16] · 16 + i % 16. For each
-// token of a step the caller gives the number of tokens that it sees, itself included, and where its sequence's table
-// begins. Two kernels: `attend` takes one token and the query heads of one key head to a block, or divides long contexts
-// among blocks where there are few tokens; `attend_tiles` takes 64 neighbouring tokens of a prompt and one head, on tensor
-// cores.
+// Keys and values are [kv_heads, slots, head_dim]; token i of a sequence has slot table[i / 16] · 16 + i % 16. For each
+// token of a step the caller gives the number of tokens that it sees, including itself, and where its sequence's table
+// starts. There are two kernels: `attend` handles one token and the query heads of one key head per block, or splits
+// long contexts over several blocks when there are few tokens; `attend_tiles` handles 64 neighbouring tokens of a
+// prompt and one head, on tensor cores.
 //
-// A context is divided into chunks by its length only, and the chunks' sums are put together in their order, by one block
-// or by several: a token's result is the same in any batch, to the last bit.
+// A context is split into chunks by its length alone, and the chunks' sums are combined in order, by one block or by
+// several: a token's result is the same in any batch, to the last bit.
 #include "common.cuh"
 
 static constexpr int THREADS = 128, TILE = 64, SPLITS_MAX = 32, BLOCK_TOKENS = 16;
@@ -22,7 +22,7 @@ __device__ __forceinline__ float capped(float score, const Scores &scores) {
     return scores.softcap > 0.0f ? scores.softcap * tanhf(score / scores.softcap) : score;
 }
 
-// Eight values at an address that is a multiple of 16.
+// Loads eight values from a 16-byte aligned address.
 __device__ __forceinline__ void load8(const __half *from, float (&to)[8]) {
     const uint4 raw = *(const uint4 *)from;
     const __half2 *pairs = (const __half2 *)&raw;
@@ -40,8 +40,8 @@ __device__ __forceinline__ void load8(const float *from, float (&to)[8]) {
 __device__ __forceinline__ float2 load2(const __half *from) { return __half22float2(*(const __half2 *)from); }
 __device__ __forceinline__ float2 load2(const float *from) { return *(const float2 *)from; }
 
-// The sums over some keys: the largest score, the mass of all relative to it, and so for a value of the output. `add` puts
-// the next chunk behind, in steps that no compiler may fuse in another way.
+// Partial sums over some keys: the largest score, the total mass relative to it, and one output value. `add` appends
+// the next chunk, in steps that no compiler may fuse differently.
 struct Sums {
     float peak, mass, value;
 
@@ -52,7 +52,7 @@ struct Sums {
         peak = now;
     }
 
-    // What comes out of a head; its sink, where there are any, has mass but no value.
+    // The output of a head; its sink, if any, has mass but no value.
     __device__ __forceinline__ float mean(const float *sinks, int head) {
         if (sinks) add(Sums{sinks[head], 1.0f, 0.0f});
         return value / mass;
@@ -65,7 +65,7 @@ template <typename T> struct Past {
     const uint32_t *table;
     int head_dim, stride;
 
-    // Starts copying the tile at `tile`, keys and then values; beyond the last key comes that one again, to be masked.
+    // Starts copying the tile at `tile`, keys and then values; positions beyond the last key repeat it and are masked.
     __device__ __forceinline__ void fetch(T *tile_keys, T *tile_values, int tile, int end) const {
         constexpr int EACH = 16 / sizeof(T);
         const int pieces = head_dim / EACH;
@@ -83,9 +83,10 @@ template <typename T> struct Past {
     }
 };
 
-// The tokens are those from `first` on of `chosen`, or of the batch where that is null. Where the grid divides contexts,
-// `partials` has room for [tokens, heads, splits, head_dim + 2] and `counters`, all zero, for [tokens, head groups]; a grid
-// of one split takes whole contexts. `stages` tiles are in shared memory at once: 2, or 1 where that is too large.
+// The tokens are those from `first` on in `chosen`, or in the batch if that is null. If the grid splits contexts,
+// `partials` has room for [tokens, heads, splits, head_dim + 2] and `counters`, all zero, for [tokens, head groups]; a
+// grid with one split handles whole contexts. `stages` tiles are in shared memory at once: 2, or 1 if that is too
+// large.
 template <typename T, int G>
 __device__ __forceinline__ void attend(const float *q, const T *keys, const T *values, const uint32_t *chosen,
                                        int first_token, const uint32_t *lens, const uint32_t *table_starts,
@@ -95,8 +96,8 @@ __device__ __forceinline__ void attend(const float *q, const T *keys, const T *v
     extern __shared__ __align__(16) float shared[];
     __shared__ float weights[G][TILE], factor[G], peak[G], mass[G];
     __shared__ bool is_last;
-    constexpr int OUTPUTS = 2 * G;               // of a thread at most: G · 256 / THREADS
-    const int stride = head_dim + 32 / sizeof(T); // rows start in other banks, 16 bytes aligned
+    constexpr int OUTPUTS = 2 * G;               // per thread at most: G · 256 / THREADS
+    const int stride = head_dim + 32 / sizeof(T); // rows start in different banks, 16-byte aligned
     float *queries = shared;                     // [G][head_dim]
     float *sums = queries + G * head_dim;        // [subsets][G][head_dim]
     T *tiles = (T *)(sums + G * 2 * THREADS);    // [stages][keys, values][TILE][stride]
@@ -144,7 +145,7 @@ __device__ __forceinline__ void attend(const float *q, const T *keys, const T *v
         }
         __syncthreads();
         {
-            // Two threads to a key, each with every other eight of its values.
+            // Two threads per key, each with every other group of eight values.
             const int at = tid / 2;
             const T *key = tile_keys + at * stride;
             float dot[G];
@@ -239,7 +240,7 @@ __device__ __forceinline__ void attend(const float *q, const T *keys, const T *v
     }
     if (is_whole || splits == 1) return;
 
-    // The last block of a token to come here puts the parts together.
+    // The last block of a token to arrive combines the parts.
     __threadfence();
     __syncthreads();
     if (tid == 0) {

@@ -1,4 +1,4 @@
-// What all kernels share. Activations are f32; sums are f32; a kernel writes every element of its output.
+// Shared by all kernels. Activations and sums are f32; a kernel writes every element of its output.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -6,9 +6,9 @@
 
 #define WARP 32
 
-// Kernels overlap: the blocks of one may start while the last blocks of the one before it still run, load what no kernel
-// writes, and wait here before anything else. On devices without this (before compute capability 9.0) kernels start one
-// after the other, and neither does anything.
+// Kernels overlap: a kernel's blocks may start while the last blocks of the previous one still run, load data that no
+// kernel writes, and then wait here before anything else. On devices without this feature (before compute capability
+// 9.0) kernels start one after the other, and both functions are no-ops.
 __device__ __forceinline__ void wait_for_inputs() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -25,13 +25,13 @@ __device__ __forceinline__ void begin() {
     wait_for_inputs();
 }
 
-// Copies 16 bytes to shared memory without a register in between.
+// Copies 16 bytes to shared memory without going through a register.
 __device__ __forceinline__ void copy16(void *to, const void *from) {
     const uint32_t address = (uint32_t)__cvta_generic_to_shared(to);
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from));
 }
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;"); }
-// Until all but the last N groups of copies are there.
+// Waits until all but the last N groups of copies have arrived.
 template <int N> __device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 
 __device__ __forceinline__ float warp_sum(float value) {
@@ -46,7 +46,7 @@ __device__ __forceinline__ float warp_max(float value) {
     return value;
 }
 
-// The sum over a block of at most 1024 threads, for every thread; `scratch` has 32 places.
+// Sum over a block of at most 1024 threads, returned to every thread; `scratch` has 32 elements.
 __device__ __forceinline__ float block_sum(float value, float *scratch) {
     value = warp_sum(value);
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
@@ -58,7 +58,7 @@ __device__ __forceinline__ float block_sum(float value, float *scratch) {
     return value;
 }
 
-// The largest value of a block, for every thread.
+// Maximum over a block, returned to every thread.
 __device__ __forceinline__ float block_max(float value, float *scratch) {
     value = warp_max(value);
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
@@ -81,8 +81,8 @@ template <> __device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(f
     return __float2bfloat16_rn(value);
 }
 
-// The activation functions, numbered as the caller does: SiLU, GELU by the error function, GELU by tanh, then from 4 on
-// sigmoid and softplus. What is no number stays none.
+// Activation functions by the caller's ids: SiLU, GELU with the error function, GELU with tanh; from 4 on sigmoid and
+// softplus. NaN stays NaN.
 __device__ __forceinline__ float activation(int kind, float x) {
     if (kind == 0) return x / (1.0f + expf(-x));
     if (kind == 1) return 0.5f * x * (1.0f + erff(x * 0.70710678118654752440f));
@@ -92,7 +92,7 @@ __device__ __forceinline__ float activation(int kind, float x) {
     return 0.5f * x * (1.0f + tanhf(inner));
 }
 
-// The middle of a gated MLP: `activation(gate) · up`, or where the kind is CLAMPED gpt-oss's.
+// The middle of a gated MLP: `activation(gate) · up`, or gpt-oss's gate if the kind is CLAMPED.
 static constexpr int CLAMPED = 3;
 __device__ __forceinline__ float gated(int kind, float gate, float up, float alpha, float limit) {
     if (kind != CLAMPED) return activation(kind, gate) * up;
@@ -107,7 +107,7 @@ __device__ __forceinline__ void mma_bf16(float (&d)[4], const uint32_t (&a)[4], 
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// The same for f16.
+// Same for f16.
 __device__ __forceinline__ void mma_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])

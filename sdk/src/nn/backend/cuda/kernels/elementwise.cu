@@ -1,7 +1,7 @@
-// Norms, rotations, activations and the rows of tables: one launch each, a row or a head per block.
+// Norms, rotations, activations and table lookups: one launch each, with a row or head per block.
 #include "prepare.cuh"
 
-// x (+ delta) → its root-mean-square norm; the sum is written where there is a delta.
+// Root-mean-square norm of x (+ delta); the sum is written if there is a delta.
 extern "C" __global__ void rms_norm(const float *x, const float *delta, const float *weight, float eps, int width,
                                     float *sum_out, float *out) {
     __shared__ float scratch[32];
@@ -21,34 +21,34 @@ extern "C" __global__ void rms_norm(const float *x, const float *delta, const fl
     for (int i = threadIdx.x; i < width; i += blockDim.x) out[row + i] = from[row + i] * scale * weight[i];
 }
 
-// Of each row of logits: the first place with the highest, the highest, and the logarithm of the sum of exp(logit), which is
-// no number where a logit is none.
+// For each row of logits: the index of the first maximum, the maximum, and the log-sum-exp, which is NaN if any logit
+// is.
 extern "C" __global__ void best(const float *logits, int width, float *out) {
     __shared__ float scratch[32];
-    __shared__ int places[32];
+    __shared__ int indices[32];
     begin();
     const float *row = logits + (size_t)blockIdx.x * width;
     float highest = -INFINITY;
-    int place = width;
+    int index = width;
     for (int i = threadIdx.x; i < width; i += blockDim.x) {
         const float value = row[i];
         if (value > highest) {
             highest = value;
-            place = i;
+            index = i;
         }
     }
     const float all = block_max(highest, scratch);
-    place = highest == all ? place : width;
+    index = highest == all ? index : width;
 #pragma unroll
-    for (int offset = WARP / 2; offset > 0; offset /= 2) place = min(place, __shfl_xor_sync(0xffffffffu, place, offset));
-    if (threadIdx.x % WARP == 0) places[threadIdx.x / WARP] = place;
+    for (int offset = WARP / 2; offset > 0; offset /= 2) index = min(index, __shfl_xor_sync(0xffffffffu, index, offset));
+    if (threadIdx.x % WARP == 0) indices[threadIdx.x / WARP] = index;
     float sum = 0.0f;
     for (int i = threadIdx.x; i < width; i += blockDim.x) sum += expf(row[i] - all);
-    // Waits for the places, too.
+    // This barrier covers the indices, too.
     sum = block_sum(sum, scratch);
     if (threadIdx.x == 0) {
-        for (int warp = 1; warp < (blockDim.x + WARP - 1) / WARP; warp++) place = min(place, places[warp]);
-        out[3 * blockIdx.x] = (float)place;
+        for (int warp = 1; warp < (blockDim.x + WARP - 1) / WARP; warp++) index = min(index, indices[warp]);
+        out[3 * blockIdx.x] = (float)index;
         out[3 * blockIdx.x + 1] = all;
         out[3 * blockIdx.x + 2] = all + logf(sum);
     }
@@ -102,7 +102,7 @@ struct Rotation {
     }
 };
 
-// A value to a thread; the grid is [values / threads, tokens].
+// One value per thread; the grid is [values / threads, tokens].
 extern "C" __global__ void rotate(const float *x, const float *cosines, const float *sines, int heads, int head_dim,
                                   int half, int interleaved, float *out) {
     begin();
@@ -112,10 +112,10 @@ extern "C" __global__ void rotate(const float *x, const float *cosines, const fl
     out[(size_t)token * width + i] = rotation.of(x + (size_t)token * width, token, i);
 }
 
-// The slot of a row that only fills up a batch: it is not remembered.
+// Slot of a padding row, which is not stored.
 static constexpr uint32_t NO_SLOT = 0xFFFFFFFFu;
 
-// Rotates queries and keys, where there are sines, and puts keys and values into their slots: [kv_heads, slots, head_dim].
+// Rotates queries and keys if there are sines, and writes keys and values to their slots: [kv_heads, slots, head_dim].
 template <typename T>
 __device__ __forceinline__ void store(const float *q, const float *k, const float *v, const Rotation &rotation,
                                       const uint32_t *slots, int heads, int kv_heads, size_t all_slots, float *q_out, T *keys,
@@ -159,7 +159,8 @@ extern "C" __global__ void gate(const float *gates, const float *ups, int kind, 
     if (i < count) out[i] = activation(kind, gates[i]) * ups[i];
 }
 
-// factor · kind(x + bias), with a bias and a factor for each column where there are any, and a kind where it is not negative.
+// factor · kind(x + bias): bias and factor have one value per column and may be null; a negative kind means no
+// activation.
 extern "C" __global__ void bias_act_scale(const float *x, const float *bias, int kind, const float *factor, int width, size_t count,
                                       float *out) {
     begin();
@@ -171,7 +172,8 @@ extern "C" __global__ void bias_act_scale(const float *x, const float *bias, int
     out[i] = factor ? value * factor[i % width] : value;
 }
 
-// Up to four parts of rows, each `len` columns from `start` on; the grid is [values of the largest / threads, parts].
+// Copies up to four parts of rows, each `len` columns from `start` on; the grid is [values of the largest / threads,
+// parts].
 extern "C" __global__ void columns(const float *x, int width, int rows, int start0, int len0, float *out0, int start1, int len1,
                                    float *out1, int start2, int len2, float *out2, int start3, int len3, float *out3) {
     begin();
@@ -195,7 +197,7 @@ extern "C" __global__ void add_bias(const float *bias, int width, size_t count, 
     if (i < count) out[i] += bias[i % width];
 }
 
-// Brings rows of an activation into the form that products of few rows read, a block per row.
+// Converts rows of an activation to the form that products of few rows read, one block per row.
 extern "C" __global__ void prepare(const float *x, int width, int halves, uint16_t *high, uint16_t *low, float *sums,
                                    float *row_scales) {
     __shared__ float scratch[32];
@@ -204,8 +206,8 @@ extern "C" __global__ void prepare(const float *x, int width, int halves, uint16
     prepare_one(x + (size_t)row * width, row, width, halves, high, low, sums, row_scales, scratch);
 }
 
-// Values in 16 bits, for products of many rows: as bf16, or an eighth of them as f16, which then reaches to ±524,000. What is
-// larger and finite becomes the largest; values below 0.0005 are rounded to multiples of 5e-7.
+// 16-bit values for products of many rows: bf16, or one eighth of the value in f16, which then reaches ±524,000. Larger
+// finite values are clamped; values below 0.0005 are rounded to multiples of 5e-7.
 __device__ __forceinline__ __nv_bfloat162 pair_of(float a, float b, __nv_bfloat16) { return __floats2bfloat162_rn(a, b); }
 __device__ __forceinline__ float eighth(float value) {
     const float scaled = 0.125f * value;

@@ -1,15 +1,15 @@
-// Mixtures of experts without the host: a router's choices, the rows sorted by expert, and their experts' products.
+// Mixture of experts without the host: a router's choices, rows sorted by expert, and the experts' products.
 //
-// A row and one of its experts are a choice, numbered row · top_k + rank. For a row or two every choice is computed by
-// itself. Beyond, choices are sorted into tiles of up to 8·T slots of one expert each, so that an expert's weights are read
-// once for all rows of a tile. How many tiles there are is known on the device alone: the grid has as many as there can be,
-// and those beyond end at once. A row's result does not depend on where it lies (few_rows.cuh), and what its experts make
-// of it is summed in the order of its own choices.
+// A row together with one of its experts is a choice, numbered row · top_k + rank. For a row or two every choice is
+// computed separately. Beyond that, choices are sorted into tiles of up to 8·T slots of one expert each, so that an
+// expert's weights are read once for all rows of a tile. The number of tiles is only known on the device: the grid has
+// the maximum, and superfluous blocks exit at once. A row's result does not depend on its slot (few_rows.cuh), and its
+// experts' outputs are summed in the order of its choices.
 #include "one_row.cuh"
 
 static constexpr int EXPERTS_MAX = 1024, NONE = -1;
 
-// The largest of `values`, the first of equals, by one warp: its index in every lane. NAN marks what is taken already.
+// Index of the largest of `values`, the first among equals, in every lane of a warp. NAN marks values already taken.
 __device__ __forceinline__ int largest(const float *values, int count) {
     float best = -INFINITY;
     int at = count;
@@ -26,11 +26,11 @@ __device__ __forceinline__ int largest(const float *values, int count) {
     return at;
 }
 
-// So that there always is something to choose.
+// Makes sure that there always is something to choose.
 __device__ __forceinline__ float a_number(float value) { return isnan(value) ? -INFINITY : value; }
 
-// The choices of a row of logits, a block to a row, as `Router` makes them on the host. `correction` (none: null) is added
-// to scores for the choice alone; of `groups` (none: 0) only the best count, by the sum of their best one or two.
+// Chooses experts for each row of logits, one block per row, as `Router` does on the host. `correction` (may be null)
+// is added to scores for ranking only; of `groups` (may be 0) only the best count, by the sum of their best one or two.
 extern "C" __global__ void route(const float *logits, const float *correction, int count, int top_k, int is_sigmoid,
                                  int renormalize, float scale, int groups, int groups_kept, int groups_compared,
                                  int *experts, float *weights) {
@@ -65,7 +65,7 @@ extern "C" __global__ void route(const float *logits, const float *correction, i
             is_kept[group] = false;
         }
         __syncthreads();
-        for (int kept = 0; threadIdx.x < WARP && kept < groups_kept; kept++) {
+        for (int round = 0; threadIdx.x < WARP && round < groups_kept; round++) {
             const int group = largest(group_ranks, groups);
             __syncwarp();
             if (threadIdx.x == 0) group_ranks[group] = NAN, is_kept[group] = true;
@@ -91,8 +91,8 @@ extern "C" __global__ void route(const float *logits, const float *correction, i
     }
 }
 
-// Sorts choices by expert, by one block: of every tile its expert and how many slots are taken, of every slot the choice that
-// has it (or NONE), and of every choice its slot.
+// Sorts choices by expert, in one block. Writes each tile's expert and number of slots taken, each slot's choice (or
+// NONE), and each choice's slot.
 extern "C" __global__ void sort_choices(const int *experts, int choices, int count, int tile_slots, int tiles_max, int2 *tiles,
                                         int *choice_of, int *slot_of) {
     __shared__ int wanted[EXPERTS_MAX], first_tile[EXPERTS_MAX + 1], taken[EXPERTS_MAX];
@@ -130,7 +130,7 @@ extern "C" __global__ void sort_choices(const int *experts, int choices, int cou
     }
 }
 
-// Prepares the activations of slots, a block to a slot: the row of its choice, or where `top_k` is 0 its own.
+// Prepares the slots' activations, one block per slot: its choice's row, or its own row if `top_k` is 0.
 extern "C" __global__ void prepare_slots(const float *x, const int *choice_of, int top_k, int width, int halves, uint16_t *high,
                                          uint16_t *low, float *sums, float *row_scales) {
     __shared__ float scratch[32];
@@ -141,14 +141,14 @@ extern "C" __global__ void prepare_slots(const float *x, const int *choice_of, i
     prepare_one(x + (size_t)row * width, slot, width, halves, high, low, sums, row_scales, scratch);
 }
 
-// An expert's matrices: two that are gated, or one.
+// An expert's matrices: two for the gated half, otherwise one.
 struct Expert {
     const uint8_t *data[2];
     const __half *scales[2];
     const float *bias[2];
 };
 
-// What the matrices of an expert make of rows, from the row `first` of the output on.
+// The segments that multiply rows with an expert's matrices, writing output from row `first` on.
 template <bool GATED>
 __device__ __forceinline__ Segments of_expert(const Expert &expert, float *out, size_t first, int outputs, float alpha, float limit) {
     Segments segments = {};
@@ -160,11 +160,11 @@ __device__ __forceinline__ Segments of_expert(const Expert &expert, float *out, 
     return segments;
 }
 
-// The products of a tile, a block to 16 outputs of it.
+// Products of a tile, 16 outputs per block.
 template <typename Weights, int T, bool GATED>
 __device__ __forceinline__ void expert_tile(const Expert *table, const int2 *tiles, Activation x, float *out, int outputs,
                                             int inputs, int kind, float alpha, float limit, uint8_t *shared) {
-    // Which expert it is was found by a kernel before.
+    // A previous kernel determined the expert.
     wait_for_inputs();
     const int2 tile = tiles[blockIdx.y];
     if (tile.y == 0) return;
@@ -175,7 +175,7 @@ __device__ __forceinline__ void expert_tile(const Expert *table, const int2 *til
     few_rows<Weights, T, GATED>(segments, x, tile.y, inputs, kind, shared);
 }
 
-// The products of choices one by one, each `sharing` of which have a row of `x` in common.
+// Products of single choices, each `sharing` of which share a row of `x`.
 template <typename Weights, bool GATED>
 __device__ __forceinline__ void expert_choice(const Expert *table, const int *experts, int sharing, const float *x, float *out,
                                               int outputs, int inputs, int kind, float alpha, float limit, uint8_t *shared) {
@@ -219,8 +219,8 @@ EXPERTS(n4, Nibbles)
 EXPERTS(n4m, LoweredNibbles)
 EXPERTS(bf16, Bf16)
 
-// out[row] = Σ weight · what the choice's expert made of it, in the order of the choices; `slot_of` (none: null) says where
-// that lies.
+// out[row] = Σ weight · output of the choice's expert, in the order of the choices; `slot_of` (may be null) gives its
+// location.
 extern "C" __global__ void combine(const float *made, const int *slot_of, const float *weights, int top_k, int width, float *out) {
     begin();
     const int row = blockIdx.y, i = blockIdx.x * blockDim.x + threadIdx.x;

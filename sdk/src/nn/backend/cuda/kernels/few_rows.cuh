@@ -1,30 +1,29 @@
 // Products of few rows with weight matrices: out[row, n] = Σ_k x[row, k] · W[n, k] (+ bias[n]).
 //
-// Every weight is read once, from the format that it is stored in, and multiplied on the tensor cores: a quantized one as
-// an exact integer in f16, with an f16 activation that `prepare` has scaled by a power of two; a bf16 one with the two
-// bf16 halves of the activation. Scales are applied to the sums of a block in f32. A block of warps computes 16 outputs for
-// up to 8·T rows: its warps divide the columns of W, and their sums are added in order. How a sum is composed thus depends
-// on W's columns only: a row of the result is the same to the last bit, however many other rows there are.
+// Every weight is read once, in its storage format, and multiplied on the tensor cores: a quantized one as an exact
+// integer in f16, with an f16 activation that `prepare` has scaled by a power of two; a bf16 one with the two bf16
+// halves of the activation. Scales are applied to a block's sums in f32. A block of warps computes 16 outputs for up to
+// 8·T rows: its warps divide the columns of W, and their sums are added in order. So the composition of a sum depends
+// only on W's columns: a row's result is the same to the last bit, however many other rows there are.
 //
-// A product of a row or two with bf16 weights prepares the activation by itself, which costs less than a kernel of its own
-// (with quantized ones: one_row.cuh); a gated one computes 16 outputs of both matrices, and writes what `gated` makes of
-// them.
+// A product of a row or two with bf16 weights prepares its own activation, which costs less than a separate kernel (for
+// quantized weights see one_row.cuh); a gated one computes 16 outputs of both matrices, and writes `gated` of them.
 //
-// The fragments of a 16×16 times 16×8 product: thread (g, t) = (lane / 4, lane % 4) holds rows g and g + 8 of W, column
-// g of xᵀ, and of each the same values of k. Which ones these are does not matter to a sum, so a thread takes neighbours:
-// of a group of 32 values either 8, or 4 of each half.
+// The fragments of a 16×16 times 16×8 product: thread (g, t) = (lane / 4, lane % 4) holds rows g and g + 8 of W and
+// column g of xᵀ, at the same values of k. Which values these are does not matter to a sum, so a thread takes adjacent
+// ones: of a group of 32 values either 8, or 4 of each half.
 #pragma once
 #include "prepare.cuh"
 #include "quants.cuh"
 
-// The integers below 1024 that lie in the bytes of a word, as 1024 + q in f16: bytes 0 and 2, and bytes 1 and 3.
+// Byte-sized integers of a word as 1024 + q in f16: bytes 0 and 2, and bytes 1 and 3.
 __device__ __forceinline__ uint32_t even_bytes(uint32_t word) { return (word & 0x00FF00FFu) | 0x64006400u; }
 __device__ __forceinline__ uint32_t odd_bytes(uint32_t word) { return ((word >> 8) & 0x00FF00FFu) | 0x64006400u; }
 
 static constexpr int WARPS_MAX = 16, OUTPUTS = 16, PART = 128;
 
-// One of the matrices that share an activation. `last_block` is the end of its blocks in the grid; `added`, where there is
-// one, is what the product is added to.
+// One of the matrices that share an activation. `last_block` is the end of its blocks in the grid; `added`, if not
+// null, is added to the product.
 struct Segment {
     const uint8_t *data;
     const __half *scales;
@@ -32,21 +31,21 @@ struct Segment {
     float *out;
     int outputs, last_block, format, unused;
 };
-// `alpha` and `limit` are those of a clamped gate.
+// `alpha` and `limit` belong to a clamped gate.
 struct Segments {
     Segment of[3];
     float alpha, limit;
 };
 
-// The activation: `x`, of a row or two, or what `prepare` has made of it.
+// The activation: `x` itself for a row or two, or the output of `prepare`.
 struct Activation {
     const float *x;
     const uint16_t *high, *low;
     const float *sums, *row_scales;
 };
 
-// An activation as `prepare` leaves it: values, by column g of each of T tiles; sums of each 16 and 32 values, eight rows
-// side by side.
+// An activation as written by `prepare`: values by column g of each of T tiles; sums over 16 and over 32 values, eight
+// rows interleaved.
 template <int T> struct Columns {
     const uint16_t *high[T], *low[T];
     const float *sums16[T], *sums32[T];
@@ -57,7 +56,7 @@ template <int T> struct Columns {
         lane = threadIdx.x % 4;
 #pragma unroll
         for (int tile = 0; tile < T; tile++) {
-            // A column beyond the last is that one again: its results are not written.
+            // Columns beyond the last repeat it; their results are not written.
             const size_t at = (size_t)min(tile * 8 + g, rows - 1) * inputs + 8 * lane;
             high[tile] = high_in + at;
             low[tile] = low_in + at;
@@ -84,7 +83,7 @@ template <int T> __device__ __forceinline__ void clear(float (&d)[T][4]) {
     for (int tile = 0; tile < T; tile++) d[tile][0] = d[tile][1] = d[tile][2] = d[tile][3] = 0.0f;
 }
 
-// total += scale · d − offset · sum, for the two rows and the two columns of the thread.
+// total += scale · d − offset · sum, for the thread's two rows and two columns.
 template <int T>
 __device__ __forceinline__ void scaled(float (&total)[T][4], const float (&d)[T][4], float2 scale, float2 offset,
                                        const float *const (&sums)[T], int group) {
@@ -100,8 +99,9 @@ __device__ __forceinline__ void scaled(float (&total)[T][4], const float (&d)[T]
 
 __device__ __forceinline__ float byte_of(uint32_t word, int at) { return (float)((word >> (8 * at)) & 0xFFu); }
 
-// Each format: where two rows of W lie (HEAD: how many bytes stand ahead of the first; BANK_OFFSET: how far rows should lie apart in
-// shared memory, as a remainder by 128, for those of a warp's loads to be in different banks), loading a thread's share of 128 of their columns, and adding their product.
+// Each format defines where two rows of W are, how to load a thread's share of 128 of their columns, and how to add
+// their product. HEAD is the number of bytes before the first row; BANK_OFFSET is the row stride in shared memory
+// modulo 128 at which a warp's loads hit different banks.
 template <bool FIVE> struct KBlocks {
     static constexpr bool HALVES = false;
     static constexpr int HEAD = 0, BANK_OFFSET = 32, BYTES = FIVE ? 176 : 144, QUANTS = FIVE ? 48 : 16;
@@ -127,7 +127,7 @@ template <bool FIVE> struct KBlocks {
         if (FIVE) p.h0 = *(const uint2 *)(b0 + 16 + 8 * lane), p.h1 = *(const uint2 *)(b1 + 16 + 8 * lane);
     }
 
-    // The scales and the minima of a half's four groups, a byte each.
+    // Scales and minimums of four groups in one half, a byte each.
     static __device__ __forceinline__ uint2 scales_of(const uint4 &head, int half) {
         const uint32_t a = head.y, b = head.z, c = head.w;
         return half == 0 ? make_uint2(a & 0x3F3F3F3Fu, b & 0x3F3F3F3Fu)
@@ -150,7 +150,7 @@ template <bool FIVE> struct KBlocks {
                 a0[0] = even_bytes(w00), a0[1] = even_bytes(w10), a0[2] = odd_bytes(w00), a0[3] = odd_bytes(w10);
                 a1[0] = even_bytes(w01), a1[1] = even_bytes(w11), a1[2] = odd_bytes(w01), a1[3] = odd_bytes(w11);
             } else {
-                // Low nibbles become 1024 + q, high ones 64 + q, without being moved.
+                // Low nibbles become 1024 + q, high ones 64 + q, without shifts.
                 const uint32_t mask = i % 2 ? 0x00F000F0u : 0x000F000Fu, base = i % 2 ? 0x54005400u : 0x64006400u;
                 const uint2 q0 = p.q0[i / 2], q1 = p.q1[i / 2];
                 a0[0] = (q0.x & mask) | base, a0[1] = (q1.x & mask) | base;
@@ -217,7 +217,7 @@ struct SixBits {
                 clear(d);
 #pragma unroll
                 for (int tile = 0; tile < T; tile++) {
-                    // The pointer is at 8 · lane of a group of 32; here a thread takes 4 · lane of a group of 16.
+                    // The pointer is at 8 · lane in a group of 32; here a thread takes 4 · lane in a group of 16.
                     const uint2 h = *(const uint2 *)(x.high[tile] + part * PART + 16 * group - 4 * lane);
                     mma_f16(d[tile], a, h.x, h.y);
                 }
@@ -229,15 +229,15 @@ struct SixBits {
     }
 };
 
-// Groups of 32 with a scale each: signed bytes, or places of four bits in a table of 16 of these, which stands ahead of the
-// first row. Some have a minimum besides, behind each scale. A row is padded to whole parts, in which a thread's values of
-// all four groups lie side by side: 16 bytes of them at a time.
+// Groups of 32 with a scale each: signed bytes, or 4-bit indices into a table of 16 of these, stored before the first
+// row. Some formats also have a minimum after each scale. Rows are padded to whole parts, in which a thread's values of
+// all four groups are adjacent, so that it loads 16 bytes at a time.
 template <int BITS, bool MINIMUM> struct Groups {
     static constexpr bool HALVES = false;
     static constexpr int HEAD = BITS == 4 ? 16 : 0, BANK_OFFSET = 64, WORDS = BITS / 4;
     struct Part {
         uint4 q0[WORDS], q1[WORDS];
-        // Pairs of scales, or scales with minima.
+        // Pairs of scales, or scales with minimums.
         uint32_t s0[MINIMUM ? 4 : 2], s1[MINIMUM ? 4 : 2];
     };
     const uint8_t *row0, *row1;
@@ -267,22 +267,22 @@ template <int BITS, bool MINIMUM> struct Groups {
         }
     }
 
-    // The signed bytes of four places.
-    __device__ __forceinline__ uint32_t looked_up(uint32_t places, uint32_t which) const {
-        const uint32_t low = __byte_perm(table.x, table.y, places), high = __byte_perm(table.z, table.w, places);
+    // Looks up the signed bytes of four indices.
+    __device__ __forceinline__ uint32_t looked_up(uint32_t indices, uint32_t which) const {
+        const uint32_t low = __byte_perm(table.x, table.y, indices), high = __byte_perm(table.z, table.w, indices);
         return __byte_perm(low, high, which);
     }
-    // The signed bytes of a thread's eight values of group i.
+    // A thread's eight values of group i, as signed bytes.
     __device__ __forceinline__ uint2 bytes_of(const uint4 (&q)[WORDS], int i) const {
         if constexpr (BITS == 8) {
             return i % 2 == 0 ? make_uint2(q[i / 2].x, q[i / 2].y) : make_uint2(q[i / 2].z, q[i / 2].w);
         } else {
             const uint32_t word = i == 0 ? q[0].x : i == 1 ? q[0].y : i == 2 ? q[0].z : q[0].w;
-            const uint32_t places = word & 0x77777777u, which = ((word >> 1) & 0x44444444u) | 0x32103210u;
-            return make_uint2(looked_up(places & 0xFFFF, which & 0xFFFF), looked_up(places >> 16, which >> 16));
+            const uint32_t indices = word & 0x77777777u, which = ((word >> 1) & 0x44444444u) | 0x32103210u;
+            return make_uint2(looked_up(indices & 0xFFFF, which & 0xFFFF), looked_up(indices >> 16, which >> 16));
         }
     }
-    // The scale and the minimum of group i.
+    // Scale and minimum of group i.
     static __device__ __forceinline__ float2 scale_of(const uint32_t (&s)[MINIMUM ? 4 : 2], int i) {
         if (MINIMUM) return __half22float2(*(const __half2 *)&s[MINIMUM ? i : 0]);
         const __half2 pair = *(const __half2 *)&s[i / 2];
@@ -365,7 +365,7 @@ template <bool HALVES> __device__ __forceinline__ void prepare_here(Activation &
     x = Activation{x.x, high, low, sums, row_scales};
 }
 
-// Shared memory holds the warps' sums and, where T is 0, the activation. T 0 is a row or two that are prepared here.
+// Shared memory holds the warps' sums and, if TILES is 0, the activation of a row or two, which is then prepared here.
 template <typename Weights, int TILES, bool GATED>
 __device__ __forceinline__ void few_rows(const Segments &segments, Activation x, int rows, int inputs, int kind, uint8_t *shared) {
     constexpr int T = TILES == 0 ? 1 : TILES;

@@ -1,16 +1,17 @@
 // Products of a row or two with quantized weight matrices, on the integer tensor cores.
 //
-// With one row there is little to multiply and much to unpack, so what counts is how few instructions a weight takes. A
-// weight stays the integer that it is. An activation is two signed bytes, x = scale · (256 · high + low), with a scale for
-// each 32 values. A product of 16 rows of W with 32 columns has place for eight columns of activations; a row needs two of
-// them, so four groups of columns take their places side by side, each with zeros where the others are. Four products thus
-// leave the exact sums of four groups in the four threads that share rows of W: each scales one of them. Nothing is known
-// of the activation until the kernel before has ended, but all of W is: a block has its rows in shared memory by then.
+// With one row there is little to multiply and much to unpack, so what matters is the number of instructions per
+// weight. Weights stay integers. An activation is two signed bytes, x = scale · (256 · high + low), with one scale per
+// 32 values. A product of 16 rows of W with 32 columns has room for eight columns of activations; a row needs two of
+// them, so four groups of columns are placed side by side, each padded with zeros where the others are. Four products
+// thus leave the exact sums of four groups in the four threads that share rows of W, and each thread scales one of
+// them. The activation is unknown until the previous kernel has ended, but W is known: by then a block has its rows in
+// shared memory.
 #pragma once
 #include "few_rows.cuh"
 
-// An activation of R rows in shared memory: bytes [R][2][inputs], the scale and the sum of every 32 values, and the sums of
-// every 16.
+// An activation of R rows in shared memory: bytes [R][2][inputs], scale and sum of every 32 values, and sums of every
+// 16.
 template <int R> struct Bytes {
     const int8_t *bytes;
     const float2 *scale_and_sum;
@@ -18,7 +19,7 @@ template <int R> struct Bytes {
     int inputs;
 };
 
-// D = A · B + D for a 16×32 A of bytes without sign and a 32×8 B of bytes with one, or both with one.
+// D = A · B + D for a 16×32 A of unsigned bytes and a 32×8 B of signed bytes, or both signed.
 template <bool SIGNED> __device__ __forceinline__ void mma_bytes(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     if (SIGNED) {
         asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -31,7 +32,7 @@ template <bool SIGNED> __device__ __forceinline__ void mma_bytes(int (&d)[4], co
     }
 }
 
-// The larger, or NaN where either is.
+// The larger value, or NaN if either is NaN.
 __device__ __forceinline__ float max_or_nan(float a, float b) {
     float larger;
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
@@ -40,7 +41,7 @@ __device__ __forceinline__ float max_or_nan(float a, float b) {
 
 static constexpr float LARGEST = 127 * 256 + 127;
 
-// Brings rows into that form, and waits for what is being copied. The width is a multiple of 32.
+// Converts rows to that form, and waits for pending copies. The width is a multiple of 32.
 template <int R> __device__ __forceinline__ Bytes<R> to_bytes(const float *x, int inputs, uint8_t *memory) {
     float2 *scale_and_sum = (float2 *)memory;
     float *sums16 = (float *)(scale_and_sum + R * (inputs / 32));
@@ -48,7 +49,7 @@ template <int R> __device__ __forceinline__ Bytes<R> to_bytes(const float *x, in
     for (int i = threadIdx.x; i < R * inputs / 4; i += blockDim.x) {
         const int row = R == 1 ? 0 : i / (inputs / 4), at = R == 1 ? i : i % (inputs / 4);
         const float4 v = ((const float4 *)x)[i];
-        // Eight neighbours have a group of 32.
+        // Eight neighbouring threads share a group of 32.
         const uint32_t together = 0xFFu << (threadIdx.x % WARP / 8 * 8);
         float most = max_or_nan(max_or_nan(fabsf(v.x), fabsf(v.y)), max_or_nan(fabsf(v.z), fabsf(v.w)));
 #pragma unroll
@@ -72,7 +73,7 @@ template <int R> __device__ __forceinline__ Bytes<R> to_bytes(const float *x, in
     return Bytes<R>{bytes, scale_and_sum, sums16, inputs};
 }
 
-// The sums of four groups of 32 columns: thread t has those of group t, of its two rows of W.
+// Sums of four groups of 32 columns: thread t gets those of group t, for its two rows of W.
 template <int R, bool SIGNED>
 __device__ __forceinline__ void four_groups(float2 (&sums)[R], const uint32_t (&a)[4][4], const Bytes<R> &x, int column) {
     const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
@@ -86,7 +87,7 @@ __device__ __forceinline__ void four_groups(float2 (&sums)[R], const uint32_t (&
     }
 }
 
-// What a thread adds up for its two rows of W, for each row of the activation.
+// A thread's sums for its two rows of W, per row of the activation.
 template <int R> struct Totals {
     float2 of[R];
 };
@@ -132,9 +133,9 @@ __device__ __forceinline__ void add_part(Totals<R> &total, const Groups<BITS, MI
     }
     float2 sums[R];
     four_groups<R, true>(sums, a, x, part * PART);
-    // Beyond the last column lies what is no activation.
+    // There is no activation beyond the last column.
     if (group >= weights.blocks) return;
-    // A thread needs the scale of its own group alone.
+    // A thread only needs its own group's scale.
     float2 scale, minimum = make_float2(0.0f, 0.0f);
     if (MINIMUM) {
         const float2 first = __half22float2(((const __half2 *)weights.scales0)[group]);
@@ -151,7 +152,7 @@ __device__ __forceinline__ void add_part(Totals<R> &total, const Groups<BITS, MI
     }
 }
 
-// Groups of 16: a product of 32 columns has two of them, whose activations lie in other columns.
+// Groups of 16: a product of 32 columns covers two of them, whose activations are in different columns.
 template <int R>
 __device__ __forceinline__ void add_part(Totals<R> &total, const SixBits &, const SixBits::Part &p, const Bytes<R> &x, int part) {
     const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
@@ -185,7 +186,7 @@ __device__ __forceinline__ void add_part(Totals<R> &total, const SixBits &, cons
     }
 }
 
-// How far the rows of a tile of W lie apart in shared memory.
+// Stride of a tile's rows of W in shared memory.
 template <typename Weights> __device__ __forceinline__ int padded(int row_bytes) {
     return row_bytes + (128 + Weights::BANK_OFFSET - row_bytes % 128) % 128;
 }
@@ -198,7 +199,8 @@ __device__ __forceinline__ void one_row(const Segments &segments, const float *x
     const int which = GATED ? warp / sharing : block < end0 ? 0 : block < end1 ? 1 : 2;
     const Segment segment = which == 0 ? segments.of[0] : which == 1 ? segments.of[1] : segments.of[2];
     const int first = (block - (GATED || which == 0 ? 0 : which == 1 ? end0 : end1)) * OUTPUTS;
-    // 16 rows of W, or of both matrices, come to shared memory while the kernel before still computes the activation.
+    // Load 16 rows of W, or of both matrices, into shared memory while the previous kernel still computes the
+    // activation.
     const int row_bytes = Weights::row_bytes(inputs), stride = padded<Weights>(row_bytes), row_scales = Weights::row_scales(inputs);
     uint8_t *tile = shared + (GATED ? which : 0) * OUTPUTS * stride;
     __half *scales = (__half *)(shared + (GATED ? 2 : 1) * OUTPUTS * stride) + (GATED ? which : 0) * OUTPUTS * row_scales;

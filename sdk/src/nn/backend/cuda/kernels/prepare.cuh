@@ -1,10 +1,11 @@
-// Activations in the form that products of few rows read (see products.cu), by the threads of a block: as the kernel
-// `prepare` leaves them in memory, or as a product of a row or two makes them for itself. The width is a multiple of 32.
+// Converts activations to the form that products of few rows read (see products.cu), with the threads of one block:
+// either in the kernel `prepare`, which writes them to memory, or inside a product of a row or two. The width is a
+// multiple of 32.
 #pragma once
 #include "common.cuh"
 
-// For quantized weights: f16 values times the power of two that brings the row's largest near 2¹³, each four in the order
-// 0, 2, 1, 3, and their sums over 16 and 32 values, which lie for eight rows side by side. `row_scale` undoes the power.
+// For quantized weights: f16 values times the power of two that brings the row's maximum near 2¹³, each four in the
+// order 0, 2, 1, 3, and their sums over 16 and 32 values, interleaved for eight rows. `row_scale` undoes the power.
 __device__ __forceinline__ void prepare_row(const float *from, int width, uint16_t *high, float *sums, float *row_scale,
                                             float *scratch) {
     uint2 *to = (uint2 *)high;
@@ -24,7 +25,7 @@ __device__ __forceinline__ void prepare_row(const float *from, int width, uint16
         const __half2 even = __floats2half2_rn(v.x * scale, v.z * scale), odd = __floats2half2_rn(v.y * scale, v.w * scale);
         to[i] = make_uint2(*(const uint32_t *)&even, *(const uint32_t *)&odd);
         const float2 e = __half22float2(even), o = __half22float2(odd);
-        // Eight neighbours have a group of 32.
+        // Eight neighbouring threads share a group of 32.
         const uint32_t together = 0xFFu << (threadIdx.x % WARP / 8 * 8);
         float sum = (e.x + e.y) + (o.x + o.y);
         sum += __shfl_xor_sync(together, sum, 1);
@@ -35,7 +36,7 @@ __device__ __forceinline__ void prepare_row(const float *from, int width, uint16
     }
 }
 
-// For bf16 weights: the values' high and low halves in bf16, together 16 bits of each.
+// For bf16 weights: each value's high and low half in bf16, 16 bits of mantissa in total.
 __device__ __forceinline__ void prepare_halves(const float *from, int width, uint16_t *high, uint16_t *low, float *row_scale) {
     uint2 *to_high = (uint2 *)high, *to_low = (uint2 *)low;
     for (int i = threadIdx.x; i < width / 4; i += blockDim.x) {
@@ -49,7 +50,7 @@ __device__ __forceinline__ void prepare_halves(const float *from, int width, uin
     if (threadIdx.x == 0) *row_scale = 1.0f;
 }
 
-// Row `row` of the prepared ones.
+// Prepares row `row`.
 __device__ __forceinline__ void prepare_one(const float *from, int row, int width, int halves, uint16_t *high, uint16_t *low,
                                             float *sums, float *row_scales, float *scratch) {
     const size_t at = (size_t)row * width;

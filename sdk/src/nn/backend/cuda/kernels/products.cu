@@ -1,5 +1,5 @@
-// Products of one activation with weight matrices, for a row or two (one_row.cuh) and for more (few_rows.cuh), and what
-// products of many rows and embeddings need: weights unpacked to f16, and rows of tables.
+// Products of one activation with weight matrices, for a row or two (one_row.cuh) and for more (few_rows.cuh), and
+// helpers for products of many rows and for embeddings: weights unpacked to f16, and table rows.
 #include "one_row.cuh"
 
 #define KERNEL(name, call)                                                                                              \
@@ -40,7 +40,7 @@ FEW_ROWS(bf16, Bf16, 1)
 FEW_ROWS(bf16, Bf16, 2)
 FEW_ROWS(bf16, Bf16, 4)
 
-// Matrices of several quantized formats at once; `format` counts them in the order above.
+// Matrices of several quantized formats in one launch; `format` is the index in the order above.
 __device__ __forceinline__ int format_here(const Segments &segments) {
     const int block = blockIdx.x;
     const int which = block < segments.of[0].last_block ? 0 : block < segments.of[1].last_block ? 1 : 2;
@@ -71,7 +71,7 @@ KERNEL(product_mixed_1, (any_format<1>(segments, activation, rows, inputs, kind,
 KERNEL(product_mixed_2, (any_format<2>(segments, activation, rows, inputs, kind, shared)))
 KERNEL(product_mixed_4, (any_format<4>(segments, activation, rows, inputs, kind, shared)))
 
-// A row of a matrix as f16, for products of many rows by cuBLAS: four values to a thread.
+// Unpacks a row of a matrix to f16, for products of many rows by cuBLAS; four values per thread.
 template <typename Format>
 __device__ __forceinline__ void unpack(const uint8_t *data, const __half *scales, int width, __half *out) {
     begin();

@@ -1,5 +1,5 @@
-// Attention of prompt chunks on tensor cores: 64 neighbouring tokens of a sequence and one head to a block, online softmax
-// over tiles of 64 keys (arXiv 2205.14135, 2307.08691). Keys and values as in attention.cu, in f16.
+// Attention of prompt chunks on tensor cores: 64 neighbouring tokens of a sequence and one head per block, online
+// softmax over tiles of 64 keys (arXiv 2205.14135, 2307.08691). Keys and values as in attention.cu, in f16.
 #include "common.cuh"
 
 static constexpr int KEYS = 64, BLOCK_TOKENS = 16, WARPS = 4;
@@ -9,11 +9,11 @@ __device__ __forceinline__ uint32_t pack(float a, float b) {
     return *(const uint32_t *)&pair;
 }
 
-// The largest head whose queries a warp holds in registers; larger ones are read from shared memory.
+// Largest head whose queries a warp holds in registers; those of larger heads are read from shared memory.
 static constexpr int HELD = 192;
 
-// A tile: the first of its tokens in the batch, how many there are, how many tokens of its sequence come before the first,
-// and where the sequence's table begins.
+// A tile: the index of its first token in the batch, its number of tokens, the number of tokens of its sequence before
+// the first, and the start of the sequence's table.
 template <int D>
 __device__ __forceinline__ void attend_tiles(const float *q, const __half *keys, const __half *values, const int4 *tiles,
                                              const uint32_t *tables, float scale, float softcap, int window, int heads,
@@ -54,7 +54,7 @@ __device__ __forceinline__ void attend_tiles(const float *q, const __half *keys,
     const size_t head_start = (size_t)kv_head * all_slots * D;
 
     for (int tile_start = low; tile_start < end; tile_start += KEYS) {
-        // Keys, then values, each as a group of copies; keys beyond the last are that one again, and masked.
+        // Keys, then values, each as one group of copies; positions beyond the last key repeat it and are masked.
 #pragma unroll
         for (int which = 0; which < 2; which++) {
             const __half *from = (which ? values : keys) + head_start;
@@ -104,7 +104,7 @@ __device__ __forceinline__ void attend_tiles(const float *q, const __half *keys,
             top0 = fmaxf(top0, __shfl_xor_sync(0xffffffffu, top0, offset));
             top1 = fmaxf(top1, __shfl_xor_sync(0xffffffffu, top1, offset));
         }
-        // A row that has seen no key yet keeps a finite peak, as −∞ − −∞ is not a number.
+        // A row that has seen no key yet keeps a finite peak, as −∞ − −∞ is NaN.
         const float base0 = top0 == -INFINITY ? 0.0f : top0, base1 = top1 == -INFINITY ? 0.0f : top1;
         const float factor0 = __expf(peak0 - base0), factor1 = __expf(peak1 - base1);
         peak0 = top0, peak1 = top1;

@@ -1,9 +1,10 @@
-// The block formats that our products read, as `weights.rs` lays them out: Q4_K and Q5_K as in GGUF files, Q6_K and Q8_0
-// with the scale of each block apart, so that what a thread loads is aligned; others of four bits as places in a table.
+// The block formats that our products read, as laid out by `weights.rs`: Q4_K and Q5_K as in GGUF files, Q6_K and Q8_0
+// with each block's scale stored separately, so that a thread's loads are aligned; other 4-bit formats as indices into
+// a table.
 #pragma once
 #include "common.cuh"
 
-// A scale and a minimum of Q4_K and Q5_K: six bits each, of 8 groups in 12 bytes.
+// A 6-bit scale and a 6-bit minimum of Q4_K and Q5_K; 8 groups in 12 bytes.
 __device__ __forceinline__ void scale_and_min(const uint8_t *packed, int group, int &scale, int &minimum) {
     if (group < 4) {
         scale = packed[group] & 63;
@@ -14,7 +15,7 @@ __device__ __forceinline__ void scale_and_min(const uint8_t *packed, int group, 
     }
 }
 
-// Value `at` of block `block` of each format, and how many blocks a row has.
+// Value `at` of block `block` in each format, and the number of blocks per row.
 struct Q4K {
     static constexpr int BYTES = 144, BLOCK = 256;
     static __device__ __forceinline__ int blocks(int width) { return width / BLOCK; }
@@ -56,7 +57,7 @@ struct Q6K {
     }
 };
 
-// Four groups of 32 signed bytes: of all four a thread's eight values each (few_rows.cuh), two groups at a time.
+// Four groups of 32 signed bytes: a thread's eight values of each (few_rows.cuh), two groups at a time.
 struct Q80 {
     static constexpr int BLOCK = 32;
     static __device__ __forceinline__ int blocks(int width) { return (width + 127) / 128 * 4; }
@@ -67,7 +68,7 @@ struct Q80 {
     }
 };
 
-// The same for places of four bits in a table that stands ahead of the first row.
+// Same for 4-bit indices into a table stored before the first row.
 template <bool MINIMUM> struct Table16 {
     static constexpr int BLOCK = 32;
     static __device__ __forceinline__ int blocks(int width) { return (width + 127) / 128 * 4; }

@@ -1,21 +1,22 @@
-// Recurrent layers, all sequences of a step in one launch: short convolutions, and matrices that take in tokens one by one.
+// Recurrent layers, all sequences of a step in one launch: short convolutions, and state matrices that absorb tokens
+// one by one.
 //
-// A sequence's state lies in a slot of its layer's memory. Five words say of each sequence where its rows begin, how many they are,
-// from which slot it goes on, and where in the tables the states that are kept begin and how many they are: pairs of the first row
-// that is not yet in a state, and its slot. Rows that only fill up a step have no slots. No slot that a sequence reads is written
-// by another.
+// A sequence's state is a slot of its layer's memory. Each sequence has five words: the start and number of its rows,
+// the slot that it continues from, and the start and number of the states to save in the tables: pairs of the first row
+// that is not part of the state, and the slot. Padding rows have no slots. No slot that a sequence reads is written by
+// another.
 #include "common.cuh"
 
 static constexpr uint32_t NO_SLOT = 0xFFFFFFFFu;
 
 struct Sequence {
-    uint32_t start, rows, read, kept, kept_count;
+    uint32_t start, rows, read, saves, save_count;
 };
 
-// Taps of a convolution at most.
+// Maximum number of a convolution's taps.
 static constexpr int TAPS = 8;
 
-// A channel of a sequence: the inputs before its rows, and those of its rows.
+// One channel of a sequence: the inputs before its rows, and those of its rows.
 struct Channel {
     const Sequence &sequence;
     const float *x;
@@ -41,16 +42,16 @@ struct Channel {
     }
 
     __device__ __forceinline__ void keep(const uint32_t *tables, float *states) const {
-        for (uint32_t one = 0; one < sequence.kept_count; one++) {
-            const uint32_t end = tables[sequence.kept + 2 * one], slot = tables[sequence.kept + 2 * one + 1];
+        for (uint32_t one = 0; one < sequence.save_count; one++) {
+            const uint32_t end = tables[sequence.saves + 2 * one], slot = tables[sequence.saves + 2 * one + 1];
             for (int i = 0; i < before; i++)
                 states[((size_t)slot * before + i) * channels] = at(end - sequence.start, before - i);
         }
     }
 };
 
-// A channel of a token to a thread; the grid is [channels / threads, tokens]. `taps` is [before + 1, channels], the oldest first.
-// States are kept here where each sequence has one row: a thread then reads all that it overwrites.
+// One channel of a token per thread; the grid is [channels / threads, tokens]. `taps` is [before + 1, channels], oldest
+// first. States are saved here if each sequence has one row, because a thread then reads everything that it overwrites.
 extern "C" __global__ void short_conv(const float *x, float *states, const uint32_t *sequence_of, const Sequence *sequences,
                                       const uint32_t *tables, const float *taps, const float *bias, int kind, int channels,
                                       int before, int keeps, float *out) {
@@ -66,7 +67,7 @@ extern "C" __global__ void short_conv(const float *x, float *states, const uint3
     if (keeps) inputs.keep(tables, states + channel);
 }
 
-// Keeps the states of longer sequences; the grid is [channels / threads, sequences].
+// Saves the states of longer sequences; the grid is [channels / threads, sequences].
 extern "C" __global__ void keep_inputs(const float *x, float *states, const Sequence *sequences, const uint32_t *tables,
                                        int channels, int before) {
     begin();
@@ -76,11 +77,11 @@ extern "C" __global__ void keep_inputs(const float *x, float *states, const Sequ
     Channel(sequence, x + channel, states + channel, channels, before).keep(tables, states + channel);
 }
 
-// Lanes that share a column of a matrix, columns of a block, and tokens that it fetches at once.
+// Lanes that share a column of a matrix, columns per block, and tokens fetched at once.
 static constexpr int LANES = 4, COLUMNS = 32, TOKENS = 8;
 
-// Some columns of a head of a sequence; the grid is [columns / COLUMNS, heads, sequences]. Matrices are [heads, key_dim, value_dim],
-// and a lane has ROWS of the rows: four, then the four that follow those of the other lanes, and so on.
+// Some columns of one head of a sequence; the grid is [columns / COLUMNS, heads, sequences]. Matrices are [heads,
+// key_dim, value_dim], and a lane has ROWS of the rows: four, then the four after those of the other lanes, and so on.
 template <int ROWS>
 __device__ __forceinline__ void recurrence(const float *q, const float *k, const float *v, const float *decay, const float *beta,
                                            const float *skip, int corrects, int heads, int key_heads, int interleaved_heads, int key_dim,
@@ -102,18 +103,18 @@ __device__ __forceinline__ void recurrence(const float *q, const float *k, const
         const bool is_there = row < key_dim && column < value_dim && sequence.read != NO_SLOT;
         state[i] = is_there ? states[sequence.read * state_size + matrix + (size_t)row * value_dim] : 0.0f;
     }
-    // The state that is kept next, and the row before which it is.
-    uint32_t kept = 0, end = sequence.kept_count > 0 ? tables[sequence.kept] : NO_SLOT;
+    // The next state to save, and the row before which it is saved.
+    uint32_t save = 0, end = sequence.save_count > 0 ? tables[sequence.saves] : NO_SLOT;
     const auto keep = [&](uint32_t row) {
         while (end <= row) {
-            float *to = states + tables[sequence.kept + 2 * kept + 1] * state_size + matrix;
+            float *to = states + tables[sequence.saves + 2 * save + 1] * state_size + matrix;
 #pragma unroll
             for (int i = 0; i < ROWS; i++) {
                 const int at = i / 4 * 4 * LANES + 4 * lane + i % 4;
                 if (at < key_dim && column < value_dim) to[(size_t)at * value_dim] = state[i];
             }
-            kept++;
-            end = kept < sequence.kept_count ? tables[sequence.kept + 2 * kept] : NO_SLOT;
+            save++;
+            end = save < sequence.save_count ? tables[sequence.saves + 2 * save] : NO_SLOT;
         }
     };
     for (uint32_t done = 0; done < sequence.rows; done += TOKENS) {

@@ -1,0 +1,191 @@
+//! Apple's driver. Dispatches go into candle's command buffer: model files and formulas use candle's ops between ours, and
+//! only candle's encoder puts both in order. It tracks which buffers were written, and places barriers.
+
+use candle_core::{DType, Device, MetalDevice, MetalStorage, Storage, Tensor, op::BackpropOp};
+use candle_metal_kernels::metal::{Buffer, ComputeCommandEncoder, ComputePipeline};
+use objc2_metal::{MTLResource, MTLResourceOptions, MTLSize, MTLStorageMode};
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use super::{
+    driver::{Arg, Driver},
+    figures::Figures,
+    kernels::{MetalKernels, failed},
+    launch::Launch,
+    libraries::LIBRARIES,
+};
+use crate::{
+    Error, Result,
+    nn::backend::{Backend, Formulas},
+};
+
+/// As candle allocates, whose encoder orders the use of buffers that Metal does not track.
+const SHARED: MTLResourceOptions =
+    MTLResourceOptions(MTLResourceOptions::StorageModeShared.0 | MTLResourceOptions::HazardTrackingModeUntracked.0);
+
+/// Our kernels, if they compute what the formulas do on this device.
+pub(in crate::nn) fn proved(device: &Device) -> Result<Arc<dyn Backend>> {
+    Ok(Arc::new(MetalKernels::on(Apple::new(device)?, Formulas::probed(device.clone(), None))?))
+}
+
+/// Memory that a model on this device may take.
+pub(in crate::nn) fn free_bytes(device: &MetalDevice) -> u64 {
+    let device = device.metal_device();
+    let figures = Figures {
+        recommended: device.recommended_max_working_set_size() as u64,
+        wired_limit_mb: system_figure(c"iogpu.wired_limit_mb").unwrap_or(0),
+        allocated: device.current_allocated_size() as u64,
+        memory: system_figure(c"hw.memsize").unwrap_or(u64::MAX),
+        available_percent: system_figure(c"kern.memorystatus_level"),
+    };
+    figures.free()
+}
+
+/// A number that the system gives by name.
+#[cfg(target_os = "macos")]
+fn system_figure(name: &std::ffi::CStr) -> Option<u64> {
+    let (mut value, mut size) = (0_u64, size_of::<u64>());
+    // SAFETY: `value` has `size` bytes, and the name ends with a zero. Where the number is shorter, it fills the lower bytes.
+    let result =
+        unsafe { libc::sysctlbyname(name.as_ptr(), (&raw mut value).cast(), &raw mut size, std::ptr::null_mut(), 0) };
+    (result == 0).then_some(value)
+}
+
+#[cfg(not(target_os = "macos"))]
+fn system_figure(_: &std::ffi::CStr) -> Option<u64> {
+    None
+}
+
+struct Apple {
+    metal: MetalDevice,
+    pipelines: HashMap<&'static str, ComputePipeline>,
+    /// Buffers in the residency set.
+    resident: Mutex<Vec<Buffer>>,
+}
+
+impl Apple {
+    fn new(device: &Device) -> Result<Self> {
+        let metal = device.as_metal_device()?.clone();
+        let mut pipelines = HashMap::new();
+        for library in LIBRARIES {
+            let compiled = metal.metal_device().new_library_with_source(library.source, None);
+            let compiled = compiled.map_err(|error| failed(format!("library '{}': {error}", library.name)))?;
+            for name in library.kernels {
+                let function = compiled.get_function(name, None).map_err(failed)?;
+                let pipeline = metal.metal_device().new_compute_pipeline_state_with_function(&function);
+                pipelines.insert(*name, pipeline.map_err(failed)?);
+            }
+        }
+        Ok(Self { metal, pipelines, resident: Mutex::default() })
+    }
+
+    /// Calls `run` with the address of a tensor's bytes and their number; `None` if the host cannot see them.
+    fn with_memory<T>(&self, tensor: &Tensor, run: impl FnOnce(*mut u8, usize) -> T) -> Result<Option<T>> {
+        let (storage, _) = tensor.storage_and_layout();
+        let Storage::Metal(storage) = &*storage else { return Err(failed("a tensor lies on another device")) };
+        let buffer = storage.buffer();
+        if buffer.as_ref().storageMode() != MTLStorageMode::Shared {
+            return Ok(None);
+        }
+        Ok(Some(run(buffer.contents(), buffer.length())))
+    }
+}
+
+impl Driver for Apple {
+    type Buffer = Buffer;
+
+    fn allocate(&self, bytes: usize) -> Result<Arc<Buffer>> {
+        let buffer = self.metal.metal_device().new_buffer(bytes, SHARED);
+        let buffer = buffer.map_err(|error| Error::out_of_memory(format!("Metal: {bytes} bytes: {error}")))?;
+        self.metal.register_buffers([&buffer]);
+        self.resident.lock().unwrap_or_else(PoisonError::into_inner).push(buffer.clone());
+        Ok(Arc::new(buffer))
+    }
+
+    fn capacity(buffer: &Buffer) -> usize {
+        buffer.length()
+    }
+
+    fn tensor(&self, buffer: &Arc<Buffer>, dtype: DType, dims: &[usize]) -> Result<Tensor> {
+        let storage = MetalStorage::new(buffer.clone(), self.metal.clone(), dims.iter().product(), dtype);
+        Ok(Tensor::from_storage(Storage::Metal(storage), dims, BackpropOp::none(), false))
+    }
+
+    fn launch(&self, launch: &Launch, args: &[Arg<'_>]) -> Result<()> {
+        let missing = || failed(format!("there is no kernel '{}'", launch.kernel));
+        let pipeline = self.pipelines.get(launch.kernel).ok_or_else(missing)?;
+        let guard = self.metal.command_encoder()?;
+        let encoder: &ComputeCommandEncoder = guard.as_ref();
+        encoder.set_compute_pipeline_state(pipeline);
+        for (index, arg) in args.iter().enumerate() {
+            let (Arg::Read(tensor) | Arg::Written(tensor)) = arg else {
+                if let Arg::Bytes(bytes) = arg {
+                    encoder.set_bytes_directly(index, bytes.len(), bytes.as_ptr().cast());
+                }
+                continue;
+            };
+            let (storage, layout) = tensor.storage_and_layout();
+            let Storage::Metal(storage) = &*storage else { return Err(failed("a tensor lies on another device")) };
+            if !layout.is_contiguous() {
+                return Err(Error::invalid(format!("a tensor of shape {:?} is not contiguous", tensor.dims())));
+            }
+            let offset = layout.start_offset() * tensor.dtype().size_in_bytes();
+            match arg {
+                Arg::Written(_) => encoder.set_output_buffer(index, Some(storage.buffer()), offset),
+                _ => encoder.set_input_buffer(index, Some(storage.buffer()), offset),
+            }
+        }
+        if launch.shared_bytes > 0 {
+            encoder.set_threadgroup_memory_length(0, launch.shared_bytes);
+        }
+        let [width, height, depth] = launch.groups;
+        let threads = MTLSize { width: launch.threads, height: 1, depth: 1 };
+        encoder.dispatch_thread_groups(MTLSize { width, height, depth }, threads);
+        Ok(())
+    }
+
+    /// candle looks at every command buffer here, while its own read-back looks at the last alone.
+    fn finish(&self) -> Result<()> {
+        Ok(self.metal.wait_until_completed()?)
+    }
+
+    fn read(&self, tensor: &Tensor, from: usize, bytes: &mut [u8]) -> Result<bool> {
+        let read = self.with_memory(tensor, |memory, length| {
+            if from.checked_add(bytes.len()).is_none_or(|end| end > length) {
+                return false;
+            }
+            // SAFETY: the buffer has these bytes, and nothing writes them: what was encoded has been waited for.
+            unsafe { memory.add(from).copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
+            true
+        })?;
+        Ok(read == Some(true))
+    }
+
+    fn write(&self, tensor: &Tensor, to: usize, bytes: &[u8]) -> Result<()> {
+        let written = self.with_memory(tensor, |memory, length| {
+            if to.checked_add(bytes.len()).is_none_or(|end| end > length) {
+                return false;
+            }
+            // SAFETY: the buffer has these bytes, and neither a dispatch nor the host uses them now.
+            unsafe { memory.add(to).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+            true
+        })?;
+        if written == Some(true) { Ok(()) } else { Err(failed(format!("{} bytes do not fit at {to}", bytes.len()))) }
+    }
+
+    fn zero(&self, tensor: &Tensor) -> Result<()> {
+        // SAFETY: the buffer is that long, and neither a dispatch nor the host uses it now.
+        let zeroed = self.with_memory(tensor, |memory, length| unsafe { memory.write_bytes(0, length) })?;
+        zeroed.ok_or_else(|| failed("a buffer is not shared with the host"))
+    }
+}
+
+impl Drop for Apple {
+    fn drop(&mut self) {
+        // The residency set would keep the buffers.
+        let resident = std::mem::take(self.resident.get_mut().unwrap_or_else(PoisonError::into_inner));
+        self.metal.unregister_buffers(&resident);
+    }
+}

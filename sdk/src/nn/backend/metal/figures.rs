@@ -1,0 +1,50 @@
+//! The memory that a model may take of a Mac, whose GPU and programs share it.
+
+/// What the system reports, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Figures {
+    /// `recommendedMaxWorkingSetSize`, about three quarters of the memory.
+    pub(super) recommended: u64,
+    /// `iogpu.wired_limit_mb`; 0 if the user has not set it.
+    pub(super) wired_limit_mb: u64,
+    /// This process's own buffers.
+    pub(super) allocated: u64,
+    pub(super) memory: u64,
+    /// `kern.memorystatus_level`, the share of the memory that is neither wired nor compressed.
+    pub(super) available_percent: Option<u64>,
+}
+
+impl Figures {
+    /// Memory for a model: the GPU's limit and what other programs leave both bound it.
+    pub(super) fn free(&self) -> u64 {
+        let limit = match self.wired_limit_mb {
+            0 => self.recommended,
+            megabytes => megabytes.saturating_mul(1 << 20),
+        };
+        let available = self.available_percent.map_or(u64::MAX, |percent| self.memory / 100 * percent.min(100));
+        limit.saturating_sub(self.allocated).min(available)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    #[test]
+    fn free_memory_is_what_the_gpu_may_take_and_others_leave() {
+        let idle = Figures {
+            recommended: 11 * GIB,
+            wired_limit_mb: 0,
+            allocated: 0,
+            memory: 16 * GIB,
+            available_percent: Some(80),
+        };
+        assert_eq!(idle.free(), 11 * GIB);
+        assert_eq!(Figures { allocated: 4 * GIB, ..idle }.free(), 7 * GIB);
+        assert_eq!(Figures { wired_limit_mb: 12 << 10, ..idle }.free(), 12 * GIB);
+        assert_eq!(Figures { available_percent: Some(25), ..idle }.free() / GIB, 3);
+        assert_eq!(Figures { available_percent: None, allocated: 12 * GIB, ..idle }.free(), 0);
+    }
+}

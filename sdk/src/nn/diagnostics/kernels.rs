@@ -1,0 +1,128 @@
+//! The kernels of a model's device against the formulas on the CPU, in the shapes of all families.
+
+use candle_core::{Device, Tensor};
+use pensieve_kernels::Activation;
+use serde_json::{Value, json};
+
+use super::{
+    Bench,
+    cases::{Activations, CASES, Case, Layer, Part},
+    difference, figure, wave,
+};
+use crate::{
+    Result,
+    nn::{
+        backend::{Backend, Formulas},
+        spec::KvType,
+    },
+};
+
+/// Sequences of the first step, which fills caches, and of the second: a decode, a chunk of a prompt after a past, and a whole prompt.
+const FIRST: [Part; 3] = [(0, 137), (0, 20), (0, 0)];
+const SECOND: [Part; 3] = [(137, 1), (20, 9), (0, 70)];
+
+/// What attention may differ by, where keys and values are rounded to f16 and where they are not.
+const TOLERANCES: [f32; 2] = [5e-3, 1e-3];
+const NORM_TOLERANCE: f32 = 1e-4;
+
+pub(super) fn measure(bench: &Bench<'_>) -> Result<Value> {
+    let (backend, formulas) = (bench.backend(), Formulas::plain(Device::Cpu));
+    let (mut rows, total) = (Vec::new(), CASES.len() + NORMS.len() + ACTIVATIONS.len());
+    for case in CASES {
+        bench.progress(rows.len() / 2, total, case.name);
+        let tolerance = TOLERANCES[usize::from(case.kv == KvType::F32)];
+        let steps = both_steps(&*backend, &formulas, case);
+        match steps {
+            Ok(steps) => {
+                let named = ["prompts", "a decode, a chunk and a prompt"].into_iter().zip(steps);
+                rows.extend(
+                    named
+                        .map(|(step, result)| row(&format!("attention: {}, {step}", case.name), Ok(result), tolerance)),
+                );
+            }
+            Err(error) => rows.push(row(&format!("attention: {}", case.name), Err(error), tolerance)),
+        }
+    }
+    for (at, (tokens, width)) in NORMS.into_iter().enumerate() {
+        bench.progress(CASES.len() + at, total, "norms");
+        for (name, norm) in
+            [("rms_norm", rms_norm as Compute), ("add_rms_norm: sum", sum), ("add_rms_norm: norm", sum_norm)]
+        {
+            let result = compare(&*backend, &formulas, tokens, width, norm);
+            rows.push(row(&format!("{name}, {tokens} × {width}"), result, NORM_TOLERANCE));
+        }
+    }
+    for (at, (name, kind)) in ACTIVATIONS.into_iter().enumerate() {
+        bench.progress(CASES.len() + NORMS.len() + at, total, "activations");
+        let on = |backend: &dyn Backend| -> Result<Tensor> {
+            let (gate, up) = (wave(3, 1000, backend.device())?, wave(3, 1000, backend.device())?);
+            backend.gate(&gate, &up, kind)
+        };
+        let result = on(&*backend).and_then(|ours| {
+            backend.finish()?;
+            difference(&ours, &on(&formulas)?)
+        });
+        rows.push(row(&format!("gate: {name}"), result, NORM_TOLERANCE));
+    }
+    Ok(json!({ "device": bench.name, "kernels": backend.note(), "cases": rows }))
+}
+
+type Compute = fn(&dyn Backend, usize, usize) -> Result<Tensor>;
+
+const NORMS: [(usize, usize); 4] = [(1, 64), (3, 2048), (2, 300), (5, 4096)];
+
+const ACTIVATIONS: [(&str, Activation); 4] = [
+    ("silu", Activation::Silu),
+    ("gelu_erf", Activation::GeluErf),
+    ("gelu_tanh", Activation::GeluTanh),
+    ("sigmoid", Activation::Sigmoid),
+];
+
+fn rms_norm(backend: &dyn Backend, rows: usize, width: usize) -> Result<Tensor> {
+    let weight = wave(1, width, backend.device())?.squeeze(0)?;
+    backend.rms_norm(&wave(rows, width, backend.device())?, &weight, 1e-5)
+}
+
+fn add_rms_norm(backend: &dyn Backend, rows: usize, width: usize) -> Result<(Tensor, Tensor)> {
+    let device = backend.device();
+    let (x, delta) = (wave(rows, width, device)?, (wave(rows, width, device)? * 0.3)?);
+    backend.add_rms_norm(&x, &delta, &wave(1, width, device)?.squeeze(0)?, 1e-5)
+}
+
+fn sum(backend: &dyn Backend, rows: usize, width: usize) -> Result<Tensor> {
+    Ok(add_rms_norm(backend, rows, width)?.0)
+}
+
+fn sum_norm(backend: &dyn Backend, rows: usize, width: usize) -> Result<Tensor> {
+    Ok(add_rms_norm(backend, rows, width)?.1)
+}
+
+fn compare(ours: &dyn Backend, formulas: &Formulas, rows: usize, width: usize, compute: Compute) -> Result<[f32; 2]> {
+    let computed = compute(ours, rows, width)?;
+    ours.finish()?;
+    difference(&computed, &compute(formulas, rows, width)?)
+}
+
+/// Differences of two steps over one cache, and the largest values.
+fn both_steps(backend: &dyn Backend, formulas: &Formulas, case: Case) -> Result<[[f32; 2]; 2]> {
+    let lengths =
+        FIRST.iter().zip(&SECOND).map(|((_, first), (past, len))| (past + len).max(*first)).collect::<Vec<_>>();
+    let mut ours = Layer::new(backend, case, &lengths)?;
+    let mut reference = Layer::new(formulas, case, &lengths)?;
+    let mut step = |parts: &[Part]| -> Result<[f32; 2]> {
+        let tokens = parts.iter().map(|(_, len)| len).sum();
+        let attended = ours.step(parts, &Activations::of(case, tokens, backend.device())?, 1)?;
+        backend.finish()?;
+        difference(&attended, &reference.step(parts, &Activations::of(case, tokens, &Device::Cpu)?, 1)?)
+    };
+    Ok([step(&FIRST)?, step(&SECOND)?])
+}
+
+fn row(name: &str, result: Result<[f32; 2]>, tolerance: f32) -> Value {
+    match result {
+        Ok([error, size]) => json!({
+            "case": name, "largest_error": figure(error), "largest_value": figure(size), "tolerance": tolerance,
+        }),
+        Err(error) => json!({ "case": name, "error": error.message, "tolerance": tolerance }),
+    }
+}

@@ -1,0 +1,84 @@
+//! What differs between Linux and macOS stands where it is known to: a test that writes out one system's way passes on the
+//! other without having seen anything.
+
+use std::{fs, path::PathBuf};
+
+use crate::root;
+
+/// What one system alone has, and the files of tests that may name it: those that are for one system, or say what holds on
+/// the other.
+const WAYS: [(&str, &[&str]); 3] = [
+    (
+        "\"/proc",
+        &[
+            "plugins/attacks_on_linux.rs",
+            "src/fleet/kills.rs",
+            "src/http/in_process.rs",
+            "src/processes.rs",
+            "src/prompts.rs",
+        ],
+    ),
+    // Commands of the documentation are run with the suffix of this system.
+    (".so\"", &["src/docs/commands.rs", "src/docs/mod.rs", "src/http/in_process.rs"]),
+    (".dylib\"", &[]),
+];
+/// A file that is not there has the same name everywhere.
+const NOWHERE: &str = "\"/nowhere";
+
+fn sources() -> Vec<(String, String)> {
+    let tests = root().join("tests");
+    let mut open: Vec<PathBuf> = ["src", "plugins", "fuzz"].map(|folder| tests.join(folder)).into();
+    let mut found = Vec::new();
+    while let Some(path) = open.pop() {
+        if path.is_dir() {
+            open.extend(fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()));
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let name = path.strip_prefix(&tests).unwrap().to_str().unwrap().to_owned();
+            found.push((name, fs::read_to_string(path).unwrap()));
+        }
+    }
+    found.sort();
+    found
+}
+
+/// Complaints about the sources, for a person.
+fn written_out(sources: &[(String, String)]) -> Vec<String> {
+    let of_linux = |text: &str| text.contains("#![cfg(target_os = \"linux\")]");
+    let mut wrong = Vec::new();
+    for (file, text) in sources.iter().filter(|(_, text)| !of_linux(text)) {
+        let lines = || text.lines().filter(|line| !line.trim_start().starts_with("//") && !line.contains(NOWHERE));
+        for (way, known) in WAYS {
+            let is_known = known.contains(&file.as_str());
+            let names_it = lines().any(|line| line.contains(way));
+            match (names_it, is_known) {
+                (true, false) => wrong.push(format!(
+                    "{file} writes out `{way}`: use processes::{{all, memory}} or artifacts::library_name"
+                )),
+                (false, true) => wrong.push(format!("{file} no longer names `{way}`: take it off the list")),
+                _ => {}
+            }
+        }
+    }
+    wrong
+}
+
+#[test]
+fn tests_ask_the_system_for_its_way() {
+    let sources = sources();
+    assert!(sources.iter().any(|(file, _)| file == "plugins/hostile.rs"), "{}", sources.len());
+    assert_eq!(written_out(&sources), [] as [String; 0]);
+}
+
+#[test]
+fn a_test_that_writes_out_one_systems_way_is_found() {
+    let of = |file: &str, line: &str| written_out(&[(file.to_owned(), format!("//! A test.\n{line}\n"))]).len();
+    for line in ["fs::read(\"/proc/self/status\")", "home.put(\"libx.so\", &bytes)", "format!(\"/proc/{pid}/stat\")"] {
+        assert_eq!(of("src/new.rs", line), 1, "{line}");
+    }
+    let harmless =
+        ["// \"/proc\"", "open(\"/nowhere/x.so\")", "library_name(\"x\")", "#![cfg(target_os = \"linux\")]\n\"/proc\""];
+    for line in harmless {
+        assert_eq!(of("src/new.rs", line), 0, "{line}");
+    }
+    assert_eq!(of("src/processes.rs", "nothing"), 1);
+}
