@@ -1,4 +1,4 @@
-//! Has the engine compiled into the plugin.
+//! Compiles the engine into the plugin.
 
 fn main() {
     println!("cargo::rerun-if-changed=src/engine.c");

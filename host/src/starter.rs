@@ -1,7 +1,7 @@
 //! The bundled model, which lets the program answer before anything is downloaded.
 //!
-//! It is embedded in the binary, the one file that is always present. Workers map checkpoints from disk, so it is unpacked
-//! into the home once, and again whenever the copy there differs.
+//! It is embedded in the binary, the one file that is always present. Workers map checkpoints from disk, so it is
+//! unpacked into the home once, and again whenever the copy there differs.
 
 use pensieve_protocol::outside::Outside;
 use std::{

@@ -12,9 +12,9 @@ use crate::{Extension, PluginError};
 #[derive(StableAbi, Clone, Debug)]
 pub struct LowRankPair {
     /// The weight's name in the file, without `.weight`: as in a Hugging Face checkpoint
-    /// (`model.layers.0.self_attn.q_proj`) or as in llama.cpp's GGUF files (`blk.0.attn_q`). Checkpoints of one family fuse or
-    /// split projections (`qkv_proj`, `gate_up_proj`), so a name may refer to one layer of the model, a part of one, or
-    /// several stacked ones; the model resolves that.
+    /// (`model.layers.0.self_attn.q_proj`) or as in llama.cpp's GGUF files (`blk.0.attn_q`). Checkpoints of one family
+    /// fuse or split projections (`qkv_proj`, `gate_up_proj`), so a name may refer to one layer of the model, a part of
+    /// one, or several stacked ones; the model resolves that.
     pub target: RString,
     /// Rows of A, columns of B.
     pub rank: u32,
@@ -26,10 +26,10 @@ pub struct LowRankPair {
     pub scale: f32,
     /// `rank × inputs` values, row-major.
     pub a: RVec<f32>,
-    /// `outputs × rank` values, row-major, in the row order of the kind of checkpoint that the name comes from. The two kinds
-    /// differ where llama.cpp's converter reorders queries and keys so that values which rotate together are neighbours. Only
-    /// the model knows its head size, so a format leaves the rows as they are, and the model reorders them if its own
-    /// checkpoint is of the other kind. For an embedding, each row belongs to a token.
+    /// `outputs × rank` values, row-major, in the row order of the kind of checkpoint that the name comes from. The two
+    /// kinds differ where llama.cpp's converter reorders queries and keys so that values which rotate together are
+    /// neighbours. Only the model knows its head size, so a format leaves the rows as they are, and the model reorders
+    /// them if its own checkpoint is of the other kind. For an embedding, each row belongs to a token.
     pub b: RVec<f32>,
 }
 
@@ -48,11 +48,12 @@ pub struct AdapterData {
 /// A file format for adapters.
 #[sabi_trait]
 pub trait AdapterFormat: Send + Sync {
-    /// `[any thread]` Whether the file or folder looks like this format. Cheap: checks names and headers only.
+    /// `[any thread]` Returns whether the file or folder looks like this format. Cheap: checks names and headers only.
     fn claims(&self, path: RStr<'_>) -> bool;
 
-    /// `[control thread]` Reads an adapter. Anything that pairs cannot express is refused with the reason, never dropped.
-    /// [`crate::ErrorCode::DECLINED`] says that it is another format after all: the next claimant is asked.
+    /// `[control thread]` Reads an adapter. Anything that pairs cannot express is refused with the reason, never
+    /// dropped. [`crate::ErrorCode::DECLINED`] means that the file has another format after all: the next claimant is
+    /// asked.
     fn open(&self, path: RStr<'_>) -> RResult<AdapterData, PluginError>;
 
     /// `[any thread]` An extension by id. The functions of its table take this object as their first argument.

@@ -21,7 +21,7 @@ pub struct Source<'a> {
 #[repr(C)]
 #[derive(StableAbi, Clone, Copy, Debug)]
 pub struct LoadRequest<'a> {
-    /// The same as was described.
+    /// The checkpoint that was described.
     pub source: Source<'a>,
     /// `auto`, `cpu`, `cuda:0`, `metal:0`, or several as `cuda:0+cuda:1` or `cuda:all`. Naming a missing device is an
     /// error; `auto` takes the best one that works.
@@ -44,7 +44,7 @@ pub struct Card {
     pub vocabulary: u32,
     /// The longest sequence that the checkpoint supports, in tokens.
     pub context: u32,
-    /// Tokens in a block, at least 1; the grid of all caches.
+    /// Tokens in a block, at least 1; the grid of all cache groups.
     pub block_tokens: u32,
     /// Its cache groups.
     pub caches: RVec<CacheGroup>,
@@ -66,7 +66,7 @@ pub struct Card {
     pub add_bos: bool,
     /// The tokens that end a turn.
     pub eos: RVec<u32>,
-    /// How the model writes tool calls and reasoning, where the chat template does not show it: a JSON object, or empty.
+    /// How the model writes tool calls and reasoning, if the chat template does not show it: a JSON object, or empty.
     pub formats: RString,
     /// Facts for display, such as name, parameters and quantization: a JSON object.
     pub facts: RString,
@@ -86,8 +86,8 @@ pub struct Resident {
     pub weight_bytes: u64,
     /// Bytes of blocks, slots or opaque states.
     pub state_bytes: u64,
-    /// For each group of the card, in order: the number of blocks or slots, whose ids start at 0; for an opaque group the
-    /// number of sequences alive at once, or 0 for as many as fit in memory.
+    /// For each group of the card, in order: the number of blocks or slots, whose ids start at 0; for an opaque group
+    /// the number of sequences alive at once, or 0 for as many as fit in memory.
     pub places: RVec<u32>,
     /// The longest sequence, in tokens.
     pub context: u32,
@@ -96,12 +96,12 @@ pub struct Resident {
 /// A model family, such as Llama: a factory of its models.
 #[sabi_trait]
 pub trait Architecture: Send + Sync {
-    /// `[any thread]` Reads headers and tokenizer, never the weights. [`crate::ErrorCode::DECLINED`] passes the checkpoint to the
-    /// next claimant.
+    /// `[any thread]` Reads headers and tokenizer, never the weights. [`crate::ErrorCode::DECLINED`] passes the
+    /// checkpoint to the next claimant.
     fn describe(&self, source: &Source<'_>) -> RResult<Card, PluginError>;
 
-    /// `[control thread]` Loads the checkpoint. Reports progress, and returns [`crate::ErrorCode::CANCELLED`] soon after the
-    /// services say so. The model may keep the services.
+    /// `[control thread]` Loads the checkpoint. Reports progress, and returns [`crate::ErrorCode::CANCELLED`] soon
+    /// after the services report cancellation. The model may keep the services.
     fn load(&self, request: &LoadRequest<'_>, services: ServicesArc) -> RResult<ModelBox, PluginError>;
 
     /// `[any thread]` An extension by id. The functions of its table take this object as their first argument.
@@ -112,26 +112,27 @@ pub trait Architecture: Send + Sync {
 /// A loaded model: weights and the caches of its sequences. Dropping it frees both.
 #[sabi_trait]
 pub trait Model: Send {
-    /// `[engine thread, loaded]` Its device and memory, as of now.
+    /// `[engine thread, loaded]` Returns its current device and memory.
     fn resident(&self) -> Resident;
 
-    /// `[engine thread, loaded]` Computes one step. `outputs` has room for exactly the wanted rows, in the order of the spans and
-    /// of the tokens within them. A batch that breaks the rules of [`Batch`] is [`crate::ErrorCode::INVALID`], and changes no
-    /// sequence.
+    /// `[engine thread, loaded]` Computes one step. `outputs` has room for exactly the wanted rows, in the order of the
+    /// spans and of the tokens within them. A batch that breaks the rules of [`Batch`] is
+    /// [`crate::ErrorCode::INVALID`], and changes no sequence.
     fn forward(&mut self, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> RResult<(), PluginError>;
 
     /// `[engine thread, loaded]` Copies an adapter into the model and returns an id for it other than
     /// [`crate::NO_ADAPTER`]. An adapter that does not fit is an error that names the tensor.
     fn attach(&mut self, adapter: &AdapterData) -> RResult<u32, PluginError>;
 
-    /// `[engine thread, loaded]` Drops an adapter, which no sequence uses any more.
+    /// `[engine thread, loaded]` Drops an adapter that no sequence uses any more.
     fn detach(&mut self, adapter: u32) -> RResult<(), PluginError>;
 
-    /// `[engine thread, loaded]` Drops what it keeps under a sequence's id; an unknown id is no error. The host may reuse the
-    /// sequence's blocks and slots.
+    /// `[engine thread, loaded]` Drops everything kept under a sequence's id; an unknown id is not an error. The host
+    /// may reuse the sequence's blocks and slots.
     fn release(&mut self, sequence: u64);
 
-    /// `[engine thread, loaded]` An extension by id. The functions of its table take this object as their first argument.
+    /// `[engine thread, loaded]` An extension by id. The functions of its table take this object as their first
+    /// argument.
     #[sabi(last_prefix_field)]
     fn extension(&self, id: RStr<'_>) -> ROption<Extension>;
 }

@@ -7,7 +7,7 @@ use abi_stable::{
 
 use crate::CacheTable;
 
-/// The value of [`Span::adapter`] for "none".
+/// The value of [`Span::adapter`] for no adapter.
 pub const NO_ADAPTER: u32 = 0;
 
 /// The tokens of a span for which the host wants a row of output.
@@ -23,7 +23,7 @@ impl Want {
     /// Every token.
     pub const ALL: Self = Self(2);
 
-    /// How many rows a span of `len` tokens yields; none for an unknown value.
+    /// Number of rows that a span of `len` tokens yields; `None` for an unknown value.
     pub const fn rows(self, len: u32) -> Option<u32> {
         match self {
             Self::NONE => Some(0),
@@ -42,8 +42,8 @@ pub struct Output(pub u32);
 impl Output {
     /// Logits over the whole vocabulary. Every model supports them.
     pub const LOGITS: Self = Self(0);
-    /// The tokens with the highest logits, chosen on the device, so that a fraction of the vocabulary crosses. Supported if
-    /// [`crate::Card::candidates`] is above 0.
+    /// The tokens with the highest logits, chosen on the device, so that only a fraction of the vocabulary crosses.
+    /// Supported if [`crate::Card::candidates`] is above 0.
     pub const CANDIDATES: Self = Self(1);
     /// The last hidden state after the final norm, for embeddings, scores and draft heads. Supported if
     /// [`crate::Card::hidden`] is above 0.
@@ -60,8 +60,8 @@ pub struct Batch<'a> {
     pub positions: RSlice<'a, u32>,
     /// The sequences that the tokens belong to.
     pub spans: RSlice<'a, Span<'a>>,
-    /// Candidates in a row of [`Output::CANDIDATES`]: at least 1 if a span wants such rows, at most [`crate::Card::candidates`]
-    /// and the vocabulary size.
+    /// Candidates in a row of [`Output::CANDIDATES`]: at least 1 if a span wants such rows, at most
+    /// [`crate::Card::candidates`] and the vocabulary size.
     pub top: u32,
 }
 
@@ -75,15 +75,16 @@ pub struct Span<'a> {
     pub start: u32,
     /// The number of new tokens, at least one.
     pub len: u32,
-    /// The number of tokens before them in the caches. It may be lower than the sequence's previous span left it: tokens beyond
-    /// it, such as rejected drafts, are overwritten. An opaque model refuses a count that differs from its own.
+    /// The number of tokens before them in the caches. It may be lower than the sequence's previous span left it:
+    /// tokens beyond it, such as rejected drafts, are overwritten. An opaque model refuses a count that differs from
+    /// its own.
     pub past: u32,
     /// Tokens for which rows are wanted.
     pub want: Want,
     /// Contents of those rows.
     pub output: Output,
-    /// For candidates: the allowed tokens, one bit per token, lowest first in words of 32 bits, one mask per wanted row; empty
-    /// to allow all. Empty for all other outputs.
+    /// For candidates: the allowed tokens, one bit per token, lowest first in words of 32 bits, one mask per wanted
+    /// row; empty to allow all. Empty for all other outputs.
     pub mask: RSlice<'a, u32>,
     /// An id from [`crate::Model::attach`], or [`NO_ADAPTER`].
     pub adapter: u32,
@@ -99,13 +100,13 @@ pub struct Span<'a> {
 pub struct Outputs<'a> {
     /// Rows of `vocabulary` logits.
     pub logits: RSliceMut<'a, f32>,
-    /// Rows of [`Batch::top`] candidates: their ids, by descending logit, ties by ascending id. If the mask allows fewer
-    /// tokens, the rest are [`crate::VACANT`].
+    /// Rows of [`Batch::top`] candidates: their ids, by descending logit, ties by ascending id. If the mask allows
+    /// fewer tokens, the rest are [`crate::VACANT`].
     pub ids: RSliceMut<'a, u32>,
     /// The candidates' logits, in the same order; −∞ where there is no candidate.
     pub scores: RSliceMut<'a, f32>,
-    /// Two values for each row of candidates: the log-sum-exp of the logits over the whole vocabulary, and over the tokens that
-    /// the mask allows.
+    /// Two values for each row of candidates: the log-sum-exp of the logits over the whole vocabulary, and over the
+    /// tokens that the mask allows.
     pub totals: RSliceMut<'a, f32>,
     /// Rows of [`crate::Card::hidden`] values.
     pub hidden: RSliceMut<'a, f32>,

@@ -1,13 +1,13 @@
-//! Cache groups. A model's layers fall into groups whose caches work alike, which its [`crate::Card`] lists. The host owns
-//! every id in all of them: it allocates blocks and slots, shares them, frees them and spills them to disk, by one mechanism
-//! for full-attention, windowed and recurrent layers.
+//! Cache groups. A model's layers fall into groups whose caches work alike, which its [`crate::Card`] lists. The host
+//! owns every id in all of them: it allocates blocks and slots, shares them, frees them and spills them to disk, by one
+//! mechanism for full-attention, windowed and recurrent layers.
 //!
-//! All groups share a grid of [`crate::Card::block_tokens`] tokens. Another sequence can resume a prefix at any border of the
-//! grid up to which its blocks are cached and at which a checkpoint of its state was left.
+//! All groups share a grid of [`crate::Card::block_tokens`] tokens. Another sequence can resume a prefix at any border
+//! of the grid up to which its blocks are cached and at which a checkpoint of its state was left.
 
 use abi_stable::{StableAbi, std_types::RSlice};
 
-/// In place of a block or slot id: none.
+/// No block or slot.
 pub const VACANT: u32 = u32::MAX;
 
 /// How the layers of a group cache their past.
@@ -23,8 +23,9 @@ impl CacheKind {
     pub const WINDOW: Self = Self(1);
     /// Slots, each of which holds the whole past up to one token: recurrent layers, convolutions.
     pub const STATE: Self = Self(2);
-    /// The model keeps it under the sequence's id: wrapped code. An opaque group is its model's only one, and the model
-    /// refuses a span whose `past` differs from its own count. `sequence-state/1`, if offered, copies its state.
+    /// The model keeps the cache under the sequence's id: wrapped code. An opaque group is its model's only one, and
+    /// the model refuses a span whose `past` differs from its own count. `sequence-state/1`, if offered, copies its
+    /// state.
     pub const OPAQUE: Self = Self(3);
 }
 
@@ -44,16 +45,16 @@ pub struct CacheGroup {
 #[repr(C)]
 #[derive(StableAbi, Clone, Copy, Debug)]
 pub struct CacheTable<'a> {
-    /// For tokens and windows: the block of each run of `block_tokens` tokens, at least enough for `past + len`. Token `i` of
-    /// the sequence is in `blocks[i / block_tokens]`. Blocks that hold only past tokens may be shared with other sequences;
-    /// the model writes only where the new tokens go. In a window, a block whose tokens are all before
-    /// `past + 1 - window` may be [`VACANT`]. Empty for states and opaque groups.
+    /// For tokens and windows: the block of each run of `block_tokens` tokens, at least enough for `past + len`. Token
+    /// `i` of the sequence is in `blocks[i / block_tokens]`. Blocks that hold only past tokens may be shared with other
+    /// sequences; the model writes only where the new tokens go. In a window, a block whose tokens are all before `past
+    /// + 1 - window` may be [`VACANT`]. Empty for states and opaque groups.
     pub blocks: RSlice<'a, u32>,
-    /// For states: the slot with the state after `past` tokens, or [`VACANT`] if `past` is 0, for an initial state. Read-only,
-    /// unless it equals `write`. [`VACANT`] for all other kinds.
+    /// For states: the slot with the state after `past` tokens, or [`VACANT`] if `past` is 0, for an initial state.
+    /// Read-only, unless it equals `write`. [`VACANT`] for all other kinds.
     pub read: u32,
-    /// For states: the slot for the state after `past + len` tokens; no other span reads or writes it. A host that may roll back
-    /// to `past`, as with drafted tokens, uses different slots. [`VACANT`] for all other kinds.
+    /// For states: the slot for the state after `past + len` tokens; no other span reads or writes it. A host that may
+    /// roll back to `past`, as with drafted tokens, uses different slots. [`VACANT`] for all other kinds.
     pub write: u32,
     /// For states: copies to leave, by ascending `after`. Empty for all other kinds.
     pub checkpoints: RSlice<'a, Checkpoint>,
@@ -87,7 +88,7 @@ impl CacheGroup {
         self.kind == CacheKind::STATE
     }
 
-    /// How many of a sequence's first blocks a step after `past` tokens no longer reads.
+    /// Number of a sequence's first blocks that a step after `past` tokens no longer reads.
     pub fn blocks_behind(&self, past: u64, block_tokens: u32) -> u64 {
         match self.kind {
             CacheKind::WINDOW => (past + 1).saturating_sub(u64::from(self.window)) / u64::from(block_tokens.max(1)),

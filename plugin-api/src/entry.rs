@@ -1,7 +1,7 @@
 //! A plugin's entry point: the one symbol that it exports.
 //!
-//! The version of the root module is the contract's version, so that a host can read it from the library's header before it
-//! relies on any layout in it.
+//! The version of the root module is the contract's version, so that a host can read it from the library's header
+//! before it relies on any layout in it.
 
 use abi_stable::{
     StableAbi,
@@ -53,7 +53,8 @@ pub struct Manifest {
     pub adapter_formats: RVec<RString>,
 }
 
-/// The checkpoints that an architecture claims. A host asks every claimant to describe the checkpoint until one accepts.
+/// The checkpoints that an architecture claims. A host asks every claimant to describe the checkpoint until one
+/// accepts.
 #[repr(C)]
 #[derive(StableAbi, Clone, Debug)]
 pub struct Claim {
@@ -90,8 +91,8 @@ impl RootModule for PluginModule_Ref {
     const VERSION_STRINGS: VersionStrings = package_version_strings!();
 }
 
-/// The header that a plugin exports under abi_stable's symbol name. The SDK's export macro writes the `static`; `constructor`
-/// returns [`PluginModule::export`]'s result.
+/// The header that a plugin exports under abi_stable's symbol name. The SDK's export macro writes the `static`;
+/// `constructor` returns the result of [`PluginModule::export`].
 pub const fn header(constructor: extern "C" fn() -> RootModuleResult) -> LibHeader {
     // SAFETY: `RootModuleResult` is only made by `PluginModule::export`, from a `PluginModule`.
     unsafe { LibHeader::from_constructor::<PluginModule_Ref>(constructor, CheckTypeLayout::Yes) }
@@ -101,7 +102,8 @@ impl PluginModule {
     /// The return value of [`header`]'s constructor: the module, leaked so that it lives as long as the library.
     pub fn export(self) -> RootModuleResult {
         let module = self.leak_into_prefix();
-        // SAFETY: erasing the module's type is what the loading protocol asks for; `init_root_module` checks and restores it.
+        // SAFETY: erasing the module's type is what the loading protocol asks for; `init_root_module` checks and
+        // restores it.
         RResult::ROk(unsafe { module.to_prefix_ref().cast() })
     }
 }

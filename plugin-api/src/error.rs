@@ -1,5 +1,5 @@
-//! The one error type that crosses. Its readers wrote neither host nor plugin: messages are lowercase, without a full stop,
-//! and name both sides.
+//! The one error type that crosses. Its readers wrote neither host nor plugin: messages are lowercase, without a full
+//! stop, and name both sides.
 
 use abi_stable::{StableAbi, std_types::RString};
 use std::fmt;
@@ -45,12 +45,12 @@ pub struct PluginError {
 }
 
 impl PluginError {
-    /// Without help.
+    /// Creates an error without help.
     pub fn new(code: ErrorCode, message: impl Into<RString>) -> Self {
         Self { code, message: message.into(), help: RString::new() }
     }
 
-    /// Adds what the user can do about it.
+    /// Adds advice for the user.
     #[must_use]
     pub fn with_help(mut self, help: impl Into<RString>) -> Self {
         self.help = help.into();

@@ -15,7 +15,7 @@ pub struct LogLevel(pub u32);
 impl LogLevel {
     /// Something failed.
     pub const ERROR: Self = Self(1);
-    /// Something is wrong, but work goes on.
+    /// Something is wrong, but work continues.
     pub const WARN: Self = Self(2);
     /// Of interest to users.
     pub const INFO: Self = Self(3);
@@ -32,10 +32,10 @@ pub trait Services: Send + Sync + Clone {
     /// `[any thread]` Reports that `done` of `total` bytes or steps of `what` are complete.
     fn progress(&self, done: u64, total: u64, what: RStr<'_>);
 
-    /// `[any thread]` Whether the current `load` should stop. Cheap enough to call for every tensor.
+    /// `[any thread]` Returns whether the current `load` should stop. Cheap enough to call for every tensor.
     fn cancelled(&self) -> bool;
 
-    /// `[any thread]` An extension by id. The functions of its table take this object as their first argument.
+    /// `[any thread]` Returns an extension by id. The functions of its table take this object as their first argument.
     #[sabi(last_prefix_field)]
     fn extension(&self, id: RStr<'_>) -> ROption<Extension>;
 }

@@ -1,6 +1,6 @@
-//! The contract between the Pensieve host and its plugins. This crate is the specification, and its types are all that both
-//! sides share. It depends on `abi_stable` alone; no tensor and no candle type crosses the boundary, only plain data: token
-//! ids, positions, block and slot ids, rows of numbers, JSON text.
+//! The contract between the Pensieve host and its plugins. This crate is the specification, and its types are all that
+//! both sides share. It depends on `abi_stable` alone; no tensor and no candle type crosses the boundary, only plain
+//! data: token ids, positions, block and slot ids, rows of numbers, JSON text.
 //!
 //! # The rules
 //!
@@ -18,18 +18,18 @@
 //! A [`Model`] and a [`Stage`] may move between threads but are never called from two at once (`Send`); the host's
 //! [`Services`] may be called from anywhere (`Send + Sync`).
 //!
-//! **Ownership.** Arguments passed by reference or slice belong to the caller and are valid until the call returns; the callee
-//! copies what it keeps. Return values belong to the caller, which drops them through their maker's vtable.
+//! **Ownership.** Arguments passed by reference or slice belong to the caller and are valid until the call returns; the
+//! callee copies what it keeps. Return values belong to the caller, which drops them through their maker's vtable.
 //!
 //! **Errors.** Fallible functions return [`PluginError`]; none may unwind. A panic that reaches the boundary aborts the
 //! process, so each side catches its own. After an error from [`Model::forward`] the model must still be usable; the
 //! sequences of that batch are in an undefined state, and the host releases them.
 //!
-//! **Versions.** Contract 1.x is frozen: no method, field or variant is ever added, as a host may be older or newer than a
-//! plugin. Additions are [`Extension`]s: requested by an id such as `kv-transfer/1` from the object that offers them, and
-//! delivered with their layout, which the caller checks before use. [`ext`] has those known so far; for an unknown id the
-//! result is none. Codes are `u32` newtypes, not enums, so that an unknown value can be handled instead of being undefined
-//! behaviour.
+//! **Versions.** Contract 1.x is frozen: no method, field or variant is ever added, as a host may be older or newer
+//! than a plugin. Additions are [`Extension`]s: requested by an id such as `kv-transfer/1` from the object that offers
+//! them, and delivered with their layout, which the caller checks before use. [`ext`] has those known so far; for an
+//! unknown id the result is none. Codes are `u32` newtypes, not enums, so that an unknown value can be handled instead
+//! of being undefined behaviour.
 
 #![allow(
     non_camel_case_types,

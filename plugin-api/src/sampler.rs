@@ -46,10 +46,11 @@ pub trait Sampler: Send + Sync {
 /// One stage of one sequence's chain.
 #[sabi_trait]
 pub trait Stage: Send {
-    /// `[one thread at a time, loaded]` Narrows or reweighs the candidates, or picks one of them, which ends the chain. A chain that
-    /// ends without a pick takes the candidate with the highest logit. A stage has a deadline: if it does not return in time, its
-    /// sequence fails with an error that names it, and it is never called again, nor dropped. Different stages of a sampler that
-    /// offers `concurrent-stages/1` may run concurrently; all others run on one thread.
+    /// `[one thread at a time, loaded]` Narrows or reweighs the candidates, or picks one of them, which ends the chain.
+    /// A chain that ends without a pick takes the candidate with the highest logit. A stage has a deadline: if it does
+    /// not return in time, its sequence fails with an error that names it, and it is never called again, nor dropped.
+    /// Different stages of a sampler that offers `concurrent-stages/1` may run concurrently; all others run on one
+    /// thread.
     #[sabi(last_prefix_field)]
     fn sample(&mut self, candidates: &mut Candidates<'_>, history: History<'_>) -> RResult<ROption<u32>, PluginError>;
 }

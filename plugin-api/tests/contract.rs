@@ -1,6 +1,6 @@
-//! Contract 1.0 is frozen: `tests/contract` records what plugins compiled today rely on, and this test compares the crate with
-//! it. `layout.txt` has every type that crosses, as abi_stable checks it when a plugin is loaded; `api.txt` every public item
-//! that an author's code can name, values of constants included.
+//! Contract 1.0 is frozen: `tests/contract` records everything that plugins compiled today rely on, and this test
+//! compares the crate with it. `layout.txt` has every type that crosses, as abi_stable checks it when a plugin is
+//! loaded; `api.txt` every public item that an author's code can name, including the values of constants.
 
 #![allow(clippy::unwrap_used, reason = "a test stops where it fails")]
 
@@ -23,7 +23,8 @@ use std::{
 
 const OWN: &str = "pensieve-plugin-api";
 
-/// The crate as published had the laws behind a feature, though they were never frozen; they are the crate `pensieve-laws` now.
+/// The published crate had the laws behind a feature, though they were never frozen; they are now the crate
+/// `pensieve-laws`.
 const NOT_FROZEN: &str = "    pub mod laws;\n";
 
 /// In the file of an extension that is a draft.
@@ -33,7 +34,7 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Compares with the record, and says what to do about a difference.
+/// Compares with the record, and explains what to do about a difference.
 fn hold(name: &str, found: &str) {
     let file = root().join("tests/contract").join(name);
     if env::var_os("PENSIEVE_WRITE_CONTRACT").is_some() {
@@ -58,7 +59,8 @@ fn hold(name: &str, found: &str) {
     );
 }
 
-/// A type nearly as written in Rust. abi_stable's names omit parameters, so a foreign type is followed by what it consists of.
+/// A type, nearly as written in Rust. abi_stable's names omit parameters, so a foreign type is followed by its
+/// components.
 fn name(layout: &'static TypeLayout) -> String {
     let own = layout.full_type().to_string().split_whitespace().collect::<Vec<_>>().join(" ");
     let mut parts = Vec::new();
@@ -78,7 +80,7 @@ fn collect(layout: &'static TypeLayout, depth: usize, parts: &mut Vec<String>) {
         let text = part.full_type().to_string();
         let is_pointer = text.contains(['*', '&']);
         if (is_plain(part) || part.name() == "RString") && !is_pointer {
-            // Lengths, and memory that is left for later versions.
+            // Lengths, and memory reserved for later versions.
             if !["usize", "[u8;16]"].contains(&text.as_str()) && !parts.contains(&text) {
                 parts.push(text);
             }
@@ -92,7 +94,7 @@ fn is_own(layout: &TypeLayout) -> bool {
     layout.package().as_str() == OWN
 }
 
-/// Every type of this crate that can be reached from one.
+/// Collects every type of this crate that can be reached from `layout`.
 fn walk(layout: &'static TypeLayout, seen: &mut HashSet<UTypeId>, texts: &mut BTreeSet<String>) {
     if !seen.insert(layout.get_utypeid()) {
         return;
@@ -153,7 +155,7 @@ fn what_crosses_has_the_layout_of_contract_1_0() {
     hold("layout.txt", &texts.into_iter().collect::<Vec<_>>().join("\n"));
 }
 
-/// The sources of the contract.
+/// The source files of the contract.
 fn sources() -> Vec<PathBuf> {
     let (mut found, mut open) = (Vec::new(), vec![root().join("src")]);
     while let Some(path) = open.pop() {
@@ -167,7 +169,7 @@ fn sources() -> Vec<PathBuf> {
     found
 }
 
-/// The public items of a source as rustfmt leaves it: what begins with `pub`, and the functions of public traits.
+/// The public items of a file formatted by rustfmt: lines that begin with `pub`, and the functions of public traits.
 fn items(text: &str) -> String {
     let (mut items, mut within, mut item) = (String::new(), String::new(), String::new());
     for line in text.lines() {
@@ -188,7 +190,7 @@ fn items(text: &str) -> String {
         item.push_str(code);
         item.push(' ');
         let open = |letter| item.matches(letter).count();
-        // A use or an attribute may go over several lines, as may parameters.
+        // A use, an attribute or parameters may span several lines.
         let whole = open('(') == open(')') && code.ends_with(['{', ';', ',', '}']);
         let is_use = item.starts_with("pub use") && !item.contains(';');
         if whole && !is_use {

@@ -5,14 +5,14 @@ use std::path::Path;
 
 /// One way of writing adapters to disk.
 pub trait AdapterFormat: Send + Sync + 'static {
-    /// Its name: `peft`.
+    /// The format's name, such as `peft`.
     fn name(&self) -> &'static str;
 
-    /// Tells if the file or folder looks like this format, by names and headers only.
+    /// Returns whether the file or folder looks like this format, by names and headers only.
     fn claims(&self, path: &Path) -> bool;
 
-    /// Reads the adapter, or refuses it if low-rank pairs cannot express it. [`crate::Error::declined`] leaves a file that has another
-    /// format after all to the next one that claims it.
+    /// Reads the adapter, or refuses it if it cannot be expressed as low-rank pairs. Returns [`crate::Error::declined`]
+    /// for a file that has another format after all, so that the next claimant is asked.
     fn open(&self, path: &Path) -> Result<AdapterData>;
 }
 
@@ -23,15 +23,15 @@ pub struct AdapterData {
     pub base: String,
     /// Equal for equal content.
     pub fingerprint: String,
-    /// Its pairs; no target twice.
+    /// The pairs; no target occurs twice.
     pub pairs: Vec<LowRankPair>,
 }
 
 /// One change of one weight: `W + scale · B·A`.
 #[derive(Clone, Debug)]
 pub struct LowRankPair {
-    /// The weight's name without `.weight`, as in a Hugging Face checkpoint (`model.layers.0.self_attn.q_proj`) or as in
-    /// llama.cpp's GGUF files (`blk.0.attn_q`).
+    /// The weight's name without `.weight`, as in a Hugging Face checkpoint (`model.layers.0.self_attn.q_proj`) or as
+    /// in llama.cpp's GGUF files (`blk.0.attn_q`).
     pub target: String,
     /// Rows of A, columns of B.
     pub rank: usize,
@@ -41,10 +41,10 @@ pub struct LowRankPair {
     pub outputs: usize,
     /// The factor of `B·A`, commonly alpha over rank.
     pub scale: f32,
-    /// `rank × inputs` values, row after row.
+    /// `rank × inputs` values, row by row.
     pub a: Vec<f32>,
-    /// `outputs × rank` values, row after row, in the order that the weight's rows have in the kind of checkpoint that the
-    /// name is of; the model reorders them where its own is of the other kind.
+    /// `outputs × rank` values, row by row, in the row order of the kind of checkpoint that the name comes from; the
+    /// model reorders them if its own checkpoint is of the other kind.
     pub b: Vec<f32>,
 }
 

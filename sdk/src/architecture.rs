@@ -1,8 +1,8 @@
 //! The traits of a model family: an [`Architecture`] describes and loads checkpoints, a [`Model`] computes.
 //!
-//! These are the contract's types in plain Rust. A batch that reaches [`Model::forward`] has been checked against the model's own
-//! [`Resident`]: ids, lengths, block tables and the space for logits are right. Most authors do not implement `Model` at all:
-//! `nn::Paged` makes one out of a decoder.
+//! These are the contract's types in plain Rust. A batch that reaches [`Model::forward`] has been checked against the
+//! model's own [`Resident`]: ids, lengths, block tables and the size of the outputs are valid. Most authors do not
+//! implement `Model` at all: `nn::Paged` creates one from a decoder.
 
 use crate::{AdapterData, Batch, Error, Merged, Outputs, Result, Services};
 use std::path::{Path, PathBuf};
@@ -22,18 +22,20 @@ pub trait Architecture: Send + Sync + 'static {
         &[]
     }
 
-    /// Reads headers and tokenizer, never the weights. [`Error::declined`] passes the checkpoint on to the next claimant.
+    /// Reads headers and tokenizer, never the weights. [`Error::declined`] passes the checkpoint on to the next
+    /// claimant.
     fn describe(&self, source: &Source) -> Result<Card>;
 
     /// Loads the checkpoint.
     fn load(&self, request: &LoadRequest, services: &Services) -> Result<Box<dyn Model>>;
 
-    /// Says that [`Architecture::load_merged`] is supported (`merge/1`).
+    /// Returns whether [`Architecture::load_merged`] is supported (`merge/1`).
     fn merges(&self) -> bool {
         false
     }
 
-    /// Loads the checkpoint with adapters added to its weights. An adapter that does not fit is an error that names the tensor.
+    /// Loads the checkpoint with adapters added to its weights. For an adapter that does not fit, the error names the
+    /// tensor.
     fn load_merged(&self, request: &LoadRequest, services: &Services, merged: &[Merged]) -> Result<Box<dyn Model>> {
         let _ = (request, services, merged);
         Err(Error::unsupported("this architecture merges no adapters"))
@@ -42,19 +44,20 @@ pub trait Architecture: Send + Sync + 'static {
 
 /// A loaded model: weights and the states of its sequences. All calls come from one thread.
 pub trait Model: Send {
-    /// The memory that it takes, and its limits.
+    /// Returns its memory and its limits.
     fn resident(&self) -> Resident;
 
-    /// Computes one step: the new tokens of every span. `logits` is filled with the wanted rows, in order.
+    /// Computes one step: the new tokens of all spans. Fills `logits` with the wanted rows, in order.
     fn forward(&mut self, batch: &Batch<'_>, logits: &mut [f32]) -> Result<()>;
 
-    /// Computes one step whose wanted rows are not all logits. The default picks candidates out of the logits, and does not support
-    /// hidden rows.
+    /// Computes one step in which not all wanted rows are logits. The default picks candidates from the logits, and
+    /// does not support hidden rows.
     fn forward_to(&mut self, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Result<()> {
         outputs.fill_from_logits(batch, |batch, logits| self.forward(batch, logits))
     }
 
-    /// Forgets a sequence; an unknown id is not an error. Models whose caches are all in blocks and slots have nothing to do.
+    /// Forgets a sequence; an unknown id is not an error. Nothing to do for models that keep all caches in blocks and
+    /// slots.
     fn release(&mut self, sequence: u64);
 
     /// Attaches an adapter and returns its id, which is above 0.
@@ -68,12 +71,12 @@ pub trait Model: Send {
         Err(Error::not_found(format!("no adapter {adapter} is attached")))
     }
 
-    /// The ability to copy blocks out and in (`kv-transfer/1`).
+    /// Copying of blocks (`kv-transfer/1`), if supported.
     fn kv_transfer(&mut self) -> Option<&mut dyn KvTransfer> {
         None
     }
 
-    /// The ability to copy whole sequences (`sequence-state/1`).
+    /// Copying of whole sequences (`sequence-state/1`), if supported.
     fn sequence_state(&mut self) -> Option<&mut dyn SequenceState> {
         None
     }
@@ -81,7 +84,7 @@ pub trait Model: Send {
 
 /// Copies blocks and slots out of a model's memory and back. Groups and ids are in range.
 pub trait KvTransfer {
-    /// The length of an exported block or slot of a group.
+    /// Length of an exported block or slot of a group.
     fn bytes(&self, group: usize) -> usize;
     /// Copies block or slot `id` into `bytes`, which has that length.
     fn export(&self, group: usize, id: u32, bytes: &mut [u8]) -> Result<()>;
@@ -91,11 +94,11 @@ pub trait KvTransfer {
 
 /// Copies whole sequences of an opaque model.
 pub trait SequenceState {
-    /// Copies the sequence `from` to `to`, which is new.
+    /// Copies the sequence `from` to the new sequence `to`.
     fn fork(&mut self, from: u64, to: u64) -> Result<()>;
-    /// The state as bytes.
+    /// Returns the state as bytes.
     fn snapshot(&self, sequence: u64) -> Result<Vec<u8>>;
-    /// Makes a new sequence out of a snapshot, whose bytes an implementation must validate.
+    /// Creates a new sequence from a snapshot, whose bytes an implementation must validate.
     fn restore(&mut self, sequence: u64, bytes: &[u8]) -> Result<()>;
 }
 
@@ -130,7 +133,7 @@ pub struct LoadRequest {
     pub threads: u32,
 }
 
-/// The kind of a group of caches. A model has one opaque group, or any number of the others.
+/// A kind of cache group. A model has one opaque group, or any number of the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cache {
     /// Blocks of tokens that the host allocates; `bytes` is for all layers of the group.
@@ -138,7 +141,7 @@ pub enum Cache {
         /// Bytes of a block.
         bytes: u64,
     },
-    /// Such blocks with a sliding window.
+    /// The same, with a sliding window.
     Window {
         /// The window, including the token itself.
         tokens: u32,
@@ -223,7 +226,7 @@ pub struct Resident {
     pub context: u32,
     /// Tokens in a block.
     pub block_tokens: u32,
-    /// The card's groups, each with its number of blocks or slots; for an opaque group the limit on sequences, 0 for no limit but
-    /// memory.
+    /// The card's groups, each with its number of blocks or slots; for an opaque group the limit on sequences, 0 for no
+    /// limit but memory.
     pub caches: Vec<(Cache, u32)>,
 }

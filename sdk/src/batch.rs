@@ -1,9 +1,9 @@
-//! One step as an author sees it: the new tokens of many sequences, the wanted outputs, and the block tables. It has been checked
-//! against the model's own [`Resident`](crate::Resident).
+//! One step in the SDK's types: the new tokens of many sequences, the wanted outputs, and the block tables. It has been
+//! checked against the model's own [`Resident`](crate::Resident).
 
 use std::{borrow::Cow, ops::Range};
 
-/// Stands for no block, slot or token.
+/// No block, slot or token.
 pub const VACANT: u32 = u32::MAX;
 
 /// The tokens of a span for which the host wants rows of output.
@@ -46,7 +46,7 @@ pub struct Batch<'a> {
     pub tokens: &'a [u32],
     /// The position of each token in its sequence.
     pub positions: &'a [u32],
-    /// One for each sequence; together they cover `tokens` in order.
+    /// One per sequence; together they cover `tokens` in order.
     pub spans: Vec<Span<'a>>,
     /// Candidates in a row of [`Output::Candidates`].
     pub top: usize,
@@ -61,15 +61,15 @@ pub struct Span<'a> {
     pub start: usize,
     /// Number of new tokens, at least one.
     pub len: usize,
-    /// Tokens of the sequence before these. It may be lower than at the end of the sequence's previous span. An opaque model compares
-    /// it with its own count and refuses a mismatch with [`crate::Error::invalid`].
+    /// Number of the sequence's tokens before these. It may be lower than at the end of the sequence's previous span.
+    /// An opaque model compares it with its own count and refuses a mismatch with [`crate::Error::invalid`].
     pub past: usize,
     /// The tokens for which rows are wanted.
     pub want: Want,
     /// The content of those rows.
     pub output: Output,
-    /// Allowed candidates, for each wanted row: a bit for each token of the vocabulary, lowest first in words of 32 bits. Empty
-    /// if all are allowed.
+    /// Allowed candidates for each wanted row, as a bit mask over the vocabulary, in words of 32 bits, lowest bit
+    /// first. Empty if all are allowed.
     pub mask: &'a [u32],
     /// The adapter's id; 0 for none.
     pub adapter: u32,
@@ -79,11 +79,11 @@ pub struct Span<'a> {
     pub caches: Vec<Table<'a>>,
 }
 
-/// The place of one sequence in a group of caches.
+/// A sequence's entry in a cache group.
 #[derive(Clone, Debug)]
 pub enum Table<'a> {
-    /// Token `i` is in block `blocks[i / block_tokens]`; there are enough for `past + len` tokens. In a group with a window, entries
-    /// that no token reads any more repeat another block of the sequence.
+    /// Token `i` is in block `blocks[i / block_tokens]`; there are enough blocks for `past + len` tokens. In a group
+    /// with a window, entries that are no longer read repeat another block of the sequence.
     Blocks(Cow<'a, [u32]>),
     /// Slots of a recurrent state.
     Slots {

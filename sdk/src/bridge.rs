@@ -1,9 +1,9 @@
 //! Any text model of candle-transformers as an architecture, in about forty lines.
 //!
-//! Such a model computes one sequence at a time and keeps its state inside itself, each in its own way. The bridge gives every
-//! sequence a model of its own that shares the weights, so that it looks batched, and declares opaque caches: they cannot be paged,
-//! and a step costs the sum of its sequences. Defaults are the safe ones: prompts are computed token by token, scaled RoPE is
-//! declined, and sequences cannot be copied, until the author says otherwise.
+//! Such a model computes one sequence at a time and keeps its state to itself, each in its own way. The bridge gives
+//! every sequence its own instance of the model, with shared weights, so that it looks batched, and declares opaque
+//! caches: they cannot be paged, and a step costs the sum of its sequences. Defaults are the safe ones: prompts are
+//! computed token by token, scaled RoPE is declined, and sequences cannot be copied, unless the author enables it.
 //!
 #![doc = include_str!("bridge/example.md")]
 
@@ -34,15 +34,15 @@ use crate::{
 };
 use model::Bridged;
 
-/// Limit on the tokens of one call: enough to keep a CPU busy, and few enough that attention scores, which candle's models
-/// materialize, stay small.
+/// Maximum number of tokens per call: enough to keep a CPU busy, and few enough that attention scores, which candle's
+/// models materialize, stay small.
 const CHUNK_TOKENS_MAX: usize = 64;
-/// A longer context is taken for a mistake, as candle's models make rotation tables for all of it.
+/// A longer context is considered a mistake, as candle's models create rotation tables for all of it.
 const CONTEXT_MAX: usize = 1 << 20;
 /// Bytes of an activation's value.
 const VALUE_BYTES: usize = 4;
 
-/// A model of candle-transformers, with the state of the one sequence that it computes.
+/// A model of candle-transformers with the state of a single sequence.
 pub trait Wrapped: Sized + Send + 'static {
     /// The architecture's name.
     const NAME: &'static str;
@@ -50,7 +50,8 @@ pub trait Wrapped: Sized + Send + 'static {
     const GGUF: &'static [&'static str] = &[];
     /// Values of `architectures` in the `config.json` files that it claims.
     const CLASSES: &'static [&'static str];
-    /// The model applies `rope_scaling`. Most of candle's ignore it, so by default checkpoints that have it are declined.
+    /// The model applies `rope_scaling`. Most of candle's models ignore it, so by default such checkpoints are
+    /// declined.
     const SCALES_ROPE: bool = false;
 
     /// Reads the sizes, and declines checkpoints that the model would compute wrongly; see [`Config::only`].
@@ -59,18 +60,18 @@ pub trait Wrapped: Sized + Send + 'static {
     /// Loads a model in its initial state.
     fn load(parts: &Parts<'_>) -> Result<Pristine<Self>>;
 
-    /// Number of the next `left` tokens that one call may take, after `past` tokens. Some models are right only for the first chunk of
-    /// a prompt, or up to the width of a window.
+    /// How many of the next `left` tokens a single call may take, after `past` tokens. Some models are correct only for
+    /// the first chunk of a prompt, or up to the width of a window.
     fn together(&self, past: usize, left: usize) -> usize {
         let _ = (past, left);
         1
     }
 
-    /// Computes tokens, of shape `[1, n]`, after `past` others, and returns the logits of the last in any shape.
+    /// Computes tokens of shape `[1, n]` after `past` others, and returns the logits of the last one in any shape.
     fn forward(&mut self, tokens: &Tensor, past: usize) -> candle_core::Result<Tensor>;
 
-    /// The whole state besides the number of tokens, if candle exposes it: sequences can then be copied (`sequence-state/1`). In `f32`,
-    /// and always in the same shapes.
+    /// The whole state except the number of tokens, if candle exposes it: sequences can then be copied
+    /// (`sequence-state/1`). Must be in `f32`, and always in the same shapes.
     fn state(&self) -> Vec<Tensor> {
         Vec::new()
     }
@@ -81,8 +82,8 @@ pub trait Wrapped: Sized + Send + 'static {
     }
 }
 
-/// Makes models in their initial state. Where candle updates a state in place, clones share it, so the model that is cloned never
-/// computes anything.
+/// Creates models in their initial state. If candle updates a state in place, clones share it, so the model that is
+/// cloned never computes anything.
 pub struct Pristine<W>(Box<dyn Fn() -> Result<W> + Send>);
 
 impl<W: Send + 'static> Pristine<W> {
@@ -94,7 +95,7 @@ impl<W: Send + 'static> Pristine<W> {
         Self(Box::new(move || Ok(model.clone())))
     }
 
-    /// Constructs each anew; tensors from [`Parts::tensors`] are shared.
+    /// Constructs each model anew; tensors from [`Parts::tensors`] are shared.
     pub fn made_by(make: impl Fn() -> candle_core::Result<W> + Send + 'static) -> Self {
         Self(Box::new(move || make().map_err(Error::from)))
     }
@@ -115,14 +116,14 @@ pub struct Shape {
     pub widest: usize,
     /// Attention heads, each of which scores the whole past; 0 without attention.
     pub heads: usize,
-    /// Bytes of a sequence's state for each of its tokens.
+    /// State bytes per token of a sequence.
     pub token_bytes: usize,
-    /// Bytes of a sequence's state whatever its length.
+    /// State bytes of a sequence independent of its length.
     pub fixed_bytes: usize,
 }
 
 impl Shape {
-    /// The sizes of a transformer that keeps keys and values in `f32`, by the names that most configurations have.
+    /// The sizes of a transformer with keys and values in `f32`, read under the usual names of a configuration.
     pub fn transformer(config: &Config) -> Result<Self> {
         let (heads, width) = (config.usize("num_attention_heads")?, config.usize("hidden_size")?);
         let head_dim = config.usize_or("head_dim", width / heads)?;
@@ -137,19 +138,19 @@ impl Shape {
         })
     }
 
-    /// Limits the context to the window, for models of candle that do not implement windows: up to that length full attention is the
-    /// same.
+    /// Limits the context to the window, for candle models that do not implement windows: up to that length full
+    /// attention is equivalent.
     #[must_use]
     pub fn within(self, window: Option<usize>) -> Self {
         Self { context: self.context.min(window.unwrap_or(usize::MAX)), ..self }
     }
 
-    /// Bytes of the state of a sequence of `tokens` tokens.
+    /// State bytes of a sequence of `context` tokens.
     fn state_bytes(&self, context: usize) -> u64 {
         (self.fixed_bytes as u64).saturating_add((self.token_bytes as u64).saturating_mul(context as u64))
     }
 
-    /// Scratch memory for each token of a step: logits, activations, and its attention scores.
+    /// Scratch memory per token of a step: logits, activations, and attention scores.
     fn scratch_bytes(&self) -> u64 {
         const STEP_TOKENS: usize = 1024;
         let scores = 3 * self.heads * self.context * CHUNK_TOKENS_MAX / STEP_TOKENS;
@@ -161,13 +162,13 @@ impl Shape {
 pub struct Bridge<W>(PhantomData<fn() -> W>);
 
 impl<W: Wrapped> Bridge<W> {
-    /// The architecture, to be put into a plugin.
+    /// Returns the architecture, to be added to a plugin.
     pub fn architecture() -> Self {
         Self(PhantomData)
     }
 }
 
-/// Opens a checkpoint that the model can compute.
+/// Opens a checkpoint that the model supports.
 fn open<W: Wrapped>(source: &Source) -> Result<(Checkpoint, Shape)> {
     let options = source.options.trim();
     let is_empty = options.is_empty() || serde_json::from_str::<Map<_, Value>>(options).is_ok_and(|map| map.is_empty());
@@ -205,8 +206,8 @@ fn plain_rope(config: &Config) -> Result<()> {
     Ok(())
 }
 
-/// Bytes of the weights once loaded: in `f32`; quantized ones as they are, with a second copy in the order that candle's
-/// kernels want, and a table of embeddings in `f32`.
+/// Bytes of the loaded weights: `f32`, or quantized as they are, with a second copy in the order that candle's kernels
+/// require and the embedding table in `f32`.
 fn weight_bytes(checkpoint: &Checkpoint) -> u64 {
     let values = |shape: &[usize]| shape.iter().fold(1_u64, |product, &size| product.saturating_mul(size as u64));
     let widened = |shape: &[usize]| values(shape).saturating_mul(VALUE_BYTES as u64);
@@ -280,7 +281,8 @@ impl<W: Wrapped> Architecture for Bridge<W> {
     }
 }
 
-/// The context, and the number of sequences of that length that fit. If not even one does, the context is what the budget holds.
+/// Returns the context, and the number of sequences of that length that fit. If not even one fits, the context is as
+/// long as the budget allows.
 fn room(request: &LoadRequest, shape: &Shape) -> Result<(usize, u32)> {
     let (budget, asked) = (request.state_bytes, request.context as usize);
     let wished = if asked == 0 { shape.context } else { asked.min(shape.context) };

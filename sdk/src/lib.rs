@@ -1,15 +1,15 @@
-//! The SDK for Pensieve plugins: safe Rust, without types of the ABI.
+//! The SDK for Pensieve plugins: safe Rust, without ABI types.
 //!
 //! A plugin is a library with `crate-type = ["cdylib"]` that calls [`export!`] once. It holds any number of
 //!
 //! - [`Architecture`]s, which describe and load checkpoints ([`nn::Decoder`] is the short way to one, and `bridge` the
-//!   shortest, where candle-transformers has the model),
+//!   shortest, if candle-transformers has the model),
 //! - [`sampler::Sampler`]s, whose stages pick the next token,
 //! - [`AdapterFormat`]s, which read low-rank adapters.
 //!
-//! Between them and the host, the SDK turns panics into errors, refuses batches that break the contract before an author's code
-//! sees them, and provides batching, paged caches, quantized kernels and adapters, so that a model file reads like its paper.
-//! `testing` (feature `testing`) tries the contract's laws on a model.
+//! Between them and the host, the SDK turns panics into errors, refuses batches that break the contract before an
+//! author's code sees them, and provides batching, paged caches, quantized kernels and adapters, so that a model file
+//! reads like its paper. `testing` (feature `testing`) runs the contract's laws on a model.
 //!
 #![cfg_attr(feature = "nn", doc = include_str!("tutorial.md"))]
 //!

@@ -1,8 +1,8 @@
-//! The output buffers of a step: logits, candidates or hidden rows, as its spans ask.
+//! The output buffers of a step: logits, candidates or hidden rows, as requested by its spans.
 
 use crate::{Batch, Error, Output, Result, Span, VACANT};
 
-/// The rows that a step is to fill, each kind in the order of the spans that want it.
+/// The rows that a step must fill; those of each kind are in the order of the spans that want them.
 #[derive(Debug)]
 pub struct Outputs<'a> {
     /// Rows of logits.
@@ -18,11 +18,11 @@ pub struct Outputs<'a> {
 /// Rows of candidates, [`Batch::top`] in each.
 #[derive(Debug)]
 pub struct CandidateRows<'a> {
-    /// Their ids, the highest logit first, the lower id first where two are equal; [`VACANT`] where there are too few.
+    /// Their ids, highest logit first, ties by lower id; [`VACANT`] if there are too few.
     pub ids: &'a mut [u32],
-    /// Their logits; −∞ where there are too few.
+    /// Their logits; −∞ if there are too few.
     pub scores: &'a mut [f32],
-    /// For each row the logarithm of the sum of `exp(logit)`, over all tokens and over those that its mask allows.
+    /// For each row the log-sum-exp over all tokens, and over those that its mask allows.
     pub totals: &'a mut [f32],
 }
 
@@ -32,7 +32,7 @@ impl Outputs<'_> {
         self.vocabulary
     }
 
-    /// Fills the rows out of the logits that `forward` computes of every wanted row.
+    /// Fills the rows from the logits that `forward` computes for every wanted row.
     pub fn fill_from_logits(
         &mut self,
         batch: &Batch<'_>,
@@ -50,7 +50,7 @@ impl Outputs<'_> {
         self.take_logits(batch, &logits)
     }
 
-    /// Takes the best candidate of each wanted row: its id, its logit, and the total of the row.
+    /// Takes the best candidate of each wanted row: its id, its logit, and the row's log-sum-exp.
     #[cfg(feature = "nn")]
     pub(crate) fn take_best(&mut self, best: &[[f32; 3]]) -> Result<()> {
         let CandidateRows { ids, scores, totals } = &mut self.candidates;
@@ -69,7 +69,7 @@ impl Outputs<'_> {
         Ok(())
     }
 
-    /// Copies rows of logits, one for each wanted row that is not a hidden one, to their outputs.
+    /// Copies rows of logits, one for each wanted row other than hidden ones, to their outputs.
     pub fn take_logits(&mut self, batch: &Batch<'_>, logits: &[f32]) -> Result<()> {
         let (mut rows, mut plain, mut chosen) = (logits.chunks_exact(self.vocabulary), 0, 0);
         for span in batch.spans.iter().filter(|span| span.output != Output::Hidden) {
@@ -92,7 +92,7 @@ impl Outputs<'_> {
 
 impl CandidateRows<'_> {
     /// Fills a row with the best candidates of a row of logits.
-    fn choose(&mut self, row: usize, top: usize, logits: &[f32], mask: &[u32]) {
+    pub(crate) fn choose(&mut self, row: usize, top: usize, logits: &[f32], mask: &[u32]) {
         let allowed = |token: usize| mask.is_empty() || mask[token / 32] >> (token % 32) & 1 == 1;
         let best_first = |a: &u32, b: &u32| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b));
         let tokens = (0..logits.len()).filter(|&token| allowed(token)).map(|token| token as u32);
@@ -102,7 +102,7 @@ impl CandidateRows<'_> {
             _ => log_sum_exp(tokens.clone().map(|token| logits[token as usize])),
         };
         let best: Vec<u32> = if top == 1 {
-            // Greedy decoding needs this at every step: one pass, without a list of the vocabulary.
+            // Greedy decoding does this in every step: one pass, without a list of the vocabulary.
             tokens.min_by(best_first).into_iter().collect()
         } else {
             let mut best: Vec<u32> = tokens.collect();
@@ -123,7 +123,7 @@ impl CandidateRows<'_> {
     }
 }
 
-/// The logarithm of the sum of `exp(value)`.
+/// Logarithm of the sum of `exp(value)`.
 fn log_sum_exp(values: impl Iterator<Item = f32> + Clone) -> f32 {
     let largest = values.clone().fold(f32::NEG_INFINITY, f32::max);
     if largest == f32::NEG_INFINITY {

@@ -1,4 +1,4 @@
-//! The contents of a plugin; `export!` turns them into the library's one exported symbol.
+//! The contents of a plugin; `export!` turns them into the library's only exported symbol.
 
 use crate::{AdapterFormat, Architecture, sampler::Sampler};
 
@@ -27,7 +27,7 @@ pub struct Plugin {
 }
 
 impl Plugin {
-    /// A plugin without providers. The id is short and unique among installed plugins.
+    /// Creates a plugin without providers. The id is short and unique among installed plugins.
     pub fn new(id: &'static str, description: &'static str) -> Self {
         Self { id, description, architectures: Vec::new(), samplers: Vec::new(), adapter_formats: Vec::new() }
     }

@@ -14,7 +14,7 @@ pub struct Services(Option<api::ServicesArc>);
 pub enum Level {
     /// Something failed.
     Error,
-    /// Something is wrong, but work goes on.
+    /// Something is wrong, but work continues.
     Warn,
     /// Of interest to users.
     Info,
@@ -23,7 +23,7 @@ pub enum Level {
 }
 
 impl Services {
-    /// Services that discard everything, for tests and tools.
+    /// Creates services that discard everything, for tests and tools.
     pub fn silent() -> Self {
         Self(None)
     }
@@ -32,7 +32,7 @@ impl Services {
         Self(Some(services))
     }
 
-    /// Hands one line to the host's log.
+    /// Writes a line to the host's log.
     pub fn log(&self, level: Level, message: impl fmt::Display) {
         let Some(host) = &self.0 else { return };
         let level = match level {
@@ -51,7 +51,7 @@ impl Services {
         }
     }
 
-    /// An error once the host has cancelled the current load: call `services.go_on()?` for every tensor.
+    /// Returns an error once the host has cancelled the load: call `services.go_on()?` for every tensor.
     pub fn go_on(&self) -> Result<()> {
         match &self.0 {
             Some(host) if host.cancelled() => Err(Error::cancelled("the host cancelled the load")),
@@ -80,7 +80,7 @@ pub(crate) mod heard {
     #[derive(Clone)]
     struct Host(Arc<dyn Fn(&str) + Send + Sync>);
 
-    /// Services whose lines, and the names of what progress was made with, go to this function.
+    /// Creates services that pass log lines, and the names in progress reports, to this function.
     pub(crate) fn by(hear: impl Fn(&str) + Send + Sync + 'static) -> Services {
         Services::from_host(api::Services_TO::from_ptr(RArc::new(Host(Arc::new(hear))), TD_Opaque))
     }

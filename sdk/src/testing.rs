@@ -1,7 +1,8 @@
 //! Conformance: the laws that every model must obey, tried on an author's model in `cargo test`.
 //!
-//! The laws are the contract's own (`pensieve plugins check` tries the same ones), and the model is called through the same glue as
-//! by a host. Depend on the SDK with the feature `testing` under `[dev-dependencies]`, load a small checkpoint, and:
+//! The laws are the contract's own (`pensieve plugins check` tries the same ones), and the model is called through the
+//! same glue as by a host. Depend on the SDK with the feature `testing` under `[dev-dependencies]`, load a small
+//! checkpoint, and:
 //!
 //! ```
 //! # use pensieve_sdk::{Batch, Cache, Model, Resident, Result};
@@ -40,12 +41,12 @@ pub use checkpoint::random_checkpoint;
 #[cfg(feature = "weights")]
 mod checkpoint;
 
-/// Tries every law on a freshly loaded model.
+/// Runs all laws on a freshly loaded model.
 pub fn conformance(model: Box<dyn Model>) -> Report {
     conformance_with(model, &Options::default())
 }
 
-/// Tries every law with other texts, tolerances, or the logits of another implementation.
+/// Runs all laws with other texts, tolerances, or reference logits of another implementation.
 pub fn conformance_with(model: Box<dyn Model>, options: &Options) -> Report {
     let resident = model.resident();
     let shape = pensieve_laws::Shape {
@@ -64,18 +65,19 @@ pub fn conformance_with(model: Box<dyn Model>, options: &Options) -> Report {
     }
 }
 
-/// Includes an adapter that fits the model.
+/// Adds an adapter that fits the model.
 pub fn with_adapter(options: Options, adapter: AdapterData) -> Result<Options> {
     Ok(Options { adapter: Some(adapter_out(adapter)?), ..options })
 }
 
-/// Tries every law of samplers. The sampler lives to the end of the process, as a plugin's providers do.
+/// Runs all laws of samplers. The sampler lives until the process exits, as a plugin's providers do.
 pub fn sampler_conformance(sampler: impl Sampler, options: &SamplerOptions) -> Report {
     let sampler: &'static dyn Sampler = Box::leak(Box::new(sampler));
     pensieve_laws::check_sampler(&export_sampler(sampler.name(), sampler), options, &mut |_| {})
 }
 
-/// Tries every law of adapter formats on an adapter; `scratch` is an empty folder. The format lives to the end of the process.
+/// Runs all laws of adapter formats on an adapter; `scratch` is an empty folder. The format lives until the process
+/// exits.
 pub fn format_conformance(format: impl AdapterFormat, adapter: &Path, scratch: &Path) -> Report {
     let format = export_format(Box::leak(Box::new(format)));
     pensieve_laws::check_format(&format, adapter, scratch, &mut |_| {})

@@ -140,6 +140,6 @@ fn memory_is_what_a_process_has_taken() {
     let with = own();
     assert!(with.resident >= 256 << 20 && with.peak >= with.resident, "{with:?}");
     drop(taken);
-    assert!(own().peak >= with.resident);
+    assert!(own().peak >= 256 << 20);
     assert!(memory(u32::MAX >> 1).is_none());
 }

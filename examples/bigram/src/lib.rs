@@ -1,9 +1,9 @@
 //! The smallest legal architecture: a language model without a tensor.
 //!
-//! Its checkpoint is a folder with one `config.json`. As in every bigram model, a table gives the next token; here the table is
-//! a hash function, so that there is nothing to train or to ship. A bit of everything that the sequence has seen is added,
-//! read back from the blocks that the host allocates: a host that mixes up blocks, positions or sequences gets other numbers,
-//! which makes this model good for testing hosts.
+//! Its checkpoint is a folder with a single `config.json`. As in every bigram model, a table gives the next token; here
+//! the table is a hash function, so there is nothing to train or ship. A contribution of all earlier tokens is added,
+//! read back from the blocks that the host allocates: a host that mixes up blocks, positions or sequences gets other
+//! numbers, which makes this model good for testing hosts.
 
 use pensieve_sdk::{
     Architecture, Batch, Cache, Card, Error, LoadRequest, Model, Plugin, Resident, Result, Services, Source, Span,
@@ -69,7 +69,7 @@ struct Loaded {
     vocabulary: u32,
     context: u32,
     blocks: u32,
-    /// The token in each slot of each block, where an attention layer would keep keys and values.
+    /// The token in each slot of each block, in place of an attention layer's keys and values.
     seen: Vec<u32>,
 }
 
@@ -149,7 +149,7 @@ impl Config {
         Ok(Self { vocabulary, context: number(&text, "max_position_embeddings", CONTEXT_MAX)? })
     }
 
-    /// One word per token: its number, with the space before it that `▁` stands for.
+    /// One word per token: its number, preceded by the space that `▁` stands for.
     fn tokenizer(&self) -> String {
         let words: Vec<String> = (0..self.vocabulary).map(|token| format!("\"▁{token}\":{token}")).collect();
         let spaces = r#"{"type":"Metaspace","replacement":"▁","prepend_scheme":"always","split":true}"#;
@@ -160,7 +160,7 @@ impl Config {
     }
 }
 
-/// A number between 1 and a limit. An architecture with a real checkpoint would use `pensieve_sdk::weights` instead.
+/// Reads a number between 1 and a limit. An architecture with a real checkpoint would use `pensieve_sdk::weights`.
 fn number(json: &str, key: &str, max: u32) -> Result<u32> {
     let value = json.split_once(&format!("\"{key}\"")).and_then(|(_, rest)| rest.trim_start().strip_prefix(':'));
     let digits = value.map_or("", |value| value.split([',', '}', '\n']).next().unwrap_or_default().trim());

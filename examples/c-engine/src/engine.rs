@@ -1,4 +1,4 @@
-//! The engine's interface, in safe Rust. Nothing outside of this file knows that it is C.
+//! The engine's interface in safe Rust. No other file knows that the engine is written in C.
 
 use std::{
     ffi::{CStr, CString, c_char, c_int, c_void},
@@ -54,7 +54,8 @@ pub struct Sizes {
 impl Sizes {
     pub fn read(path: &Path) -> Result<Self> {
         let (name, mut said, mut sizes) = (name(path)?, Said::new(), Self { vocabulary: 0, width: 0 });
-        // SAFETY: the name ends with a zero byte, the sizes outlive the call, and no more of `said` is written than it has.
+        // SAFETY: the name ends with a zero byte, the sizes outlive the call, and at most `Said::BYTES` bytes are
+        // written.
         let code =
             unsafe { engine_sizes(name.as_ptr(), &mut sizes.vocabulary, &mut sizes.width, said.place(), Said::BYTES) };
         if code == 0 { Ok(sizes) } else { Err(said.error(path)) }
@@ -67,7 +68,7 @@ pub struct Engine {
     pub sizes: Sizes,
 }
 
-// SAFETY: the engine says that its weights do not change, so that any thread may read them.
+// SAFETY: the engine guarantees that its weights do not change, so any thread may read them.
 unsafe impl Send for Engine {}
 // SAFETY: as above.
 unsafe impl Sync for Engine {}
@@ -75,15 +76,15 @@ unsafe impl Sync for Engine {}
 impl Engine {
     pub fn open(path: &Path) -> Result<Arc<Self>> {
         let (name, mut said, mut sizes) = (name(path)?, Said::new(), Sizes { vocabulary: 0, width: 0 });
-        // SAFETY: the name ends with a zero byte, the sizes outlive the call, and no more of `said` is written than it has.
-        let weights = unsafe {
-            engine_open(name.as_ptr(), &mut sizes.vocabulary, &mut sizes.width, said.place(), Said::BYTES)
-        };
+        // SAFETY: the name ends with a zero byte, the sizes outlive the call, and at most `Said::BYTES` bytes are
+        // written.
+        let weights =
+            unsafe { engine_open(name.as_ptr(), &mut sizes.vocabulary, &mut sizes.width, said.place(), Said::BYTES) };
         let weights = NonNull::new(weights).ok_or_else(|| said.error(path))?;
         Ok(Arc::new(Self { weights, sizes }))
     }
 
-    /// Bytes of a sequence as it is saved.
+    /// Bytes of a saved sequence.
     pub fn sequence_bytes(&self) -> usize {
         // SAFETY: the weights live until this is dropped.
         unsafe { sequence_bytes(self.weights.as_ptr()) }
@@ -92,7 +93,7 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        // SAFETY: nothing has the weights any more: sequences keep the engine alive.
+        // SAFETY: the weights are no longer in use, because sequences keep the engine alive.
         unsafe { engine_close(self.weights.as_ptr()) }
     }
 }
@@ -103,20 +104,20 @@ pub struct Sequence {
     state: NonNull<State>,
 }
 
-// SAFETY: a sequence is memory of its own, which one thread at a time uses.
+// SAFETY: a sequence has its own memory, which one thread at a time uses.
 unsafe impl Send for Sequence {}
 
 impl Sequence {
-    /// A sequence without tokens, or a copy.
+    /// Creates a sequence without tokens, or a copy of another one.
     pub fn new(engine: &Arc<Engine>, copied: Option<&Self>) -> Result<Self> {
         let copied = copied.map_or(ptr::null(), |copied| copied.state.as_ptr().cast_const());
-        // SAFETY: the weights live as long as the engine, and what is copied is a sequence of the same engine, or null.
+        // SAFETY: the weights live as long as the engine, and `copied` is null or a sequence of the same engine.
         let state = unsafe { sequence_new(engine.weights.as_ptr(), copied) };
         let state = NonNull::new(state).ok_or_else(|| Error::out_of_memory("there is no memory for a sequence"))?;
         Ok(Self { engine: Arc::clone(engine), state })
     }
 
-    /// How many tokens it has read.
+    /// Number of tokens read.
     pub fn seen(&self) -> usize {
         // SAFETY: the state lives until this is dropped.
         unsafe { sequence_seen(self.state.as_ptr()) as usize }
@@ -131,22 +132,23 @@ impl Sequence {
         }
         let (count, rows) = (tokens.len() as u32, rows as u32);
         let (weights, state) = (self.engine.weights.as_ptr(), self.state.as_ptr());
-        // SAFETY: all tokens are below the vocabulary's size, and `rows` rows of it are written, which the logits have.
+        // SAFETY: all tokens are below the vocabulary's size, and `logits` has room for the `rows` rows that are
+        // written.
         unsafe { sequence_read(weights, state, tokens.as_ptr(), count, rows, logits.as_mut_ptr()) };
         Ok(())
     }
 
     pub fn save(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.engine.sequence_bytes()];
-        // SAFETY: the buffer has the bytes that the engine says it writes.
+        // SAFETY: the buffer has the size that the engine reports.
         unsafe { sequence_save(self.engine.weights.as_ptr(), self.state.as_ptr(), bytes.as_mut_ptr()) };
         bytes
     }
 
-    /// A sequence from the bytes of [`Self::save`]; others are an error.
+    /// Restores a sequence from the bytes of [`Self::save`]; other bytes are an error.
     pub fn load(engine: &Arc<Engine>, bytes: &[u8]) -> Result<Self> {
         let fresh = Self::new(engine, None)?;
-        // SAFETY: the engine reads no more bytes than there are.
+        // SAFETY: the engine reads at most `bytes.len()` bytes.
         let code = unsafe { sequence_load(engine.weights.as_ptr(), fresh.state.as_ptr(), bytes.as_ptr(), bytes.len()) };
         let expected = engine.sequence_bytes();
         let wrong = || Error::corrupt(format!("{} bytes are no sequence, which has {expected}", bytes.len()));
@@ -156,12 +158,12 @@ impl Sequence {
 
 impl Drop for Sequence {
     fn drop(&mut self) {
-        // SAFETY: the state is this sequence's own.
+        // SAFETY: the state belongs to this sequence alone.
         unsafe { sequence_free(self.state.as_ptr()) }
     }
 }
 
-/// Bytes of the engine's error message.
+/// Buffer for the engine's error message.
 struct Said([u8; Self::BYTES]);
 
 impl Said {

@@ -1,8 +1,8 @@
-//! An engine that uses nothing of the SDK's arithmetic: it is written in C and keeps its own sequences, as llama.cpp does. The
-//! plugin describes checkpoints, maps spans to sequences, and copies sequences.
+//! An engine that uses none of the SDK's arithmetic: it is written in C and keeps its own sequences, as llama.cpp does.
+//! The plugin describes checkpoints, maps spans to sequences, and copies sequences.
 //!
-//! Its cache is opaque: the host knows sequences by their ids only, and with `sequence-state/1` it continues from a copy of
-//! one, so that a conversation is not read again from its beginning.
+//! Its cache is opaque: the host knows sequences only by their ids, and with `sequence-state/1` it continues from a
+//! copy, so that a conversation is not read again from its beginning.
 
 mod engine;
 #[cfg(test)]
@@ -20,7 +20,7 @@ pensieve_sdk::export!(Plugin::new("c-engine", "a recurrent model that an engine 
 
 const CLASS: &str = "CGruForCausalLM";
 const CONTEXT_MAX: u32 = 1 << 20;
-/// Block length, by which the host cuts prompts for an opaque model.
+/// Block length, at which the host cuts prompts for an opaque model.
 const BLOCK_TOKENS: u32 = 16;
 const FILE_BYTES_MAX: u64 = 64 << 20;
 
@@ -124,7 +124,7 @@ fn state_bytes(width: u32) -> u64 {
 struct Loaded {
     engine: Arc<Engine>,
     context: u32,
-    /// Sequences alive at once.
+    /// Maximum number of sequences alive at once.
     most: u32,
     sequences: HashMap<u64, Sequence>,
 }
@@ -152,7 +152,7 @@ impl Model for Loaded {
         }
     }
 
-    /// Everything that can be refused is refused before the first sequence is changed.
+    /// Everything that can be refused is refused before any sequence is changed.
     fn forward(&mut self, batch: &Batch<'_>, logits: &mut [f32]) -> Result<()> {
         for span in &batch.spans {
             let seen = self.sequences.get(&span.sequence).map_or(0, Sequence::seen);

@@ -1,4 +1,4 @@
-//! The laws, on a checkpoint of random weights.
+//! The laws, tested on a checkpoint with random weights.
 
 use super::*;
 use pensieve_sdk::testing::{Outcome, conformance};
@@ -6,7 +6,7 @@ use pensieve_sdk::testing::{Outcome, conformance};
 const VOCABULARY: u32 = 61;
 const WIDTH: u32 = 24;
 
-/// A checkpoint of random weights; the file of weights is changed by `harm`.
+/// Creates a checkpoint with random weights; `harm` may change the weights file.
 fn checkpoint(harm: impl FnOnce(&mut Vec<u8>)) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let config = format!(r#"{{"architectures": ["{CLASS}"], "max_position_embeddings": 256}}"#);

@@ -1,7 +1,8 @@
-//! A stage that keeps the candidates within `n` standard deviations of the best one (top-nσ, arXiv 2411.07641): logits of
-//! noise lie around their mean, and what stands out above it is what the model means, at any temperature.
+//! A stage that keeps the candidates within `n` standard deviations of the best one (top-nσ, arXiv 2411.07641): noise
+//! in the logits lies around their mean, and the meaningful tokens stand out above it, at any temperature.
 //!
-//! A stage narrows the candidates, changes their logits, or picks one of them, which ends the chain. Change this one into yours.
+//! A stage narrows the candidates, changes their logits, or picks one of them, which ends the chain. Change this one
+//! into yours.
 
 use pensieve_sdk::{
     Error, Plugin, Result, export,
@@ -15,10 +16,10 @@ export!(Plugin::new("my-sampler", "keeps what stands out").sampler(TopNSigma));
 /// The name that requests use.
 const NAME: &str = "my_sampler";
 
-/// Makes stages.
+/// Creates the stages.
 struct TopNSigma;
 
-/// Parameters of a request: `{"sampler": "my_sampler", "n": 1.5}`.
+/// A request's parameters: `{"sampler": "my_sampler", "n": 1.5}`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Parameters {
@@ -38,7 +39,7 @@ impl Sampler for TopNSigma {
     fn create(&self, parameters: &str, _vocabulary: u32, _seed: u64) -> Result<Box<dyn Stage>> {
         let parameters = if parameters.is_empty() { "{}" } else { parameters };
         let wrong = |error: serde_json::Error| Error::invalid(format!("{NAME}: {error}"));
-        // Read as an object first: a struct alone would take a list of values, too.
+        // Parsed as an object first: a struct alone would also accept a list of values.
         let object: Map<String, Value> = serde_json::from_str(parameters).map_err(wrong)?;
         let Parameters { n } = Parameters::deserialize(Value::Object(object)).map_err(wrong)?;
         if !(0.0..=100.0).contains(&n) {
@@ -63,7 +64,7 @@ impl Stage for Outstanding {
     }
 }
 
-/// The standard deviation of the logits that are numbers: what is barred is at −inf.
+/// Standard deviation of the finite logits; barred tokens are at −inf.
 fn deviation(logits: &[f32]) -> f32 {
     let finite = || logits.iter().copied().filter(|logit| logit.is_finite()).map(f64::from);
     let count = finite().count().max(1) as f64;
@@ -78,7 +79,7 @@ mod tests {
 
     const HISTORY: History<'_> = History { tokens: &[], prompt: 0 };
 
-    /// The tokens that are left of these logits.
+    /// The tokens that remain for these logits.
     fn left(parameters: &str, logits: &[f32]) -> Result<Vec<u32>> {
         let (mut ids, mut logits) = ((0..).take(logits.len()).collect::<Vec<u32>>(), logits.to_vec());
         let mut candidates = Candidates::new(&mut ids, &mut logits, false)?;
@@ -95,7 +96,7 @@ mod tests {
 
     #[test]
     fn keeps_what_stands_out() -> Result<()> {
-        // Their mean is 2, their standard deviation 1.91.
+        // Mean 2, standard deviation 1.91.
         let logits = [0.0, 1.0, 6.0, 1.0, 2.0, 2.0];
         assert_eq!(left(r#"{"n": 0}"#, &logits)?, [2]);
         assert_eq!(left(r#"{"n": 2}"#, &logits)?, [2]);

@@ -1,6 +1,7 @@
-//! Qwen2 and Qwen2.5 (arXiv 2407.10671, 2412.15115), Coder and Math included: Llama with biases on queries, keys and values.
+//! Qwen2 and Qwen2.5 (arXiv 2407.10671, 2412.15115), including Coder and Math: Llama with biases on queries, keys and
+//! values.
 //!
-//! Reference: `modeling_qwen2.py` in Hugging Face transformers; layers carry the names that they have in its checkpoints.
+//! Reference: `modeling_qwen2.py` in Hugging Face transformers; layers are named as in its checkpoints.
 
 use pensieve_sdk::{
     Plugin, Result, export,
@@ -34,7 +35,7 @@ impl SelfAttention {
         let attention =
             Attention { window: config.windows[layer], ..Attention::new(layer, heads, kv_heads, head_dim)? };
         Ok(Self {
-            // The biases come with the layers.
+            // Includes the biases.
             qkv_proj: Qkv::load(loader, hidden_size, &attention)?,
             o_proj: loader.linear("o_proj", heads * head_dim, hidden_size)?,
             attention,
@@ -91,7 +92,7 @@ impl Decoder for Qwen2 {
         let defaults = [("max_position_embeddings", 32_768.into()), ("tie_word_embeddings", false.into())];
         let config = checkpoint.config().with_defaults(defaults)?;
         let sizes = Sizes::read(&config)?;
-        // Configurations name a window that they do not use, and leaving the switch out turns it off.
+        // Configurations have a window even if it is unused, and the switch is off if absent.
         let is_windowed = config.bool_or("use_sliding_window", false)?;
         let layers = sizes.num_hidden_layers;
         let windows = if is_windowed { config.sliding_windows(layers)? } else { vec![None; layers] };
@@ -130,7 +131,7 @@ mod tests {
         "tie_word_embeddings": true, "rope_theta": 1000000.0
     }"#;
 
-    /// The tensors of a checkpoint of this configuration.
+    /// The tensors of a checkpoint with this configuration.
     fn tensors() -> Vec<(String, Vec<usize>)> {
         let mut tensors = vec![("embed_tokens.weight".to_owned(), vec![96, 32]), ("norm.weight".to_owned(), vec![32])];
         for layer in 0..2 {

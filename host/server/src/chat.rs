@@ -1,5 +1,5 @@
-//! Requests and answers independent of any API: dialects convert their JSON to a [`Request`], and [`Delta`]s back to their
-//! JSON; `prompt` connects them to the fleet. Everything here is text; tokens exist only below `prompt`.
+//! Requests and answers independent of any API: dialects convert their JSON to a [`Request`], and [`Delta`]s back to
+//! JSON; `requests` connects them to the fleet. Everything here is text; tokens exist only below `requests`.
 
 pub use pensieve_protocol::conversation::{Conversation, Part, Role, Tool, ToolChoice, Turn};
 
@@ -12,8 +12,8 @@ use pensieve_protocol::{
 pub struct Client {
     /// Equal for requests with the same key.
     pub id: u64,
-    /// Identifies the client for fair scheduling and shares of limited resources: a key at an address, or [`ONLY_CLIENT`] on a
-    /// server with only one.
+    /// Identifies the client for fair scheduling and shares of limited resources: a key at an address, or
+    /// [`ONLY_CLIENT`] on a server with a single client.
     ///
     /// [`ONLY_CLIENT`]: pensieve_protocol::share::ONLY_CLIENT
     pub share: u64,
@@ -51,7 +51,7 @@ pub struct AdapterSelection {
 }
 
 impl AdapterSelection {
-    /// Combines these settings with the adapter `own` that the model name stands for. A scale without an adapter is an error.
+    /// Combines these settings with the adapter from the model name (`own`). A scale without an adapter is an error.
     pub fn or_of_model(self, own: Option<AdapterUse>) -> Result<Option<AdapterUse>, Failure> {
         match (self.name, self.scale, own) {
             (Some(name), scale, _) => Ok(Some(AdapterUse { name, scale: scale.unwrap_or(1.0) })),
@@ -77,7 +77,7 @@ pub enum Input {
 pub struct SamplingParams {
     /// 0 takes the most likely token.
     pub temperature: Option<f32>,
-    /// 0 turns it off.
+    /// 0 disables it.
     pub top_k: Option<u32>,
     pub top_p: Option<f32>,
     /// Minimum probability relative to the most likely token.
@@ -104,8 +104,8 @@ pub enum ResponseFormat {
     },
 }
 
-/// A piece of an answer, in order. Text, thinking and tool calls may alternate; one is open at a time, and each piece belongs
-/// to the latest one. Nothing follows [`Delta::Finished`] or [`Delta::Failed`].
+/// A piece of an answer, in order. Text, thinking and tool calls may alternate; one is open at a time, and each piece
+/// belongs to the latest one. Nothing follows [`Delta::Finished`] or [`Delta::Failed`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum Delta {
     Loading {

@@ -1,8 +1,9 @@
 //! Downloads checkpoints from the Hugging Face hub: `hf:OWNER/REPO[@REVISION][/FILE]`.
 //!
-//! Files go to the hub's shared cache, in hf-hub's layout, so that downloads of other tools are reused. Unlike hf-hub's own
-//! transfer, downloads resume where they stopped, are checked against the hub's digest, and become visible only when complete.
-//! The hub and its mirrors are not trusted: names, lengths and digests are validated before anything is written.
+//! Files go to the hub's shared cache, in hf-hub's layout, so that downloads of other tools are reused. Unlike hf-hub's
+//! own transfer, downloads resume where they stopped, are checked against the hub's digest, and become visible only
+//! when complete. The hub and its mirrors are not trusted: names, lengths and digests are validated before anything is
+//! written.
 
 mod choice;
 mod error;
@@ -172,8 +173,8 @@ impl Hub {
         checkpoints
     }
 
-    /// Downloads an adapter unless it is cached: the two files of a PEFT folder, or a named GGUF file, of at most `bytes_max` bytes
-    /// in total.
+    /// Downloads an adapter unless it is cached: the two files of a PEFT folder, or a named GGUF file, of at most
+    /// `bytes_max` bytes in total.
     pub fn pull_adapter(
         &self,
         name: &HubName,

@@ -19,7 +19,7 @@ struct Held {
     by_client: HashMap<u64, usize>,
 }
 
-/// An amount that a client holds until this is dropped.
+/// An amount held by a client, returned on drop.
 #[derive(Debug)]
 pub(crate) struct Share {
     shares: Shares,
@@ -39,7 +39,7 @@ impl Shares {
         Self(Arc::new(Mutex::new(Held { free: total, free_min: total, by_client: HashMap::new() })))
     }
 
-    /// Takes an amount for this client, if its share allows that.
+    /// Takes an amount for this client; `None` if that exceeds its share.
     pub(crate) fn take(&self, client: u64, amount: usize) -> Option<Share> {
         let mut share = Share { shares: self.clone(), client, amount: 0 };
         share.grow(amount).then_some(share)
@@ -59,7 +59,7 @@ impl Shares {
 }
 
 impl Share {
-    /// Takes more; false if the client's share does not allow that.
+    /// Takes more; returns false if that exceeds the client's share.
     #[must_use]
     pub(crate) fn grow(&mut self, amount: usize) -> bool {
         let mut held = self.shares.held();

@@ -1,5 +1,5 @@
-//! The startup banner of `serve`: address, models, and how to use them from Claude Code. Shown on terminals only; programs
-//! have the one line on standard output, and the log.
+//! The startup banner of `serve`: address, models, and how to use them from Claude Code. Shown on terminals only;
+//! programs have the one line on standard output, and the log.
 
 use std::{
     collections::HashSet, fmt::Write, io::IsTerminal, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration,
@@ -24,7 +24,7 @@ use pensieve_server::{
 /// How often the progress of loads is polled.
 const POLL_EVERY: Duration = Duration::from_millis(250);
 
-/// Facts for the banner that the fleet does not have.
+/// Facts for the banner that the fleet does not know.
 pub(super) struct BannerInfo {
     file: Option<PathBuf>,
     has_key: bool,

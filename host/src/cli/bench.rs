@@ -1,8 +1,8 @@
 //! `pensieve bench`: measures a model's speed through the fleet and a worker, the path that a server uses.
 //!
-//! Prompts are random tokens, so that no prefix is reused, and generations run past the end of a turn, so that all have the
-//! same length. Every figure is the median of several rounds; gap quantiles are over all rounds. `--quality` measures
-//! numerical accuracy instead.
+//! Prompts are random tokens, so that no prefix is reused, and generations run past the end of a turn, so that all have
+//! the same length. Every figure is the median of several rounds; gap quantiles are over all rounds. `--quality`
+//! measures numerical accuracy instead.
 
 mod devices;
 pub(super) mod figures;

@@ -1,8 +1,8 @@
-//! `pensieve plugins check`: validates a plugin before it is shipped or dropped in. The plugin's code runs in a child process,
-//! so that even a crash or a hang is reported.
+//! `pensieve plugins check`: validates a plugin before it is shipped or dropped in. The plugin's code runs in a child
+//! process, so that even a crash or a hang is reported.
 //!
-//! With `--json` and without `--model` it is itself the child in which a server inspects a file without mapping it; it prints
-//! one [`Checked`].
+//! With `--json` and without `--model` it is itself the child in which a server inspects a file without mapping it; it
+//! prints one [`Checked`].
 
 mod monitor;
 

@@ -38,8 +38,8 @@ pub(super) struct CommonArgs {
 
 #[derive(Args, Clone, Debug, Default)]
 pub(super) struct AdapterArgs {
-    /// An adapter for a model: a folder saved by PEFT, a GGUF file, or hf:OWNER/REPO; may be repeated. MODEL may be left out
-    /// if there is only one.
+    /// An adapter for a model: a folder saved by PEFT, a GGUF file, or hf:OWNER/REPO; may be repeated. MODEL may be
+    /// left out if there is only one.
     #[arg(long = "adapter", value_name = "[MODEL:]NAME=SOURCE", value_parser = adapter)]
     adapters: Vec<Adapter>,
 }
@@ -194,7 +194,8 @@ fn adapter(argument: &str) -> Result<Adapter, String> {
 }
 
 impl ResolvedConfig {
-    /// Converts to the fleet's configuration. Hub models that are not cached are downloaded, and the starter is unpacked.
+    /// Converts to the fleet's configuration. Hub models that are not cached are downloaded, and the starter is
+    /// unpacked.
     pub(super) fn fleet(&self) -> Result<fleet::Config, CliError> {
         let memory = self.config.fleet.memory.unwrap_or_else(default_budget);
         self.config.fleet(|source, artifact| locate(source, artifact, &self.config.home, memory))

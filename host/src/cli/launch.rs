@@ -1,7 +1,7 @@
 //! `pensieve launch`: a coding agent on a local model, in one command.
 //!
-//! It uses the server at the configured address, or runs one in this process for as long as the client runs. The client is
-//! configured through its environment, its flags and a temporary folder; the user's own files stay untouched.
+//! It uses the server at the configured address, or runs one in this process for as long as the client runs. The client
+//! is configured through its environment, its flags and a temporary folder; the user's own files stay untouched.
 
 mod clients;
 
@@ -49,8 +49,8 @@ const DRAIN: Duration = Duration::from_secs(2);
 
 /// Start a coding agent on a local model: Claude Code, Codex, opencode, Qwen Code or aider.
 ///
-/// It uses the server at the configured address, or else runs one for as long as the client runs and logs to launch.log in
-/// $PENSIEVE_HOME. The client's own configuration is left alone.
+/// It uses the server at the configured address, or else runs one for as long as the client runs and logs to launch.log
+/// in $PENSIEVE_HOME. The client's own configuration is left alone.
 #[derive(Args)]
 #[command(after_help = "Examples:
   pensieve launch claude
@@ -191,8 +191,8 @@ impl OwnServer {
     }
 }
 
-/// A temporary folder that only this user can read, removed on drop. Its name is random, since other users can write to the
-/// parent folder and could take a predictable one first.
+/// A temporary folder that only this user can read, removed on drop. Its name is random, since other users can write to
+/// the parent folder and could take a predictable one first.
 fn private_folder() -> Result<TempDir, CliError> {
     let created =
         tempfile::Builder::new().prefix("pensieve-launch.").permissions(Permissions::from_mode(0o700)).tempdir();
@@ -241,7 +241,8 @@ fn find_program(client: Client) -> Result<PathBuf, CliError> {
 fn run_client(program: &Path, setup: &Setup, arguments: &[String]) -> Result<ExitCode, CliError> {
     let runtime = super::runtime()?;
     let guard = runtime.enter();
-    // A handler, unlike ignoring the signal, is reset in the child by exec, so SIGINT ends the client and not this process.
+    // A handler, unlike ignoring the signal, is reset in the child by exec, so SIGINT ends the client and not this
+    // process.
     let interrupt = signal(SignalKind::interrupt()).map_err(|error| CliError::system("signals", &error))?;
     drop(guard);
     let mut command = Command::new(program);
@@ -255,8 +256,8 @@ fn run_client(program: &Path, setup: &Setup, arguments: &[String]) -> Result<Exi
     Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
 }
 
-/// A shell script that starts the client by hand. The files may hold the server's key, so the script puts them into a folder
-/// of mktemp, which only this user can read.
+/// A shell script that starts the client by hand. The files may hold the server's key, so the script puts them into a
+/// folder of mktemp, which only this user can read.
 fn script(client: Client, setup: &Setup, arguments: &[String]) -> String {
     let mut lines: Vec<String> = setup.unset.iter().map(|name| format!("unset {name}")).collect();
     let values = setup.variables.iter().map(|(_, value)| value).chain(&setup.arguments);
@@ -273,7 +274,8 @@ fn script(client: Client, setup: &Setup, arguments: &[String]) -> String {
     lines.join("\n") + "\n"
 }
 
-/// Quotes a word for the shell and replaces the placeholder folder by the script's own; `:?` stops the script if that is unset.
+/// Quotes a word for the shell and replaces the placeholder folder by the script's own; `:?` stops the script if that
+/// is unset.
 fn quoted(value: &str) -> String {
     match value.strip_prefix(PRINTED_FOLDER) {
         Some("") => "\"${PENSIEVE_LAUNCH:?}\"".to_owned(),

@@ -1,8 +1,8 @@
 //! `pensieve probe laws`: tests the contract's laws on a checkpoint, as the child of `pensieve plugins check`.
 //!
-//! It announces each step beforehand, so that the parent knows where a plugin was when it crashed, hung or called `exit`.
-//! The laws themselves are in the contract crate; this module prepares them: it finds the claiming architecture, validates
-//! the card, and reads the logits of another implementation.
+//! It announces each step beforehand, so that the parent knows where a plugin was when it crashed, hung or called
+//! `exit`. The laws themselves are in the contract crate; this module prepares them: it finds the claiming
+//! architecture, validates the card, and reads the logits of another implementation.
 
 mod computed;
 mod providers;
@@ -54,8 +54,8 @@ pub(super) struct LawOptions {
     /// The longest sequence to test; 0 is one that exceeds the checkpoint's windows, up to 2048 tokens.
     #[arg(long, default_value_t = 0, value_name = "TOKENS", requires = "model")]
     pub(super) longest: u32,
-    /// Logits of another implementation to compare with: a safetensors file with `tokens` and a row of `logits` for each.
-    /// Without a file, Hugging Face transformers computes them now.
+    /// Logits of another implementation to compare with: a safetensors file with `tokens` and a row of `logits` for
+    /// each. Without a file, Hugging Face transformers computes them now.
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = super::reference::TRANSFORMERS, requires = "model")]
     pub(super) reference: Option<PathBuf>,
     /// How much a logit may differ from the reference [default: a twentieth of the range of the reference's logits].

@@ -1,4 +1,5 @@
-//! `pensieve plugins list`: the plugin folders as a server would see them. Every file is inspected in a process of its own.
+//! `pensieve plugins list`: the plugin folders as a server would see them. Every file is inspected in a separate
+//! process.
 
 use clap::Args;
 use std::fmt::Write as _;
@@ -29,7 +30,7 @@ impl List {
         let config = self.common.resolve(&[])?.config;
         let mut settings = Settings::new(&config.plugins.folders, &config.home);
         settings.allow = config.plugins.allow;
-        // A longer `settle`, which is meant for servers, shall not delay this listing.
+        // A longer `settle` is meant for servers, and must not delay this listing.
         settings.limits = Limits { settle: settings.limits.settle, ..config.plugins.limits };
         let folders: Vec<String> =
             settings.folders.iter().map(|folder| format!("'{}'", Outside::path(&folder))).collect();

@@ -1,5 +1,5 @@
-//! The server's log goes to stderr, since stdout carries only the line with the address. Field values may come from outside,
-//! so they are always escaped.
+//! The server's log goes to stderr, since stdout carries only the line with the address. Field values may come from
+//! outside, so they are always escaped.
 
 use clap::ValueEnum;
 use std::io::{self, Write};

@@ -105,7 +105,7 @@ fn local_checkpoints(home: &Path) -> Vec<Source> {
     models
 }
 
-/// Fills in what plugins report about every checkpoint; each is inspected in a process of its own.
+/// Fills in what plugins report about every checkpoint; each is inspected in a separate process.
 fn describe(rows: &mut [Row], config: &Config) -> CliResult {
     let mut fleet = Config { models: Vec::new(), variants: Vec::new(), ..config.clone() }
         .fleet(|_, _| Err(()))

@@ -1,8 +1,8 @@
 //! `pensieve new`: scaffolds a plugin as a Cargo project that builds and passes its tests unchanged.
 //!
-//! The templates are files in `new/` with a few placeholders; nothing else is generated. The plugin's name is filled into
-//! strings and comments only, never into code, where it could clash with a type or module. The SDK is not on a registry yet:
-//! projects depend on it by path or by the URL of a repository.
+//! The templates are files in `new/` with a few placeholders; nothing else is generated. The plugin's name is filled
+//! into strings and comments only, never into code, where it could clash with a type or module. The SDK is not on a
+//! registry yet: projects depend on it by path or by the URL of a repository.
 
 use std::{
     fs,
@@ -47,8 +47,8 @@ pub(super) struct New {
     /// The folder to create [default: the name].
     #[arg(long, value_name = "DIR")]
     path: Option<PathBuf>,
-    /// The SDK to depend on: a folder with its source, or the URL of a Git repository [default: the source that this program
-    /// was built from].
+    /// The SDK to depend on: a folder with its source, or the URL of a Git repository [default: the source that this
+    /// program was built from].
     #[arg(long, value_name = "PATH|URL")]
     sdk: Option<String>,
 }

@@ -1,5 +1,5 @@
-//! `pensieve probe`: answers questions about checkpoints and plugins for the server, `plugins check` and `bench --quality`.
-//! Hidden, as it is not meant for users.
+//! `pensieve probe`: answers questions about checkpoints and plugins for the server, `plugins check` and `bench
+//! --quality`. Hidden, as it is not meant for users.
 //!
 //! One process answers one question and runs one plugin, so that a plugin that crashes on a checkpoint does not keep
 //! the next claimant from being asked.

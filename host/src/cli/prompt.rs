@@ -1,5 +1,5 @@
-//! `pensieve prompt`: tokenizes one model's prompts, or compiles one client's grammars, for the server that started it. Not
-//! meant for users: it exchanges frames over its standard streams, and ends with the server.
+//! `pensieve prompt`: tokenizes one model's prompts, or compiles one client's grammars, for the server that started it.
+//! Not meant for users: it exchanges frames over its standard streams, and ends with the server.
 
 use super::terminal::tell;
 use std::process::ExitCode;

@@ -1,8 +1,8 @@
-//! `pensieve probe quality`: runs a text through a model as it is configured and through the same weights in f32, as the child
-//! of `pensieve bench --quality`.
+//! `pensieve probe quality`: runs a text through a model as it is configured and through the same weights in f32, as
+//! the child of `pensieve bench --quality`.
 //!
-//! Full rows of logits are too much for a worker's socket, so both models run in this process, chunk by chunk in lockstep, and
-//! only sums leave it.
+//! Full rows of logits are too much for a worker's socket, so both models run in this process, chunk by chunk in
+//! lockstep, and only sums leave it.
 
 mod divergence;
 mod reader;
@@ -224,7 +224,7 @@ impl RunQuality {
     }
 }
 
-/// A card in the contract's form, and as the host reads it.
+/// A card in the contract's form and in the host's.
 struct Described {
     abi: pensieve_plugin_api::Card,
     read: Card,

@@ -1,8 +1,8 @@
 //! Replies of child processes that run plugin code: one or more lines of JSON.
 //!
-//! The reply goes to the original stdout, while stdout itself is redirected to stderr, so that plugin code that prints cannot
-//! corrupt the reply. The process writes no core file, as a crash is an expected outcome, and it ends by itself if its parent
-//! is gone.
+//! The reply goes to the original stdout, while stdout itself is redirected to stderr, so that plugin code that prints
+//! cannot corrupt the reply. The process writes no core file, as a crash is an expected outcome, and exits if its
+//! parent is gone.
 
 use super::terminal::tell;
 use pensieve_plugin_api::LogLevel;
@@ -36,7 +36,8 @@ impl Reply {
         Self::until(|| thread::sleep(LIFE_MAX))
     }
 
-    /// Like `begin`, for work without a deadline: the parent holds stdin open, and the process is killed when it closes.
+    /// Like `begin`, for work without a deadline: the parent holds stdin open, and the process is killed when it
+    /// closes.
     pub(super) fn attended() -> io::Result<SharedReply> {
         let reply = Self::until(|| drop(io::copy(&mut io::stdin().lock(), &mut io::sink())))?;
         Ok(SharedReply(Arc::new(Mutex::new(reply))))

@@ -1,5 +1,5 @@
-//! `pensieve run`: one answer, or a chat, without a server. The model still runs in a worker process, so that a crashing
-//! plugin yields an error message.
+//! `pensieve run`: one answer, or a chat, without a server. The model still runs in a worker process, so that a
+//! crashing plugin yields an error message.
 
 mod chat;
 

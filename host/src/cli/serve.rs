@@ -1,7 +1,7 @@
 //! `pensieve serve`: models behind HTTP, until a signal ends it.
 //!
-//! Standard output gets one line, once the server is ready, which tells the parent process the address; everything else goes
-//! to the log. The first SIGINT or SIGTERM drains, the second one exits at once.
+//! Standard output gets one line, once the server is ready, which tells the parent process the address; everything else
+//! goes to the log. The first SIGINT or SIGTERM drains, the second one exits at once.
 
 use clap::Args;
 use std::{future::Future, io::IsTerminal, sync::Arc};
@@ -34,8 +34,8 @@ const CONNECTIONS_MIN: usize = 16;
 
 /// Serve models over HTTP, with Anthropic's and OpenAI's APIs.
 ///
-/// Without any model it serves the starter, which comes with this program. Once it is ready it prints one line to standard
-/// output; everything else goes to standard error.
+/// Without any model it serves the starter, which comes with this program. Once it is ready it prints one line to
+/// standard output; everything else goes to standard error.
 #[derive(Args)]
 #[command(after_help = "Examples:
   pensieve serve
@@ -45,8 +45,8 @@ const CONNECTIONS_MIN: usize = 16;
   pensieve serve --model base=./model.gguf --adapter poet=./poet    (clients ask for base:poet)
   PENSIEVE_API_KEY=secret pensieve serve --config pensieve.toml --listen 0.0.0.0:8000")]
 pub(super) struct Serve {
-    /// Models to serve: a .gguf file, a folder with safetensors, hf:OWNER/REPO[/FILE] or 'starter'. Each gets the name of its
-    /// file, folder or repository as its id.
+    /// Models to serve: a .gguf file, a folder with safetensors, hf:OWNER/REPO[/FILE] or 'starter'. Each gets the name
+    /// of its file, folder or repository as its id.
     #[arg(value_name = "SOURCE")]
     sources: Vec<String>,
     /// Where to listen: ADDRESS:PORT, or a port on loopback, 0 for any free one; may be repeated
@@ -61,8 +61,8 @@ pub(super) struct Serve {
     /// Format of the log.
     #[arg(long, value_enum)]
     log_format: Option<log::LogFormat>,
-    /// For plugin authors: run models in this process, where a debugger can attach. A crash that would end a worker then ends
-    /// the server.
+    /// For plugin authors: run models in this process, where a debugger can attach. A crash that would end a worker
+    /// then ends the server.
     #[arg(long)]
     in_process: bool,
     #[command(flatten)]
@@ -86,8 +86,8 @@ impl Serve {
         log::begin(self.log_format.unwrap_or(format), &server.log, std::io::stderr)
             .map_err(|what| CliError::new(Exit::Usage, what))?;
         let runtime = super::runtime()?;
-        // Bind first, so that a taken port is reported before anything is downloaded. Signal handlers come after the downloads,
-        // so that Ctrl-C interrupts those as usual.
+        // Bind first, so that a taken port is reported before anything is downloaded. Signal handlers come after the
+        // downloads, so that Ctrl-C interrupts those as usual.
         let server = runtime.block_on(bind(&resolved))?;
         let mut fleet = resolved.fleet()?;
         if self.in_process {
@@ -95,7 +95,7 @@ impl Serve {
             fleet.run_in_process(process::run);
         }
         let served = runtime.block_on(serve(server, fleet, &resolved));
-        // Nothing that still runs matters to the user.
+        // The remaining tasks do not matter to the user.
         runtime.shutdown_background();
         served
     }
@@ -155,8 +155,8 @@ async fn log_missing_fence(fleet: Arc<Fleet>) {
     }
 }
 
-/// Checks every model and logs the result; returns at the first that can be served. Fails if none ever can. A model that only
-/// lacks a plugin counts as servable, since plugins may be dropped in while the server runs.
+/// Checks every model and logs the result; returns at the first that can be served. Fails if none ever can. A model
+/// that only lacks a plugin counts as servable, since plugins may be dropped in while the server runs.
 pub(super) async fn check_models(fleet: &Arc<Fleet>, resolved: &ResolvedConfig) -> CliResult {
     for line in resolved.config.missing_samplers(&super::sampler_names(fleet)) {
         tracing::warn!("{line}");
@@ -225,7 +225,7 @@ fn connections(wanted: usize) -> usize {
     let target = limit.maximum.unwrap_or(u64::MAX).min(wanted as u64 * 2 + FILES_RESERVED);
     let current = limit.current.unwrap_or(u64::MAX);
     if current < target {
-        // If this fails, the current limit stands.
+        // If this fails, the current limit remains.
         let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(target), maximum: limit.maximum });
     }
     let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);

@@ -1,4 +1,4 @@
-//! `[[models]]`: named checkpoints, and further names for them with an adapter or samplers of their own.
+//! `[[models]]`: named checkpoints, and variants of them with their own adapter or samplers.
 
 use serde_json::{Map, Value};
 use std::{
@@ -23,7 +23,7 @@ use pensieve_server::fleet::{self, check_adapter_name};
 const ID_LEN_MAX: usize = 128;
 const SCALE_MAX: f64 = 16.0;
 
-/// A model that clients can ask for by its id.
+/// A model that clients can request by its id.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Model {
     pub id: String,

@@ -1,8 +1,8 @@
 //! Reads a TOML document key by key and collects all of its errors.
 //!
 //! A derived deserializer (with `Spanned`, or `serde_ignored`) stops at the first error and knows neither ranges nor
-//! similar keys. This reader learns the known keys from the calls that ask for them, so that they are written down once, and
-//! reports every other key with its line and, where one is close, the known key that it resembles.
+//! similar keys. This reader learns the known keys from the calls that ask for them, so that they are written down
+//! once, and reports every other key with its line and, where one is close, the known key that it resembles.
 
 use serde_json::{Map, Number, Value};
 use std::{

@@ -178,7 +178,7 @@ pub fn listen_address(text: &str) -> Result<String, String> {
 
 pub(super) fn check_log(text: &str) -> Result<(), String> {
     for part in text.split(',') {
-        // EnvFilter takes a part without a known level for a target, and would accept a misspelt level as one.
+        // EnvFilter treats a part without a known level as a target, and would accept a misspelt level as one.
         let level = part.rsplit_once('=').map_or(part, |(_, level)| level).trim();
         if !["off", "error", "warn", "info", "debug", "trace"].contains(&level.to_ascii_lowercase().as_str()) {
             return Err(format!("'{level}' is not a level"));

@@ -1,4 +1,5 @@
-//! Environment variables that override keys of the file, for containers and service managers. Flags override them in turn.
+//! Environment variables that override keys of the file, for containers and service managers. Flags override them in
+//! turn.
 
 use std::{env, path::PathBuf};
 

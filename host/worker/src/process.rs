@@ -1,10 +1,11 @@
-//! The worker: one model, one socket, four threads. The first thread owns the model and runs the loop; one thread
-//! reads commands, one writes reports (`report_writer`), one watches that steps end (`watchdog`).
+//! The worker: one model, one socket, four threads. The first thread owns the model and runs the loop; the others read
+//! commands, write reports (`report_writer`) and enforce the deadline of steps (`watchdog`).
 //!
-//! A worker lives for its server. When the socket ends, the reading thread ends the process at once, whatever the model is
-//! doing: the server is gone, and its streams with it. (A signal on the parent's death would follow the thread that
-//! spawned the worker, and kill healthy ones.) A hung model cannot be interrupted either, so every end but that of the first
-//! thread is `_exit`: no destructors, no handlers of foreign libraries, nothing that could wait.
+//! A worker lives only for its server. When the socket is closed, the reading thread exits the process at once,
+//! whatever the model is doing: the server is gone, and its streams with it. (A signal on the parent's death would be
+//! tied to the thread that spawned the worker, and could kill healthy workers.) A hung model cannot be interrupted
+//! either, so the process ends by `_exit` unless the first thread returns: no destructors, no exit handlers of other
+//! libraries, nothing that could block.
 
 mod report_writer;
 mod session;
@@ -37,11 +38,11 @@ use report_writer::ReportWriter;
 use session::Session;
 use step_clock::StepClock;
 
-/// The server's end of the socket is closed.
+/// The server closed its end of the socket.
 pub const EXIT_SERVER_GONE: i32 = 0;
-/// The model did not load; the report says why.
+/// The model did not load; the report has the reason.
 pub const EXIT_NOT_LOADED: i32 = 80;
-/// The server sent something that is not a command.
+/// The server sent an invalid command.
 pub const EXIT_BAD_COMMAND: i32 = 85;
 /// A step took longer than its deadline.
 pub const EXIT_STALLED: i32 = 86;
@@ -50,20 +51,20 @@ pub const EXIT_REPORTS_UNREAD: i32 = 87;
 /// The engine panicked.
 pub const EXIT_PANICKED: i32 = 88;
 
-/// A sampler's stage may take this part of the time that a step may take.
+/// A sampler stage may take this fraction (1/N) of a step's time limit.
 const SAMPLER_SHARE: u32 = 12;
 
 enum LoopInput {
     Command(Command),
-    /// An adapter was read, or could not be.
+    /// An adapter was read, successfully or not.
     AdapterRead {
         serial: u64,
         read: Result<ReadAdapter, Failure>,
     },
 }
 
-/// Serves the server at the other end of the socket until there is nothing more to do, and returns the exit status for the
-/// process. No thread of the worker runs after that.
+/// Serves the server at the other end of the socket until drained, and returns the exit status for the process. By then
+/// no other thread of the worker runs.
 pub fn run(socket: OwnedFd) -> i32 {
     let socket = UnixStream::from(socket);
     let Ok(reading) = socket.try_clone() else { return EXIT_SERVER_GONE };
@@ -88,7 +89,7 @@ pub fn run(socket: OwnedFd) -> i32 {
         0
     }));
     let code = served.unwrap_or_else(|_| {
-        // The hook has said where and why.
+        // The panic hook has printed where and why.
         reports.send(Report::Dying(Failure::new(FailureCode::Internal, "the worker's engine panicked")));
         EXIT_PANICKED
     });
@@ -97,13 +98,14 @@ pub fn run(socket: OwnedFd) -> i32 {
     code
 }
 
-/// Ends the process without running anything else in it.
+/// Exits the process without running anything else in it.
 pub fn leave(code: i32) -> ! {
     // SAFETY: `_exit` takes no pointers and does not return; nothing of this process is used afterwards.
     unsafe { libc::_exit(code) }
 }
 
-/// Starts a thread of the worker. One that cannot start is the end of the process: it could not end otherwise.
+/// Starts a thread of the worker. Exits the process if that fails, because without this thread it could not end
+/// otherwise.
 fn start(name: &str, code: impl FnOnce() + Send + 'static) {
     if thread::Builder::new().name(name.to_owned()).spawn(code).is_err() {
         leave(EXIT_PANICKED);
@@ -118,7 +120,7 @@ fn read(mut socket: UnixStream, commands: &mpsc::Sender<LoopInput>, clock: &Step
         }
         match read {
             Ok(Some(command)) => {
-                // The receiver only ends with the worker.
+                // The receiver lives as long as the worker.
                 let _ = commands.send(LoopInput::Command(command));
             }
             Ok(None) | Err(wire::WireError::Io(_)) => leave(EXIT_SERVER_GONE),
@@ -144,7 +146,7 @@ fn open(load: &Load, reports: &Arc<ReportWriter>) -> Result<(Engine, Formats), F
     Ok((engine, formats))
 }
 
-/// The model's blocks on disk. A broken cache does not fail the load; the reason goes to the log.
+/// Opens the model's block cache on disk. A broken cache does not fail the load; the reason goes to the log.
 fn store(load: &Load, model: &Model, reports: &ReportWriter) -> Option<Store> {
     let tier = load.spec.disk.as_ref().filter(|tier| tier.bytes > 0)?;
     let Some(group_bytes) = model.group_bytes() else {

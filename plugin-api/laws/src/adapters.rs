@@ -1,4 +1,4 @@
-//! Laws about adapters of a model: they change those sequences that ask for them, by as much as these ask for.
+//! Laws about a model's adapters: they change only sequences that select them, at the strength that these select.
 
 use std::rc::Rc;
 
@@ -9,7 +9,7 @@ use crate::{
 };
 use pensieve_plugin_api::{AdapterData, ErrorCode, NO_ADAPTER, Want};
 
-/// An adapter that fits is taken in, changes what asks for it, and nothing else.
+/// An adapter that fits is accepted, changes the sequences that select it, and no others.
 pub(crate) fn fits(rig: &mut Rig<'_>) -> Finding {
     let data = given(rig)?;
     let adapter = attach(rig, &data)?;
@@ -37,7 +37,7 @@ pub(crate) fn fits(rig: &mut Rig<'_>) -> Finding {
     Ok(noted(format!("it moves logits by up to {:.2} % of the spread", moved * 100.0)))
 }
 
-/// `strength · scale` is one factor: nothing at zero, and the same however it is dealt out between the two.
+/// `strength · scale` is one factor: zero has no effect, and only the product counts.
 pub(crate) fn strength(rig: &mut Rig<'_>) -> Finding {
     let data = given(rig)?;
     let adapter = attach(rig, &data)?;
@@ -56,7 +56,7 @@ pub(crate) fn strength(rig: &mut Rig<'_>) -> Finding {
     Ok(rig.agreement())
 }
 
-/// Sequences side by side have each the adapter and the strength that they ask for.
+/// Each sequence of a batch has the adapter and the strength that it selects.
 pub(crate) fn apart_in_a_batch(rig: &mut Rig<'_>) -> Finding {
     let data = given(rig)?;
     let adapter = attach(rig, &data)?;
@@ -95,7 +95,7 @@ fn detach(rig: &mut Rig<'_>, adapter: u32) -> Finding<()> {
     rig.model.detach(adapter).into_result().map_err(|error| broken(format!("it is not detached: {error}")))
 }
 
-/// The rows of the long text with an adapter of some strength.
+/// Returns the rows of the long text with an adapter at some strength.
 fn read(rig: &mut Rig<'_>, wish: (u32, f32)) -> Finding<Vec<f32>> {
     let text = Rc::new(Text { tokens: rig.text(Known::Long).tokens.clone(), rows: Vec::new() });
     let mut sequence = rig.start_with(text, Pace::PLAIN)?;

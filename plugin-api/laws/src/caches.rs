@@ -1,5 +1,5 @@
-//! Laws about cache groups: drafted tokens are taken back, copies of a state are those of their token, a window forgets what
-//! lies before it and nothing else.
+//! Laws about cache groups: drafted tokens can be rolled back, a checkpoint has the state after its token, and a window
+//! forgets exactly the tokens before it.
 
 use std::rc::Rc;
 
@@ -10,12 +10,12 @@ use crate::{
 };
 use pensieve_plugin_api::{CacheKind, VACANT, Want};
 
-/// Tokens per step where only the last ones matter.
+/// Tokens per step for text of which only the end matters.
 const CHUNK: usize = 256;
-/// How many texts overwrite a block before it counts as unread.
+/// Number of texts that overwrite a block before it counts as unread.
 const VANDALS: usize = 4;
 
-/// Tokens that turn out wrong are overwritten: all of them, and all but the first two.
+/// Rejected draft tokens are overwritten: all of them, and all but the first two.
 pub(crate) fn drafted(rig: &mut Rig<'_>) -> Finding {
     owned(rig)?;
     let (at, longest) = (rig.fork(), rig.longest());
@@ -43,24 +43,24 @@ pub(crate) fn drafted(rig: &mut Rig<'_>) -> Finding {
     Ok(rig.agreement())
 }
 
-/// The long text up to a token, and wrong tokens from there on.
+/// The long text up to a token, continued with wrong tokens.
 fn draft(rig: &mut Rig<'_>, right: usize) -> Rc<Text> {
     let (long, width) = (rig.text(Known::Long), rig.shape.vocabulary as usize);
     let mut tokens = long.tokens[..right].to_vec();
     tokens.extend(long.tokens[right..].iter().map(|&token| rig.another(token)));
-    // What is right after a wrong token is not known.
+    // The correct rows after a wrong token are unknown.
     let rows = long.rows[..right * width].to_vec();
     Rc::new(Text { tokens, rows })
 }
 
-/// Writes states to these slots, so that the ones that are read stay as they are.
+/// Writes states to these slots, so that the ones being read stay unchanged.
 fn write_elsewhere(sequence: &mut Sequence, slots: &[u32]) {
     for (places, &slot) in sequence.places.iter_mut().zip(slots).filter(|(_, slot)| **slot != VACANT) {
         *places = vec![slot];
     }
 }
 
-/// Several copies in one step; the sequence then resumes from each, the last one first.
+/// Leaves several copies in one step, and resumes from each, the last one first.
 pub(crate) fn checkpoints(rig: &mut Rig<'_>) -> Finding {
     if !rig.has_states() {
         return Err(skipped("the model keeps no states in slots"));
@@ -88,7 +88,7 @@ pub(crate) fn checkpoints(rig: &mut Rig<'_>) -> Finding {
     Ok(rig.agreement())
 }
 
-/// Reads a text as a host does that frees the blocks behind a window, and gives them to the same text's later tokens.
+/// Reads a text like a host that frees the blocks before a window and reuses them for later tokens of the text.
 pub(crate) fn window(rig: &mut Rig<'_>) -> Finding {
     let windows = rig.shape.caches.iter().filter(|group| group.kind == CacheKind::WINDOW);
     let Some(window) = windows.map(|group| group.window as usize).min() else {
@@ -124,7 +124,7 @@ pub(crate) fn window(rig: &mut Rig<'_>) -> Finding {
     Ok(rig.agreement())
 }
 
-/// Of every window as many blocks as it needs, and the tables that they will be put into one by one.
+/// Empties the tables of windows. Returns all tables, and for each window the blocks that it needs.
 fn windowed(rig: &Rig<'_>, mut places: Places, window: usize) -> (Places, Vec<Vec<u32>>) {
     let mut spare = vec![Vec::new(); places.len()];
     for (group, (ids, spare)) in rig.shape.caches.iter().zip(places.iter_mut().zip(&mut spare)) {
@@ -137,7 +137,7 @@ fn windowed(rig: &Rig<'_>, mut places: Places, window: usize) -> (Places, Vec<Ve
     (places, spare)
 }
 
-/// Frees the blocks that the next step does not read, and allocates the one that it writes to.
+/// Frees the blocks that the next step does not read, and allocates the one that it writes.
 fn recycle(rig: &Rig<'_>, sequence: &Sequence, places: &mut Places, spare: &mut [Vec<u32>]) {
     let block = rig.shape.block_tokens as usize;
     for (group, (ids, spare)) in rig.shape.caches.iter().zip(places.iter_mut().zip(spare)) {
@@ -156,8 +156,8 @@ fn recycle(rig: &Rig<'_>, sequence: &Sequence, places: &mut Places, spare: &mut 
     }
 }
 
-/// Overwrites a block that a token must read, and expects the token's logits to change: for tokens the first block, for
-/// windows one of which only the last token is still inside.
+/// Overwrites a block that a token must read, and expects the token's logits to change: the first block for full
+/// attention, for a window a block that only the last token still reaches.
 pub(crate) fn reach(rig: &mut Rig<'_>) -> Finding {
     owned(rig)?;
     rig.only_looking_back()?;
@@ -183,7 +183,7 @@ pub(crate) fn reach(rig: &mut Rig<'_>) -> Finding {
     Ok(Outcome::Exact)
 }
 
-/// Whether the token after the first `past` reads the first block in a group.
+/// Tests whether the token after the first `past` reads the first block of a group.
 fn unread(rig: &mut Rig<'_>, group: usize, past: usize) -> Finding<()> {
     let block = rig.shape.block_tokens as usize;
     let tokens = rig.tokens(past + 1);
@@ -217,7 +217,7 @@ fn unread(rig: &mut Rig<'_>, group: usize, past: usize) -> Finding<()> {
     Err(broken(format!("token {past} does not read token {end}, though its card lists {kind} for group {group}")))
 }
 
-/// A text beyond the laws' own.
+/// A text longer than the usual ones.
 fn far_text(rig: &mut Rig<'_>, count: usize) -> Finding<Vec<u32>> {
     if count > rig.farthest() {
         let have = rig.farthest();
@@ -226,7 +226,7 @@ fn far_text(rig: &mut Rig<'_>, count: usize) -> Finding<Vec<u32>> {
     Ok(rig.tokens(count))
 }
 
-/// Reads a text up to a token without any logits.
+/// Reads a text up to a token without requesting logits.
 fn unwanted(rig: &mut Rig<'_>, sequence: &mut Sequence, end: usize) -> Finding<()> {
     while sequence.seen < end {
         let count = CHUNK.min(end - sequence.seen);

@@ -1,4 +1,4 @@
-//! The law about candidates, which a model picks out of its own logits.
+//! The law about candidates, which a model picks from its own logits.
 
 use crate::{
     report::{broken, skipped},
@@ -11,7 +11,7 @@ pub(crate) fn best_of_the_logits(rig: &mut Rig<'_>) -> Finding {
     if most == 0 {
         return Err(skipped("its card offers no candidates"));
     }
-    // All tokens; every token; every third, which ones by the row: some words of a mask have one bit less than others.
+    // No mask; all tokens; every third token, shifted by row, so that words of the mask differ in their number of bits.
     let masks: [Mask; 3] = [|_, _| Vec::new(), |words, _| vec![u32::MAX; words], thirds];
     for top in [1, most.min(5), most.min(64)] {
         for mask in masks {
@@ -26,7 +26,7 @@ fn thirds(words: usize, row: usize) -> Vec<u32> {
     (0..words).map(|word| bits(word).fold(0, |mask, bit| mask | 1 << bit)).collect()
 }
 
-/// Reads two texts, once for logits and once for candidates: prompts and a decode.
+/// Reads two texts, once for logits and once for candidates: prompts and a decode step.
 fn check(rig: &mut Rig<'_>, top: u32, mask: Mask) -> Finding<()> {
     let width = rig.shape.vocabulary as usize;
     let mut start = || -> Finding<[Sequence; 2]> { Ok([rig.start(Known::Long)?, rig.start(Known::Short)?]) };
@@ -48,7 +48,7 @@ fn check(rig: &mut Rig<'_>, top: u32, mask: Mask) -> Finding<()> {
     Ok(())
 }
 
-/// A step that the sequences have behind them once it is run.
+/// Drafts a step and advances the sequences past it.
 fn drafted(rig: &Rig<'_>, sequences: &mut [Sequence; 2], wishes: [(usize, Want); 2]) -> Draft {
     let feeds = sequences.iter_mut().zip(wishes).map(|(sequence, (count, want))| sequence.feed(count, want));
     let feeds: Vec<Feed<'_>> = feeds.filter(|feed| feed.count > 0).collect();
@@ -98,7 +98,7 @@ fn compare(
     }
     for (what, right, found) in [("all tokens", totals[0], 2 * row), ("allowed tokens", totals[1], 2 * row + 1)] {
         let found = chosen.totals[found];
-        // A sum may be added up in any order.
+        // Sums may be computed in any order.
         let largest = tolerance.max(1e-4) * spread.max(1.0);
         if (right - found).abs() > largest || found.is_nan() {
             return Err(broken(format!("the total of {what} is {found}, not {right}")));

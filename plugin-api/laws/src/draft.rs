@@ -1,10 +1,10 @@
-//! What laws are written with: texts, the sequences that read them, and batches that can still be changed.
+//! The building blocks of laws: texts, the sequences that read them, and batches that can still be changed.
 
 use std::rc::Rc;
 
 use pensieve_plugin_api::{CacheTable, Checkpoint, Span, VACANT, Want};
 
-/// Texts that every law may read; [`Rig::learn`] has the model read each of them whole first.
+/// Texts available to all laws; [`Rig::learn`] first has the model read each of them whole.
 #[derive(Clone, Copy)]
 pub(crate) enum Known {
     Long,
@@ -18,14 +18,14 @@ impl Known {
     pub(crate) const ALL: [Self; 4] = [Self::Long, Self::Middle, Self::Short, Self::Twin];
 }
 
-/// Tokens with their known logits; no rows if these are unknown.
+/// Tokens with their known logits; without rows if these are unknown.
 #[derive(Default)]
 pub(crate) struct Text {
     pub(crate) tokens: Vec<u32>,
     pub(crate) rows: Vec<f32>,
 }
 
-/// A sequence that reads a text, some tokens at a time.
+/// A sequence that reads a text in steps.
 pub(crate) struct Sequence {
     pub(crate) id: u64,
     pub(crate) text: Rc<Text>,
@@ -57,7 +57,7 @@ pub(crate) struct Feed<'a> {
     pub(crate) sequence: &'a mut Sequence,
     pub(crate) count: usize,
     pub(crate) want: Want,
-    /// The number of tokens after which to leave a copy of the state, and the slot of each group for it.
+    /// The numbers of tokens after which to leave a copy of the state, with the slot for it in each group.
     pub(crate) copies: Vec<(u32, Vec<u32>)>,
 }
 
@@ -66,14 +66,14 @@ pub(crate) struct Feed<'a> {
 pub(crate) struct Draft {
     pub(crate) tokens: Vec<u32>,
     pub(crate) positions: Vec<u32>,
-    /// Their caches are in `tables`.
+    /// The spans, whose caches are in `tables`.
     pub(crate) spans: Vec<Span<'static>>,
-    /// For each span, where each group keeps it.
+    /// For each span, its table in each group.
     pub(crate) tables: Vec<Vec<Table>>,
     pub(crate) logits: usize,
 }
 
-/// The mask of so many words for a wanted row of a step, by the row's number.
+/// Returns the mask for a wanted row, given its number of words and the row's index.
 pub(crate) type Mask = fn(usize, usize) -> Vec<u32>;
 
 /// Rows of candidates.
@@ -104,7 +104,7 @@ impl Table {
 }
 
 impl Feed<'_> {
-    /// Leaves a copy of the state in these slots after so many tokens of the sequence.
+    /// Leaves a copy of the state in these slots after `after` tokens of the sequence.
     pub(crate) fn copy(mut self, after: usize, slots: Vec<u32>) -> Self {
         self.copies.push((after as u32, slots));
         self
@@ -116,7 +116,7 @@ impl Sequence {
         self.text.tokens.len() - self.seen
     }
 
-    /// The state after the tokens seen is now in its own slots.
+    /// Records that the state after `seen` tokens is in the sequence's own slots.
     pub(crate) fn arrive(&mut self, seen: usize) {
         self.seen = seen;
         for (read, own) in self.reads.iter_mut().zip(&self.places) {
@@ -124,7 +124,7 @@ impl Sequence {
         }
     }
 
-    /// Continues after `seen` tokens, whose state is in these slots.
+    /// Continues after `seen` tokens, from the state in these slots.
     pub(crate) fn go_on(&mut self, seen: usize, reads: &[u32]) {
         self.seen = seen;
         self.reads = reads.to_vec();

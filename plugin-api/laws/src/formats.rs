@@ -1,4 +1,5 @@
-//! The laws of adapter formats: what a host takes for granted of what they read, and of what they leave to others.
+//! The laws of adapter formats: what a host assumes about the adapters that they read, and the files that they leave to
+//! others.
 
 use std::{
     collections::HashSet,
@@ -14,11 +15,11 @@ use crate::{
 };
 use pensieve_plugin_api::{AdapterBox, AdapterData, ErrorCode, LowRankPair, PluginError};
 
-/// Larger files are not copied for damaging.
+/// Larger files are not copied to be damaged.
 const COPY_BYTES_MAX: u64 = 64 << 20;
 
-/// Tries every law of adapter formats. `adapter` is one of this format, or of another one, which the format may then decline;
-/// `scratch` is an empty folder for files that are no adapters.
+/// Tests all laws of adapter formats. `adapter` has this format, or another one, which the format may then decline;
+/// `scratch` is an empty folder for files that are not adapters.
 pub fn check_format(
     format: &AdapterBox,
     adapter: &Path,
@@ -81,7 +82,7 @@ impl Bench<'_> {
         Ok(self.format.open(text(path)?.into()).into_result())
     }
 
-    /// The adapter, if it is this format's.
+    /// Returns the adapter, if it has this format.
     fn read(&self) -> Finding<AdapterData> {
         if !self.claims(self.adapter)? {
             return Err(skipped(format!("it does not claim '{}'", self.adapter.display())));
@@ -94,7 +95,7 @@ impl Bench<'_> {
         })
     }
 
-    /// A folder in the scratch folder.
+    /// Creates a folder in the scratch folder.
     fn folder(&self, name: &str) -> Finding<PathBuf> {
         let folder = self.scratch.join(name);
         fs::create_dir_all(&folder).map_err(|error| unwritten(&folder, &error))?;
@@ -157,7 +158,7 @@ fn declines(bench: &Bench<'_>) -> Finding {
             Err(_) => {}
         }
     }
-    // Even what is not claimed may be opened, if it changes in between.
+    // Even an unclaimed file may be opened, if it changes in between.
     for (what, place) in strangers(bench)? {
         if let Err(error) = bench.open(&place)?
             && error.code == ErrorCode::PANICKED
@@ -218,7 +219,7 @@ fn same(bench: &Bench<'_>) -> Finding {
     Ok(Outcome::Exact)
 }
 
-/// To the last bit.
+/// Compares bit by bit.
 fn equal(one: &AdapterData, other: &AdapterData) -> bool {
     let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
     let same = |one: &LowRankPair, other: &LowRankPair| {
@@ -233,7 +234,7 @@ fn equal(one: &AdapterData, other: &AdapterData) -> bool {
 /// A kind of damage to a file.
 type Harm<'h> = (&'static str, &'h dyn Fn(&mut Vec<u8>));
 
-/// Copies of the adapter, in each of which one file is cut short, or has another byte, or none.
+/// Damages copies of the adapter: in each, one file is truncated, changed in one byte, or emptied.
 fn damaged(bench: &Bench<'_>) -> Finding {
     let right = bench.read()?;
     let files = files(bench.adapter)?;
@@ -269,7 +270,7 @@ fn damaged(bench: &Bench<'_>) -> Finding {
     Ok(Outcome::Exact)
 }
 
-/// The files of an adapter, which is a file or a folder.
+/// The files of an adapter, which is either a file or a folder.
 fn files(adapter: &Path) -> Finding<Vec<PathBuf>> {
     let unread = |error: io::Error| skipped(format!("'{}' cannot be listed: {error}", adapter.display()));
     if !adapter.is_dir() {

@@ -1,4 +1,4 @@
-//! The law about hidden rows, which embeddings, scores and draft heads are made of.
+//! The law about hidden rows, from which embeddings, scores and draft heads are computed.
 
 use crate::{
     report::{broken, skipped},
@@ -6,7 +6,7 @@ use crate::{
 };
 use pensieve_plugin_api::{Output, Want};
 
-/// A text's hidden rows are the same however it is read, also beside a sequence of which logits are wanted.
+/// A text's hidden rows are the same however it is read, even beside a sequence that wants logits.
 pub(crate) fn rows(rig: &mut Rig<'_>) -> Finding {
     if rig.shape.hidden == 0 {
         return Err(skipped("its card gives no hidden rows"));
@@ -27,8 +27,8 @@ pub(crate) fn rows(rig: &mut Rig<'_>) -> Finding {
     Ok(rig.agreement())
 }
 
-/// The hidden rows of the long text, read so many tokens at a time; `beside` says which span of a step a sequence has of which
-/// logits are wanted.
+/// Returns the hidden rows of the long text, read `size` tokens at a time; `beside` is the position in each step of
+/// another sequence that wants logits.
 fn read(rig: &mut Rig<'_>, size: usize, beside: Option<usize>) -> Finding<Vec<f32>> {
     let (mut sequence, mut other) = (rig.start(Known::Long)?, rig.start(Known::Middle)?);
     let (mut rows, width) = (Vec::new(), rig.shape.vocabulary as usize);

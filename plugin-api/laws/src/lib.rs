@@ -1,15 +1,15 @@
-//! The laws that every model must obey, as code: what a host's scheduler, block table and caches take for granted.
+//! The laws that every model must obey, as code: the assumptions of a host's scheduler, block table and caches.
 //!
-//! Nothing here knows the correct logits. The model reads a few pseudo-random texts, each whole and alone, and must give
-//! the same logits ever after: in any chunks, batches, blocks and order, after any copies, releases and refusals. That finds
-//! a cache that is off by one, positions counted from a chunk's start, a state that leaks. It cannot find errors that are
-//! consistent, such as a rotation whose pairs are not the checkpoint's; logits of another implementation
+//! None of them knows the correct logits. The model reads a few pseudo-random texts, each whole and alone, and must
+//! then always give the same logits: in any chunks, batches, blocks and order, after any copies, releases and refusals.
+//! This finds a cache that is off by one, positions counted from a chunk's start, a leaking state. It cannot find
+//! consistent errors, such as a rotation with other pairs than the checkpoint's; logits of another implementation
 //! ([`Options::references`]) find those.
 //!
-//! Samplers and adapter formats have laws of their own.
+//! Samplers and adapter formats have their own laws.
 //!
-//! Authors use the laws through the SDK's `testing::conformance`, users through `pensieve plugins check`. Run them where a
-//! crash costs nothing: a faulty model may well crash.
+//! Authors run the laws through the SDK's `testing::conformance`, users through `pensieve plugins check`. Run them
+//! where a crash does no harm: a faulty model may well crash.
 
 mod adapters;
 mod caches;
@@ -32,13 +32,13 @@ pub use samplers::{SamplerOptions, check_sampler};
 use pensieve_plugin_api::ModelBox;
 use rig::{Finding, Rig};
 
-/// The shortest text that laws can be tried on.
+/// Minimum length of a text for the laws.
 pub const TOKENS_MIN: u32 = 4;
 
 struct Law<C> {
     id: &'static str,
     says: &'static str,
-    /// The usual cause, shown to the author who breaks the law.
+    /// The usual cause, shown to an author whose model breaks the law.
     hint: &'static str,
     check: C,
 }
@@ -46,7 +46,7 @@ struct Law<C> {
 /// `Err` ends a law early.
 type Check = fn(&mut Rig<'_>) -> Finding;
 
-/// In the order in which they are tried: each assumes the ones before, and the model's sensitivity to the past and to
+/// In the order in which they are tested: each assumes the ones before, and the model's sensitivity to the past and to
 /// positions is measured before the laws that rely on it.
 const LAWS: &[Law<Check>] = &[
     Law {
@@ -268,7 +268,7 @@ const LAWS: &[Law<Check>] = &[
     },
 ];
 
-/// Tries every law on a freshly loaded model. `watch` is called before and after each one, so that if the model ends the
+/// Tests all laws on a freshly loaded model. `watch` is called before and after each one, so that if the model ends the
 /// process, the crash can be attributed to a law, and earlier verdicts are not lost.
 pub fn check(model: &mut ModelBox, shape: Shape, options: &Options, watch: &mut dyn FnMut(Progress<'_>)) -> Report {
     let mut rig = Rig::new(model, shape, options);
@@ -279,7 +279,7 @@ pub fn check(model: &mut ModelBox, shape: Shape, options: &Options, watch: &mut 
     })
 }
 
-/// Tries laws in order, and none after one of the `first` is broken.
+/// Tests laws in order, and stops if one of the `first` is broken.
 fn run<C: Copy>(
     laws: &[Law<C>],
     first: &[&str],

@@ -1,5 +1,5 @@
-//! Laws about what a model remembers and where: blocks and their tables, the two extensions that copy memory out and in,
-//! and, for opaque models, the count of tokens seen.
+//! Laws about a model's memory: blocks and their tables, the two extensions that copy memory out and in, and, for
+//! opaque models, the number of tokens seen.
 
 use crate::{
     report::{broken, skipped},
@@ -10,10 +10,10 @@ use pensieve_plugin_api::{
     ext::{Offered, kv_transfer::KvTransfer, sequence_state::SequenceState},
 };
 
-/// An exported block or a snapshot beyond this is taken for a mistake.
+/// A larger exported block or snapshot is considered a mistake.
 const BYTES_MAX: u64 = 1 << 32;
 
-/// Two sequences whose blocks alternate and descend, one of them in the last block that there is.
+/// Two sequences whose blocks alternate in descending order, one of them using the model's last block.
 pub(crate) fn shuffled(rig: &mut Rig<'_>) -> Finding {
     blocks(rig)?;
     let (mut ones, mut others) = pair(rig)?;
@@ -37,7 +37,7 @@ pub(crate) fn shuffled(rig: &mut Rig<'_>) -> Finding {
     Ok(rig.agreement())
 }
 
-/// A writer whose table goes on into the blocks of another sequence, and whose blocks lie between that one's.
+/// A writer whose table continues with the blocks of another sequence, and whose own blocks lie between those.
 pub(crate) fn own_places(rig: &mut Rig<'_>) -> Finding {
     owned(rig)?;
     let (theirs, mut table) = pair(rig)?;
@@ -56,7 +56,7 @@ pub(crate) fn own_places(rig: &mut Rig<'_>) -> Finding {
     Ok(rig.agreement())
 }
 
-/// Blocks that held another text, in the same and in another order.
+/// Blocks that contained another text, in the same order and in another.
 pub(crate) fn garbage(rig: &mut Rig<'_>) -> Finding {
     owned(rig)?;
     let places = rig.take_places(rig.blocks_for(rig.longest()))?;
@@ -159,7 +159,7 @@ fn copies<'a>(rig: &'a mut Rig<'_>) -> Finding<Offered<'a, SequenceState>> {
     must_succeed("the extension's table", offered)
 }
 
-/// The bytes of each of these places, group by group.
+/// Exports the blocks and slots, group by group.
 fn export(rig: &mut Rig<'_>, places: &Places) -> Finding<Vec<Vec<Vec<u8>>>> {
     let mut groups = Vec::new();
     for (group, ids) in places.iter().enumerate() {
@@ -202,7 +202,7 @@ pub(crate) fn sequence_state(rig: &mut Rig<'_>) -> Finding {
     Ok(rig.agreement())
 }
 
-/// What cannot be copied is an error, and leaves the name `to` free.
+/// A failed copy is an error, and leaves the id `to` free.
 fn bad_copies(rig: &mut Rig<'_>, snapshot: &[u8], to: u64) -> Finding<()> {
     let stranger = u64::MAX - 1;
     let fork = copies(rig)?.fork(stranger, to);
@@ -215,7 +215,7 @@ fn bad_copies(rig: &mut Rig<'_>, snapshot: &[u8], to: u64) -> Finding<()> {
         let back = copies(rig)?.restore(to, bytes);
         must_fail(&format!("restore of {} bytes out of {}", bytes.len(), snapshot.len()), back)?;
     }
-    // Bytes of the right length may well mean something else; they must only do no harm.
+    // Bytes of the right length may happen to be valid; they must only do no harm.
     let garbled: Vec<u8> = snapshot.iter().map(|byte| !byte).collect();
     match copies(rig)?.restore(to, &garbled) {
         Err(error) if error.code == ErrorCode::PANICKED => Err(broken(format!("restore of garbled bytes: {error}"))),
@@ -227,7 +227,7 @@ fn bad_copies(rig: &mut Rig<'_>, snapshot: &[u8], to: u64) -> Finding<()> {
     }
 }
 
-/// Opaque models know what they have seen, and refuse a step that does not follow it before they change anything.
+/// Opaque models count their tokens, and refuse a step that does not continue from there before they change anything.
 pub(crate) fn counts(rig: &mut Rig<'_>) -> Finding {
     if rig.owned() {
         return Err(skipped("what the model has seen lies in blocks and slots, which are the host's"));
@@ -249,7 +249,7 @@ pub(crate) fn counts(rig: &mut Rig<'_>) -> Finding {
     Ok(rig.agreement())
 }
 
-/// The last span claims another past.
+/// Runs a step whose last span claims another past.
 fn try_past(rig: &mut Rig<'_>, feeds: &[Feed<'_>], past: u32, what: &str) -> Finding<()> {
     let mut draft = rig.draft(feeds);
     if let Some(span) = draft.spans.last_mut() {
@@ -262,7 +262,7 @@ fn try_past(rig: &mut Rig<'_>, feeds: &[Feed<'_>], past: u32, what: &str) -> Fin
     }
 }
 
-/// Places for two texts: blocks that alternate, and a slot each.
+/// Blocks and slots for two texts: alternating blocks, and a slot each.
 fn pair(rig: &mut Rig<'_>) -> Finding<(Places, Places)> {
     let all = rig.take_neighbours(2 * rig.blocks_for(rig.longest()))?;
     let slots = rig.take_slots()?;
@@ -291,7 +291,7 @@ fn must_succeed<T>(what: &str, result: impl Into<Result<T, PluginError>>) -> Fin
     result.into().map_err(|error| broken(format!("{what} failed: {error}")))
 }
 
-/// What must not succeed, nor panic.
+/// Expects an error, and no panic.
 pub(crate) fn must_fail<T>(what: &str, result: impl Into<Result<T, PluginError>>) -> Finding<()> {
     match result.into() {
         Ok(_) => Err(broken(format!("{what} succeeds"))),

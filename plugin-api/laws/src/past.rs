@@ -1,8 +1,8 @@
-//! Laws about what logits depend on: the tokens before, their order and their positions, never the tokens after.
+//! Laws about the inputs of logits: earlier tokens, their order and their positions, but never later tokens.
 //!
-//! A bigram looks back at one token, a recurrent model counts its own positions, and both are legal. So these laws first
-//! find out what the model reacts to at all; where a reaction is missing that some architectures have, they note it. How
-//! strongly it reacts also tells how large a fault would be, and the tolerance of all later comparisons follows that.
+//! A bigram looks back at a single token, and a recurrent model counts its own positions; both are legal. So these laws
+//! first measure what the model reacts to, and note if a common reaction is missing. The strength of the reaction also
+//! shows how large a fault would be, and determines the tolerance of all later comparisons.
 
 use crate::{
     report::{Outcome, broken, noted, skipped},
@@ -53,7 +53,8 @@ pub(crate) fn positions(rig: &mut Rig<'_>) -> Finding {
     Ok(noted(what))
 }
 
-/// Rotary encodings depend on distances only, learned ones on positions: both are legal, and the author knows which it is.
+/// Rotary encodings depend on distances only, learned ones on positions: both are legal, and the author knows which
+/// applies.
 pub(crate) fn shift(rig: &mut Rig<'_>) -> Finding {
     rig.only_looking_back()?;
     let shifted = moved(rig, "positions that do not begin at 0", |half| Pace { first: half, stride: 1 })?;
@@ -63,7 +64,7 @@ pub(crate) fn shift(rig: &mut Rig<'_>) -> Finding {
     Ok(noted(format!("{what}: {kind}")))
 }
 
-/// A text whose positions end at the context's last must read the same in any chunks.
+/// A text whose positions end with the context's last one must give the same logits in any chunks.
 pub(crate) fn far_positions(rig: &mut Rig<'_>) -> Finding {
     let tokens = rig.text(Known::Long).tokens.clone();
     let first = rig.resident.context - tokens.len() as u32;
@@ -78,7 +79,7 @@ pub(crate) fn far_positions(rig: &mut Rig<'_>) -> Finding {
     Ok(rig.agreement())
 }
 
-/// Both texts were read whole: until they diverge, their rows must be equal.
+/// Both texts were read whole: their rows must be equal until they diverge.
 pub(crate) fn causal(rig: &mut Rig<'_>) -> Finding {
     let (long, twin, width) = (rig.text(Known::Long), rig.text(Known::Twin), rig.shape.vocabulary as usize);
     let rows = long.rows.chunks_exact(width).zip(twin.rows.chunks_exact(width)).take(rig.fork());
@@ -88,8 +89,8 @@ pub(crate) fn causal(rig: &mut Rig<'_>) -> Finding {
     Ok(rig.agreement())
 }
 
-/// A trained model that attends predicts a text better when it reads it a second time. Untrained ones do not, so this is
-/// only noted; it is the only sign of wrong wiring that a checkpoint shows without another implementation.
+/// A trained model with attention predicts a text better the second time. Untrained ones do not, so this is only noted;
+/// it is the only sign of wrong wiring that shows without another implementation.
 pub(crate) fn recall(rig: &mut Rig<'_>) -> Finding {
     rig.only_looking_back()?;
     let half = rig.longest() / 2;
@@ -107,7 +108,7 @@ pub(crate) fn recall(rig: &mut Rig<'_>) -> Finding {
     Ok(noted(format!("random tokens cost {once:.2} nats each, and {twice:.2} when repeated: {judged}")))
 }
 
-/// A reference that could not be compared is a failure: it was given to check the numbers.
+/// If the reference cannot be compared, this fails: it was given to check the numbers.
 pub(crate) fn reference(rig: &mut Rig<'_>) -> Finding {
     let options = rig.options;
     if options.references.is_empty() {
@@ -141,7 +142,7 @@ pub(crate) fn reference(rig: &mut Rig<'_>) -> Finding {
     Ok(if worst == 0.0 { Outcome::Exact } else { noted(format!("the largest difference is {worst:.1e}")) })
 }
 
-/// The first token that differs narrows the causes: the first of a text attends to itself alone, wherever it stands.
+/// The first differing token narrows down the cause: the first token of a text attends only to itself, at any position.
 fn differs((number, token, tokens): (usize, usize, usize), place: usize, logits: (f32, f32), before: f32) -> Outcome {
     let (ours, theirs) = logits;
     let at = format!("text {number}, token {token} of {tokens}, logit {place}");
@@ -164,7 +165,7 @@ fn uncompared(number: usize, why: &str) -> Outcome {
     Outcome::Broken { what, hint: "take a reference of a shorter text, or load the model for a longer context".into() }
 }
 
-/// The largest change of rows after token `place` of the long text when its tokens up to there are changed.
+/// The largest change of the long text's rows after token `place` when the tokens up to there are changed.
 fn changed(rig: &mut Rig<'_>, what: &str, place: usize, change: impl FnOnce(&mut [u32], &mut Rig<'_>)) -> Finding<f32> {
     let long = rig.text(Known::Long);
     let mut tokens = long.tokens.clone();
@@ -173,8 +174,8 @@ fn changed(rig: &mut Rig<'_>, what: &str, place: usize, change: impl FnOnce(&mut
     Ok(largest(rig, &long.rows, &rows, place + 1))
 }
 
-/// The largest change of rows of half the long text at other positions. It is compared with itself, not with the beginning of
-/// the whole text, since a different number of rows rounds differently.
+/// The largest change of the rows of half the long text at other positions. The baseline is that half read alone, not
+/// the beginning of the whole text, since another number of rows rounds differently.
 fn moved(rig: &mut Rig<'_>, what: &str, pace: fn(u32) -> Pace) -> Finding<f32> {
     let long = rig.text(Known::Long);
     let half = long.tokens.len() / 2;
@@ -190,7 +191,7 @@ fn largest(rig: &Rig<'_>, right: &[f32], rows: &[f32], from: usize) -> f32 {
     pairs.map(|(right, row)| difference(right, row).part()).fold(0.0, f32::max)
 }
 
-/// A fault moves logits about as much as a real change does, so the tolerance for rounding must be smaller.
+/// A fault changes logits about as much as a real change does, so the tolerance for rounding must be smaller than that.
 fn sharpen(rig: &mut Rig<'_>, change: f32) {
     if change > SEEN {
         rig.tolerance = rig.tolerance.min((change / 4.0).max(rig.options.finest));

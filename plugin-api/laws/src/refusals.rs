@@ -1,5 +1,5 @@
-//! Laws about what a model must refuse: every rule of `Batch` and `Span` broken once, and adapters that do not fit. A
-//! refusal is an error, and afterwards every sequence goes on as if nothing had been asked.
+//! Laws about refusals: every rule of `Batch` and `Span` is broken once, and adapters do not fit. A refusal is an
+//! error, and afterwards every sequence continues as if nothing had happened.
 
 use crate::{
     TOKENS_MIN,
@@ -9,8 +9,8 @@ use crate::{
 };
 use pensieve_plugin_api::{AdapterData, CacheGroup, CacheKind, Checkpoint, ErrorCode, LowRankPair, VACANT, Want};
 
-/// What is wrong with a batch, and how it is made so. The good one holds two spans: four tokens of a sequence that has
-/// read some, all wanted, then three of a new one, the last wanted.
+/// A fault and the change that causes it. The valid batch has two spans: four tokens of a sequence that has read some,
+/// all wanted, and three of a new one, the last wanted.
 type Fault = (&'static str, fn(&mut Draft, &Rig<'_>));
 
 const FAULTS: &[Fault] = &[
@@ -109,22 +109,22 @@ const STATE_FAULTS: &[Fault] = &[
 const OPAQUE_FAULTS: &[Fault] =
     &[("blocks for an opaque model", |draft, _| draft.tables[0].iter_mut().for_each(|table| table.blocks.push(0)))];
 
-/// The first group of this kind.
+/// Index of the first group of this kind.
 fn first(rig: &Rig<'_>, kind: fn(&CacheGroup) -> bool) -> usize {
     rig.shape.caches.iter().position(kind).unwrap_or(0)
 }
 
-/// A span's blocks in the first group that has some.
+/// A span's blocks in the first group with blocks.
 fn blocks<'d>(draft: &'d mut Draft, span: usize, rig: &Rig<'_>) -> &'d mut Vec<u32> {
     &mut draft.tables[span][first(rig, CacheGroup::has_blocks)].blocks
 }
 
-/// A span's table in the first group of states.
+/// A span's table in the first group with states.
 fn state<'d>(draft: &'d mut Draft, span: usize, rig: &Rig<'_>) -> &'d mut Table {
     &mut draft.tables[span][first(rig, CacheGroup::has_slots)]
 }
 
-/// A slot that neither of a draft's spans has.
+/// A slot used by neither of a draft's spans.
 fn spare(draft: &mut Draft, rig: &Rig<'_>) -> u32 {
     let taken = [state(draft, 0, rig).write, state(draft, 1, rig).write];
     (0..rig.resident.places[first(rig, CacheGroup::has_slots)]).find(|slot| !taken.contains(slot)).unwrap_or(0)
@@ -187,7 +187,7 @@ pub(crate) fn adapters(rig: &mut Rig<'_>) -> Finding {
     Ok(rig.agreement())
 }
 
-/// The resident model must match its card, or nothing else can be tried.
+/// The resident model must match its card, or nothing else can be tested.
 pub(crate) fn resident(rig: &mut Rig<'_>) -> Finding {
     let (resident, shape) = (&rig.resident, &rig.shape);
     let opaque = shape.caches.iter().filter(|group| group.kind == CacheKind::OPAQUE).count();

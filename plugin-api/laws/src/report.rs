@@ -4,12 +4,12 @@ use std::fmt;
 
 use pensieve_plugin_api::{AdapterData, CacheGroup, CacheKind, Card};
 
-/// The longest text, unless a window needs a longer one.
+/// Default length of the longest text, unless a window needs more.
 const FAR: u32 = 96;
-/// Leaving a longer window takes a large model minutes, so that is done only on request.
+/// Testing a longer window takes minutes on a large model, so that is done only on request.
 const WINDOW_MAX: u32 = 2048;
 
-/// The part of a card that is needed to drive the model.
+/// The part of a card needed to drive the model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shape {
     /// The length of a row of logits.
@@ -37,8 +37,8 @@ impl From<&Card> for Shape {
 }
 
 impl Shape {
-    /// The longest text that the laws try, which the model must be loaded for: one that leaves its windows, unless the options
-    /// say otherwise.
+    /// Length of the longest text in the laws, for which the model must be loaded: longer than its windows, unless the
+    /// options say otherwise.
     pub fn farthest(&self, options: &Options) -> u32 {
         let windows = self.caches.iter().filter(|group| group.kind == CacheKind::WINDOW);
         let windows = windows.map(|group| group.window).filter(|window| *window <= WINDOW_MAX);
@@ -51,11 +51,11 @@ impl Shape {
 /// Options of a check. The defaults suit every model.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The longest text that is tried, in tokens; extended if it would not leave the first block, cut if the context or the
+    /// Length of the longest text in tokens; extended if it would not leave the first block, cut if the context or the
     /// number of blocks is small.
     pub longest: u32,
-    /// The longest text of the laws `window` and `reach`, in tokens; 0 for one that leaves all of the card's windows of up to
-    /// 2048 tokens.
+    /// Length in tokens of the longest text in the laws `window` and `reach`; 0 for one that leaves all of the card's
+    /// windows of up to 2048 tokens.
     pub farthest: u32,
     /// The seed of the texts.
     pub seed: u64,
@@ -63,14 +63,14 @@ pub struct Options {
     /// row. 2 % leaves room for quantized activations, where the order of a sum decides whether a value rounds up or
     /// down, and for sums in bf16.
     pub tolerance: f32,
-    /// Models with small weights hardly react to anything, and 2 % would hide a fault. So the tolerance drops to a quarter
-    /// of the model's change when the past or the positions change, but never below this.
+    /// Models with small weights hardly react to anything, and 2 % would hide a fault. So the tolerance drops to a
+    /// quarter of the model's change when the past or the positions change, but never below this.
     pub finest: f32,
     /// The architecture ignores positions by design.
     pub positionless: bool,
     /// Logits of another implementation for the same weights.
     pub references: Vec<Reference>,
-    /// One that fits the model, for the laws of adapters.
+    /// An adapter that fits the model, for the laws of adapters.
     pub adapter: Option<AdapterData>,
 }
 
@@ -90,10 +90,10 @@ impl Default for Options {
     }
 }
 
-/// Logits that a trusted implementation computed with the same weights.
+/// Logits computed by a trusted implementation with the same weights.
 #[derive(Clone, Debug)]
 pub struct Reference {
-    /// A text, from its first token on.
+    /// A text from its first token on.
     pub tokens: Vec<u32>,
     /// A row of logits for each token.
     pub logits: Vec<f32>,
@@ -104,7 +104,7 @@ pub struct Reference {
 /// The verdicts of a check.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// One for each law, in the order in which they were tried.
+    /// One for each law, in the order in which they were tested.
     pub verdicts: Vec<Verdict>,
 }
 
@@ -115,11 +115,11 @@ pub struct Verdict {
     pub law: &'static str,
     /// The law in one sentence.
     pub says: &'static str,
-    /// Obeyed, broken, or not tried.
+    /// Obeyed, broken, or not tested.
     pub outcome: Outcome,
 }
 
-/// The result of trying a law.
+/// The result of testing a law.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
     /// Obeyed to the last bit.
@@ -129,46 +129,46 @@ pub enum Outcome {
         /// The largest difference, relative to the spread of a row of logits.
         worst: f32,
     },
-    /// The law demands nothing; an observation for a person to judge.
+    /// The law requires nothing; this is an observation for the author to judge.
     Noted {
-        /// What was seen.
+        /// The observation.
         what: String,
     },
-    /// The law does not concern this model, or could not be tried.
+    /// The law does not apply to this model, or could not be tested.
     NotApplicable {
         /// The reason.
         why: String,
     },
     /// The model breaks the law.
     Broken {
-        /// What was seen.
+        /// The observation.
         what: String,
         /// Where to look for the cause.
         hint: String,
     },
 }
 
-/// Where a check is.
+/// The progress of a check.
 #[derive(Clone, Copy, Debug)]
 pub enum Progress<'a> {
-    /// The law of this name is tried next.
+    /// The law with this name is tested next.
     Tries(&'static str),
     /// Its verdict.
     Found(&'a Verdict),
 }
 
 impl Report {
-    /// Whether no law is broken.
+    /// Returns whether no law is broken.
     pub fn passed(&self) -> bool {
         self.broken().next().is_none()
     }
 
-    /// The broken laws. The first tells most: later ones often follow from it.
+    /// The broken laws. The first one is the most informative: later ones often follow from it.
     pub fn broken(&self) -> impl Iterator<Item = &Verdict> {
         self.verdicts.iter().filter(|verdict| matches!(verdict.outcome, Outcome::Broken { .. }))
     }
 
-    /// The outcome of the law of this name.
+    /// The outcome of the law with this name.
     pub fn outcome(&self, law: &str) -> Option<&Outcome> {
         self.verdicts.iter().find(|verdict| verdict.law == law).map(|verdict| &verdict.outcome)
     }
@@ -205,7 +205,7 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// The outcome of a law that could not be tried.
+/// The outcome of a law that could not be tested.
 pub(crate) fn skipped(why: impl Into<String>) -> Outcome {
     Outcome::NotApplicable { why: why.into() }
 }

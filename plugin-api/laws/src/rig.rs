@@ -1,6 +1,6 @@
-//! The test bench for laws: it allocates blocks and slots, makes texts and sequences, runs steps, and compares every row of
-//! logits with the model's own for the same text read whole and alone. So a law only says in which chunks, batches and
-//! blocks texts are read; this module checks that the numbers stay the same.
+//! The test bench of the laws: allocates blocks and slots, creates texts and sequences, runs steps, and compares every
+//! row of logits with the model's own for the same text read whole and alone. So a law only specifies the chunks,
+//! batches and blocks in which texts are read; this module checks that the numbers stay the same.
 
 use std::rc::Rc;
 
@@ -14,13 +14,13 @@ use pensieve_plugin_api::{
     Span, VACANT, Want,
 };
 
-/// Opens the verdict on a model that failed where it had to succeed.
+/// Prefix of the verdict on a model that failed where it had to succeed.
 pub(crate) const REFUSED: &str = "a good batch failed";
 
-/// No text is longer, however large the model's blocks are.
+/// Maximum length of a text, however large the model's blocks are.
 const TOKENS_MAX: u32 = 4096;
 
-/// A smaller change, relative to the spread, counts as rounding.
+/// Smaller changes, relative to the spread, count as rounding.
 pub(crate) const SEEN: f32 = 1e-5;
 
 /// A law's outcome; `?` ends it early as skipped or broken.
@@ -34,11 +34,11 @@ pub(crate) struct Rig<'m> {
     pub(crate) shape: Shape,
     /// Maximum difference of rows, relative to their spread.
     pub(crate) tolerance: f32,
-    /// The model's reaction to a changed past token, once known: 0 if it does not look back.
+    /// The model's reaction to a changed past token, once measured: 0 if it does not look back.
     pub(crate) looks_back: f32,
     texts: Vec<Rc<Text>>,
-    /// The free ids of each group. First in, first out, so that a text seldom gets the blocks that it used before, which would
-    /// hide a missing write.
+    /// The free ids of each group. First in, first out, so that a text rarely gets the blocks that it used before,
+    /// which would hide a missing write.
     free: Vec<Vec<u32>>,
     laws_tried: usize,
     alive: Vec<u64>,
@@ -71,22 +71,22 @@ impl<'m> Rig<'m> {
         rig
     }
 
-    /// Whether the host owns the caches, rather than an opaque model.
+    /// Returns whether the host owns the caches; false for an opaque model.
     pub(crate) fn owned(&self) -> bool {
         self.shape.caches.iter().all(|group| group.kind != CacheKind::OPAQUE)
     }
 
-    /// Whether the model keeps tokens in blocks.
+    /// Returns whether the model keeps tokens in blocks.
     pub(crate) fn has_blocks(&self) -> bool {
         self.shape.caches.iter().any(CacheGroup::has_blocks)
     }
 
-    /// Whether the model keeps states in slots.
+    /// Returns whether the model keeps states in slots.
     pub(crate) fn has_states(&self) -> bool {
         self.shape.caches.iter().any(|group| group.kind == CacheKind::STATE)
     }
 
-    /// The sequences that may live at once.
+    /// Maximum number of sequences alive at once.
     fn sequences_max(&self) -> usize {
         let counts = self.shape.caches.iter().zip(self.resident.places.iter());
         let counts = counts.map(|(group, &count)| match (group.kind, count) {
@@ -102,7 +102,7 @@ impl<'m> Rig<'m> {
         for id in std::mem::take(&mut self.alive) {
             self.model.release(id);
         }
-        // A few more than laws ever hold at once; the last ones there are among them.
+        // A few more than laws ever hold at once, including the last ones.
         let reference = self.options.references.iter().map(|reference| reference.tokens.len()).max().unwrap_or(0);
         let texts = 5 * self.blocks_for(self.longest());
         let many = texts.max(self.blocks_for(self.farthest())).max(self.blocks_for(reference)) + 4;
@@ -133,13 +133,13 @@ impl<'m> Rig<'m> {
         wish.min(self.resident.context).min(room).min(TOKENS_MAX) as usize
     }
 
-    /// The longest text of the laws about windows.
+    /// Length of the longest text in the laws about windows.
     pub(crate) fn farthest(&self) -> usize {
         let wish = self.shape.farthest(self.options) as usize;
         wish.max(self.longest()).min(self.resident.context as usize)
     }
 
-    /// Tokens that a group's blocks hold.
+    /// Number of tokens that fit into a group's blocks.
     pub(crate) fn room(&self, group: usize) -> usize {
         let blocks = self.resident.places.get(group).copied().unwrap_or(0) as usize;
         blocks.saturating_mul(self.shape.block_tokens as usize)
@@ -165,7 +165,7 @@ impl<'m> Rig<'m> {
         [long, twin, middle, short].map(|tokens| Rc::new(Text { tokens, rows: Vec::new() })).into()
     }
 
-    /// Has the model read every known text whole and alone, for the logits that it must always give.
+    /// Has the model read every known text whole and alone, which gives the expected logits.
     pub(crate) fn learn(&mut self) -> Finding<()> {
         for place in 0..self.texts.len() {
             let tokens = self.texts[place].tokens.clone();
@@ -179,7 +179,7 @@ impl<'m> Rig<'m> {
         Rc::clone(&self.texts[known as usize])
     }
 
-    /// `count` pseudo-random tokens (splitmix64), no two neighbours equal.
+    /// Returns `count` pseudo-random tokens (splitmix64), adjacent ones distinct.
     pub(crate) fn tokens(&mut self, count: usize) -> Vec<u32> {
         let mut tokens = Vec::with_capacity(count);
         for place in 0..count {
@@ -190,7 +190,7 @@ impl<'m> Rig<'m> {
         tokens
     }
 
-    /// A token other than this one, if there is one.
+    /// Returns another token, if there is one.
     pub(crate) fn another(&mut self, token: u32) -> u32 {
         let vocabulary = u64::from(self.shape.vocabulary.max(1));
         let step = 1 + self.draw() % vocabulary.saturating_sub(1).max(1);
@@ -206,7 +206,7 @@ impl<'m> Rig<'m> {
         if self.owned() { tokens.div_ceil(self.shape.block_tokens.max(1) as usize) } else { 0 }
     }
 
-    /// Takes so many blocks of every group that has some, and a slot of every group of states.
+    /// Takes `blocks` blocks of every group with blocks, and a slot of every group with states.
     pub(crate) fn take_places(&mut self, blocks: usize) -> Finding<Places> {
         let mut places = Vec::new();
         for place in 0..self.shape.caches.len() {
@@ -221,13 +221,13 @@ impl<'m> Rig<'m> {
         Ok(places)
     }
 
-    /// The same, lowest ids first, so that most follow one another in the model's memory.
+    /// Like [`Rig::take_places`], lowest ids first, so that most are adjacent in the model's memory.
     pub(crate) fn take_neighbours(&mut self, blocks: usize) -> Finding<Places> {
         self.free.iter_mut().for_each(|free| free.sort_unstable());
         self.take_places(blocks)
     }
 
-    /// Another slot of every group of states, for a copy; [`VACANT`] for the other groups.
+    /// Takes another slot of every group with states, for a copy; [`VACANT`] for the other groups.
     pub(crate) fn take_slots(&mut self) -> Finding<Vec<u32>> {
         let states = self.shape.caches.iter().map(|group| group.kind == CacheKind::STATE).collect::<Vec<_>>();
         let slot = |(place, state)| if state { Ok(self.take(place, 1)?[0]) } else { Ok(VACANT) };
@@ -253,7 +253,7 @@ impl<'m> Rig<'m> {
         self.start_in(text, places, pace)
     }
 
-    /// A sequence in blocks and slots of the law's choice.
+    /// Starts a sequence in blocks and slots chosen by the law.
     pub(crate) fn start_in(&mut self, text: Rc<Text>, places: Places, pace: Pace) -> Finding<Sequence> {
         let most = self.sequences_max();
         if self.alive.len() >= most {
@@ -264,7 +264,7 @@ impl<'m> Rig<'m> {
         Ok(Sequence { id, text, seen: 0, places, reads, pace, adapter: (NO_ADAPTER, 1.0) })
     }
 
-    /// A fresh sequence id, which [`Rig::clear`] will release.
+    /// Returns a new sequence id, which [`Rig::clear`] will release.
     pub(crate) fn new_id(&mut self) -> u64 {
         self.next_id += 1;
         self.alive.push(self.next_id);
@@ -290,7 +290,7 @@ impl<'m> Rig<'m> {
         self.free.iter_mut().zip(places).for_each(|(free, places)| free.extend(places));
     }
 
-    /// The logits of a text that is read in one step by a sequence of its own.
+    /// Returns the logits of a text read in one step by a separate sequence.
     pub(crate) fn whole(&mut self, what: &str, tokens: Vec<u32>, pace: Pace, want: Want) -> Finding<Vec<f32>> {
         let count = tokens.len();
         let mut sequence = self.start_with(Rc::new(Text { tokens, rows: Vec::new() }), pace)?;
@@ -299,7 +299,7 @@ impl<'m> Rig<'m> {
         Ok(logits)
     }
 
-    /// Reads the rest of a text in steps of this many tokens.
+    /// Reads the rest of a text in steps of `size` tokens.
     pub(crate) fn read(&mut self, what: &str, sequence: &mut Sequence, size: usize) -> Finding<()> {
         while sequence.left() > 0 {
             self.step(what, vec![sequence.feed(size, Want::ALL)])?;
@@ -307,7 +307,8 @@ impl<'m> Rig<'m> {
         Ok(())
     }
 
-    /// One step, without the finished sequences: all rows must be finite, and equal to the known ones of their texts.
+    /// Runs one step, without the finished sequences: all rows must be finite, and equal to the known ones of their
+    /// texts.
     pub(crate) fn step(&mut self, what: &str, mut feeds: Vec<Feed<'_>>) -> Finding<Vec<f32>> {
         feeds.retain(|feed| feed.count > 0);
         if feeds.is_empty() {
@@ -373,7 +374,7 @@ impl<'m> Rig<'m> {
         self.shape.caches.iter().enumerate().map(table).collect()
     }
 
-    /// Runs a draft as it is. Places that the model leaves unwritten stay NaN.
+    /// Runs a draft as it is. Values that the model does not write stay NaN.
     pub(crate) fn forward(&mut self, draft: &Draft) -> Result<Vec<f32>, PluginError> {
         let mut logits = vec![f32::NAN; draft.logits];
         let mut outputs = Outputs {
@@ -387,7 +388,7 @@ impl<'m> Rig<'m> {
         Ok(logits)
     }
 
-    /// Runs a draft, all of whose rows are candidates, `top` in each.
+    /// Runs a draft whose rows are all candidates, `top` in each.
     pub(crate) fn candidates(&mut self, draft: &Draft, top: u32, mask: Mask) -> Result<Chosen, PluginError> {
         let rows = draft.logits / self.shape.vocabulary as usize;
         let (words, mut row) = (self.shape.vocabulary.div_ceil(32) as usize, 0..);
@@ -413,7 +414,7 @@ impl<'m> Rig<'m> {
         Ok(chosen)
     }
 
-    /// Runs a draft with the given output of each span: logits or hidden rows.
+    /// Runs a draft with the given output for each span: logits or hidden rows.
     pub(crate) fn mixed(&mut self, draft: &Draft, kinds: &[Output]) -> Result<(Vec<f32>, Vec<f32>), PluginError> {
         let spans = draft.spans.iter().zip(kinds).map(|(span, kind)| Span { output: *kind, ..*span });
         let spans: Vec<Span<'_>> = spans.collect();
@@ -450,7 +451,7 @@ impl<'m> Rig<'m> {
         self.model.forward(&batch, outputs).into_result()
     }
 
-    /// Compares a row of logits with the known one, if there is one.
+    /// Compares a row of logits with the known one, if any.
     pub(crate) fn compare(&mut self, what: &str, token: usize, right: Option<&[f32]>, row: &[f32]) -> Finding<()> {
         if let Some(place) = row.iter().position(|logit| !logit.is_finite()) {
             let value = row[place];

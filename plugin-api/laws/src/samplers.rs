@@ -1,5 +1,5 @@
-//! The laws of samplers: what a host's chain takes for granted of every stage. Made-up candidates are given to stages of the
-//! sampler: a few and many, barred ones, ties, numbers that are none; what comes back must be of what was given.
+//! The laws of samplers: what a host's chain assumes about every stage. The sampler's stages get synthetic candidates:
+//! few and many, barred ones, ties, NaN; and must return only candidates that they were given.
 
 use std::{
     collections::HashSet,
@@ -16,7 +16,7 @@ use pensieve_plugin_api::{
     Candidates, ErrorCode, History, PluginError, SamplerBox, StageBox, ext::concurrent_stages::ConcurrentStages,
 };
 
-/// Stages that see each case.
+/// Number of stages that see each case.
 const SEEDS: u64 = 12;
 
 /// Options of a check of a sampler.
@@ -24,7 +24,7 @@ const SEEDS: u64 = 12;
 pub struct SamplerOptions {
     /// The parameters of its stages, a JSON object; empty for none.
     pub parameters: String,
-    /// Tokens of the vocabulary.
+    /// Vocabulary size.
     pub vocabulary: u32,
     /// Time limit of a stage for one token; a host's default is 5 seconds.
     pub deadline: Duration,
@@ -36,7 +36,7 @@ impl Default for SamplerOptions {
     }
 }
 
-/// Tries every law of samplers. `watch` is called before and after each one.
+/// Tests all laws of samplers. `watch` is called before and after each one.
 pub fn check_sampler(sampler: &SamplerBox, options: &SamplerOptions, watch: &mut dyn FnMut(Progress<'_>)) -> Report {
     let bench = Bench { sampler, options };
     run(LAWS, &["made"], watch, |check| check(&bench))
@@ -127,7 +127,7 @@ struct Left {
 }
 
 impl PartialEq for Left {
-    /// To the last bit, NaN included.
+    /// Compares bit by bit, including NaN.
     fn eq(&self, other: &Self) -> bool {
         let bits = |logits: &[f32]| logits.iter().map(|logit| logit.to_bits()).collect::<Vec<_>>();
         (&self.ids, self.sorted, self.pick) == (&other.ids, other.sorted, other.pick)
@@ -153,7 +153,7 @@ impl Bench<'_> {
         let mut random = Random(7);
         let mut case = |what, count: u32, logit: &mut dyn FnMut(u32, f32) -> f32| {
             let count = count.min(vocabulary);
-            // An odd step through a vocabulary: no id is its own place in the list.
+            // Steps through the vocabulary by 7, so that ids differ from their places in the list.
             let ids: Vec<u32> = (0..count).map(|place| (place * 7 + 3) % vocabulary).collect();
             let mut seen = HashSet::new();
             let ids: Vec<u32> = ids.into_iter().filter(|id| seen.insert(*id)).collect();
@@ -185,7 +185,7 @@ impl Bench<'_> {
     }
 }
 
-/// Gives each case to stages of its own, as their draws differ; they may fail if there is nothing to pick.
+/// Gives each case to separate stages, as their draws differ; they may fail if there is nothing to pick.
 fn each(bench: &Bench<'_>, judge: impl Fn(&Given, &Left) -> Option<String>) -> Finding {
     let cases = bench.cases();
     for (given, seed) in cases.iter().flat_map(|given| (0..SEEDS).map(move |seed| (given, seed))) {
@@ -206,7 +206,7 @@ fn barren(given: &Given) -> bool {
     !given.logits.iter().any(|logit| *logit > f32::NEG_INFINITY)
 }
 
-/// One call of a stage.
+/// Calls a stage once.
 fn sample(stage: &mut StageBox, given: &Given) -> Finding<Result<Left, PluginError>> {
     let (mut ids, mut logits) = (given.ids.clone(), given.logits.clone());
     let count = ids.len();
@@ -302,7 +302,7 @@ fn sorted(bench: &Bench<'_>) -> Finding {
     })
 }
 
-/// A stage by itself, then two in turn: all must go the same way.
+/// Runs a stage by itself, then two in alternation: all must produce the same output.
 fn seed(bench: &Bench<'_>) -> Finding {
     let mut alone = bench.stage(99)?;
     let first = walk(bench, &mut [&mut alone])?;
@@ -318,7 +318,7 @@ fn seed(bench: &Bench<'_>) -> Finding {
     Ok(Outcome::Exact)
 }
 
-/// The outputs of stages over sixteen steps, each following its own picks.
+/// The outputs of stages over sixteen steps; each follows its own picks.
 fn walk(bench: &Bench<'_>, stages: &mut [&mut StageBox]) -> Finding<Vec<Vec<Left>>> {
     let vocabulary = bench.options.vocabulary.clamp(1, 64);
     let mut histories = vec![vec![0]; stages.len()];
@@ -342,7 +342,7 @@ fn walk(bench: &Bench<'_>, stages: &mut [&mut StageBox]) -> Finding<Vec<Vec<Left
     Ok(ways)
 }
 
-/// Stages on threads of their own, all at once.
+/// Runs stages on separate threads, all at once.
 fn concurrent(bench: &Bench<'_>) -> Finding {
     const THREADS: u64 = 4;
     const ROUNDS: usize = 20;

@@ -1,9 +1,9 @@
-//! Laws about how work is cut up: into chunks, batches and wishes for logits, none of which may change a number.
+//! Laws about how work is divided: into chunks, batches and rows of logits, none of which may change a number.
 
 use crate::rig::{Finding, Known, Rig, Sequence};
 use pensieve_plugin_api::Want;
 
-/// The texts are learned here, so that this law stands before all that compare with them.
+/// The texts are learned here, so this law comes before all that compare with them.
 pub(crate) fn repeatable(rig: &mut Rig<'_>) -> Finding {
     rig.learn()?;
     for known in Known::ALL {
@@ -42,7 +42,7 @@ pub(crate) fn chunked(rig: &mut Rig<'_>) -> Finding {
     Ok(rig.agreement())
 }
 
-/// Sequences join one after the other, and each alternates between chunks and single tokens, in changing order.
+/// Sequences join one by one, and each alternates between chunks and single tokens, in changing order.
 pub(crate) fn batched(rig: &mut Rig<'_>) -> Finding {
     const COUNTS: [usize; 5] = [5, 1, 1, 9, 1];
     let mut crowd = vec![rig.start(Known::Long)?, rig.start(Known::Middle)?];
@@ -99,7 +99,7 @@ pub(crate) fn names(rig: &mut Rig<'_>) -> Finding {
     Ok(rig.agreement())
 }
 
-/// A sequence ends where its id is released, and may then begin anew under the same id.
+/// A sequence ends when its id is released; a new one may then start under the same id.
 pub(crate) fn forgets(rig: &mut Rig<'_>) -> Finding {
     let mut sequence = rig.start(Known::Long)?;
     rig.step("a sequence before its release", vec![sequence.feed(9, Want::ALL)])?;

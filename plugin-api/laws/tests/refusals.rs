@@ -1,5 +1,5 @@
-//! The law of refusals, on models without the SDK's glue, which would check every batch. Each model leaves one rule unchecked,
-//! and the law must name it, which shows that each of its invalid batches breaks one rule only.
+//! The law of refusals, on models without the SDK's glue, which would check every batch. Each model leaves one rule
+//! unchecked, and the law must name it, which shows that each of its invalid batches breaks a single rule.
 
 use pensieve_laws::{Options, Outcome, Progress, Report, Shape, check};
 use pensieve_plugin_api::{
@@ -16,7 +16,7 @@ const VOCABULARY: usize = 11;
 const CONTEXT: u32 = 128;
 const BLOCKS: u32 = 64;
 
-/// A bigram: every token's logits follow from the token. `BLOCK` tokens in a block; 0 for an opaque model.
+/// A bigram: a token's logits depend on that token alone. `BLOCK` tokens per block; 0 for an opaque model.
 struct Bigram<const BLOCK: u32> {
     unchecked: &'static str,
     code: ErrorCode,
@@ -125,7 +125,7 @@ fn a_model_that_checks_every_rule_obeys() {
     let paged = report::<8>("", ErrorCode::INVALID);
     assert_eq!(paged.outcome("refuses"), Some(&Outcome::Exact), "\n{paged}");
     assert!(paged.passed(), "\n{paged}");
-    // A bigram keeps no state, so nothing can tell that it does not count.
+    // A bigram keeps no state, so nothing shows that it does not count.
     let per_sequence = report::<0>("", ErrorCode::INVALID);
     assert_eq!(per_sequence.outcome("refuses"), Some(&Outcome::Exact), "\n{per_sequence}");
 }

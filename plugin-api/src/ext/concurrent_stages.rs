@@ -1,5 +1,5 @@
-//! `concurrent-stages/1`, of a [`crate::Sampler`]: its stages may be called on several threads at once, so that a step with many
-//! sequences need not sample them one by one. Each single stage is still called by one thread at a time.
+//! `concurrent-stages/1`, of a [`crate::Sampler`]: its stages may be called on several threads at once, so that a step
+//! with many sequences need not sample them one by one. Each single stage is still called by one thread at a time.
 
 use abi_stable::StableAbi;
 

@@ -1,6 +1,7 @@
-//! `kv-transfer/1`, of a [`crate::Model`] whose caches are not opaque: copies blocks and slots out of the model's memory and
-//! back, so that a host can spill cold ones to disk. A group is identified by its index in the card. The bytes are opaque to
-//! the host and valid for any model with the same card fingerprint, device kind, options and context.
+//! `kv-transfer/1`, of a [`crate::Model`] whose caches are not opaque: copies blocks and slots out of the model's
+//! memory and back, so that a host can spill cold ones to disk. A group is identified by its index in the card. The
+//! bytes are opaque to the host and valid for any model with the same card fingerprint, device kind, options and
+//! context.
 
 use abi_stable::{
     StableAbi,
@@ -28,8 +29,8 @@ pub struct KvTransfer {
         id: u32,
         bytes: RSliceMut<'_, u8>,
     ) -> RResult<(), PluginError>,
-    /// `[engine thread, loaded]` Overwrites a block or slot that no sequence uses. A wrong length is an error; the host must not pass
-    /// bytes exported under another fingerprint.
+    /// `[engine thread, loaded]` Overwrites a block or slot that no sequence uses. A wrong length is an error; the host
+    /// must not pass bytes exported under another fingerprint.
     pub import: unsafe extern "C" fn(
         model: RMut<'_, ()>,
         group: u32,

@@ -1,6 +1,6 @@
-//! `merge/1`, of an [`crate::Architecture`]: loads a checkpoint with adapters added to its weights, so that they cost nothing
-//! afterwards and cannot be removed. Weights that cannot hold the sum, such as quantized ones, are refused by name. The host
-//! decides which adapters it merges and which it attaches.
+//! `merge/1`, of an [`crate::Architecture`]: loads a checkpoint with adapters added to its weights, so that they cost
+//! nothing afterwards and cannot be removed. Weights that cannot hold the sum, such as quantized ones, are refused by
+//! name. The host decides which adapters it merges and which it attaches.
 
 use abi_stable::{
     StableAbi,
@@ -28,8 +28,9 @@ pub struct Merged {
 #[repr(C)]
 #[derive(StableAbi, Clone, Copy)]
 pub struct Merge {
-    /// `[control thread]` As [`crate::Architecture::load`], with all pairs of all adapters added to the weights that they
-    /// name, in their order. A pair that does not fit, or whose weight cannot take it, is an error that names the tensor.
+    /// `[control thread]` As [`crate::Architecture::load`], with all pairs of all adapters added to the weights that
+    /// they name, in their order. A pair that does not fit, or whose weight cannot take it, is an error that names the
+    /// tensor.
     pub load: unsafe extern "C" fn(
         architecture: RRef<'_, ()>,
         request: &LoadRequest<'_>,

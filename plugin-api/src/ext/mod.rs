@@ -1,12 +1,12 @@
 //! Extensions of contract 1, requested by id; one small file each.
 //!
 //! An extension is a table of functions: a plain `#[repr(C)]` struct that derives `StableAbi`, whose functions take the
-//! object that offered it as their first argument. It comes with its own [`TypeLayout`], and the caller compares that with
-//! the layout it was compiled against before it calls anything: a table that does not match its id is refused, whichever side
-//! is older. A changed table gets a new id (`kv-transfer/2`), offered beside the old one.
+//! object that offered it as their first argument. It comes with its own [`TypeLayout`], and the caller compares that
+//! with the layout it was compiled against before it calls anything: a table that does not match its id is refused,
+//! whichever side is older. A changed table gets a new id (`kv-transfer/2`), offered beside the old one.
 //!
-//! An id that begins with `draft/`, such as `draft/media/1`, promises nothing yet: its table may change under the same id. Once
-//! it is settled it is offered as `media/1`.
+//! An id that begins with `draft/`, such as `draft/media/1`, promises nothing yet: its table may change under the same
+//! id. Once it is settled it is offered as `media/1`.
 
 pub mod concurrent_stages;
 pub mod diagnostics;
@@ -40,8 +40,8 @@ impl Extension {
         Self { layout: T::LAYOUT, table: std::ptr::from_ref(table).cast() }
     }
 
-    /// The table as a `T`, if its layout is the one that this side was compiled with. Its functions need the object that
-    /// offered it: every extension in this crate has an `of` that keeps the two together.
+    /// Returns the table as a `T`, if its layout is the one that this side was compiled with. Its functions need the
+    /// object that offered it: every extension in this crate has an `of` that keeps the two together.
     pub fn table<T: StableAbi + Sync>(self, id: &str) -> Result<&'static T, PluginError> {
         if let RResult::RErr(difference) = check_layout_compatibility(T::LAYOUT, self.layout) {
             let message =
@@ -49,7 +49,7 @@ impl Extension {
             return Err(PluginError::new(ErrorCode::INVALID, message)
                 .with_help("rebuild the side whose plugin-api defines this extension otherwise"));
         }
-        // SAFETY: the layout says that the table is a `T` or a struct that can be read as one, and `offer` took a
+        // SAFETY: the layout shows that the table is a `T` or a struct that can be read as one, and `offer` took a
         // `&'static T`; a plugin that forges a layout already runs in this process.
         Ok(unsafe { &*self.table.cast::<T>() })
     }
@@ -62,7 +62,7 @@ pub struct Offered<'a, T: 'static> {
     object: RMut<'a, ()>,
 }
 
-/// Shortens abi_stable's layout report, which fills pages with the types on the way, to one line.
+/// Shortens abi_stable's layout report, which fills pages with types along the way, to one line.
 ///
 /// Each difference is a block `Error:…`, `Expected:`, `Found:`, after the fields that lead to it.
 pub fn summary(report: &impl Display) -> String {

@@ -1,5 +1,5 @@
-//! `sequence-state/1`, of an opaque [`crate::Model`]: copies the state of a whole sequence, so that wrapped code, too, can
-//! reuse a prefix, continue from a fork and roll back drafted tokens.
+//! `sequence-state/1`, of an opaque [`crate::Model`]: copies the state of a whole sequence, so that wrapped code, too,
+//! can reuse a prefix, continue from a fork and roll back drafted tokens.
 
 use abi_stable::{
     StableAbi,
@@ -20,8 +20,8 @@ pub const ID: &str = "sequence-state/1";
 pub struct SequenceState {
     /// `[engine thread, loaded]` Makes `to`, a new sequence, equal to `from`.
     pub fork: unsafe extern "C" fn(model: RMut<'_, ()>, from: u64, to: u64) -> RResult<(), PluginError>,
-    /// `[engine thread, loaded]` The state as bytes, which are opaque to the host and valid for any model with the same card
-    /// fingerprint, device kind, options and context.
+    /// `[engine thread, loaded]` The state as bytes, which are opaque to the host and valid for any model with the same
+    /// card fingerprint, device kind, options and context.
     pub snapshot: unsafe extern "C" fn(model: RMut<'_, ()>, sequence: u64) -> RResult<RVec<u8>, PluginError>,
     /// `[engine thread, loaded]` Makes a new sequence from a snapshot; bytes of a wrong length or form are an error.
     pub restore:

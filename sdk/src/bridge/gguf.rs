@@ -1,7 +1,7 @@
-//! The tensors of a GGUF file, for models of candle-transformers that read such files by themselves.
+//! Reads the tensors of a GGUF file for models of candle-transformers that parse such files themselves.
 //!
-//! They read the file that the SDK has opened and checked, not one that may have taken its place since. Each read
-//! tells the host how far it has come, and fails once the host wants the load to stop.
+//! They read the file that the SDK has opened and checked, not one that may have replaced it since. Each read reports
+//! progress to the host, and fails once the host has cancelled the load.
 
 use std::{
     collections::HashMap,
@@ -15,9 +15,9 @@ use crate::{Services, weights::Bytes};
 /// A reader of a GGUF file for candle.
 pub struct GgufReader {
     file: Cursor<Bytes>,
-    /// The tensors that have not been read yet, by where they begin.
+    /// Tensors not read yet, by their offsets.
     left: HashMap<u64, String>,
-    /// The one that is being read, unless it has been before.
+    /// The tensor being read, unless it has been read before.
     name: Option<String>,
     done: u64,
     total: u64,

@@ -1,8 +1,8 @@
-//! Many models of one sequence each, presented as one batched model.
+//! Many single-sequence models, presented as one batched model.
 //!
-//! An error or panic inside candle-transformers affects only its own sequence: its logits become NaN, by which a host knows to fail
-//! it alone, and its model is dropped. Only if every sequence of a step has failed does the step fail, with the first one's error;
-//! the others' are in the log.
+//! An error or panic inside candle-transformers affects only its own sequence: its logits become NaN, which makes the
+//! host fail that sequence alone, and its model is dropped. The step fails only if all of its sequences have failed,
+//! with the first one's error; the others are in the log.
 
 use candle_core::{DType, Device, Tensor};
 use std::collections::HashMap;
@@ -14,7 +14,7 @@ use crate::{
     nn::copy_to,
 };
 
-/// A loaded model, and one more for each sequence.
+/// A loaded model, with another instance for each sequence.
 pub(super) struct Bridged<W> {
     pristine: Pristine<W>,
     sequences: HashMap<u64, Sequence<W>>,
@@ -35,7 +35,7 @@ struct Sequence<W> {
 }
 
 impl<W: Wrapped> Bridged<W> {
-    /// Makes a first model, so that failures show at load.
+    /// Creates a first model, so that failures show at load.
     pub(super) fn new(
         pristine: Pristine<W>,
         resident: Resident,
@@ -133,7 +133,7 @@ fn compute<W: Wrapped>(
     let mut rows = logits.chunks_exact_mut(width.max(1));
     let mut rest = tokens;
     while !rest.is_empty() {
-        // Most models give the logits of the last token alone.
+        // Most models return the logits of the last token only.
         let most = if want == Want::All { 1 } else { rest.len().min(CHUNK_TOKENS_MAX) };
         let before = past + tokens.len() - rest.len();
         let (piece, after) = rest.split_at(model.together(before, most).clamp(1, most));
@@ -183,12 +183,12 @@ impl<W: Wrapped> Model for Bridged<W> {
 
 impl<W> Drop for Bridged<W> {
     fn drop(&mut self) {
-        // One by one: a second panic while the map unwinds from the first would end the process.
+        // One by one: a second panic while the map unwinds from the first would abort the process.
         self.sequences.drain().for_each(|(_, sequence)| discard(sequence));
     }
 }
 
-/// A snapshot is the number of tokens and the values of each tensor, in order.
+/// A snapshot consists of the number of tokens and the values of each tensor, in order.
 impl<W: Wrapped> SequenceState for Bridged<W> {
     fn fork(&mut self, from: u64, to: u64) -> Result<()> {
         let (model, seen) = self.sound(from)?;
@@ -223,7 +223,7 @@ impl<W: Wrapped> SequenceState for Bridged<W> {
             let part: Vec<f32> = values.by_ref().take(blank.elem_count()).collect();
             state.push(Tensor::from_vec(part, blank.shape(), &self.device)?);
         }
-        // Below the context, which is a u32.
+        // Fits, as it is below the context, which is a u32.
         self.put(sequence, state, seen as usize)
     }
 }

@@ -1,5 +1,5 @@
-//! The inputs of a wrapped model's loading: the configuration as candle's own struct, tensors as candle asks for them, or a whole
-//! GGUF file for models that read such files themselves.
+//! Inputs for loading a wrapped model: the configuration as candle's own struct, tensors by name, or a whole GGUF file
+//! for models that parse such files themselves.
 //!
 //! The SDK opens, maps and validates files as for any other model, before candle gets them.
 
@@ -23,10 +23,10 @@ use crate::{
     weights::{Checkpoint, Weights},
 };
 
-/// Names that candle asks for, and those that a checkpoint has in their place.
+/// Names that candle asks for, paired with the checkpoint's names for the same tensors.
 type Renamed = &'static [(&'static str, &'static str)];
 
-/// A checkpoint that is being loaded.
+/// A checkpoint being loaded.
 pub struct Parts<'a> {
     checkpoint: &'a Checkpoint,
     device: &'a Device,
@@ -35,7 +35,7 @@ pub struct Parts<'a> {
     log: Arc<Mutex<Log>>,
 }
 
-/// The tensors that candle has been given so far.
+/// The tensors given to candle so far.
 #[derive(Default)]
 struct Log {
     used: HashSet<String>,
@@ -43,7 +43,7 @@ struct Log {
 }
 
 impl Log {
-    /// The bytes of all tensors up to this one.
+    /// Adds a tensor, and returns the total of bytes so far.
     fn add(&mut self, name: &str, bytes: usize) -> u64 {
         if self.used.insert(name.to_owned()) {
             self.bytes += bytes as u64;
@@ -57,7 +57,7 @@ impl<'a> Parts<'a> {
         Self { checkpoint, device, context, services, log: Arc::default() }
     }
 
-    /// The opened checkpoint, for metadata that the configuration does not have.
+    /// The opened checkpoint, for metadata that is not in the configuration.
     pub fn checkpoint(&self) -> &Checkpoint {
         self.checkpoint
     }
@@ -67,14 +67,14 @@ impl<'a> Parts<'a> {
         self.device
     }
 
-    /// The longest sequence that the model is loaded for, in tokens.
+    /// The context that the model is loaded with, in tokens.
     pub fn context(&self) -> usize {
         self.context
     }
 
-    /// The configuration as candle's own struct. `defaults` are for keys that a checkpoint may leave out, `fixed` ones are
-    /// so whatever it says. RoPE's parameters stand where transformers 4 had them, heads have sizes, and the positions end
-    /// with the context.
+    /// Returns the configuration as candle's own struct. `defaults` apply to keys that the checkpoint leaves out;
+    /// `fixed` values override it. RoPE parameters are under transformers 4's names, head sizes are filled in, and the
+    /// maximum position is the loaded context.
     pub fn config<T: DeserializeOwned>(&self, defaults: Value, fixed: Value) -> Result<T> {
         let config = self.checkpoint.config();
         let mut object = config.classic();
@@ -91,8 +91,8 @@ impl<'a> Parts<'a> {
             .map_err(|error| Error::corrupt(format!("the configuration does not fit: {error}")))
     }
 
-    /// The tensors by Hugging Face's names, in `f32`: in half precision, many of candle's models lose positions. `renamed`
-    /// has names that candle asks for and the checkpoint may not have, and what it has in their place.
+    /// Returns the tensors under Hugging Face's names, in `f32`: in half precision, many of candle's models lose
+    /// positions. `renamed` pairs names that candle asks for with the checkpoint's.
     pub fn tensors(&self, renamed: Renamed) -> VarBuilder<'static> {
         let source = TensorSource {
             weights: self.checkpoint.weights().clone(),
@@ -104,7 +104,7 @@ impl<'a> Parts<'a> {
         VarBuilder::from_backend(Box::new(source), DType::F32, self.device.clone())
     }
 
-    /// A GGUF file for a model that reads it by itself, its context set to the one that is loaded for.
+    /// Returns a GGUF file for a model that parses it, with the context set to the loaded one.
     pub fn gguf(&self) -> Result<(Content, GgufReader)> {
         let path = self.checkpoint.path().display();
         let file = match self.checkpoint.gguf() {
@@ -123,7 +123,7 @@ impl<'a> Parts<'a> {
         Ok((content, reader))
     }
 
-    /// Tensors that nothing asked for, of a model that was loaded tensor by tensor.
+    /// Lists tensors that were never requested, if the model was loaded tensor by tensor.
     pub(super) fn unused(&self) -> Option<String> {
         let log = lock(&self.log);
         if log.used.is_empty() { None } else { unused(self.checkpoint.weights(), &log.used) }
@@ -134,7 +134,7 @@ fn entries(object: Value) -> Map<String, Value> {
     if let Value::Object(entries) = object { entries } else { Map::new() }
 }
 
-/// A checkpoint as candle asks for it. What was given once is given again, not copied.
+/// A checkpoint as a tensor source for candle. A tensor requested again is returned without a copy.
 struct TensorSource {
     weights: Weights,
     renamed: Renamed,
@@ -160,7 +160,7 @@ impl TensorSource {
         let tensor = Tensor::from_vec(dequantize(&raw)?, raw.shape.as_slice(), device)?;
         lock(&self.given).insert(name.to_owned(), tensor.clone());
         let done = lock(&self.log).add(name, raw.data.len());
-        // The host's code runs here, so nothing is held.
+        // The host's code runs here, so no lock may be held.
         self.services.progress(done, self.weights.bytes(), name);
         Ok(tensor)
     }
@@ -184,7 +184,7 @@ impl SimpleBackend for TensorSource {
     }
 }
 
-/// Nothing is half done where a lock's holder may panic.
+/// Ignores poisoning: no update can be left half done.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

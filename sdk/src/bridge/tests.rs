@@ -1,4 +1,4 @@
-//! What goes wrong inside of a wrapped model, played by one that does so where it is told to; and what it is asked for.
+//! Failures inside a wrapped model, simulated by one that fails on demand, and the calls that it receives.
 
 use candle_core::{Device, Tensor};
 use std::{
@@ -19,11 +19,11 @@ const PANICS: u32 = 101;
 const MISSHAPEN: u32 = 102;
 const FALLS: u32 = 1000;
 
-/// Its logits are the sum of what it has read, the number of that, and 1.
+/// Its logits are the sum of the tokens read, their number, and 1.
 struct Played {
     sum: u32,
     count: usize,
-    /// How many tokens each call had, of all models together.
+    /// Number of tokens in each call, over all models.
     calls: Arc<Mutex<Vec<usize>>>,
 }
 
@@ -57,7 +57,7 @@ impl Wrapped for Played {
     }
 }
 
-/// One that has read so much panics as it is dropped.
+/// Panics on drop once it has read that much.
 impl Drop for Played {
     fn drop(&mut self) {
         assert!(self.sum < FALLS, "a buffer is still mapped");
@@ -87,13 +87,13 @@ impl Rig {
         Self { model, calls }
     }
 
-    /// Models there are, of sequences.
+    /// Number of sequences' models that are alive.
     fn alive(&self) -> usize {
-        // One here, one in the maker.
+        // One here, one in the factory.
         Arc::strong_count(&self.calls) - 2
     }
 
-    /// A step of sequences, each with its past and new tokens. The rows of those that want any.
+    /// Runs a step of sequences, each with its past and new tokens. Returns the wanted rows.
     fn step(&mut self, spans: &[(u64, usize, &[u32], Want)]) -> Result<Vec<Vec<f32>>> {
         let tokens: Vec<u32> = spans.iter().flat_map(|span| span.2.to_vec()).collect();
         let (mut start, mut rows) = (0, 0);
@@ -164,7 +164,7 @@ fn where_all_sequences_fail_the_first_tells_why_and_the_log_has_the_others() {
     assert!(lines.len() == 1 && lines[0].starts_with("played: sequence 2 fails: played panicked: index"), "{lines:?}");
 }
 
-/// A checkpoint of vectors of two.
+/// A checkpoint whose tensors are vectors of two.
 fn checkpoint_of(names: &[&str]) -> (tempfile::TempDir, Checkpoint) {
     let folder = tempfile::tempdir().unwrap();
     let tensors: Vec<_> = names.iter().map(|name| ((*name).to_owned(), vec![2])).collect();
@@ -173,7 +173,7 @@ fn checkpoint_of(names: &[&str]) -> (tempfile::TempDir, Checkpoint) {
     (folder, checkpoint)
 }
 
-/// A host may take its time, or ask back; what it does must not find the loader locked.
+/// The host's callback may take long, or load tensors itself, so the loader must not hold its lock meanwhile.
 #[test]
 fn progress_is_told_while_nothing_is_held() {
     let (_folder, checkpoint) = checkpoint_of(&["a", "b"]);
@@ -213,7 +213,7 @@ fn a_model_that_panics_as_it_is_dropped_takes_nothing_with_it() {
     rig.model.release(1);
     assert_eq!(rig.alive(), 3);
     assert_eq!(rig.step(&[(4, 1, &[6], Want::Last)]).unwrap(), [[11.0, 2.0, 1.0]]);
-    // Two are left that fall.
+    // Two models remain that panic on drop.
     drop(rig);
 }
 

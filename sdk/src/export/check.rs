@@ -1,7 +1,7 @@
-//! Checks that batches keep the contract's rules, before an author's code sees them.
+//! Checks that batches obey the contract's rules, before an author's code sees them.
 //!
-//! It costs a few comparisons per token, block and slot, and rules out reads and writes outside a model's memory, and one sequence
-//! overwriting another's.
+//! This costs a few comparisons per token, block and slot, and rules out reads and writes outside a model's memory, and
+//! sequences that overwrite each other.
 
 use pensieve_plugin_api as api;
 use std::{borrow::Cow, collections::HashSet};
@@ -11,7 +11,7 @@ use crate::{Batch, Cache, Error, Output, Resident, Result, Span, StateCopy, Tabl
 
 const _: () = assert!(VACANT == api::VACANT);
 
-/// Checks batches against a model's limits. It keeps its working memory between steps.
+/// Checks batches against a model's limits. Working memory is reused between steps.
 pub(super) struct BatchCheck {
     vocabulary: usize,
     hidden: usize,
@@ -58,7 +58,7 @@ impl BatchCheck {
         self.vocabulary
     }
 
-    /// Number of blocks or slots of a group; 0 for an opaque group, or if there is none.
+    /// Number of blocks or slots of a group; 0 for an opaque group, or if there is no such group.
     pub(super) fn places(&self, group: usize) -> u32 {
         self.groups.get(group).map_or(0, |group| group.written.len() as u32)
     }
@@ -97,7 +97,7 @@ impl BatchCheck {
         Ok(Batch { tokens, positions, spans, top: batch.top as usize })
     }
 
-    /// Points a table's entries behind the window to a block that can be read.
+    /// Points a table's entries before the window to a readable block.
     fn fill_gaps(&self, span: &mut Span<'_>) {
         let needed = (span.past + span.len).div_ceil(self.block_tokens);
         for (group, table) in self.groups.iter().zip(&mut span.caches) {
@@ -193,7 +193,7 @@ impl BatchCheck {
 }
 
 impl Group {
-    /// Checks and converts a span's table: its ids must be in range, and enough.
+    /// Checks and converts a span's table: ids must be in range, and there must be enough of them.
     fn check<'a>(
         &self,
         table: &api::CacheTable<'a>,
@@ -251,13 +251,13 @@ impl Group {
         }
     }
 
-    /// Records a write in this step; `false` if there was one already.
+    /// Records a write in this step; returns `false` if there was one already.
     fn write(&mut self, id: u32, step: u64) -> bool {
         std::mem::replace(&mut self.written[id as usize], step) != step
     }
 }
 
-/// A block that a span writes to belongs to it alone, and only once.
+/// Checks that each block that a span writes to belongs to it alone, and occurs only once.
 fn check_blocks(group: &mut Group, step: u64, place: usize, spans: &[Span<'_>], tokens: usize) -> Result<()> {
     let tables = spans.iter().filter_map(|span| match &span.caches[place] {
         Table::Blocks(blocks) => Some((span, &**blocks)),
@@ -281,7 +281,7 @@ fn check_blocks(group: &mut Group, step: u64, place: usize, spans: &[Span<'_>], 
     Ok(())
 }
 
-/// A slot that a span writes to is written once, and no other span reads it.
+/// Checks that each slot that a span writes to is written once and not read by another span.
 fn check_slots(group: &mut Group, step: u64, place: usize, spans: &[Span<'_>]) -> Result<()> {
     let twice = |name: u64, slot: u32| Error::invalid(format!("sequence {name}: slot {slot} would be written twice"));
     for span in spans {

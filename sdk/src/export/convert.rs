@@ -1,4 +1,4 @@
-//! The contract's types to the SDK's and back.
+//! Converts the contract's types to the SDK's and back.
 
 use pensieve_plugin_api::{
     self as api,
@@ -7,7 +7,7 @@ use pensieve_plugin_api::{
 
 use crate::{AdapterData, Cache, Card, Code, Error, LoadRequest, LowRankPair, Merged, Output, Resident, Source, Want};
 
-/// An error as the contract has it.
+/// Converts an error for the host.
 pub(super) fn error_out(error: Error) -> api::PluginError {
     let code = match error.code {
         Code::Invalid => api::ErrorCode::INVALID,
@@ -50,7 +50,7 @@ impl From<Card> for api::Card {
             context: card.context,
             block_tokens: card.block_tokens,
             caches: card.caches.iter().map(group).collect(),
-            // The SDK chooses candidates where a model does not.
+            // The SDK picks candidates if the model does not.
             candidates: card.vocabulary,
             hidden: card.hidden,
             token_bytes: card.token_bytes,
@@ -80,7 +80,7 @@ impl From<&Resident> for api::Resident {
     }
 }
 
-/// A group of caches as it crosses.
+/// Converts a cache group for the host.
 pub(crate) fn group(cache: &Cache) -> api::CacheGroup {
     let (kind, window, bytes) = match *cache {
         Cache::Tokens { bytes } => (api::CacheKind::TOKENS, 0, bytes),
@@ -91,7 +91,7 @@ pub(crate) fn group(cache: &Cache) -> api::CacheGroup {
     api::CacheGroup { kind, window, bytes }
 }
 
-/// The contract's output, if its value is known.
+/// Converts the contract's output, if its value is known.
 pub(super) fn output(output: api::Output) -> Option<Output> {
     match output {
         api::Output::LOGITS => Some(Output::Logits),
@@ -101,7 +101,7 @@ pub(super) fn output(output: api::Output) -> Option<Output> {
     }
 }
 
-/// The contract's want, if its value is known.
+/// Converts the contract's want, if its value is known.
 pub(super) fn want(want: api::Want) -> Option<Want> {
     match want {
         api::Want::NONE => Some(Want::None),
@@ -111,7 +111,7 @@ pub(super) fn want(want: api::Want) -> Option<Want> {
     }
 }
 
-/// An adapter from the host, once its lengths agree with its shapes.
+/// Converts an adapter from the host, if its lengths match its shapes.
 pub(super) fn adapter_in(adapter: &api::AdapterData) -> Result<AdapterData, Error> {
     let pairs = adapter.pairs.iter().map(|pair| {
         let (rank, inputs, outputs) = (pair.rank as usize, pair.inputs as usize, pair.outputs as usize);
@@ -132,12 +132,12 @@ pub(super) fn adapter_in(adapter: &api::AdapterData) -> Result<AdapterData, Erro
     })
 }
 
-/// An adapter to be merged.
+/// Converts an adapter to be merged.
 pub(super) fn merged_in(merged: &api::ext::merge::Merged) -> Result<Merged, Error> {
     Ok(Merged { adapter: adapter_in(&merged.adapter)?, strength: merged.strength })
 }
 
-/// An adapter to the host.
+/// Converts an adapter for the host.
 pub(crate) fn adapter_out(adapter: AdapterData) -> Result<api::AdapterData, Error> {
     let narrow = |value: usize, pair: &str| {
         u32::try_from(value).map_err(|_| Error::invalid(format!("adapter pair '{pair}': {value} exceeds 32 bits")))
@@ -160,12 +160,12 @@ pub(crate) fn adapter_out(adapter: AdapterData) -> Result<api::AdapterData, Erro
     })
 }
 
-/// A list of names as it crosses.
+/// Converts a list of names for the host.
 pub(super) fn names<'a>(names: impl IntoIterator<Item = &'a str>) -> RVec<RString> {
     names.into_iter().map(RString::from).collect()
 }
 
-/// An optional token as it crosses.
+/// Converts an optional value for the host.
 pub(super) fn option<T>(value: Option<T>) -> ROption<T> {
     value.into()
 }

@@ -1,4 +1,4 @@
-//! No panic crosses: it becomes an error with the panic's message.
+//! Keeps panics from crossing the boundary: they become errors with the panic's message.
 
 use pensieve_plugin_api::{PluginError, abi_stable::std_types::RResult};
 use std::{
@@ -14,8 +14,8 @@ pub(super) fn guard<T>(what: &str, code: impl FnOnce() -> Result<T>) -> RResult<
     caught(what, code).map_err(error_out).into()
 }
 
-/// Runs an author's code. Unwind safety: what the code was changing may be half done afterwards; it is the author's
-/// own state, and the contract says which of it the host still uses.
+/// Runs an author's code. Unwind safety: data that the code was changing may be inconsistent afterwards; it is the
+/// author's own state, and the contract says which of it the host still uses.
 pub(crate) fn caught<T>(what: &str, code: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(|| pool::within(code))).unwrap_or_else(|panic| {
         let message = format!("{what} panicked: {}", message_of(&*panic));
@@ -24,10 +24,10 @@ pub(crate) fn caught<T>(what: &str, code: impl FnOnce() -> Result<T>) -> Result<
     })
 }
 
-/// Drops an author's value; a panic while doing so has nowhere to go.
+/// Drops an author's value, ignoring panics.
 pub(crate) fn discard<T>(value: T) {
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| pool::within(|| drop(value)))) {
-        // A panic's payload may itself panic when dropped.
+        // The panic's payload may itself panic when dropped.
         std::mem::forget(panic);
     }
 }

@@ -1,8 +1,8 @@
-//! The glue between the SDK's plain traits and the contract: the `export!` macro and what it calls.
+//! The glue between the SDK's plain traits and the contract: the `export!` macro and the functions that it calls.
 //!
-//! Everything that enters a plugin passes here, so that two promises hold without an author's help: a panic becomes an
-//! error that carries its message, and a batch that breaks the contract never reaches the author's code. This is the
-//! only part of the SDK, beside `Services`, that names abi_stable's types.
+//! Every call into a plugin passes through here, which guarantees two things without the author's help: a panic becomes
+//! an error with its message, and a batch that breaks the contract never reaches the author's code. Apart from
+//! `Services` this is the only part of the SDK that uses abi_stable's types.
 
 mod check;
 mod convert;
@@ -76,7 +76,7 @@ macro_rules! export {
     };
 }
 
-/// Items that the expansion of `export!` uses; not for authors.
+/// Items used by the expansion of `export!`; not for authors.
 #[doc(hidden)]
 pub mod expansion {
     pub use super::construct;
@@ -86,7 +86,8 @@ pub mod expansion {
     };
 }
 
-/// The exports of this library. The author's code that describes them runs once, so that it cannot panic when a host asks again.
+/// The exports of this library. The author's code that describes them runs only once, so that it cannot panic when a
+/// host asks again.
 struct Exported {
     plugin: Plugin,
     manifest: api::Manifest,
@@ -94,7 +95,7 @@ struct Exported {
 
 static EXPORTED: OnceLock<Exported> = OnceLock::new();
 
-/// Builds the root module out of the author's plugin.
+/// Builds the root module from the author's plugin.
 pub fn construct(plugin: fn() -> Plugin, version: &'static str) -> RootModuleResult {
     let exported = guard("plugin construction", || {
         let plugin = plugin();
@@ -111,7 +112,7 @@ pub fn construct(plugin: fn() -> Plugin, version: &'static str) -> RootModuleRes
 }
 
 extern "C" fn manifest() -> api::Manifest {
-    // The host holds a module only if `construct` has succeeded; an empty manifest is the answer to anything else.
+    // The host gets a module only if `construct` has succeeded; otherwise the manifest is empty.
     EXPORTED.get().map_or_else(providers::nothing, |exported| exported.manifest.clone())
 }
 

@@ -1,4 +1,4 @@
-//! A model as the contract's object.
+//! Wraps a model as the contract's object.
 
 use pensieve_plugin_api::{
     self as api, PluginError,
@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{CandidateRows, Error, Model, Outputs, Result};
 
-/// Wraps a model for the host, unless what it says of itself cannot be.
+/// Wraps a model for the host, if its description of itself is valid.
 pub(crate) fn export_model(mut model: Box<dyn Model>) -> Result<api::ModelBox> {
     let transfers_kv = model.kv_transfer().is_some();
     let copies_sequences = model.sequence_state().is_some();
@@ -32,7 +32,7 @@ pub(crate) fn export_model(mut model: Box<dyn Model>) -> Result<api::ModelBox> {
 }
 
 struct ExportedModel {
-    /// Only empty while it is dropped.
+    /// `None` only during drop.
     model: Option<Box<dyn Model>>,
     check: BatchCheck,
     adapters: HashSet<u32>,
@@ -103,7 +103,7 @@ impl api::Model for ExportedModel {
     }
 
     fn release(&mut self, sequence: u64) {
-        // An error has no receiver: the host has forgotten the sequence already.
+        // There is nobody to return an error to: the host has already forgotten the sequence.
         let _ = guard("release", || {
             self.model()?.release(sequence);
             Ok(())
@@ -128,14 +128,14 @@ impl Drop for ExportedModel {
 static KV_TRANSFER: KvTransfer = KvTransfer { bytes, export, import };
 static SEQUENCE_STATE: SequenceState = SequenceState { fork, snapshot, restore };
 
-/// The object behind a table's first argument.
+/// Returns the object behind a table's first argument.
 fn exported(model: RMut<'_, ()>) -> &mut ExportedModel {
-    // SAFETY: only the functions of the two tables call this, which `ExportedModel::extension` alone offers, and the
-    // host that calls them passes the object that offered them, exclusively, for the duration of the call.
+    // SAFETY: only the functions of the two tables call this, and only `ExportedModel::extension` offers these tables.
+    // The host passes the object that offered the table, exclusively, for the duration of the call.
     unsafe { &mut *model.into_raw().cast::<ExportedModel>() }
 }
 
-/// The model's ability to transfer a block or slot as `len` bytes.
+/// Returns the model's transfer of blocks and slots, after checking that this one exists and has `len` bytes.
 fn transferring(model: RMut<'_, ()>, group: u32, id: u32, len: usize) -> Result<&mut dyn crate::KvTransfer> {
     let exported = exported(model);
     let count = exported.check.places(group as usize);

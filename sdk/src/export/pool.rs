@@ -1,7 +1,8 @@
-//! An autorelease pool around each call of the host. Metal's methods return autoreleased objects, command buffers and encoders
-//! among them; the host's threads have no pool of their own, so these objects would pile up for as long as the process lives.
+//! An autorelease pool around each call of the host. Metal's methods return autoreleased objects, such as command
+//! buffers and encoders; the host's threads have no pool, so these objects would accumulate for the life of the
+//! process.
 
-/// Runs an author's code within a pool; without Metal there is none.
+/// Runs an author's code within a pool; without Metal, simply runs it.
 pub(super) fn within<T>(code: impl FnOnce() -> T) -> T {
     #[cfg(test)]
     let _counted = counting::Counted::new();
@@ -17,7 +18,7 @@ pub(super) mod counting {
 
     thread_local!(static OPEN: Cell<usize> = const { Cell::new(0) });
 
-    /// Pools that are open on this thread.
+    /// Number of pools open on this thread.
     pub(in crate::export) fn open() -> usize {
         OPEN.get()
     }

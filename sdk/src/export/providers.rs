@@ -1,4 +1,4 @@
-//! The providers of a plugin as the contract's objects.
+//! Wraps a plugin's providers as the contract's objects.
 
 use pensieve_plugin_api::{
     self as api, ErrorCode, PluginError,
@@ -20,7 +20,7 @@ use crate::{
     sampler::{Candidates, History, Sampler, Stage, rank},
 };
 
-/// Asks the author's providers who they are.
+/// Builds the manifest by asking the author's providers.
 pub(super) fn manifest(plugin: &Plugin, version: &str) -> api::Manifest {
     let claim = |architecture: &dyn Architecture| api::Claim {
         architecture: architecture.name().into(),
@@ -123,7 +123,7 @@ unsafe extern "C" fn load_merged(
     services: api::ServicesArc,
     merged: RSlice<'_, merge::Merged>,
 ) -> RResult<api::ModelBox, PluginError> {
-    // SAFETY: this function is in one table only, which `ExportedArchitecture::extension` alone offers, and its caller
+    // SAFETY: this function is in a single table, which only `ExportedArchitecture::extension` offers, and the caller
     // passes the object that offered it.
     let architecture = unsafe { architecture.transmute_into_ref::<ExportedArchitecture>() };
     guard("load", || {
@@ -147,7 +147,7 @@ impl api::Sampler for ExportedSampler {
     }
 
     fn extension(&self, id: RStr<'_>) -> ROption<api::Extension> {
-        // What a `Stage` shares with another, both may use on different threads: the compiler has seen to that.
+        // `Stage` is `Send`, so data that stages share is safe to use on different threads.
         static STAGES: ConcurrentStages = ConcurrentStages { threads: 0 };
         if id.as_str() == concurrent_stages::ID {
             ROption::RSome(api::Extension::offer(&STAGES))
@@ -159,7 +159,7 @@ impl api::Sampler for ExportedSampler {
 
 struct ExportedStage {
     name: &'static str,
-    /// Only empty while it is dropped.
+    /// `None` only during drop.
     stage: Option<Box<dyn Stage>>,
 }
 
@@ -173,7 +173,7 @@ impl api::Stage for ExportedStage {
             let Some(stage) = &mut self.stage else { return Ok(ROption::RNone) };
             let len = candidates.len.min(candidates.ids.len()).min(candidates.logits.len());
             let (ids, logits) = (&mut candidates.ids[..len], &mut candidates.logits[..len]);
-            // The contract's order leaves equal logits open; the SDK's puts the lower id first.
+            // The contract leaves the order of equal logits open; the SDK puts the lower id first.
             let ranks = ids.iter().zip(&*logits).map(|(&id, &logit)| rank(id, logit));
             let sorted = candidates.sorted && ranks.is_sorted_by(|a, b| a > b);
             let mut ours = Candidates::new(ids, logits, sorted)?;

@@ -1,4 +1,4 @@
-//! Checkpoints of random weights, so that a model file can be tried without downloading a model.
+//! Checkpoints with random weights, so that a model file can be tested without downloading a model.
 
 use std::{
     fs::{self, File},
@@ -10,11 +10,11 @@ use serde_json::{Map, Value, json};
 
 use crate::Result;
 
-/// Writes a folder with this `config.json` and random weights of these names and shapes in `f32`, the same at every call.
-/// It has no tokenizer: it can be loaded, and not served.
+/// Writes a folder with this `config.json` and random weights with these names and shapes in `f32`, the same in every
+/// call. It has no tokenizer: it can be loaded, but not served.
 ///
-/// Matrices preserve the magnitude of their inputs; vectors are near one if they are weights (of norms) and near zero if they are
-/// biases, so that a mistake anywhere shows in the logits.
+/// Matrices preserve the magnitude of their inputs; vectors are near one if they are (norm) weights and near zero if
+/// they are biases, so that any mistake shows in the logits.
 pub fn random_checkpoint(folder: &Path, config: &str, tensors: &[(String, Vec<usize>)]) -> Result<()> {
     fs::write(folder.join("config.json"), config)?;
     let (mut header, mut end) = (Map::new(), 0);
@@ -24,7 +24,7 @@ pub fn random_checkpoint(folder: &Path, config: &str, tensors: &[(String, Vec<us
         header.insert(name.clone(), json!({ "dtype": "F32", "shape": shape, "data_offsets": [start, end] }));
     }
     let mut header = Value::Object(header).to_string();
-    // Data that starts at a multiple of eight can be read in place.
+    // Data at a multiple of eight bytes can be read in place.
     header.extend(std::iter::repeat_n(' ', header.len().next_multiple_of(8) - header.len()));
     let mut file = BufWriter::new(File::create(folder.join("model.safetensors"))?);
     file.write_all(&(header.len() as u64).to_le_bytes())?;

@@ -82,3 +82,20 @@ fn a_test_that_writes_out_one_systems_way_is_found() {
     }
     assert_eq!(of("src/processes.rs", "nothing"), 1);
 }
+
+/// Steps of a workflow that compute on a GPU, whoever's it is.
+fn unguarded(workflow: &str) -> Vec<&str> {
+    let steps =
+        workflow.split("      - ").skip(1).filter(|step| step.contains("--device metal") || step.contains("metal:0"));
+    steps.filter(|step| !step.contains("if: steps.gpu.outputs.counts == 'true'")).collect()
+}
+
+#[test]
+fn results_of_a_paravirtualised_gpu_do_not_count() {
+    let workflow = fs::read_to_string(root().join(".github/workflows/macos.yml")).unwrap();
+    assert!(workflow.contains("supportsFamily(.apple7)") && workflow.contains("--device metal:0"));
+    assert_eq!(unguarded(&workflow), [""; 0]);
+    let (guard, removed) =
+        ("        if: steps.gpu.outputs.counts == 'true'\n", workflow.replace("steps.gpu.outputs.counts ==", "x"));
+    assert!(workflow.matches(guard).count() > 2 && unguarded(&removed).len() > 2);
+}

@@ -21,7 +21,7 @@ pub struct Generation {
     reader: AnswerReader,
     weave: MarkerWeaver,
     measures: Measures,
-    /// Log-probabilities of tokens of which it is undecided whether they are text.
+    /// Log-probabilities of tokens that may or may not turn out to be text.
     likelihoods: Vec<TokenLogprob>,
     ready: VecDeque<Delta>,
 }
@@ -34,7 +34,7 @@ pub(crate) struct AnswerReader {
     pub logprobs: bool,
     pub clamped: bool,
     pub end_of_turn: Vec<u32>,
-    /// The number of stop strings that are the client's. Those after them end the turns of a model without a template.
+    /// Number of stop strings that come from the client. Those after them end the turns of a model without a template.
     pub client_stops: usize,
 }
 
@@ -50,8 +50,8 @@ impl Generation {
         }
     }
 
-    /// Waits until then for the answer's first delta, which [`Self::next`] returns again; an error if it is a failure. Progress of
-    /// a model's load is skipped.
+    /// Waits until `until` for the answer's first delta, skipping load progress, and keeps it for [`Self::next`].
+    /// Returns an error if that delta is a failure.
     pub async fn listen(&mut self, until: Instant) -> Result<(), Failure> {
         while let Ok(Some(delta)) = timeout_at(until, self.next()).await {
             match delta {
@@ -66,7 +66,7 @@ impl Generation {
         Ok(())
     }
 
-    /// The next delta.
+    /// Returns the next delta.
     pub async fn next(&mut self) -> Option<Delta> {
         while self.ready.is_empty() {
             match self.stream.next().await? {
@@ -110,7 +110,7 @@ impl Generation {
         if self.reader.logprobs {
             let logprobs = std::mem::take(&mut tokens.logprobs);
             for (id, logprobs) in tokens.ids.iter().zip(logprobs) {
-                // What has no text is no part of it.
+                // Tokens without text are not part of the text's log-probabilities.
                 if !self.reader.vocabulary.is_special(*id) {
                     self.likelihoods.push(self.likelihood(*id, &logprobs));
                 }
@@ -121,13 +121,13 @@ impl Generation {
         let deltas = self.reader.parser.push(&bytes);
         let is_text = |delta: &Delta| matches!(delta, Delta::Text { .. });
         if !deltas.iter().any(is_text) && (was_text == Some(false) || !deltas.is_empty()) {
-            // The token that ends thoughts or a call is a part of them.
+            // The token that closes reasoning or a call belongs to it, not to the text.
             self.likelihoods.clear();
         }
         self.show(deltas, false);
     }
 
-    /// Hands pieces out, and with text what is known of its tokens.
+    /// Queues deltas, and attaches the log-probabilities gathered so far to text.
     fn show(&mut self, mut deltas: Vec<Delta>, last: bool) {
         if !self.likelihoods.is_empty() {
             let text = deltas.iter_mut().rev().find_map(|delta| match delta {
@@ -158,7 +158,8 @@ impl Generation {
         TokenLogprob { top, ..of(id, logprobs.logprob) }
     }
 
-    /// The reason in the client's terms: it knows its own stop strings, but neither tokens nor the remaining context.
+    /// Translates the reason into the client's terms: it knows its own stop strings, but neither tokens nor the
+    /// remaining context.
     fn reason(&self, reason: Finish) -> Finish {
         match reason {
             Finish::StopToken(token) if self.reader.end_of_turn.contains(&token) => Finish::EndOfTurn,

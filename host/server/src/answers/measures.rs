@@ -21,7 +21,7 @@ use pensieve_protocol::{
     outside::without_quoted,
 };
 
-/// Describes the figures for the metrics page.
+/// Describes the metrics for the `/metrics` page.
 pub fn describe() {
     describe_counter!("pensieve_requests_total", "Answers that have ended, by model and outcome.");
     describe_gauge!("pensieve_requests_active", "Answers that wait or are being written.");
@@ -49,7 +49,7 @@ impl Measures {
         Self { model: model.to_owned(), began: Instant::now(), latest: None, started: false, ended: false }
     }
 
-    /// The prompt is about to be computed.
+    /// Records that prefill is about to start.
     pub fn started(&mut self) {
         if !self.started {
             self.started = true;
@@ -91,7 +91,7 @@ impl Measures {
             Finish::Cancelled => "cancelled",
         };
         self.end(outcome);
-        // The line that the log has of the request ends with these.
+        // The request's log line ends with these fields.
         let span = Span::current();
         span.record("model", self.model.as_str()).record("outcome", outcome).record("prompt_tokens", usage.prompt);
         span.record("reused_tokens", usage.reused).record("generated_tokens", usage.generated);
@@ -115,7 +115,7 @@ impl Measures {
             FailureCode::Unreachable => "unreachable",
             FailureCode::Quarantined => "quarantined",
         });
-        // A failure's words may quote what a client sent.
+        // A failure's message may quote what a client sent.
         let why = if failure.is_private { "something in the request" } else { &failure.message };
         tracing::warn!(model = self.model, code = ?failure.code, "an answer failed");
         tracing::debug!(model = self.model, why = without_quoted(why), "an answer failed");

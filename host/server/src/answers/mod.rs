@@ -1,5 +1,5 @@
-//! Answers of models: a job's events become text, reasoning and tool calls ([`Generation`]), parsed while they stream
-//! ([`ToolParser`]) and measured.
+//! Model answers: turns a job's events into text, reasoning and tool calls ([`Generation`]), parses them while they
+//! stream ([`ToolParser`]), and measures them.
 
 mod generation;
 pub mod measures;

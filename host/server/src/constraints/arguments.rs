@@ -1,8 +1,8 @@
 //! Grammars for the arguments of a call, in each notation, constrained to the tool's schema.
 //!
-//! What is JSON is a grammar of its own. Between tags a string is any text that does not close its tag, everything else is
-//! JSON by the property's schema. Python's and Gemma's literals follow the schema as far as types, properties, items and
-//! enumerations go; what it says beside that is not enforced there.
+//! JSON arguments use a separate JSON grammar. Between tags, a string is any text that does not close its tag;
+//! everything else is JSON according to the property's schema. Python and Gemma literals follow the schema's types,
+//! properties, items and enumerations; its other keywords are not enforced.
 
 use std::collections::HashMap;
 
@@ -15,29 +15,29 @@ use crate::{
 };
 use pensieve_protocol::grammar::{Grammar, Part};
 
-/// The longest schema that is enforced, and how long all of them together may be; the engine takes no more.
+/// Maximum length of an enforced schema, and of all of them together; the engine's limit.
 const SCHEMA_BYTES_MAX: usize = 256 << 10;
 const SCHEMAS_BYTES_MAX: usize = 2 << 20;
-/// Once a frame has this many bytes, further tools may have any arguments, and further parts are any value.
+/// Beyond this many bytes of a frame, further tools accept any arguments, and further parts any value.
 const FRAME_BYTES_MAX: usize = 24 << 10;
 const PARTS_MAX: usize = 768;
-/// An object with more properties than there is room for, or with longer names, may have any.
+/// Objects with more properties, or with longer names, accept any properties.
 const FIELDS_MAX: usize = 1_000;
 const NAME_BYTES_MAX: usize = 256;
-/// Texts of an enumeration, in bytes, beyond which a literal is any text.
+/// Beyond this total length of an enumeration's strings, a literal accepts any string.
 const TEXTS_BYTES_MAX: usize = 16 << 10;
-/// Literals within literals that are held to their schema.
+/// Maximum nesting depth of literals that are constrained by their schema.
 const DEPTH_MAX: usize = 4;
 
-/// Writes a frame, and collects its parts.
+/// Writes a frame and collects its parts.
 pub(super) struct Writer<'a> {
     markers: &'a Markers,
     lines: String,
     parts: Vec<Part>,
     known: HashMap<String, usize>,
-    /// Parts by tool and property: a tool's definitions are put into each of them, and may be long.
+    /// Parts by tool and property. Each of them includes the tool's definitions, which may be long.
     values: HashMap<(*const Tool, String), Option<usize>>,
-    /// How long a tool's definitions are.
+    /// Lengths of the tools' definitions.
     definitions: HashMap<*const Tool, usize>,
     schemas_room: usize,
     has_tags: bool,
@@ -70,7 +70,7 @@ impl<'a> Writer<'a> {
         Grammar::Framed { frame: self.lines, parts: self.parts }
     }
 
-    /// A tool's arguments as a JSON object.
+    /// Adds a tool's arguments as a JSON object.
     pub fn json(&mut self, tool: &Tool) -> String {
         let schema = tool.schema.to_string();
         let fits = tool.schema.is_object() && schema.len() <= self.schemas_room.min(SCHEMA_BYTES_MAX);
@@ -84,7 +84,7 @@ impl<'a> Writer<'a> {
         format!("@part{}", self.parts.len() - 1)
     }
 
-    /// True if these properties are few and short enough to be written out.
+    /// True if these properties are few and short enough to be enumerated.
     fn has_room_for(&self, fields: &Map<String, Value>) -> bool {
         let fits = fields.len() <= FIELDS_MAX && fields.keys().all(|key| key.len() <= NAME_BYTES_MAX);
         fits && self.has_room()
@@ -94,7 +94,7 @@ impl<'a> Writer<'a> {
         self.lines.len() < FRAME_BYTES_MAX
     }
 
-    /// A tool's arguments between tags, in the schema's order.
+    /// Adds a tool's arguments between tags, in the schema's order.
     pub fn tags(&mut self, index: usize, tool: &Tool, tags: &Tags) -> String {
         let value =
             if tags.value.is_empty() { String::new() } else { format!("SPACE {}", self.markers.lark(&tags.value)) };
@@ -130,16 +130,16 @@ impl<'a> Writer<'a> {
         arguments
     }
 
-    /// True if the text contains no special token.
+    /// True if the marker contains no special token.
     fn is_text(&self, marker: &str) -> bool {
         self.markers.lark(marker) == json(marker)
     }
 
-    /// A text between tags, with what closes it.
+    /// Adds a string between tags, including the closing tag.
     fn tagged_text(&mut self, tags: &Tags) {
         let (margin, end) = (self.markers.lark(&tags.margin), self.markers.lark(&tags.end));
         if !self.is_text(&tags.end) {
-            // A special token is no part of a text.
+            // Special tokens are never part of a text.
             self.line(&format!("text: {margin} FREE {end}\nFREE: /(?s:.*)/"));
         } else {
             let (margin, end) = (escaped(&tags.margin), escaped(&tags.end));
@@ -147,7 +147,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// A value between tags, with what closes it.
+    /// Adds a value between tags, including the closing tag.
     fn tagged(&mut self, tool: &Tool, schema: &Value, tags: &Tags) -> String {
         let types = Types::of(schema, &tool.schema);
         let texts = schema.get("enum").and_then(Value::as_array).filter(|values| values.iter().all(Value::is_string));
@@ -167,7 +167,7 @@ impl<'a> Writer<'a> {
         format!("{margin} {value} {margin} {end}")
     }
 
-    /// A property's value as JSON; none where there is no room for its schema.
+    /// Adds a property's value as JSON; `None` if there is no room for its schema.
     fn value_part(&mut self, tool: &Tool, schema: &Value) -> Option<usize> {
         let key = (std::ptr::from_ref(tool), schema.to_string());
         if let Some(part) = self.values.get(&key) {
@@ -179,7 +179,7 @@ impl<'a> Writer<'a> {
     }
 
     fn new_value_part(&mut self, tool: &Tool, schema: &Value, bytes: usize) -> Option<usize> {
-        // References lead into the whole document.
+        // References may point anywhere in the document.
         let definitions = ["$defs", "definitions"].map(|name| Some((name, tool.schema.get(name)?)));
         let definitions = definitions.into_iter().flatten();
         let room = self.schemas_room.min(SCHEMA_BYTES_MAX);
@@ -203,8 +203,8 @@ impl<'a> Writer<'a> {
         Some(self.parts.len() - 1)
     }
 
-    /// A tool's arguments as literals, in the schema's order: Python's, or with strings between a marker. What closes them is
-    /// the caller's.
+    /// Adds a tool's arguments as literals in the schema's order: in Python's notation, or with `quote` around strings.
+    /// The caller adds the closing bracket.
     pub fn literals(&mut self, index: usize, tool: &Tool, quote: Option<&str>) -> String {
         if !std::mem::replace(&mut self.has_literals, true) {
             self.literal_rules(quote);
@@ -213,7 +213,7 @@ impl<'a> Writer<'a> {
         self.fields(&notation, &tool.schema, &format!("f{index}"), true, DEPTH_MAX)
     }
 
-    /// The rules that all literals share.
+    /// Adds the rules shared by all literals.
     fn literal_rules(&mut self, quote: Option<&str>) {
         match quote {
             None => self.line(concat!(
@@ -245,7 +245,7 @@ impl<'a> Writer<'a> {
         ));
     }
 
-    /// The fields of an object, with commas between them.
+    /// Adds the comma-separated fields of an object.
     fn fields(&mut self, notation: &Notation<'_>, schema: &Value, name: &str, is_outer: bool, depth: usize) -> String {
         let (fields, required) = properties(schema);
         let Some(fields) = fields.filter(|fields| self.has_room_for(fields)) else {
@@ -259,7 +259,7 @@ impl<'a> Writer<'a> {
         };
         let mut fields: Vec<_> = fields.iter().collect();
         if !notation.is_python() {
-            // Gemma's templates sort them.
+            // Gemma's templates sort the fields.
             fields.sort_by_cached_key(|(key, _)| key.to_lowercase());
         }
         let mut items: Vec<(String, bool)> = Vec::new();
@@ -267,7 +267,7 @@ impl<'a> Writer<'a> {
             let value = self.literal(notation, schema, &format!("{name}x{place}"), depth);
             items.push((format!("{} {value}", key_of(key)), required.contains(key.as_str())));
         }
-        // A tail is what may follow an item, with its comma; a head is the first item that is there.
+        // A tail is everything that may follow an item, including the comma; a head begins with the first item present.
         let mut tail = String::new();
         let mut heads = Vec::new();
         for (place, (item, is_required)) in items.iter().enumerate().rev() {
@@ -284,7 +284,7 @@ impl<'a> Writer<'a> {
         format!("({}){}", heads.join(" | "), if is_any { "" } else { "?" })
     }
 
-    /// A value by its schema.
+    /// Adds a value according to its schema.
     fn literal(&mut self, notation: &Notation<'_>, schema: &Value, name: &str, depth: usize) -> String {
         let Some(deeper) = depth.checked_sub(1).filter(|_| self.has_room()) else { return "value".into() };
         if let Some(target) =
@@ -319,7 +319,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// A text as a literal.
+    /// Adds a string as a literal.
     fn literal_text(&self, notation: &Notation<'_>, text: &str) -> String {
         match notation.quote {
             Some(quote) => self.markers.lark(&format!("{quote}{text}{quote}")),
@@ -328,9 +328,9 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// The notation of literals, and the document that references point into.
+/// The notation of literals, and the document in which references are resolved.
 struct Notation<'a> {
-    /// The marker around strings, if that is not a quotation mark.
+    /// The marker around strings; `None` for quotation marks.
     quote: Option<&'a str>,
     root: &'a Value,
 }
@@ -341,13 +341,13 @@ impl Notation<'_> {
     }
 }
 
-/// A key that no schema names, with its tags: in one piece, as the keys that are known are, because of pieces that begin
-/// alike the longest counts.
+/// A key that the schema does not name, with its tags. It is a single terminal, like the known keys, because the
+/// longest of the terminals that match wins.
 fn any_key(tags: &Tags) -> String {
     format!(r"/{}[^<>\n\x22]{{1,128}}{}/", escaped(&tags.key), escaped(&tags.key_end))
 }
 
-/// True if an object may have properties that its schema does not name.
+/// True if an object may have properties beyond those in its schema.
 fn takes_more(schema: &Value) -> bool {
     schema.get("additionalProperties") != Some(&Value::Bool(false))
 }

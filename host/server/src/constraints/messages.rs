@@ -1,7 +1,7 @@
 //! Grammars for answers that consist of messages: which messages, in which order, with which content.
 //!
-//! The whole answer is one grammar, thoughts included, as headers are what a model that was quantized hard gets wrong. The
-//! special tokens that a header consists of never stand in a text, so a text ends where the model ends it.
+//! The whole answer is a single grammar, reasoning included, because heavily quantized models get headers wrong. The
+//! special tokens of a header never occur in a text, so a text ends where the model ends it.
 
 use super::{Rules, TOOLS, Writer, json};
 use crate::{
@@ -10,7 +10,7 @@ use crate::{
 };
 use pensieve_protocol::grammar::{Part, Rule, Then};
 
-/// The rule for an answer; none if neither tools nor a response format are given, or if the vocabulary lacks the tokens of
+/// Returns the rule for an answer; `None` without tools and response format, or if the vocabulary lacks the tokens of
 /// headers.
 pub(super) fn rule(rules: &Rules<'_>, channels: &Channels) -> Option<Rule> {
     let lark = |text: &str| rules.markers.lark(text);
@@ -23,7 +23,7 @@ pub(super) fn rule(rules: &Rules<'_>, channels: &Channels) -> Option<Rule> {
     let tools = rules.callable();
     let (open, channel, message) = (lark(&channels.message), lark(&channels.channel), &channels.message);
     let mut writer = Writer::new(rules.markers, rules.answer);
-    // What ends a turn is not always among the tokens that the checkpoint says end one.
+    // The markers that end a turn are not always among the checkpoint's EOS tokens.
     let ends = channels.ends.iter().skip(1).filter(|end| is_token(end)).map(|end| lark(end)).collect::<Vec<_>>();
     let last = if ends.is_empty() { String::new() } else { format!("({})?", ends.join(" | ")) };
     writer.line(&format!("start: {} {last}", order(rules, !tools.is_empty())));
@@ -43,7 +43,7 @@ pub(super) fn rule(rules: &Rules<'_>, channels: &Channels) -> Option<Rule> {
         let calls = tools.iter().map(|tool| {
             let to = json(&format!("{}{}", channels.recipient, tool.name));
             let (thoughts, calls) = (json(&channels.thoughts), json(&channels.calls));
-            // The recipient stands behind the role, as templates write it, or behind the channel, as models do.
+            // The recipient comes after the role, as templates write it, or after the channel, as models do.
             let header = format!("{to} {channel} {calls} {form} | {channel} ({calls} | {thoughts})? {to} {form}");
             format!("({header}) {open} SPACE {}", writer.json(tool))
         });
@@ -55,7 +55,7 @@ pub(super) fn rule(rules: &Rules<'_>, channels: &Channels) -> Option<Rule> {
     Some(Rule::from_start(Part::new(field, writer.finish()), Then::Stop))
 }
 
-/// The order of messages. The prompt has begun the first one, and maybe its text.
+/// The order of messages. The prompt has begun the first one, possibly including its text.
 fn order(rules: &Rules<'_>, has_calls: bool) -> String {
     let calls = if rules.single { "call" } else { "call (next call)*" };
     let must_call = matches!(rules.choice, ToolChoice::Any | ToolChoice::Named(_));

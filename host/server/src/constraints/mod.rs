@@ -1,13 +1,13 @@
-//! Structured output: derives the grammars that an answer must match, for calls of the offered tools with arguments that fit
-//! their schemas, for a response format, or for both.
+//! Structured output: derives the grammars that an answer must match, for calls of the offered tools with arguments
+//! that fit their schemas, for a response format, or for both.
 //!
-//! With tool choice `auto` a call is constrained from its marker on, and text around calls stays free. A required call is
-//! constrained from the answer's first byte, after the reasoning. A bare call is unconstrained until the answer has the
-//! name of a tool where a call has it; beside a response format a call needs its marker. With tool choice `none` markers are
-//! barred, as the prompt still describes the tools so that it stays the same from turn to turn.
+//! With tool choice `auto` a call is constrained from its marker on, and text around calls stays free. A required call
+//! is constrained from the answer's first byte after the reasoning. A bare call is unconstrained until the name of a
+//! tool appears in its place in a call; combined with a response format a call needs its marker. With tool choice
+//! `none` markers are barred, because the prompt still describes the tools so that it stays the same from turn to turn.
 //!
-//! Fields come in the order of the format, and arguments in that of the schema. A schema that cannot be enforced allows any
-//! JSON object, unless its tool is strict.
+//! Fields come in the order of the format, and arguments in that of the schema. A schema that cannot be enforced allows
+//! any JSON object, unless its tool is strict.
 
 mod arguments;
 mod messages;
@@ -21,7 +21,7 @@ use crate::{
 };
 use pensieve_protocol::grammar::{Grammar, Marker, Part, Reasoning, Rule, Spec, Then, Trigger};
 
-/// The field of a request with the tools, in every dialect.
+/// The request field that contains the tools, in every dialect.
 const TOOLS: &str = "tools";
 
 /// White space within calls, bounded.
@@ -43,7 +43,7 @@ pub struct Rules<'a> {
 }
 
 impl Rules<'_> {
-    /// The rules for the engine; none if everything is allowed.
+    /// Returns the rules for the engine; `None` if everything is allowed.
     pub fn spec(&self) -> Option<Spec> {
         if let Some(channels) = &self.format.channels {
             let rule = messages::rule(self, channels)?;
@@ -109,14 +109,14 @@ struct Frame<'a> {
 }
 
 impl Frame<'_> {
-    /// True if a call may come without a marker, at the beginning of an answer.
+    /// True if a call may come without a marker at the beginning of an answer.
     fn is_unmarked(&self) -> bool {
         self.calls.bare && self.calls.unopened().is_none()
     }
 
-    /// One or more calls, or an answer.
+    /// The grammar of one or more calls, or an answer.
     fn must_call(&self, answer: Option<&Part>) -> Grammar {
-        // An answer in JSON and a call that nothing marks begin alike, and the engine cannot keep them apart.
+        // A JSON answer and a bare call begin alike, and the engine cannot tell them apart.
         let is_bare = self.is_unmarked() && answer.is_none();
         let open = if is_bare { String::new() } else { self.markers.lark(&self.calls.open) };
         let close = if is_bare { String::new() } else { self.close() };
@@ -136,21 +136,21 @@ impl Frame<'_> {
         self.framed(&format!("start: SPACE {} {}\n", self.body(), self.close()), None)
     }
 
-    /// The grammar after the marker of a single call, where the opener of the list is missing.
+    /// The grammar after the marker of a single call whose list has no opener.
     fn rest_of_unopened(&self) -> Grammar {
         let close = self.close();
         let close = if close.is_empty() { close } else { format!("({close})?") };
         self.framed(&format!("start: inner {close}\n"), None)
     }
 
-    /// A call that nothing marks, or any text that does not begin like one.
+    /// The grammar of a bare call, or of any text that does not begin like one.
     fn may_call(&self) -> Grammar {
         let calls = if self.single || self.is_list() { "call" } else { "call (SEPARATOR call)*" };
         let rules = format!("start: FREE | {calls}\ncall: {}\nSEPARATOR: /{SPACE};?{SPACE}/\n", self.body());
         self.framed(&format!("{rules}FREE: /(?s:.*)/ & ~/{}(?s:.*)/\n", self.bare_heads()), None)
     }
 
-    /// Any text without a call.
+    /// The grammar of any text without a call.
     fn no_call(&self) -> Grammar {
         let mut free = String::from("FREE: /(?s:.*)/");
         let unopened = self.calls.unopened().map(|named| named.before.as_str());
@@ -183,7 +183,7 @@ impl Frame<'_> {
         }
     }
 
-    /// The body of a call, or of a list of calls.
+    /// The rule for the body of a call, or of a list of calls.
     fn body(&self) -> &'static str {
         let is_python = matches!(self.calls.body, Body::Python(_));
         let in_group = match &self.calls.body {
@@ -201,7 +201,7 @@ impl Frame<'_> {
         }
     }
 
-    /// How bare calls begin, up to their tool's name.
+    /// Expression for the beginnings of bare calls, up to and including the tool's name.
     fn bare_heads(&self) -> String {
         let names = |quote: fn(&str) -> String| -> String {
             self.tools.iter().map(|tool| escaped(&quote(&tool.name))).collect::<Vec<_>>().join("|")
@@ -215,7 +215,7 @@ impl Frame<'_> {
         }
     }
 
-    /// Adds what calls consist of to a frame's rules.
+    /// Completes a frame's rules with those of calls.
     fn framed(&self, rules: &str, answer: Option<&Part>) -> Grammar {
         let mut writer = Writer::new(self.markers, answer);
         writer.line(rules.trim_end());
@@ -240,7 +240,7 @@ impl Frame<'_> {
                 writer.line(&format!("object: {} inner\ninner: {objects}", self.markers.lark(&named.before)));
             }
             Body::Python(_) => {
-                // In one piece, as text that does not begin like a call goes as far.
+                // A single terminal, because text that does not begin like a call can match just as far.
                 let first = self.tools.iter().enumerate().map(|(index, tool)| {
                     writer.line(&format!("HEAD{index}: /\\[{SPACE}{}\\(/", escaped(&tool.name)));
                     format!("HEAD{index} rest{index}")
@@ -252,7 +252,7 @@ impl Frame<'_> {
         writer.finish()
     }
 
-    /// A call from the tool's name on.
+    /// Adds a call from the tool's name on.
     fn named(&self, writer: &mut Writer<'_>, index: usize, tool: &Tool, named: &Named) -> String {
         let (name, marker) = (json(&tool.name), self.markers.lark(&named.arguments));
         let id = if named.id.is_empty() {
@@ -282,7 +282,7 @@ fn json(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }
 
-/// A text as a regular expression within slashes.
+/// Escapes a text for a regular expression between slashes.
 fn escaped(text: &str) -> String {
     let mut escaped = String::new();
     for char in text.chars() {

@@ -1,5 +1,5 @@
-//! Routes that manage a model's adapters at run time. No vendor's API has such routes, so these are our own:
-//! `POST /v1/models/ID/adapters` with `{"name", "source"}`, `GET` of the same, and `DELETE /v1/models/ID/adapters/NAME`.
+//! Routes that manage a model's adapters at run time. No vendor's API has such routes, so these are our own: `POST
+//! /v1/models/ID/adapters` with `{"name", "source"}`, `GET` of the same path, and `DELETE /v1/models/ID/adapters/NAME`.
 //! Errors have the form of the client's API.
 
 use std::sync::Arc;

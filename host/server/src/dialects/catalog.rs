@@ -1,7 +1,7 @@
 //! The server's models as the dialects list them: each name once, with the context that requests really get.
 //!
-//! The context comes from the model's card, which a child process reads at the first request. Lists do not wait long for that,
-//! and leave the context out while it is unknown.
+//! The context comes from the model's card, which a child process reads at the first request. Lists do not wait long
+//! for that, and leave the context out while it is unknown.
 
 use std::{
     path::Path,
@@ -124,7 +124,8 @@ fn openai_entry(entry: &ListedModel) -> Value {
     value
 }
 
-/// Codex rejects a list that lacks one of these fields. `base_instructions` stays empty, as it would define the model's persona.
+/// Codex rejects a list that lacks one of these fields. `base_instructions` stays empty, as it would define the model's
+/// persona.
 fn codex_entry(entry: &ListedModel, index: usize) -> Value {
     let mut value = json!({
         "slug": entry.id, "display_name": entry.id, "description": null, "priority": index,

@@ -79,8 +79,8 @@ impl ApiError {
         Self { message, help, field: self.field.as_deref().map(clip), ..*self }
     }
 
-    /// The reason for the log, without the client's input: only the field for private messages, otherwise the message without
-    /// its quoted parts.
+    /// The reason for the log, without the client's input: only the field for private messages, otherwise the message
+    /// without its quoted parts.
     pub fn reason(&self) -> String {
         match (self.is_private, &self.field) {
             (true, Some(field)) => format!("{field}: cannot be used"),

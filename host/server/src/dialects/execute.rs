@@ -1,5 +1,6 @@
-//! `POST /execute`: a generation for queue workers. `{"prompt", "max_tokens", "temperature", …}` is answered by the events
-//! `started`, `token` for each piece, and `end`, or `error` if it broke off. The prompt is raw text without a chat template.
+//! `POST /execute`: a generation for queue workers. `{"prompt", "max_tokens", "temperature", …}` is answered by the
+//! events `started`, `token` for each piece, and `end`, or `error` if it broke off. The prompt is raw text without a
+//! chat template.
 
 use std::sync::Arc;
 

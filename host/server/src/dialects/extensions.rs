@@ -10,7 +10,8 @@
 //! }
 //! ```
 //!
-//! Unlike in the rest of a body, unknown fields are errors here: no client sends them by default, so they must be mistakes.
+//! Unlike in the rest of a body, unknown fields are errors here: no client sends them by default, so they must be
+//! mistakes.
 
 use serde_json::{Map, Value};
 

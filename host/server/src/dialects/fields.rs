@@ -2,8 +2,8 @@
 //! `messages.0.content.1.text: should be a string, not a number`. Derived deserializers report lines and columns, which
 //! mean nothing to a client that serialized an object.
 //!
-//! Null counts as absent, since some clients send every optional field that way. Errors quote the client's text only if it
-//! is short.
+//! Null counts as absent, since some clients send every optional field that way. Errors quote the client's text only if
+//! it is short.
 
 mod document;
 mod field;

@@ -1,8 +1,8 @@
 //! Memory accounting for one request, from the first byte of its body to the last byte of its answer.
 //!
-//! Everything whose size a client decides is charged to a budget shared by all clients before it is allocated: the body, its
-//! parsed form, parts joined from stored responses, parts that the answer echoes, and an answer that waits to be read. A
-//! charge is returned on drop, which for an answer's bytes is when they have been written.
+//! Everything whose size a client decides is charged to a budget shared by all clients before it is allocated: the
+//! body, its parsed form, parts joined from stored responses, parts that the answer echoes, and an answer that waits to
+//! be read. A charge is returned on drop, which for an answer's bytes is when they have been written.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

@@ -1,6 +1,6 @@
-//! The client APIs. A dialect converts a request body to a [`crate::chat::Request`] and the answer's deltas to its own JSON and
-//! events. Only dialects know that JSON, and they know nothing about connections: `http` passes in the body, sends what they
-//! return, and asks them to format an [`ApiError`].
+//! The client APIs. A dialect converts a request body to a [`crate::chat::Request`] and the answer's deltas to its own
+//! JSON and events. Only dialects know that JSON, and they know nothing about connections: `http` passes in the body,
+//! sends what they return, and asks them to format an [`ApiError`].
 
 pub(crate) mod anthropic;
 pub(crate) mod ollama;
@@ -59,8 +59,8 @@ pub(crate) enum Dialect {
 }
 
 impl Dialect {
-    /// The dialect of a path. For `/v1/models`, which several APIs have, and for unknown paths the headers decide: `x-api-key`
-    /// and `anthropic-version` are Anthropic's.
+    /// The dialect of a path. For `/v1/models`, which several APIs have, and for unknown paths the headers decide:
+    /// `x-api-key` and `anthropic-version` are Anthropic's.
     pub(crate) fn of(path: &str, has_anthropic_headers: bool) -> Self {
         let is_below =
             |prefix: &str| path.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
@@ -129,8 +129,8 @@ impl StreamLimit {
     }
 }
 
-/// Default limit of an answer's tokens: more than any client was seen to need in one turn, and an end for a model that does not
-/// stop by itself.
+/// Default limit of an answer's tokens: more than any client was seen to need in one turn, and an end for a model that
+/// does not stop by itself.
 const MAX_TOKENS_USUAL: u32 = 32_768;
 
 /// Settings for all dialects.
@@ -205,8 +205,8 @@ pub struct ApiRequest {
 }
 
 impl ApiRequest {
-    /// Reads the body with `reader` on a blocking thread, as a large one takes a while. Returns the warnings, too. The parsed body
-    /// is charged until the last clone of this request is dropped.
+    /// Reads the body with `reader` on a blocking thread, as a large one takes a while. Returns the warnings, too. The
+    /// parsed body is charged until the last clone of this request is dropped.
     async fn read<T, R>(&self, reader: R) -> Result<(T, Vec<String>), ApiError>
     where
         T: Send + 'static,

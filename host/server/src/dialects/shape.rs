@@ -1,5 +1,5 @@
-//! Describes the structure of a body for the log: names, types and sizes of its fields. It contains no content: for strings only
-//! their length, and for list items only their role or type.
+//! Describes the structure of a body for the log: names, types and sizes of its fields. It contains no content: for
+//! strings only their length, and for list items only their role or type.
 
 use std::fmt;
 

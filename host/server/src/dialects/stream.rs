@@ -1,5 +1,5 @@
-//! Streaming for all dialects: opening events, deltas, keep-alives during silence, the end, and errors in the middle. A dialect
-//! implements [`EventEncoder`], which knows its events but nothing about timing.
+//! Streaming for all dialects: opening events, deltas, keep-alives during silence, the end, and errors in the middle. A
+//! dialect implements [`EventEncoder`], which knows its events but nothing about timing.
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
@@ -19,8 +19,8 @@ use pensieve_protocol::job::Failure;
 
 /// Silence after which a keep-alive is sent; clients give up after 10 seconds or more.
 pub(super) const KEEP_ALIVE: Duration = Duration::from_secs(5);
-/// How long to wait for a first event before the status is sent. What a worker refuses at once, such as a grammar that cannot
-/// be enforced, thus becomes an error with its own status.
+/// How long to wait for a first event before the status is sent. What a worker refuses at once, such as a grammar that
+/// cannot be enforced, thus becomes an error with its own status.
 pub(super) const FIRST_EVENT: Duration = Duration::from_millis(100);
 
 /// Encodes the events of one dialect. A frame is empty if a delta has no event in the dialect.
@@ -123,8 +123,8 @@ pub(super) fn frames_with(
     generations: Generations,
     keep_alive: Duration,
 ) -> FrameStream {
-    // The parsed body is no longer needed. A stream holds only its queue and, in some dialects, the answer, which is bounded by
-    // the model's context.
+    // The parsed body is no longer needed. A stream holds only its queue and, in some dialects, the answer, which is
+    // bounded by the model's context.
     let generations = Generations { memory: RequestMemory::default(), ..generations };
     let writer = Writer { encoder, generations, keep_alive, sent: None, is_over: false };
     Box::pin(unfold(writer, |mut writer| async move { Some((writer.next().await?, writer)) }))

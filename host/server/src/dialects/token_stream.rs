@@ -1,7 +1,7 @@
 //! `POST /token_stream`: answers `{"query": "…"}` with a stream of plain text, for use with curl.
 //!
-//! The status is sent after the first piece has arrived, as plain text has no other way to report errors. An answer that
-//! breaks off later ends with an error line.
+//! The status is sent after the first piece has arrived, as plain text has no other way to report errors. An answer
+//! that breaks off later ends with an error line.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! `GET /v1/usage`: how full each model's context was after the client's last answer, for status lines. It returns only counts,
-//! and only those of the client's own requests.
+//! `GET /v1/usage`: how full each model's context was after the client's last answer, for status lines. It returns only
+//! counts, and only those of the client's own requests.
 
 use std::{
     collections::HashMap,

@@ -1,5 +1,5 @@
-//! Checks of a request against the server's state: its samplers must exist. This happens before anything is queued, so that
-//! even a streamed request fails with a status and the field's name.
+//! Checks of a request against the server's state: its samplers must exist. This happens before anything is queued, so
+//! that even a streamed request fails with a status and the field's name.
 
 use super::{ApiError, ApiRequest, catalog, fields::Quote};
 use crate::{chat::Request, requests::Chats};

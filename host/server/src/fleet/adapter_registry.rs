@@ -1,6 +1,5 @@
-//! The adapter registry: which adapters each model has, those of the configuration and those that came while the server
-//! runs. What stands here may be named by clients, is taken in by every new worker of its model, and is gone with the
-//! server.
+//! The adapter registry: each model's adapters, both those from the configuration and those attached at run time.
+//! Clients may name a registered adapter, every new worker of its model loads it, and it is lost when the server exits.
 
 use std::{
     collections::BTreeMap,
@@ -19,15 +18,15 @@ pub(super) const ADAPTERS_MAX: usize = 1024;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Adapter {
     pub location: Location,
-    /// Where it came from, as people wrote it.
+    /// The source as the user wrote it.
     pub source: String,
-    /// The strength at which it becomes part of the model's weights; none for one that requests choose.
+    /// The scale at which it is merged into the model's weights; `None` if requests choose the scale.
     pub merged: Option<f32>,
 }
 
 pub(super) type AdaptersByName = BTreeMap<String, Adapter>;
 
-/// The adapters of all models, in the order of the configuration.
+/// The adapters of all models. Those of the configuration keep their order.
 #[derive(Debug)]
 pub(super) struct AdapterRegistry {
     models: RwLock<Vec<AdaptersByName>>,
@@ -43,7 +42,7 @@ pub struct AdapterFailure {
 pub enum Culprit {
     Model,
     Name,
-    /// Where it was to come from, or what lies there.
+    /// The adapter's source, or the files found there.
     Source,
     Other,
 }
@@ -61,7 +60,8 @@ impl Adapter {
     }
 }
 
-/// Checks an adapter's name, which clients write after a model's id and a colon. The error is a predicate of the name.
+/// Checks an adapter's name, which clients write after a model's id and a colon. The error is a predicate about the
+/// name.
 pub fn check_adapter_name(name: &str) -> Result<(), String> {
     let legal = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     // These would change a path that contains the name.
@@ -92,7 +92,7 @@ impl AdapterRegistry {
         self.of(model).into_iter().filter_map(merged).collect()
     }
 
-    /// True if the model has adapters that requests choose.
+    /// True if the model has adapters that requests can choose.
     pub(super) fn has_some(&self, model: usize) -> bool {
         self.all().get(model).is_some_and(|names| names.values().any(|adapter| adapter.merged.is_none()))
     }
@@ -103,7 +103,7 @@ impl AdapterRegistry {
         }
     }
 
-    /// Removes an adapter. Fails if there is none of that name, or if it is merged.
+    /// Removes an adapter. Fails if none has that name, or if it is merged.
     pub(super) fn remove(&self, model: usize, id: &str, name: &str) -> Result<(), Failure> {
         let mut models = self.write();
         let Some(names) = models.get_mut(model) else { return Ok(()) };

@@ -1,6 +1,6 @@
-//! Keeps a Mac from going to sleep while it answers: one that nobody touches sleeps after some minutes, in the middle of a long
-//! prompt too. The system's own `caffeinate` holds the assertion, so that neither this program nor its children link the
-//! framework for it, and it ends with this process by itself.
+//! Keeps a Mac awake while it answers: an idle Mac goes to sleep after some minutes, even in the middle of a long
+//! prompt. The system's `caffeinate` holds the assertion, so that neither this program nor its children link the
+//! framework for it; it exits together with this process.
 
 use std::{path::Path, process::Stdio, time::Duration};
 
@@ -11,10 +11,10 @@ use tokio::{
 };
 
 const CAFFEINATE: &str = "/usr/bin/caffeinate";
-/// Requests often follow one another; in between nothing is started anew.
+/// Requests often follow each other; the assertion is held for this long in between.
 const IDLE: Duration = Duration::from_secs(20);
 
-/// A job that keeps the machine awake until it is dropped.
+/// A job that keeps the machine awake until dropped.
 #[derive(Debug)]
 pub(super) struct Busy(watch::Sender<usize>);
 
@@ -31,7 +31,7 @@ impl Drop for Busy {
     }
 }
 
-/// The counter of jobs. On macOS a task keeps the machine awake by it, until the counter is dropped.
+/// Returns the counter of jobs. On macOS a task watches it and keeps the machine awake, until the counter is dropped.
 pub(super) fn start() -> watch::Sender<usize> {
     let (jobs, counted) = watch::channel(0);
     if cfg!(target_os = "macos") {
@@ -44,7 +44,7 @@ async fn keep(mut jobs: watch::Receiver<usize>, caffeinate: &Path, idle: Duratio
     while jobs.wait_for(|jobs| *jobs > 0).await.is_ok() {
         let assertion = hold(caffeinate);
         while jobs.wait_for(|jobs| *jobs == 0).await.is_ok() {
-            // Nothing came for a while, or the fleet has ended.
+            // There was no new job for a while, or the fleet has ended.
             if !matches!(timeout(idle, jobs.wait_for(|jobs| *jobs > 0)).await, Ok(Ok(_))) {
                 break;
             }
@@ -53,7 +53,7 @@ async fn keep(mut jobs: watch::Receiver<usize>, caffeinate: &Path, idle: Duratio
     }
 }
 
-/// A program that keeps the system from idle sleep while this process lives; the display may sleep.
+/// Starts a program that prevents idle sleep while this process lives; the display may sleep.
 fn hold(caffeinate: &Path) -> Option<Child> {
     let mut command = Command::new(caffeinate);
     command.args(["-i", "-w", &std::process::id().to_string()]).env_clear().kill_on_drop(true);
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
     use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf, time::Instant};
 
-    /// A program that writes down how it was started, and then waits to be killed.
+    /// A program that records its arguments, and then waits to be killed.
     fn recorder(root: &Path) -> (PathBuf, PathBuf) {
         let (program, started) = (root.join("caffeinate"), root.join("started"));
         fs::write(&program, format!("#!/bin/sh\necho \"$$ $*\" >> '{}'\nexec sleep 1000\n", started.display()))
@@ -103,7 +103,7 @@ mod tests {
         until("started", || lines().len() == 1).await;
         let line = lines().remove(0);
         assert!(line.ends_with(&format!(" -i -w {}", std::process::id())), "{line}");
-        // A second job beside the first, and a third soon after both.
+        // A second job overlaps the first, and a third follows soon after both.
         drop((Busy::begin(&jobs), first));
         let third = Busy::begin(&jobs);
         tokio::time::sleep(Duration::from_millis(600)).await;

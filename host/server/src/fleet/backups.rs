@@ -1,20 +1,20 @@
-//! Tells macOS that the caches below `$PENSIEVE_HOME` can be made again: Time Machine leaves them out, and Spotlight does not
-//! read them.
+//! Marks the caches below `$PENSIEVE_HOME` as expendable on macOS: Time Machine does not back them up, and Spotlight
+//! does not index them.
 
 use std::{fs::File, io, path::Path};
 
 use rustix::fs::{XattrFlags, setxattr};
 
-/// Set to [`EXCLUDED`], it keeps a folder and what is in it out of backups.
+/// Set to [`EXCLUDED`], this attribute keeps a folder and its contents out of backups.
 const ATTRIBUTE: &str = "com.apple.metadata:com_apple_backup_excludeItem";
-/// The text `com.apple.backupd` as a binary property list: header, the one object, its place, and the trailer that says where
-/// the places are.
+/// The string `com.apple.backupd` as a binary property list: the header, the only object, its offset, and the trailer
+/// with the location of the offsets.
 const EXCLUDED: &[u8; 61] = b"bplist00\x5f\x10\x11com.apple.backupd\x08\
     \0\0\0\0\0\0\x01\x01\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x1c";
-/// Spotlight looks for a file of this name.
+/// Spotlight skips folders that contain a file with this name.
 const NEVER_INDEX: &str = ".metadata_never_index";
 
-/// Excludes the folder that this cache lies in. Without the marks a backup takes longer, and nothing else is lost.
+/// Excludes the parent folder of this cache. If that fails, backups only take longer.
 pub(super) fn exclude_caches(cache: &Path) {
     if cfg!(target_os = "macos")
         && let Some(folder) = cache.parent()
@@ -40,7 +40,7 @@ mod tests {
     #[test]
     fn a_folder_is_marked_for_backups_and_for_the_index() {
         let root = tempfile::tempdir().unwrap();
-        // Linux knows no attributes but those of its own classes.
+        // Linux allows only attributes of certain classes.
         let attribute = "user.excluded";
         let marked = exclude(root.path(), attribute);
         assert!(root.path().join(NEVER_INDEX).exists());

@@ -350,6 +350,13 @@ mod tests {
     }
 
     #[test]
+    fn a_child_computes_each_step_on_metal_as_one_command_buffer() {
+        // Some 15 ops for each of a hundred layers.
+        let ops = environment(None).find(|(name, _)| *name == "CANDLE_METAL_COMPUTE_PER_BUFFER");
+        assert!(ops.unwrap().1.to_str().unwrap().parse::<usize>().unwrap() > 15 * 100);
+    }
+
+    #[test]
     fn a_killed_child_of_a_mac_leads_to_the_command_that_signs() {
         let crashed = |signal: rustix::process::Signal| {
             ChildError::Crashed { signal: signal.as_raw(), stderr: String::new() }.if_killed(Path::new("/it's.dylib"))

@@ -1,4 +1,4 @@
-//! The fleet's settings: its models, its memory and its deadlines. Plain data; the configuration file is read elsewhere.
+//! The fleet's settings: models, memory and deadlines. Plain data; the configuration file is read elsewhere.
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
@@ -20,24 +20,24 @@ const FOR_EVER: Duration = Duration::from_secs(30 * 24 * 3600);
 #[derive(Clone, Debug)]
 pub struct Config {
     pub plugins: plugins::Settings,
-    /// This program, which workers run.
+    /// The program that workers run: this one.
     pub program: PathBuf,
-    /// Runs workers in threads of this process instead; see [`Config::run_in_process`].
+    /// Runs workers in threads of this process instead of child processes; see [`Config::run_in_process`].
     pub(super) in_process: Option<WorkerMain>,
-    /// Where cards of checkpoints are kept.
+    /// Cache folder for checkpoint cards.
     pub cards: PathBuf,
-    /// Plugins, by id, whose workers may do everything that this user may.
+    /// Ids of plugins whose workers run without a fence, with all of this user's rights.
     pub unfenced: Vec<String>,
     pub models: Vec<ModelConfig>,
-    /// Other names for them.
+    /// Additional names for the models.
     pub variants: Vec<Variant>,
-    /// Where adapters may come from while the server runs.
+    /// Allowed sources of adapters that are attached at run time.
     pub sources: Sources,
-    /// The model that answers for unknown ids; none to refuse them.
+    /// The model that answers for unknown ids; `None` to refuse them.
     pub default_model: Option<String>,
-    /// Bytes that all workers may take together.
+    /// Memory for all workers together, in bytes.
     pub memory_bytes: u64,
-    /// After how long without a stream a worker ends; none for never.
+    /// Time without a stream after which a worker exits; `None` for never.
     pub idle_timeout: Option<Duration>,
     pub restart: Restart,
     pub deadlines: Deadlines,
@@ -48,57 +48,58 @@ pub struct ModelConfig {
     pub id: String,
     /// A `.gguf` file or a folder.
     pub source: PathBuf,
-    /// Aliases; `*` stands for anything.
+    /// Aliases, in which `*` matches any text.
     pub aliases: Vec<String>,
     pub adapters: BTreeMap<String, Adapter>,
-    /// The sampler chain where a client's fields say nothing else; none for the host's default.
+    /// The sampler chain unless a request overrides it; `None` for the host's default.
     pub samplers: Option<Vec<StageSpec>>,
     pub spec: ModelSpec,
 }
 
-/// Another name for a model, with an adapter or samplers. It shares the model's worker.
+/// Another name for a model, with its own adapter or samplers. It shares the model's worker.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Variant {
     pub id: String,
     /// The model's id.
     pub base: String,
-    /// Aliases; `*` stands for anything.
+    /// Aliases, in which `*` matches any text.
     pub aliases: Vec<String>,
     pub adapter: Option<AdapterUse>,
-    /// The sampler chain where a client's fields say nothing else; none for the model's.
+    /// The sampler chain unless a request overrides it; `None` for the model's.
     pub samplers: Option<Vec<StageSpec>>,
 }
 
 /// The restart policy after a worker's death.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Restart {
-    /// The pause before the first restart; every death within the window doubles it.
+    /// Pause before the first restart; every further death within the window doubles it.
     pub pause: Duration,
     pub pause_max: Duration,
-    /// How many deaths within the window put the model into quarantine.
+    /// Number of deaths within the window that puts the model into quarantine.
     pub deaths_max: usize,
-    /// How long a death counts.
+    /// Time for which a death counts.
     pub window: Duration,
-    /// How long the quarantine lasts, unless a plugin of the model is replaced.
+    /// Duration of the quarantine, which also ends when a plugin of the model is replaced.
     pub quarantine: Duration,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deadlines {
-    /// A child that answers a question about a checkpoint.
+    /// For a child that answers a question about a checkpoint.
     pub probe: Duration,
-    /// A load without any progress.
+    /// For a load without any progress.
     pub load: Duration,
-    /// The silence of a worker.
+    /// For a worker that sends nothing.
     pub silence: Duration,
-    /// A worker that was asked to end and has no streams.
+    /// For a worker that was asked to exit and has no streams.
     pub drain: Duration,
-    /// A request that waits for memory that others use.
+    /// For a request that waits for memory held by other models.
     pub memory: Duration,
 }
 
 impl Config {
-    /// A fleet without models, for this home (`$PENSIEVE_HOME`) and with these plugin folders before the usual ones.
+    /// Creates the configuration of a fleet without models. `home` is `$PENSIEVE_HOME`; `folders` are plugin folders
+    /// that take precedence over the default ones.
     pub fn new(folders: &[PathBuf], home: &std::path::Path) -> Self {
         let plugins = plugins::Settings::new(folders, home);
         Self {
@@ -118,8 +119,8 @@ impl Config {
         }
     }
 
-    /// Runs workers as threads of this process, where a debugger sees them, and waits for ever for a step. For debugging
-    /// a plugin: what would end a worker ends this process.
+    /// Runs workers as threads of this process, where a debugger sees them, and never times out a step. For debugging a
+    /// plugin: anything that would kill a worker kills this process.
     pub fn run_in_process(&mut self, worker: WorkerMain) {
         self.in_process = Some(worker);
         (self.deadlines.silence, self.deadlines.load) = (FOR_EVER, FOR_EVER);

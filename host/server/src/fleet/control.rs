@@ -1,8 +1,8 @@
-//! The control loop: receives requests and reports of workers, passes them to the supervisor as events, and carries out its
-//! effects.
+//! The control loop: receives requests and workers' reports, passes them to the supervisor as events, and carries out
+//! its effects.
 //!
-//! It owns what the supervisor knows by number only: processes, waiting jobs, and channels for replies. Work that takes time
-//! (probing, loading, ending) runs in other tasks, which report back.
+//! It owns everything that the supervisor refers to only by number: processes, waiting jobs, and reply channels. Slow
+//! work (probing, loading, shutdown of workers) runs in other tasks, which report back.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -49,18 +49,19 @@ pub(super) enum Message {
     Shutdown { drain: Duration, reply: oneshot::Sender<()> },
 }
 
-/// The state of the control loop. Dropping it ends every worker.
+/// The state of the control loop. Dropping it kills all workers.
 pub(super) struct Control {
     config: Arc<Config>,
     prober: Prober,
     catalogue: watch::Receiver<Arc<Catalogue>>,
     /// Weak, so that the loop ends when the last sender is dropped.
     messages: WeakUnboundedSender<Message>,
-    /// For signals of workers, with their serial numbers. Bounded: a worker that sends faster than this loop reads waits.
+    /// For signals of workers, with their serial numbers. Bounded, so that a worker that sends faster than this loop
+    /// reads has to wait.
     signals: Sender<(u64, WorkerSignal)>,
     supervisor: Supervisor,
     workers: HashMap<u64, (Worker, JobStreams)>,
-    /// Jobs that were not submitted to a worker yet.
+    /// Jobs not submitted to a worker yet.
     jobs: HashMap<u64, (Job, UpdateSender)>,
     /// Reply channels, by ticket.
     replies: HashMap<u64, oneshot::Sender<Answer>>,
@@ -94,7 +95,7 @@ impl Control {
         }
     }
 
-    /// Runs until the last sender of messages is dropped, or a shutdown is complete.
+    /// Runs until the last sender of messages is dropped, or until a shutdown is complete.
     pub(super) async fn run(
         mut self,
         mut messages: UnboundedReceiver<Message>,
@@ -121,7 +122,7 @@ impl Control {
         }
     }
 
-    /// The event for a message; none if the message is answered here.
+    /// Converts a message to an event; `None` if the message is answered here.
     fn event_of(&mut self, message: Message) -> Option<Event> {
         Some(match message {
             Message::Submit { model, job, updates } => {
@@ -206,7 +207,7 @@ impl Control {
         ControlFlow::Continue(())
     }
 
-    /// Carries out an effect that no event follows. The receiver of a reply may be gone.
+    /// Carries out an effect that does not lead to another event. The receiver of a reply may be gone.
     fn perform(&mut self, effect: Effect) {
         match effect {
             Effect::Probe { model } => self.probe(model),
@@ -257,7 +258,7 @@ impl Control {
         let (prober, catalogue, config) = (self.prober.clone(), self.catalogue.borrow().clone(), self.config.clone());
         tokio::spawn(async move {
             let result = prober.probe(model, &config.models[model], &catalogue).await;
-            // After shutdown no control loop receives it.
+            // After shutdown there is no control loop left to receive it.
             let _ = messages.send(Message::Probed { model, result });
         });
     }
@@ -278,8 +279,8 @@ impl Control {
         }
     }
 
-    /// The policy of a model's worker: it reads its files, and adapters that it has or may get later. An adapter whose links lead
-    /// elsewhere is not let through.
+    /// Builds the fence policy of a model's worker: it may read the model's files and the adapters that it has or may
+    /// get later. Adapters with links that lead elsewhere are left out.
     fn policy(&self, model: usize, load: &Load, bytes: u64, plugin: &str) -> Result<Policy, Failure> {
         let adapters = self.supervisor.adapter_paths(model);
         let adapters = adapters.iter().filter_map(|path| readable(path).ok()).flatten();
@@ -291,8 +292,8 @@ impl Control {
     }
 }
 
-/// The answer to a command that no worker gets: to read an adapter whose links lead elsewhere. One that a client has named was
-/// held to its folders, and is again by the worker.
+/// Returns the reply to a command that is withheld from the worker: to read an adapter with links that lead elsewhere.
+/// An adapter named by a client was confined to the open folders before, and the worker checks that again.
 fn refusal(command: &Command) -> Option<Report> {
     let Command::Attach { attempt, location, .. } = command else { return None };
     let failure = readable(&location.path).err().filter(|_| location.folders.is_empty())?;

@@ -1,12 +1,14 @@
-//! The memory limit of children where the kernel enforces none: the server asks how much each takes, and ends it at the limit.
+//! Enforces the memory limit of children if the kernel does not: the server polls each child's memory, and kills the
+//! child at the limit.
 //!
-//! macOS refuses `RLIMIT_DATA` and `RLIMIT_AS` below what a process has mapped, which is hundreds of gigabytes on Apple silicon, and
-//! does not enforce the former. It counts for each process what only that one's end would free (`phys_footprint`): pages written
-//! to, compressed ones too, but not those of mapped files, so that the policy's limit of private memory fits.
+//! macOS rejects values of `RLIMIT_DATA` and `RLIMIT_AS` below the size of a process's mappings, which is hundreds of
+//! gigabytes on Apple silicon, and does not enforce the former. It does report the memory of each process that its exit
+//! would free (`phys_footprint`): written pages, including compressed ones, but not those of mapped files, which
+//! matches the policy's limit on private memory.
 
 use std::{fmt, time::Duration};
 
-/// A process can take some gigabytes more in this time.
+/// A process can grow by some gigabytes in this time.
 const INTERVAL: Duration = Duration::from_millis(100);
 
 /// A process over its limit, in bytes.
@@ -16,7 +18,7 @@ pub struct OverLimit {
     pub limit: u64,
 }
 
-/// The predicate of a sentence about the process.
+/// A predicate about the process.
 impl fmt::Display for OverLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mebibytes = |bytes: u64| bytes >> 20;
@@ -24,7 +26,7 @@ impl fmt::Display for OverLimit {
     }
 }
 
-/// Resolves once the process is over the limit: never without a limit, or where the kernel enforces it.
+/// Resolves once the process exceeds the limit; never without a limit, or if the kernel enforces it.
 pub(crate) async fn over_limit(pid: Option<u32>, limit: Option<u64>) -> OverLimit {
     match (pid, limit) {
         (Some(pid), Some(limit)) if cfg!(target_os = "macos") => watch(limit, INTERVAL, || footprint(pid)).await,
@@ -32,7 +34,7 @@ pub(crate) async fn over_limit(pid: Option<u32>, limit: Option<u64>) -> OverLimi
     }
 }
 
-/// Asks until there is an answer above the limit. A process that has ended gives none.
+/// Polls until the answer exceeds the limit. A process that has exited gives no answer.
 async fn watch(limit: u64, interval: Duration, ask: impl Fn() -> Option<u64>) -> OverLimit {
     loop {
         match ask() {
@@ -46,13 +48,13 @@ async fn watch(limit: u64, interval: Duration, ask: impl Fn() -> Option<u64>) ->
 fn footprint(pid: u32) -> Option<u64> {
     let mut usage = std::mem::MaybeUninit::<libc::rusage_info_v0>::zeroed();
     let pid = libc::c_int::try_from(pid).ok()?;
-    // SAFETY: the call fills the structure of the version that it is told, which has room for it.
+    // SAFETY: the call fills the structure of the given version, which has room for it.
     let asked = unsafe { libc::proc_pid_rusage(pid, libc::RUSAGE_INFO_V0, usage.as_mut_ptr().cast()) };
-    // SAFETY: all of it was zero, which is a value of each of its fields, and the call may have filled it.
+    // SAFETY: the structure was zeroed, which is valid for all of its fields, and possibly filled by the call.
     (asked == 0).then(|| unsafe { usage.assume_init() }.ri_phys_footprint)
 }
 
-/// Linux enforces the limit itself; there this serves the tests.
+/// Linux enforces the limit itself; there this is only used by tests.
 #[cfg(not(target_os = "macos"))]
 fn footprint(pid: u32) -> Option<u64> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
@@ -69,7 +71,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_process_is_watched_until_it_is_over_its_limit() {
-        // The shell holds what it has read in its memory.
+        // The shell keeps the text that it has read in memory.
         let mut command = Command::new("/bin/sh");
         command.args(["-c", "read start; text=$(head -c 40000000 /dev/zero | tr '\\0' x); read end"]);
         let mut child = command.stdin(Stdio::piped()).spawn().unwrap();

@@ -1,4 +1,4 @@
-//! The log lines of the fleet: what the supervisor notes, in words.
+//! Log lines of the fleet: formats the supervisor's notes.
 
 use super::supervisor::Happening;
 

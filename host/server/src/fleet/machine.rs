@@ -1,15 +1,15 @@
 //! The memory of the machine that the server runs on.
 
-/// Assumed where the system does not tell its memory.
+/// Assumed if the system does not report its memory.
 const MACHINE_BYTES: u64 = 16 << 30;
 
-/// Two thirds of the machine's memory: on one of 16 GB, a model of 8 B in four bits beside an editor and a browser.
+/// Two thirds of the machine's memory: with 16 GB, enough for an 8 B model in four bits beside an editor and a browser.
 pub fn default_budget() -> u64 {
     let machine = installed_bytes().unwrap_or(MACHINE_BYTES);
     machine / 3 * 2
 }
 
-/// The machine's memory, where the system tells.
+/// Returns the machine's memory, if the system reports it.
 #[cfg(target_os = "linux")]
 pub fn installed_bytes() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;

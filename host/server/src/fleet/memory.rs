@@ -1,4 +1,4 @@
-//! The memory budget: decides whether a model fits, and which idle workers are evicted for it. Pure.
+//! The memory budget: decides whether a model fits, and which idle workers are evicted to make room. Pure.
 
 use pensieve_protocol::{
     card::{Card, State},
@@ -7,25 +7,25 @@ use pensieve_protocol::{
 
 use super::ModelConfig;
 
-/// Memory of a worker besides weights and states: its program, its plugins and scratch.
+/// A worker's memory besides weights and states: its program, its plugins and scratch buffers.
 const OVERHEAD_BYTES: u64 = 64 << 20;
-/// Tokens of scratch that a step needs at most.
+/// Maximum number of tokens per step that scratch buffers are planned for.
 const STEP_TOKENS: u64 = 1024;
-/// The state that a model gets unless it is told: two long conversations, within bounds.
+/// Default size of a model's state memory: two long conversations, within bounds.
 const SEQUENCES: u64 = 2;
 const SEQUENCE_TOKENS_MAX: u64 = 32_768;
 const STATE_BYTES_MAX: u64 = 4 << 30;
-/// Sequences at once that a model gets states or windows for.
+/// Number of concurrent sequences for which states or windows are planned.
 const STATES: u64 = 16;
-/// A state that grows with its sequence is given less than its longest, if there is no more; a model whose states do not
-/// grow says by itself that this is too little.
+/// States that grow with the sequence get less than the maximum length if memory is short; a model whose states do not
+/// grow reports by itself if this is too little.
 const STATE_BYTES_MIN: u64 = 64 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Resident {
     pub(super) serial: u64,
     pub(super) bytes: u64,
-    /// It can be evicted at once: it has no stream, and is not draining already.
+    /// Can be evicted at once: it has no streams and is not draining.
     pub(super) idle: bool,
     /// Logical time of the last use.
     pub(super) used: u64,
@@ -34,15 +34,15 @@ pub(super) struct Resident {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum MemoryVerdict {
     Fits,
-    /// It fits once these idle workers have exited.
+    /// Fits once these idle workers have exited.
     AfterEvicting(Vec<u64>),
-    /// Not before a stream ends, or a draining worker has exited.
+    /// Fits at the earliest when a stream ends, or when a draining worker has exited.
     Later,
-    /// Never: it takes more than the budget.
+    /// Never fits: it needs more than the budget.
     Never,
 }
 
-/// Decides whether `bytes` more fit. The least recently used idle workers are evicted, and none unless that makes enough room.
+/// Decides whether `bytes` more fit. Evicts the least recently used idle workers, but only if that makes enough room.
 pub(super) fn admit(budget: u64, residents: &[Resident], bytes: u64) -> MemoryVerdict {
     if bytes > budget {
         return MemoryVerdict::Never;
@@ -66,7 +66,7 @@ pub(super) fn admit(budget: u64, residents: &[Resident], bytes: u64) -> MemoryVe
     }
 }
 
-/// The planned memory of a model that is not loaded yet.
+/// The memory plan of a model that is not loaded yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct MemoryPlan {
     pub(super) state_bytes: u64,
@@ -75,7 +75,7 @@ pub(super) struct MemoryPlan {
 }
 
 impl MemoryPlan {
-    /// The plan for a person, with how much is left for other models.
+    /// Describes the plan for the log, with the memory left for other models.
     pub(super) fn tell(&self, card: &Card, left: u64) -> String {
         let states = match card.state {
             State::Paged { tokens, bytes, beside } => {
@@ -98,7 +98,7 @@ impl MemoryPlan {
     }
 }
 
-/// Plans a model's memory by its card. Room for adapters is kept where there are some.
+/// Plans a model's memory from its card. With `adapters`, memory for adapters is reserved.
 pub(super) fn plan(budget: u64, model: &ModelConfig, adapters: bool, card: &Card) -> Result<MemoryPlan, Failure> {
     let scratch = card.token_bytes.saturating_mul(STEP_TOKENS);
     let adapter_bytes = if adapters { model.spec.adapter_memory } else { 0 };
@@ -132,7 +132,7 @@ pub(super) fn plan(budget: u64, model: &ModelConfig, adapters: bool, card: &Card
     Ok(MemoryPlan { state_bytes, adapter_bytes, bytes })
 }
 
-/// The longest sequence of a model, in tokens: as long as its card and its configuration allow and its memory holds.
+/// Returns the model's maximum sequence length in tokens, given its card, its configuration and its memory.
 pub(super) fn context(budget: u64, model: &ModelConfig, adapters: bool, card: &Card) -> u32 {
     let context = if model.spec.context == 0 { card.context } else { model.spec.context.min(card.context) };
     match (card.state, plan(budget, model, adapters, card)) {
@@ -144,7 +144,7 @@ pub(super) fn context(budget: u64, model: &ModelConfig, adapters: bool, card: &C
             let held = u128::from(card.context) * u128::from(need.state_bytes) / u128::from(bytes);
             context.min(u32::try_from(held).unwrap_or(u32::MAX))
         }
-        // One that cannot be loaded says so when it is asked for.
+        // A model that cannot be loaded reports this when it is requested.
         _ => context,
     }
 }
@@ -162,7 +162,7 @@ pub(super) mod tests {
     use super::*;
     use pensieve_protocol::wire::ModelSpec;
 
-    /// Residents as (serial, bytes, idle), the longest unused first.
+    /// Residents as (serial, bytes, idle), least recently used first.
     fn check(residents: &[(u64, u64, bool)], bytes: u64, expect: &MemoryVerdict) {
         let resident = |(used, &(serial, bytes, idle))| Resident { serial, bytes, idle, used };
         let residents: Vec<Resident> = (0..).zip(residents).map(resident).collect();

@@ -1,12 +1,12 @@
-//! How fast a worker may send: a token bucket for its frames and one for its lines of the log. Pure.
+//! Rate limits of a worker: a token bucket for its frames and one for its log lines. Pure.
 
 use std::time::{Duration, Instant};
 
-/// Lines of the log that one worker may write in a second, and at once.
+/// Rate of a worker's log lines, and their burst.
 const LINES_PER_SECOND: u32 = 50;
 const LINES_BURST: u32 = 500;
 
-/// A token bucket that is full at the beginning and holds what comes in within a second.
+/// A token bucket, full at first. [`Self::new`] gives it a capacity of one second's worth.
 #[derive(Debug)]
 pub(super) struct Bucket {
     per_second: f64,
@@ -21,7 +21,7 @@ impl Bucket {
         Self { per_second, capacity: per_second, level: per_second, filled_at: now }
     }
 
-    /// Takes this much out, and tells how long to wait until the bucket is not in debt.
+    /// Takes `cost` tokens. Returns how long to wait until the balance is no longer negative.
     pub(super) fn take(&mut self, cost: u32, now: Instant) -> Duration {
         self.fill(now);
         self.level -= f64::from(cost);
@@ -35,7 +35,7 @@ impl Bucket {
     }
 }
 
-/// Admits lines at a bounded rate, and counts those it drops.
+/// Admits log lines at a bounded rate, and counts those that it drops.
 #[derive(Debug, Default)]
 pub(super) struct LogLimiter {
     bucket: Option<Bucket>,
@@ -43,7 +43,7 @@ pub(super) struct LogLimiter {
 }
 
 impl LogLimiter {
-    /// Admits a line or not; `Some` has the number of lines dropped before it.
+    /// Admits or drops a line; `Some` has the number of lines dropped before this one.
     pub(super) fn admit(&mut self, now: Instant) -> Option<u64> {
         let new = || Bucket {
             per_second: f64::from(LINES_PER_SECOND),

@@ -1,7 +1,9 @@
-//! Finds out which plugin takes a checkpoint and what its card says, by asking children, and remembers the answers on disk.
+//! Finds the plugin for a checkpoint, and the checkpoint's card, by asking child processes, and caches the answers on
+//! disk.
 //!
-//! An answer belongs to the files as they are (their names, sizes and times, which is all that the server looks at), to the
-//! plugin's content and to the options; any change asks anew. A cache that cannot be written only costs time.
+//! Cache keys consist of the checkpoint's files (names, sizes and modification times, which is all that the server
+//! looks at), the plugin's content and the options; any change leads to a new probe. If the cache cannot be written,
+//! this costs only time.
 
 use lru::LruCache;
 use serde::{Serialize, de::DeserializeOwned};
@@ -33,26 +35,26 @@ use pensieve_protocol::{
 };
 
 const SOURCE_FILES_MAX: usize = 4096;
-/// Changes with the form of the answers, so that older ones are not read.
+/// Version of the cached form, changed along with it so that older answers are not read.
 const FORM: &str = "1";
 const CACHED_FILES_MAX: usize = 512;
-/// How many cards are kept, as a tokenizer has megabytes.
+/// Number of cards kept in memory; a tokenizer takes megabytes.
 const LATEST_MAX: NonZeroUsize = NonZeroUsize::new(8).unwrap();
-/// Time for which requests assume that a checkpoint is unchanged. A model that is about to be loaded is checked in any case.
+/// Time for which requests assume that a checkpoint is unchanged. Before a load it is always checked.
 const LATEST_AGE_MAX: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Debug)]
 pub(super) struct Prober {
-    /// This program.
+    /// The program that children run: this one.
     program: PathBuf,
     cache: PathBuf,
-    /// How long one child may take.
+    /// Time limit for one child.
     deadline: Duration,
-    /// Recent results, by the model's index.
+    /// Recent results by model index.
     latest: Arc<Mutex<LruCache<usize, Latest>>>,
 }
 
-/// The result of probing a model, when, and with which plugins. It does not keep those plugins in use.
+/// The result of probing a model, its time, and the plugins at that time. The plugins are not kept alive by it.
 #[derive(Debug)]
 struct Latest {
     card: KeyedCard,
@@ -60,14 +62,14 @@ struct Latest {
     looked_at: Instant,
 }
 
-/// A card, and what it was asked for with: equal keys have equal cards.
+/// A card with its cache key: equal keys have equal cards.
 #[derive(Clone, Debug)]
 pub(super) struct KeyedCard {
     pub(super) key: Arc<str>,
     pub(super) card: Arc<Card>,
 }
 
-/// The plugin and architecture that take a checkpoint, and its card.
+/// The plugin and architecture that accept a checkpoint, and its card.
 #[derive(Clone, Debug)]
 pub(super) struct Probed {
     pub(super) plugin: Arc<Plugin>,
@@ -80,8 +82,8 @@ impl Prober {
         Self { program, cache, deadline, latest: Arc::new(Mutex::new(LruCache::new(LATEST_MAX))) }
     }
 
-    /// The card of the model with this index in the configuration. Its files are checked only now and then, and when plugins
-    /// have changed.
+    /// Returns the card of the model with this index in the configuration. Checks its files only now and then, and when
+    /// plugins have changed.
     pub(super) async fn card(
         &self,
         place: usize,
@@ -97,7 +99,7 @@ impl Prober {
         Ok(self.look(place, model, catalogue).await?.1)
     }
 
-    /// Finds the architecture that takes the model with this index in the configuration.
+    /// Finds the architecture that accepts the checkpoint of the model with this index in the configuration.
     pub(super) async fn probe(
         &self,
         place: usize,
@@ -108,7 +110,7 @@ impl Prober {
         Ok(Probed { plugin, architecture, card })
     }
 
-    /// Asks the claimants of a checkpoint in turn, until one takes it.
+    /// Asks the claimants of a checkpoint in turn until one accepts it.
     async fn look(
         &self,
         place: usize,
@@ -222,7 +224,7 @@ impl Prober {
         serde_json::from_slice(&text).ok()
     }
 
-    /// Writes an answer down, whole or not at all, and forgets the oldest ones.
+    /// Writes an answer to the cache atomically, and removes the oldest ones.
     fn remember(&self, key: &str, answer: &impl Serialize) {
         let write = || -> std::io::Result<()> {
             fs::create_dir_all(&self.cache)?;
@@ -258,10 +260,10 @@ fn unclaimed(name: &CheckpointName, catalogue: &Catalogue) -> Failure {
     failure(FailureCode::Unsupported, &message, "drop one into plugins/")
 }
 
-/// The plugin whose claim is most like the name that none claims: one of the same family in the other format, or of another
-/// generation.
+/// Finds the plugin with the claim most similar to an unclaimed name: the same family in the other format, or another
+/// generation of it.
 fn closest(name: &CheckpointName, catalogue: &Catalogue) -> Option<String> {
-    /// Fewer letters in common are chance.
+    /// Fewer common letters are a coincidence.
     const ALIKE_MIN: usize = 4;
     let wanted = stem(name.as_str());
     let mut best = (ALIKE_MIN - 1, None);
@@ -281,7 +283,7 @@ fn closest(name: &CheckpointName, catalogue: &Catalogue) -> Option<String> {
     Some(format!("plugin '{plugin}' comes closest, which claims '{claimed}' {format}"))
 }
 
-/// The stem of an architecture's name, without suffixes of frameworks: `gemma3` of `Gemma3ForCausalLM`.
+/// The stem of an architecture's name, without framework suffixes: `gemma3` for `Gemma3ForCausalLM`.
 fn stem(name: &str) -> String {
     let letters = name.chars().filter(char::is_ascii_alphanumeric).map(|letter| letter.to_ascii_lowercase());
     let plain: String = letters.collect();
@@ -292,8 +294,8 @@ fn failure(code: FailureCode, message: &str, help: &str) -> Failure {
     Failure::new(code, message).with_help(help)
 }
 
-/// Changes whenever the checkpoint does, as far as that can be seen from outside its files. A checkpoint with links that lead
-/// elsewhere has none, so that nothing is said of it, not even what was known before.
+/// A signature that changes whenever the checkpoint visibly does. A checkpoint with links that lead elsewhere has none,
+/// so that nothing is reported about it, not even from the cache.
 fn signature(source: &Path) -> Result<String, Failure> {
     readable(source)?;
     let missing = |error: std::io::Error| {

@@ -1,9 +1,9 @@
-//! This program's file, which children run under other verbs.
+//! The file of this program, which children run with other subcommands.
 //!
-//! On Linux `/proc/self/exe` is the running version whatever becomes of the file. Elsewhere children are started by path. A file
-//! that was replaced meanwhile is another version, and macOS kills what is started from one that was written over in place, as
-//! its pages no longer match the signature that the kernel remembers. So children are started only from the file that was there
-//! when this process began to.
+//! On Linux `/proc/self/exe` is the running version, whatever happens to the file. On other systems children are
+//! started by path. If the file was replaced in the meantime, it is another version; and if it was overwritten in
+//! place, macOS kills processes started from it, because its pages no longer match the signature that the kernel
+//! remembers. So children are started only from the file that was there when this process started.
 
 use std::{
     fs::Metadata,
@@ -20,26 +20,26 @@ const LINUX: &str = "/proc/self/exe";
 
 static RUNNING: OnceLock<ProgramFile> = OnceLock::new();
 
-/// The path to start children from.
+/// Returns the path from which children are started.
 pub(super) fn running() -> PathBuf {
     let found = || {
         let linux = Path::new(LINUX);
         let executable = std::env::current_exe().unwrap_or_default();
-        // A link may lead to another version later.
+        // A link may point to another version later.
         let resolved = executable.canonicalize().unwrap_or(executable);
         ProgramFile::new(if linux.exists() { linux.to_path_buf() } else { resolved })
     };
     RUNNING.get_or_init(found).path.clone()
 }
 
-/// Fails if this is the path of the running program and another file is there now.
+/// Fails if this is the path of the running program but the file there has changed.
 pub(crate) fn check(program: &Path) -> io::Result<()> {
     RUNNING.get().filter(|running| running.path == program).map_or(Ok(()), ProgramFile::check)
 }
 
 struct ProgramFile {
     path: PathBuf,
-    /// Nothing if there was no such file, and then nothing can be said.
+    /// `None` if there was no such file; then nothing is checked.
     identity: Option<Identity>,
 }
 

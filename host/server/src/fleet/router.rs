@@ -1,4 +1,5 @@
-//! The router finds the model that a client's name stands for: ids, aliases with wildcards, adapters behind a colon, and the default for the rest.
+//! The router: resolves a client's model name to a model, by ids, aliases with wildcards, adapters after a colon, and
+//! the default for anything else.
 
 use super::{ModelConfig, Variant, adapter_registry};
 use pensieve_protocol::job::{AdapterUse, Failure, FailureCode};
@@ -21,8 +22,8 @@ pub(super) struct Names<'a> {
 }
 
 impl<'a> Names<'a> {
-    /// Finds the model: by its id or a variant's, by either kind of name with one of the model's adapters behind it, by an
-    /// alias (the longest that fits, but a wildcard does not swallow an adapter), or the default.
+    /// Resolves a name: the id of a model or variant, either of them followed by one of the model's adapters, an alias
+    /// (the longest match, but a wildcard does not swallow an adapter), or the default.
     pub(super) fn resolve(&self, name: &str) -> Result<Route, Failure> {
         if let Some(route) = self.by_id(name) {
             return Ok(route);
@@ -37,7 +38,7 @@ impl<'a> Names<'a> {
             let adapter = Some(AdapterUse { name: (*adapter).to_owned(), scale: 1.0 });
             return Ok(Route { adapter, ..route.clone() });
         }
-        // Behind an id, what is no adapter is a mistake. What stands behind a word of an alias may belong to it.
+        // After an id, an unknown adapter is an error. After an alias, the text may be part of the alias.
         let is_id = name.rsplit_once(':').is_some_and(|(base, _)| self.by_id(base).is_some());
         if let Some(route) = self.by_alias(name).filter(|_| !is_id) {
             return Ok(route);
@@ -45,7 +46,7 @@ impl<'a> Names<'a> {
         if let Some((route, adapter)) = split {
             return Err(adapter_registry::unknown(&self.models[route.model].id, &self.adapters[route.model], adapter));
         }
-        // The default model answers for unknown names, with its adapter if it has one of that name.
+        // The default model answers for unknown names, with the named adapter if it has one.
         let default = self.default.and_then(|id| self.by_id(id)).map(|route| {
             let adapter = name.rsplit_once(':').map(|(_, adapter)| adapter);
             match adapter.filter(|adapter| {
@@ -63,7 +64,7 @@ impl<'a> Names<'a> {
         })
     }
 
-    /// Every name without a wildcard, each model's own before those of variants.
+    /// All names without wildcards, each model's before those of variants.
     pub(super) fn all(self) -> impl Iterator<Item = (String, &'a ModelConfig)> {
         let exact = |aliases: &'a [String]| aliases.iter().filter(|alias| !alias.contains('*')).cloned();
         let own = self.models.iter().zip(self.adapters).flat_map(move |(model, adapters)| {
@@ -94,7 +95,7 @@ impl<'a> Names<'a> {
         });
         let variants = self.variants.iter().enumerate();
         let variants = variants.filter_map(|(place, variant)| Some((fitting(&variant.aliases)?, self.variant(place)?)));
-        // Of equally long aliases, the one of the first model.
+        // Among equally long aliases, the first model's wins.
         let found = models.chain(variants).reduce(|first, other| if other.0 > first.0 { other } else { first });
         found.map(|(_, route)| route)
     }
@@ -106,7 +107,7 @@ impl<'a> Names<'a> {
     }
 }
 
-/// Matches a name against a pattern in which each `*` stands for any text.
+/// Matches a name against a pattern in which each `*` matches any text.
 fn fits(pattern: &str, name: &str) -> bool {
     let Some((head, rest)) = pattern.split_once('*') else { return pattern == name };
     let Some(mut name) = name.strip_prefix(head) else { return false };
@@ -177,7 +178,7 @@ mod tests {
         let route = |name: &str| names.resolve(name).ok().map(|route| (route.model, route.adapter.map(|own| own.name)));
         assert_eq!(route("large:poe"), None);
         assert_eq!(route("larger:poe"), Some((1, None)));
-        // No model has that name, so the default model answers, under its adapter if it has that.
+        // No model has that name, so the default model answers, with that adapter if it has one.
         assert_eq!(route("unknown:poet"), Some((1, Some("poet".into()))));
         assert_eq!(route("unknown:7b"), Some((1, None)));
     }

@@ -1,7 +1,7 @@
-//! Where adapters may come from while the server runs: folders that the configuration names, and the hub.
+//! Allowed sources of adapters that are attached at run time: folders from the configuration, and the hub.
 //!
-//! A source is what a client wrote, so it may try to lead anywhere. Links are followed to their end before anything is
-//! compared, and nothing is opened here: workers read what was found, and follow its links again before they do.
+//! A source comes from a client and may try to lead anywhere. Links are resolved before any comparison, and nothing is
+//! opened here: workers read the resolved files, and resolve links again before they do.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -13,15 +13,15 @@ use pensieve_protocol::{
     wire::Location,
 };
 
-/// Bytes of a source; what the hub and most systems call a path is no longer.
+/// Maximum length of a source in bytes; paths on the hub and on most systems are no longer.
 const SOURCE_LEN_MAX: usize = 1024;
 const SHOWN_LEN_MAX: usize = 200;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sources {
-    /// Folders in which they may lie.
+    /// Folders that adapters may be in.
     pub folders: Vec<PathBuf>,
-    /// They may also be downloaded.
+    /// Allows downloads from the hub.
     pub downloads: bool,
 }
 
@@ -32,7 +32,8 @@ impl Default for Sources {
 }
 
 impl Sources {
-    /// The location of a source, which is downloaded if need be, unless its files are larger than `bytes_max`.
+    /// Resolves a source to a location on this machine, downloading it if necessary. Files of more than `bytes_max`
+    /// bytes are refused.
     pub(super) async fn settle(&self, source: &str, bytes_max: u64) -> Result<Location, Failure> {
         let shown = shown(source);
         if source.len() > SOURCE_LEN_MAX {
@@ -52,7 +53,7 @@ impl Sources {
         settled.unwrap_or_else(|_| Err(Failure::new(FailureCode::Internal, "looking for the adapter failed")))
     }
 
-    /// The path of a source on this machine.
+    /// Resolves a source to a path on this machine.
     fn find(&self, source: &str) -> Result<PathBuf, Failure> {
         let shown = shown(source);
         let outside = || {
@@ -72,8 +73,8 @@ impl Sources {
             return Err(outside());
         }
         let roots: Vec<PathBuf> = self.folders.iter().filter_map(|folder| folder.canonicalize().ok()).collect();
-        // An absolute path takes the place of what it is joined to. What one folder has of that name, but may not give,
-        // does not stand before what another one has.
+        // Joining an absolute path replaces the folder. A file that one folder has but may not give does not shadow the
+        // same name in another folder.
         let mut refusal = None;
         for found in self.folders.iter().filter_map(|folder| folder.join(path).canonicalize().ok()) {
             let refused = match roots.iter().any(|root| found.starts_with(root)) {
@@ -85,7 +86,7 @@ impl Sources {
             };
             refusal.get_or_insert(refused);
         }
-        // A client must not learn whether a path outside the open folders exists.
+        // A client must not learn whether a path outside of the open folders exists.
         let could_be = path.is_relative() || self.folders.iter().any(|folder| path.starts_with(folder));
         Err(refusal.unwrap_or_else(|| match could_be {
             true => {
@@ -103,7 +104,7 @@ fn download(source: &str, bytes_max: u64) -> Result<PathBuf, Failure> {
     Ok(hub.pull_adapter(&name, bytes_max, &mut Log)?.path)
 }
 
-/// A source as messages quote it.
+/// Formats a source for messages.
 fn shown(source: &str) -> String {
     Outside::new(source).at_most(SHOWN_LEN_MAX).to_string()
 }
@@ -175,7 +176,8 @@ mod tests {
         assert_eq!(none.code, FailureCode::Forbidden);
         assert!(none.to_string().contains("adapter_folders"), "{none}");
 
-        // What a folder may not give does not hide what the next one has; otherwise the first one counts.
+        // A file that one folder may not give does not shadow the one in the next folder; otherwise the first folder
+        // wins.
         let sources = Sources { folders: vec![at("nothing"), at("open"), at("also")], downloads: false };
         for (source, expect) in [("poet", "open/poet"), ("escape", "also/escape"), ("leaky", "also/leaky")] {
             assert_eq!(sources.find(source).unwrap(), at(expect).canonicalize().unwrap(), "{source}");

@@ -6,11 +6,11 @@ use pensieve_protocol::wire;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct FleetStats {
-    /// Bytes that all workers may take together.
+    /// Memory for all workers together, in bytes.
     pub memory_budget: u64,
-    /// Bytes that they take, estimated from their models' cards.
+    /// Bytes in use, estimated from the models' cards.
     pub memory_used: u64,
-    /// Every model, in the order of the configuration.
+    /// All models, in the order of the configuration.
     pub models: Vec<ModelStats>,
 }
 
@@ -18,19 +18,19 @@ pub struct FleetStats {
 pub struct ModelStats {
     pub id: String,
     pub state: ModelState,
-    /// Why it is not ready, or the last failure.
+    /// Why it is not ready, or its last failure.
     pub reason: Option<String>,
     pub streams: u64,
-    /// Requests that wait for the load.
+    /// Requests waiting for the load.
     pub waiting: u64,
-    /// Processes that serve it: more than one while a plugin is being replaced.
+    /// Number of worker processes: more than one while a plugin is being replaced.
     pub workers: u64,
-    /// The process that serves requests, or is about to.
+    /// The process that serves requests, or will once it has loaded.
     pub pid: Option<u32>,
-    /// Bytes that they take, estimated from the card.
+    /// Memory of its workers in bytes, estimated from the card.
     pub bytes: u64,
     pub loads: u64,
-    /// Unexpected ends of workers so far.
+    /// Number of unexpected worker exits so far.
     pub deaths: u64,
     pub progress: Option<Progress>,
     pub loaded: Option<wire::Loaded>,
@@ -40,11 +40,11 @@ pub struct ModelStats {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct AdapterState {
-    /// The name, which clients write after the model's id and a colon.
+    /// The adapter's name, which clients write after the model's id and a colon.
     pub name: String,
     /// The source, as the user wrote it.
     pub source: String,
-    /// It is merged into the model's weights.
+    /// True if merged into the model's weights.
     pub merged: bool,
     /// Why the model's worker refused it.
     pub refusal: Option<String>,
@@ -52,7 +52,7 @@ pub struct AdapterState {
     pub known: Option<wire::AdapterStats>,
 }
 
-/// Progress of a load, in units of its own.
+/// Progress of a load, in bytes or steps.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Progress {
     pub done: u64,
@@ -64,11 +64,11 @@ pub struct Progress {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ModelState {
-    /// It is loaded by the next request.
+    /// Not loaded; the next request loads it.
     Idle,
     Loading,
     Ready,
-    /// Its worker died; it is about to be loaded again.
+    /// Its worker died; a restart is scheduled.
     Pausing,
     /// Its workers died too often.
     Quarantined,

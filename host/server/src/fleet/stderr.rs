@@ -1,5 +1,5 @@
-//! The stderr of a worker: its lines go to the log at a bounded rate, and the last ones into the reason for its exit,
-//! where they are often the only trace of what a plugin did.
+//! A worker's stderr: lines go to the log at a bounded rate, and the last ones into the reason for its exit, where they
+//! are often the only trace of a plugin's fault.
 
 use std::{
     collections::VecDeque,
@@ -16,9 +16,9 @@ use tokio::{
 use super::pace::LogLimiter;
 use pensieve_protocol::refusal::clean;
 
-/// Lines that are kept for the reason of an exit.
+/// Number of lines kept for the reason of an exit.
 const LINES_KEPT: usize = 3;
-/// Older lines have nothing to do with the exit.
+/// Lines older than this are unrelated to the exit.
 const LINE_AGE_MAX: Duration = Duration::from_secs(15);
 const LINE_BYTES_MAX: u64 = 4096;
 
@@ -36,8 +36,8 @@ impl StderrTail {
         Self { kept, listening }
     }
 
-    /// The lines that a worker wrote shortly before it exited. Its pipe may still hold some of them, or be held open by a
-    /// process that it left behind.
+    /// Returns the lines written shortly before the worker exited. Its pipe may still contain some of them, or be held
+    /// open by a process that it left behind.
     pub(super) async fn last(self) -> String {
         let exited = Instant::now();
         if let Some(listening) = self.listening {

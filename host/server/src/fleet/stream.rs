@@ -1,4 +1,4 @@
-//! The submitter's end of a job: its events in order, up to the last one.
+//! The submitter's end of a job: receives its events in order, up to the last one.
 
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -20,7 +20,7 @@ pub struct EventStream {
 }
 
 impl EventStream {
-    /// The next update; none after the last one.
+    /// Returns the next update; `None` after the last one.
     pub async fn next(&mut self) -> Option<Update> {
         if self.ended {
             return None;
@@ -37,7 +37,7 @@ impl EventStream {
 impl Drop for EventStream {
     fn drop(&mut self) {
         if !self.ended {
-            // A fleet that has ended has cancelled everything.
+            // Fails only if the fleet has ended, which has cancelled everything.
             let _ = self.messages.send(Message::Cancel { job: self.job });
         }
     }

@@ -1,9 +1,9 @@
-//! The data plane: a worker's token events go from the task that reads its socket straight into the queues of the streams
-//! that wait for them. The supervisor sees none of them, only that jobs have ended.
+//! The data plane: a worker's token events go from the task that reads its socket straight to the queues of their
+//! streams. The supervisor does not see them, only the ends of jobs.
 //!
-//! Queues are bounded by bytes, and the socket's task never waits for one: a stream whose client does not read for as long as
-//! it takes to fill its queue is cancelled and ends with a failure, so that it cannot stall other streams of its worker. What
-//! a worker sends is checked against what its jobs asked for, since the memory behind a stream belongs to the server.
+//! Queues are bounded in bytes, and the socket's task never waits for one: if a client reads so slowly that its queue
+//! fills up, its stream is cancelled and ends with a failure, so that it cannot stall the worker's other streams.
+//! Events are checked against the jobs' limits, since the memory behind a stream belongs to the server.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -17,24 +17,25 @@ use tokio::sync::Notify;
 
 use pensieve_protocol::job::{Event, Failure, FailureCode, Job, TokenLogprobs, Tokens};
 
-/// Bytes that may be queued for one client: some ten thousand tokens.
+/// Maximum number of queued bytes for one client: some ten thousand tokens.
 const STREAM_BYTES_MAX: usize = 4 << 20;
-/// Bytes that may be queued for all clients together; above it each may have only [`CROWDED_STREAM_BYTES_MAX`].
+/// Maximum number of queued bytes for all clients together; above it each client is limited to
+/// [`CROWDED_STREAM_BYTES_MAX`].
 const ALL_STREAMS_BYTES_MAX: usize = 128 << 20;
 const CROWDED_STREAM_BYTES_MAX: usize = 64 << 10;
-/// The longest text of one token that is accepted, and of what stop strings may hold back.
+/// Maximum length of one token's text, and of the text that stop strings may hold back.
 const TOKEN_BYTES_MAX: u64 = 1024;
 const HELD_BACK_BYTES_MAX: u64 = 64 << 10;
-/// The longest message of a failure that is passed on.
+/// Maximum length of a failure's message.
 const FAILURE_CHARS_MAX: usize = 4096;
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Update {
-    /// The job waits for its model; progress of the load.
+    /// The job waits for its model, which is loading.
     Loading {
         /// Bytes or steps done.
         done: u64,
-        /// Bytes or steps in all; 0 for unknown.
+        /// Bytes or steps in total; 0 if unknown.
         total: u64,
         what: String,
     },
@@ -77,13 +78,13 @@ struct Waiting {
 }
 
 impl UpdateSender {
-    /// Queues an update; false if the queue is full, whose stream then ends with a failure instead.
+    /// Queues an update. Returns false if the queue is full; the stream then ends with a failure instead.
     pub(super) fn send(&self, update: Update) -> bool {
         let (mut waiting, bytes) = (self.0.lock(), update_bytes(&update));
         if waiting.closed {
             return true;
         }
-        // Of progress only the latest counts.
+        // Only the latest progress counts.
         if waiting.updates.back().is_some_and(|(last, _)| is_superseded(last, &update)) {
             self.0.pop(&mut waiting, VecDeque::pop_back);
         }
@@ -114,7 +115,7 @@ impl Drop for UpdateSender {
 }
 
 impl UpdateReceiver {
-    /// The next update; none after the last one.
+    /// Returns the next update; `None` after the last one.
     pub(super) async fn recv(&mut self) -> Option<Update> {
         loop {
             {
@@ -161,24 +162,24 @@ pub(super) struct JobStreams(Arc<Mutex<HashMap<u64, JobStream>>>);
 #[derive(Debug)]
 struct JobStream {
     updates: UpdateSender,
-    /// Tokens that the worker may still send for the job.
+    /// Number of tokens that the worker may still send for the job.
     tokens_left: u64,
     bytes_left: u64,
     logprobs_max: usize,
 }
 
-/// The result of passing on the events of one frame.
+/// The result of delivering the events of one frame.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Delivered {
     pub(super) ended: Vec<u64>,
-    /// Jobs that are to be cancelled, since their clients do not read.
+    /// Jobs to cancel because their clients do not read.
     pub(super) unread: Vec<u64>,
-    /// Why the worker is to be killed: it sent what no job asked for.
+    /// Why the worker must be killed: it sent something that no job asked for.
     pub(super) violation: Option<String>,
 }
 
 impl JobStreams {
-    /// Adds the stream of a job that is about to be sent to the worker.
+    /// Adds the stream of a job that is about to be submitted to the worker.
     pub(super) fn insert(&self, job: &Job, updates: UpdateSender) {
         let tokens_left = u64::from(job.max_tokens);
         let stream = JobStream {
@@ -190,7 +191,7 @@ impl JobStreams {
         self.lock().insert(job.id, stream);
     }
 
-    /// Passes the events of one frame on. Events of unknown jobs are dropped.
+    /// Delivers the events of one frame to their streams. Events of unknown jobs are dropped.
     pub(super) fn deliver(&self, events: Vec<(u64, Event)>) -> Delivered {
         let (mut streams, mut delivered) = (self.lock(), Delivered::default());
         for (job, event) in events {
@@ -225,7 +226,7 @@ impl JobStreams {
 }
 
 impl JobStream {
-    /// Counts new tokens; an error if they are more than the job asked for.
+    /// Counts new tokens. Returns an error if they exceed the job's limit.
     fn account(&mut self, tokens: &Tokens) -> Result<(), String> {
         let (ids, bytes) = (tokens.ids.len() as u64, tokens.bytes.len() as u64);
         let left = self.tokens_left.checked_sub(ids).zip(self.bytes_left.checked_sub(bytes));
@@ -238,7 +239,7 @@ impl JobStream {
     }
 }
 
-/// A failure without more text than a client should get.
+/// Truncates a failure's text to the client's limit.
 pub(super) fn bounded_failure(mut failure: Failure) -> Failure {
     for text in [&mut failure.message, &mut failure.help, &mut failure.field] {
         if let Some((end, _)) = text.char_indices().nth(FAILURE_CHARS_MAX) {
@@ -283,7 +284,7 @@ fn update_bytes(update: &Update) -> usize {
         Update::Event(Event::Failed(failure)) => failure.message.len() + failure.help.len(),
         Update::Event(_) => 0,
     };
-    // What the allocator adds to three small vectors.
+    // Includes the allocator's overhead for three small vectors.
     size_of::<Update>() + 96 + content
 }
 

@@ -1,10 +1,10 @@
-//! One worker process: started with one end of a socket pair, sent commands, watched, and reaped.
+//! One worker process: starts it with one end of a socket pair, sends commands, watches it, and reaps it.
 //!
-//! The task that reads its socket is where a worker's flood ends. Token events go to their streams ([`JobStreams`]), log
-//! lines to the log at a bounded rate, and only what changes the worker's life goes to the supervisor, through a bounded
-//! channel. Between the socket and this task one frame waits; a worker that sends frames faster than its budget waits on its
-//! own socket. However it ends (a signal, an exit, silence, malformed frames), the last signal is one
-//! [`WorkerSignal::Exited`] with the reason, and no process of it is left then.
+//! The task that reads its socket absorbs floods. Token events go to their streams ([`JobStreams`]), log lines to the
+//! log at a bounded rate, and only reports that change the worker's state go to the supervisor, through a bounded
+//! channel. At most one frame waits between the socket and this task; a worker that exceeds its frame budget blocks on
+//! its own socket. However the worker ends (a signal, an exit, silence, malformed frames), the last signal is a single
+//! [`WorkerSignal::Exited`] with the reason, and by then none of its processes is left.
 
 use std::{
     io,
@@ -39,16 +39,16 @@ use pensieve_protocol::{
     wire::{self, Command, Level, PROTOCOL, Report},
 };
 
-/// A worker's own watchdog acts first.
+/// Lets the worker's own watchdog act first.
 const STEP_GRACE: Duration = Duration::from_secs(2);
-/// Frames of token events that a worker may send in a second, and at once; faster ones wait on its socket.
+/// Frame rate of a worker, and its burst; beyond it the worker blocks on its socket.
 const FRAMES_PER_SECOND: u32 = 50_000;
-/// The cost of a report to the supervisor in frames: each makes it look at all models.
+/// Cost of a report to the supervisor in frames: each makes it examine all models.
 const CONTROL_COST: u32 = 100;
-/// The longest line of the log that is taken from a worker.
+/// Maximum length of a log line accepted from a worker.
 const LOG_CHARS_MAX: usize = 4096;
 
-/// A worker that runs. Dropping it kills the process.
+/// A running worker. Dropping it kills the process.
 #[derive(Debug)]
 pub(super) struct Worker {
     /// The process id, for `/health`.
@@ -63,13 +63,13 @@ pub(super) struct Worker {
 pub(super) enum WorkerSignal {
     /// A report that changes the worker's state.
     Report(Report),
-    /// These jobs have ended; their streams know how.
+    /// These jobs have ended; their streams have received the outcome.
     JobsEnded(Vec<u64>),
-    /// The process has exited, and no signal follows.
+    /// The process has exited. This is the last signal.
     Exited(Failure),
 }
 
-/// Where a worker's signals go, under its serial number.
+/// The channel for a worker's signals, which carry its serial number.
 #[derive(Clone, Debug)]
 pub(super) struct Signals {
     pub(super) serial: u64,
@@ -77,7 +77,7 @@ pub(super) struct Signals {
 }
 
 impl Signals {
-    /// Waits while the supervisor is busy; false if there is none any more.
+    /// Sends a signal, waiting while the supervisor is busy. Returns false if the supervisor is gone.
     async fn send(&self, signal: WorkerSignal) -> bool {
         self.sender.send((self.serial, signal)).await.is_ok()
     }
@@ -118,7 +118,7 @@ impl Worker {
                 Watch { model: &model, deadlines, streams, signals, cancellations, log: LogLimiter::default() };
             let cause = watch.run(frames, &mut runtime, kill_requested).await;
             if matches!(cause, EndCause::SocketClosed(_)) {
-                // It is about to end by itself, and how it does is worth knowing.
+                // The process is about to exit by itself; wait for its exit status.
                 let _ = timeout(Duration::from_millis(300), runtime.wait()).await;
             }
             let violation = match &cause {
@@ -139,7 +139,7 @@ impl Worker {
 
     pub(super) fn end(&mut self, reason: Failure) {
         if let Some(kill_request) = self.kill_request.take() {
-            // Otherwise it has ended already.
+            // Fails if the worker has already ended.
             let _ = kill_request.send(reason);
         }
     }
@@ -153,9 +153,9 @@ impl Drop for Worker {
 
 /// Why reading a worker's reports has ended.
 enum EndCause {
-    /// It has closed its socket, most likely by ending; it may have said why.
+    /// The worker closed its socket, most likely by exiting; it may have sent a reason.
     SocketClosed(Option<Failure>),
-    /// It has to be killed.
+    /// The worker must be killed.
     Violation(Failure),
 }
 
@@ -184,7 +184,8 @@ impl Watch<'_> {
         let over_limit = runtime.over_limit();
         tokio::pin!(over_limit);
         loop {
-            // What an ended worker has sent is there in a moment, even if a process that it left behind holds the socket.
+            // Frames of an ended worker arrive within a moment; do not wait longer if a process that it left behind
+            // holds the socket.
             let silence = if ended { Duration::from_millis(100) } else { self.deadlines.silence };
             let report = tokio::select! {
                 biased;
@@ -227,13 +228,13 @@ impl Watch<'_> {
         }
     }
 
-    /// Passes a report on; an error if the worker is to be killed for it.
+    /// Dispatches a report. Returns an error if the worker must be killed for it.
     async fn take(&mut self, report: Report) -> Result<(), Failure> {
         let signal = match report {
             Report::Events(events) => {
                 let delivered = self.streams.deliver(events);
                 for id in delivered.unread {
-                    // Its end is reported by the worker, and until then the job counts as running.
+                    // The worker reports the job's end; until then it counts as running.
                     let _ = self.cancellations.send(Command::Cancel { id });
                 }
                 if let Some(what) = delivered.violation {
@@ -300,14 +301,14 @@ async fn write_commands(mut socket: OwnedWriteHalf, mut commands: UnboundedRecei
     while let Some(command) = commands.recv().await {
         let Ok(frame) = wire::encode(&command) else { continue };
         if socket.write_all(&frame).await.is_err() {
-            // The reading half reports the exit.
+            // The reading half will report the exit.
             return;
         }
     }
 }
 
-/// Reads frames until the socket ends or a frame is malformed. A task of its own, as a frame that has begun must be read to
-/// its end.
+/// Reads frames until the socket is closed or a frame is malformed. A separate task, because a frame must be read to
+/// its end once begun.
 async fn read_reports(socket: OwnedReadHalf, frames: mpsc::Sender<Frame>) {
     let mut socket = BufReader::new(socket);
     while let Some(frame) = read_frame(&mut socket).await.transpose() {
@@ -319,7 +320,7 @@ async fn read_reports(socket: OwnedReadHalf, frames: mpsc::Sender<Frame>) {
 }
 
 async fn read_frame(socket: &mut BufReader<OwnedReadHalf>) -> Result<Option<Report>, wire::WireError> {
-    // A worker that was killed leaves half a frame, or a connection that was reset.
+    // A killed worker leaves a partial frame or a reset connection.
     let mut header = [0; wire::HEADER_BYTES];
     if socket.read_exact(&mut header).await.is_err() {
         return Ok(None);

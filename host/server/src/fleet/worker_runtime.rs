@@ -1,7 +1,7 @@
-//! The runtime of a worker: a process of its own, or for debugging a plugin a thread of this one.
+//! The runtime of a worker: a process or, for debugging a plugin, a thread of this process.
 //!
-//! A process can be killed at any time, and its group with it. A thread cannot: one that is merely no longer needed is left
-//! alone, and where a worker must not go on, this process ends with it.
+//! A process can be killed at any time, including its process group. A thread cannot: one that is no longer needed is
+//! left running, and if a worker must not continue, the whole process exits.
 
 use std::{
     ffi::OsString,
@@ -30,15 +30,15 @@ use pensieve_protocol::{
     job::{Failure, FailureCode},
 };
 
-/// Time for the system to end a process that was killed.
+/// Time for the system to end a killed process.
 const KILL_WAIT: Duration = Duration::from_secs(2);
 
-/// A worker's whole runtime: serves the server at the other end of a socket, and returns its exit status.
+/// The entry point of a worker: serves the server at the other end of the socket, and returns its exit status.
 pub(crate) type WorkerMain = fn(OwnedFd) -> i32;
 
 #[derive(Clone, Copy)]
 pub(super) enum Placement<'a> {
-    /// In a process of its own, which runs this program behind a fence.
+    /// In its own process, which runs this program behind a fence.
     Process(&'a Path, &'a Policy),
     Thread(WorkerMain),
 }
@@ -51,7 +51,8 @@ pub(super) enum WorkerRuntime {
     },
     Thread {
         status: watch::Receiver<Option<i32>>,
-        /// The server's end of the socket. A worker takes its closing for the end of the server, and ends the process.
+        /// The server's end of the socket. When it is closed, a worker assumes that the server has exited, and ends the
+        /// process.
         held: Option<UnixStream>,
     },
 }
@@ -88,17 +89,17 @@ impl WorkerRuntime {
         }
     }
 
-    /// Resolves once it takes more memory than its policy says, where the kernel does not see to that.
+    /// Resolves once it exceeds its policy's memory limit, if the kernel does not enforce that.
     pub(super) fn over_limit(&self) -> impl Future<Output = OverLimit> + use<> {
         let (pid, limit) = match self {
             Self::Process { child, memory_limit, .. } => (child.id(), *memory_limit),
-            // A thread has no memory of its own.
+            // A thread has no separate memory.
             Self::Thread { .. } => (None, None),
         };
         over_limit(pid, limit)
     }
 
-    /// Waits for its end; none if that cannot be told.
+    /// Waits for its end; returns `None` if the status is unavailable.
     pub(super) async fn wait(&mut self) -> Option<ExitStatus> {
         match self {
             Self::Process { child, .. } => child.wait().await.ok(),
@@ -109,7 +110,7 @@ impl WorkerRuntime {
         }
     }
 
-    /// Ends it, for this reason if it is not ending by itself.
+    /// Ends it, with this reason unless it is already exiting by itself.
     pub(super) async fn end(&mut self, reason: Option<&Failure>) -> Option<ExitStatus> {
         match self {
             Self::Process { group, .. } => drop(group.take()),
@@ -133,12 +134,12 @@ fn spawn(program: &Path, policy: &Policy, socket: &UnixStream) -> io::Result<Chi
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     command.env_clear().envs(environment(Some(policy))).process_group(0).kill_on_drop(true);
     let inherit = move || {
-        // SAFETY: the descriptor is open in the child, which is a copy of this process from when `socket` was alive.
+        // SAFETY: the descriptor is open in the child, which is a copy of this process made while `socket` was alive.
         let socket = unsafe { BorrowedFd::borrow_raw(number) };
         rustix::io::fcntl_setfd(socket.as_fd(), rustix::io::FdFlags::empty())?;
         Ok(())
     };
-    // SAFETY: between fork and exec only one system call is made, which needs no memory and no lock.
+    // SAFETY: between fork and exec it makes a single system call, which needs no memory and no lock.
     unsafe { command.pre_exec(inherit) };
     command.spawn()
 }

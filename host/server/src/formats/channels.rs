@@ -1,5 +1,5 @@
-//! Answers that consist of messages, as in OpenAI's harmony format: each message names its channel, and thus whether it is
-//! reasoning, a call or text, and a call names the tool as its recipient:
+//! Answers that consist of messages, as in OpenAI's harmony format: each message names its channel, which determines
+//! whether it is reasoning, a call or text, and a call names the tool as its recipient:
 //!
 //! `<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.f
 //! <|constrain|>json<|message|>{"a": 1}<|call|>`
@@ -8,25 +8,25 @@ use serde::{Deserialize, Serialize};
 
 use super::Thoughts;
 
-/// How the messages of an answer are written. The defaults are harmony's.
+/// Markers and channel names of messages. The defaults are harmony's.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Channels {
-    /// Begins a message; the prompt ends with it.
+    /// Begins a message; prompts end with it.
     pub start: String,
     /// Comes before the channel's name.
     pub channel: String,
-    /// Comes between a message's header and its text.
+    /// Comes between a message's header and its content.
     pub message: String,
-    /// Ends of a message. The first comes between two messages of one answer, the others end the turn as well.
+    /// End markers of a message. The first one separates two messages of an answer; the others also end the turn.
     pub ends: Vec<String>,
-    /// Comes between a channel and the format that a message is constrained to.
+    /// Comes between the channel and the format that the message is constrained to.
     pub constrain: String,
     /// Comes before a tool's name.
     pub recipient: String,
     /// The channel of reasoning.
     pub thoughts: String,
-    /// The channel of calls, and of what is said before them.
+    /// The channel of calls, and of text that precedes them.
     pub calls: String,
     /// The channel of answers.
     pub answer: String,
@@ -49,7 +49,7 @@ impl Default for Channels {
 }
 
 impl Channels {
-    /// The state of reasoning after this prompt.
+    /// State of the reasoning after this prompt.
     pub(super) fn thoughts(&self, prompt: &str) -> Thoughts {
         let open = prompt.rfind(&self.message).filter(|open| prompt.rfind(&self.start) < Some(*open));
         let Some(open) = open else { return Thoughts::Possible };
@@ -64,7 +64,7 @@ impl Channels {
         let words =
             [&self.start, &self.channel, &self.message, &self.recipient, &self.thoughts, &self.calls, &self.answer];
         let words = words.into_iter().chain(&self.ends).map(|word| (word.as_str(), false));
-        // At least one end is required.
+        // There is always at least one end marker.
         let first = self.ends.first().map_or("", String::as_str);
         words.chain([(first, false), (self.constrain.as_str(), true)]).collect()
     }

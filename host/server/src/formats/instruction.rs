@@ -1,17 +1,17 @@
-//! Tools for models whose template does not support them, or in an unknown format: the system prompt describes them and how
-//! to call them. Such models are taught Hermes' format; calls and results of earlier turns are written in the prompt in the
-//! same way.
+//! Tool descriptions in the system prompt, for models whose template does not support tools or writes them in an
+//! unknown format. Such models are taught the Hermes format, and calls and results of earlier turns appear in the
+//! prompt in the same format.
 
 use super::{OutputFormat, Reasoning, known};
 use crate::chat::Tool;
 
-/// The format that is taught.
+/// The format that models are taught.
 pub fn format(reasoning: Option<Reasoning>) -> OutputFormat {
     OutputFormat { calls: Some(known::hermes()), reasoning, channels: None }
 }
 
-/// The description of tools in the system prompt. It does not depend on the tool choice, so that the prompt stays the same
-/// from turn to turn.
+/// Returns the description of tools for the system prompt. It does not depend on the tool choice, so that the prompt
+/// stays the same from turn to turn.
 pub fn words(tools: &[Tool]) -> String {
     let mut text =
         String::from("You can call these tools. Each line has one, with the JSON schema of its arguments:\n");

@@ -1,17 +1,17 @@
 //! Formats that are detected from the source of a chat template.
 //!
-//! Templates write the calls of earlier turns as the model wrote them, so the markers stand in their source. Exceptions are
-//! noted. Conventions are written as a plugin's card writes them.
+//! Templates write the calls of earlier turns as the model wrote them, so the markers occur in their source. Exceptions
+//! are noted. Formats are written as in a plugin's card.
 
 use super::{Body, Calls, Channels, Keys, OutputFormat, Reasoning};
 
-/// A format of calls, and the signs of it in a template.
+/// A call format, and the signs of it in a template.
 struct Known {
-    /// Strings that the template contains, all of them.
+    /// Strings that must all occur in the template.
     signs: &'static [&'static str],
-    /// A token of the vocabulary that must be there as well; empty for none.
+    /// A token that the vocabulary must also contain; empty for none.
     token: &'static str,
-    /// The convention, as JSON.
+    /// The format, as JSON.
     calls: &'static str,
 }
 
@@ -19,16 +19,16 @@ const fn known(signs: &'static [&'static str], calls: &'static str) -> Known {
     Known { signs, token: "", calls }
 }
 
-/// The first that fits counts, as some conventions share a marker.
+/// The first match wins, as some formats share a marker.
 const KNOWN: &[Known] = &[
-    // Mistral: from version 11 of its tokenizers on, name and arguments stand apart; for a while ids stood between.
+    // Mistral: since version 11 of its tokenizers name and arguments are separate; some versions had ids between them.
     known(
         &["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"],
         r#"{"open": "[TOOL_CALLS]", "body": {"named": {"arguments": "[ARGS]", "id": "[CALL_ID]"}}}"#,
     ),
     known(&["[TOOL_CALLS]", "[ARGS]"], r#"{"open": "[TOOL_CALLS]", "body": {"named": {"arguments": "[ARGS]"}}}"#),
     known(&["[TOOL_CALLS]"], r#"{"open": "[TOOL_CALLS]", "body": {"list": {}}}"#),
-    // Cohere's Command, of today and of 2024.
+    // Cohere's Command, the current format and that of 2024.
     known(
         &["<|START_ACTION|>"],
         r#"{"open": "<|START_ACTION|>", "close": "<|END_ACTION|>",
@@ -83,7 +83,7 @@ const KNOWN: &[Known] = &[
         r#"{"open": "<start_function_call>", "close": "<end_function_call>", "body": {"named": {
             "before": "call:", "arguments": "{", "form": {"quoted": {"quote": "<escape>"}}}}}"#,
     ),
-    // LFM2, of whose templates some leave calls to the text of the answer.
+    // LFM2; some of its templates leave calls in the answer's text.
     known(
         &["<|tool_call_start|>"],
         r#"{"open": "<|tool_call_start|>", "close": "<|tool_call_end|>", "body": {"python": {}}}"#,
@@ -97,7 +97,8 @@ const KNOWN: &[Known] = &[
         &["<function_calls>"],
         r#"{"open": "<function_calls>", "close": "</function_calls>", "body": {"python": {"list": false}}}"#,
     ),
-    // Phi-4-mini closes its list and has both markers in its vocabulary, though not in its template. Granite 3 does not.
+    // Phi-4-mini closes its list and has both markers in its vocabulary, though not in its template. Granite 3 does not
+    // close it.
     Known {
         signs: &["<|tool"],
         token: "<|/tool_call|>",
@@ -118,7 +119,7 @@ const KNOWN: &[Known] = &[
         r#"{"open": "<tool_call>", "body": {"named": {"after": "</tool_call>", "form": {"tags": {
             "key": "<arg_key>", "key_end": "</arg_key>", "value": "<arg_value>", "end": "</arg_value>"}}}}}"#,
     ),
-    // Qwen3-Coder and Qwen from 3.5 on, which forget the outer tag now and then.
+    // Qwen3-Coder, and Qwen since 3.5, which sometimes omit the outer tag.
     known(
         &["<tool_call>", "<parameter="],
         r#"{"open": "<tool_call>", "close": "</tool_call>", "bare": true, "body": {"named": {
@@ -132,9 +133,9 @@ const KNOWN: &[Known] = &[
         r#"{"open": "<function=", "body": {"named": {"arguments": ">", "after": "</function>",
             "form": {"tags": {"key": "<parameter=", "key_end": ">", "margin": "\n", "end": "</parameter>"}}}}}"#,
     ),
-    // Functionary, and Llama 3.1 when asked for it.
+    // Functionary, and Llama 3.1 if instructed.
     known(&["<function="], r#"{"open": "<function=", "close": "</function>", "body": {"named": {"arguments": ">"}}}"#),
-    // Llama 4 and 3.2 where they are told to write Python.
+    // Llama 4 and 3.2 if instructed to write Python.
     known(
         &["<|python_start|>", "func_name1("],
         r#"{"open": "<|python_start|>", "close": "<|python_end|>", "bare": true, "body": {"python": {}}}"#,
@@ -151,7 +152,7 @@ const KNOWN: &[Known] = &[
 const HERMES: &str = r#"{"open": "<tool_call>", "close": "</tool_call>", "body": {"object": {}}}"#;
 const LLAMA: &str = r#"{"open": "<|python_tag|>", "bare": true, "body": {"object": {"arguments": "parameters"}}}"#;
 
-/// Thoughts: many templates only cut old ones off, at what ends them.
+/// Reasoning. Many templates contain only the closer, which they use to cut off old reasoning.
 const REASONING: [(&str, &str); 6] = [
     ("<think>", "</think>"),
     ("[THINK]", "[/THINK]"),
@@ -162,7 +163,7 @@ const REASONING: [(&str, &str); 6] = [
 ];
 
 impl OutputFormat {
-    /// The convention of a template. `has_token` tells whether the vocabulary has a token of that name.
+    /// Detects the format from a template. `has_token` returns whether the vocabulary contains a token.
     pub fn find(template: &str, has_token: impl Fn(&str) -> bool) -> Self {
         let has = |text: &&str| template.contains(*text);
         if ["<|channel|>", "<|message|>"].iter().all(has) {
@@ -180,7 +181,7 @@ impl OutputFormat {
     }
 }
 
-/// The format of Hermes and Qwen, which models without one of their own are taught.
+/// The format of Hermes and Qwen, which models without a known format are taught.
 pub(super) fn hermes() -> Calls {
     Calls { open: "<tool_call>".into(), close: "</tool_call>".into(), bare: false, body: Body::Object(Keys::default()) }
 }

@@ -1,21 +1,21 @@
-//! Special tokens within an answer. The worker sends no bytes for them, since most must never be shown, but the markers of a
-//! format may be such tokens. Those are put back into the text, by name and in their original position.
+//! Special tokens within an answer. The worker sends no bytes for them, since most must never be shown, but a format's
+//! markers may be such tokens. Those are put back into the text, by name and in their original position.
 
 use std::collections::{HashMap, VecDeque};
 
 use super::OutputFormat;
 use pensieve_protocol::{grammar::Marker, job::Tokens, vocabulary::Vocabulary};
 
-/// A vocabulary's special tokens that a format's markers consist of.
+/// The special tokens of a vocabulary that occur in a format's markers.
 #[derive(Clone, Debug, Default)]
 pub struct Markers {
     tokens: HashMap<u32, String>,
 }
 
-/// Puts markers back into the bytes of one answer, which may arrive later than the tokens.
+/// Puts markers back into the bytes of one answer, which may arrive later than its tokens.
 #[derive(Debug, Default)]
 pub struct MarkerWeaver {
-    /// Bytes of all tokens so far, and those of them that have arrived.
+    /// Number of bytes of all tokens so far, and of those that have arrived.
     generated: u64,
     arrived: u64,
     waiting: VecDeque<(u64, u32)>,
@@ -32,7 +32,7 @@ impl Markers {
         Self { tokens: special.filter_map(named).collect() }
     }
 
-    /// The subset that occurs in this format, which is a part of the one that they were collected for.
+    /// Restricts the markers to those of `format`, which must be part of the original format.
     #[must_use]
     pub fn within(&self, format: &OutputFormat) -> Self {
         let texts = format.markers();
@@ -41,7 +41,7 @@ impl Markers {
         Self { tokens: tokens.map(|(token, name)| (*token, name.clone())).collect() }
     }
 
-    /// A text as the engine searches for it: as a token, if it is one.
+    /// Converts a text to a marker for the engine: a token if it is one.
     pub fn marker(&self, text: &str) -> Marker {
         match self.tokens.iter().find(|(_, name)| *name == text) {
             Some((token, _)) => Marker::Token(*token),
@@ -49,7 +49,7 @@ impl Markers {
         }
     }
 
-    /// A text in Lark: strings, and special tokens by their ids.
+    /// Converts a text to Lark: strings, and special tokens by id.
     pub fn lark(&self, text: &str) -> String {
         let mut parts = Vec::new();
         let mut rest = text;
@@ -70,7 +70,7 @@ impl Markers {
 }
 
 impl MarkerWeaver {
-    /// The bytes of an event with the markers put in.
+    /// Returns the bytes of an event with the markers inserted.
     pub fn push(&mut self, tokens: &Tokens, markers: &Markers, vocabulary: &Vocabulary) -> Vec<u8> {
         for token in &tokens.ids {
             if !vocabulary.is_special(*token) {
@@ -121,7 +121,7 @@ mod tests {
             assert_eq!(String::from_utf8(woven).unwrap(), expect, "{events:?}");
         };
         check(&[(&[0], "x"), (&[3], ""), (&[4], ""), (&[1], "yy")], "x[A]yy");
-        // Bytes wait for a stop string that does not come, or that comes.
+        // Bytes are held back for a stop string, whether or not it follows.
         check(&[(&[0], ""), (&[3], ""), (&[1], "x"), (&[2], "yyzzz")], "x[A]yyzzz");
         check(&[(&[0, 3, 3, 1], "xy"), (&[3], "y")], "x[A][A]yy[A]");
         check(&[(&[0], ""), (&[3], ""), (&[], "")], "");

@@ -1,13 +1,14 @@
 //! Output formats: how models write tool calls and reasoning, as data.
 //!
-//! There are some two dozen formats, and each is a few words of data: the opener of a call, its body, its closer
-//! ([`OutputFormat`]). A plugin's card may give them; otherwise they are found in the chat template's source
-//! ([`OutputFormat::find`]), and where a template knows no tools a convention is taught in words ([`instruction`]). One parser
-//! ([`ToolParser`](crate::answers::ToolParser)) and one generator of grammars ([`Rules`](crate::constraints::Rules)) serve all of them.
+//! There are some two dozen formats, each described by a few strings: the opener of a call, its body, its closer
+//! ([`OutputFormat`]). A plugin's card may specify them; otherwise they are detected in the chat template's source
+//! ([`OutputFormat::find`]). If a template does not support tools, the model is taught a format by instructions
+//! ([`instruction`]). One parser ([`ToolParser`](crate::answers::ToolParser)) and one generator of grammars
+//! ([`Rules`](crate::constraints::Rules)) serve all formats.
 //!
-//! As JSON, in the card's `formats`, Qwen's convention is
+//! As JSON, in the card's `formats`, Qwen's format is
 //! `{"calls": {"open": "<tool_call>", "close": "</tool_call>", "body": {"object": {}}},
-//! "reasoning": {"open": "<think>", "close": "</think>"}}`; `docs/writing-a-plugin.md` has all the words.
+//! "reasoning": {"open": "<think>", "close": "</think>"}}`; `docs/writing-a-plugin.md` lists all fields.
 
 mod channels;
 pub mod instruction;
@@ -26,16 +27,15 @@ pub use signature::{Signature, Types, properties, resolve};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// How a model writes everything besides the text of its answer.
+/// How a model writes everything but the text of its answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct OutputFormat {
-    /// Tool calls; absent if it has none, or writes them in a channel.
+    /// Tool calls; `None` if the model has none, or writes them in a channel.
     pub calls: Option<Calls>,
-    /// Reasoning before the answer; absent if it has none, or a channel for it.
+    /// Reasoning before the answer; `None` if the model has none, or a channel for it.
     pub reasoning: Option<Reasoning>,
-    /// For answers that consist of messages, whose channels tell reasoning, calls and text apart; absent if an answer is one
-    /// text.
+    /// Channels, for answers that consist of messages; `None` if an answer is a single text.
     pub channels: Option<Channels>,
 }
 
@@ -45,11 +45,11 @@ pub struct OutputFormat {
 pub struct Calls {
     /// Marker before a call, or before a list of them.
     pub open: String,
-    /// Marker after it; may be empty.
+    /// Marker after a call, or after a list of them; may be empty.
     #[serde(default)]
     pub close: String,
-    /// Calls may also come without the two markers: at the beginning of an answer, or, where each call has a marker of its
-    /// own ([`Named::before`]), anywhere.
+    /// Calls may also come without the two markers: at the beginning of an answer or, if each call has its own marker
+    /// ([`Named::before`]), anywhere.
     #[serde(default)]
     pub bare: bool,
     pub body: Body,
@@ -59,13 +59,13 @@ pub struct Calls {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Body {
-    /// A JSON object: `{"name": "f", "arguments": {}}`. A list is read as well.
+    /// A JSON object: `{"name": "f", "arguments": {}}`. A list is accepted as well.
     Object(Keys),
-    /// A JSON list of such objects. A single object is read as well.
+    /// A JSON list of such objects. A single object is accepted as well.
     List(Keys),
-    /// The name, a text, and the arguments: `f[ARGS]{}`.
+    /// The name as text, then the arguments: `f[ARGS]{}`.
     Named(Named),
-    /// Calls as Python has them: `[f(a="x"), g()]`.
+    /// Calls in Python's notation: `[f(a="x"), g()]`.
     Python(Python),
 }
 
@@ -82,11 +82,11 @@ pub struct Keys {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Named {
-    /// Marker before the name. If there is one, several calls may come between one opener and its closer.
+    /// Marker before the name. If there is one, several calls may share one opener and closer.
     pub before: String,
-    /// Marker between name and arguments; empty if the arguments themselves show where the name ends.
+    /// Marker between name and arguments; empty if the beginning of the arguments ends the name.
     pub arguments: String,
-    /// Marker that may precede that, followed by an id of the call, which is skipped; may be empty.
+    /// Marker before the call's id, which precedes that marker and is skipped; may be empty.
     pub id: String,
     pub form: Arguments,
     /// Marker after the arguments; may be empty.
@@ -100,10 +100,10 @@ pub enum Arguments {
     /// As a JSON object.
     #[default]
     Json,
-    /// Each between tags; a string as it is, anything else as JSON.
+    /// Each between tags; strings as they are, other values as JSON.
     Tags(Tags),
-    /// As an object whose keys have no quotes and whose strings stand between a marker: `a:<escape>x<escape>,b:1}`.
-    /// The brace that opens it is a part of [`Named::arguments`].
+    /// As an object with unquoted keys and with a marker around strings: `a:<escape>x<escape>,b:1}`. The opening brace
+    /// is part of [`Named::arguments`].
     Quoted {
         /// The marker on either side of a string.
         quote: String,
@@ -120,17 +120,17 @@ pub struct Tags {
     pub key_end: String,
     /// Marker before the value; may be empty.
     pub value: String,
-    /// White space around the value that is not part of it; may be empty.
+    /// White space around the value that does not belong to it; may be empty.
     pub margin: String,
     /// Marker after the value.
     pub end: String,
 }
 
-/// Calls as Python has them.
+/// Calls in Python's notation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Python {
-    /// In a list, rather than one per line. Either is parsed.
+    /// Calls are in a list, not one per line. Either is parsed.
     pub list: bool,
 }
 
@@ -138,20 +138,20 @@ pub struct Python {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Reasoning {
-    /// Opener, at the start of an answer or at the end of a prompt.
+    /// Opener, at the start of an answer or at the end of the prompt.
     pub open: String,
     /// Closer.
     pub close: String,
 }
 
-/// The state of an answer's reasoning when the answer begins.
+/// State of the reasoning at the beginning of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Thoughts {
-    /// There is none.
+    /// The answer has no reasoning.
     Never,
-    /// The model may open it.
+    /// The model may open reasoning.
     Possible,
-    /// The prompt has opened it.
+    /// The prompt has opened the reasoning.
     Begun,
 }
 
@@ -168,19 +168,19 @@ impl Default for Python {
 }
 
 impl OutputFormat {
-    /// Reads a card's `formats`; what it leaves out is detected from the template.
+    /// Reads a card's `formats`; absent parts are detected from the template.
     pub fn of(card: &str, template: Option<&str>, has_token: impl Fn(&str) -> bool) -> Result<Self, String> {
         let given: Self = if card.trim().is_empty() {
             Self::default()
         } else {
-            // serde would accept a list as the fields in order.
+            // serde would also accept a list of the fields in order.
             let fields = serde_json::from_str::<Map<String, Value>>(card);
             let format = fields.and_then(|fields| serde_json::from_value(Value::Object(fields)));
             format.map_err(|error| format!("its formats are not understood: {error}"))?
         };
         given.check()?;
         let found = template.map(|template| Self::find(template, has_token)).unwrap_or_default();
-        // A card with a format for calls implies that there are no channels.
+        // A card with a call format implies that there are no channels.
         let channels = given.channels.or(found.channels.filter(|_| given.calls.is_none()));
         Ok(Self { calls: given.calls.or(found.calls), reasoning: given.reasoning.or(found.reasoning), channels })
     }
@@ -199,12 +199,12 @@ impl OutputFormat {
         Ok(())
     }
 
-    /// True if it has a format for calls.
+    /// True if there is a format for calls.
     pub fn has_calls(&self) -> bool {
         self.calls.is_some() || self.channels.is_some()
     }
 
-    /// The state of reasoning after this prompt.
+    /// State of the reasoning after this prompt.
     pub fn thoughts(&self, prompt: &str) -> Thoughts {
         if let Some(channels) = &self.channels {
             return channels.thoughts(prompt);
@@ -217,7 +217,7 @@ impl OutputFormat {
         }
     }
 
-    /// All markers that are searched for in an answer, each with whether it may be empty.
+    /// All markers to search for in an answer, each with whether it may be empty.
     fn markers(&self) -> Vec<(&str, bool)> {
         let mut markers: Vec<(&str, bool)> = Vec::new();
         if let Some(calls) = &self.calls {
@@ -241,7 +241,7 @@ impl OutputFormat {
 }
 
 impl Calls {
-    /// True if an answer may begin with a call that has no marker at all.
+    /// True if an answer may begin with a call without any marker.
     pub fn may_begin(&self) -> bool {
         self.bare && !matches!(self.body, Body::Named(_))
     }

@@ -1,7 +1,7 @@
-//! A tool as the parser of its calls needs it: its name, and the types of its arguments.
+//! A tool as its call parser sees it: the name, and the types of the arguments.
 //!
-//! A model that writes arguments between tags writes strings without quotes, and only the tool's schema tells `42` the
-//! number from `42` the string.
+//! A model that writes arguments between tags writes strings without quotes, so only the tool's schema distinguishes
+//! the number `42` from the string.
 
 use std::collections::HashSet;
 
@@ -11,13 +11,13 @@ use crate::chat::Tool;
 
 /// Depth to which references and branches are followed.
 const DEPTH_MAX: usize = 16;
-/// The most schemas that are visited for one argument, and for a whole tool. Branches may lead back to themselves, a hundred
-/// at a time; a schema that is not visited allows anything.
+/// Maximum number of schemas visited for one argument, and for a whole tool. Branches may be circular, a hundred at a
+/// time; a schema that is not visited allows anything.
 const VISITS_MAX: usize = 1_000;
 const TOOL_VISITS_MAX: usize = 20_000;
-/// How many values of an enumeration count as one schema.
+/// Number of enumeration values that count as one visited schema.
 const VALUES_PER_VISIT: usize = 64;
-/// The longest reference that is followed.
+/// Maximum length of a reference that is followed.
 const REFERENCE_BYTES_MAX: usize = 1024;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,12 +59,12 @@ impl Types {
     pub const OBJECT: Self = Self(32);
     pub const ANY: Self = Self(63);
 
-    /// The types that a schema allows, as far as that is easy to see.
+    /// The types that a schema allows, by a simple analysis.
     pub fn of(schema: &Value, root: &Value) -> Self {
         Self::within(schema, root, DEPTH_MAX, &mut { VISITS_MAX })
     }
 
-    /// Like [`Types::of`], with a limit on visited schemas.
+    /// Like [`Types::of`], with a limit on the number of visited schemas.
     fn within(schema: &Value, root: &Value, depth: usize, visits: &mut usize) -> Self {
         let Some((schema, depth)) = schema.as_object().zip(depth.checked_sub(1)) else { return Self::ANY };
         let values = |name: &str| schema.get(name).and_then(Value::as_array);
@@ -93,7 +93,7 @@ impl Types {
             _ => {}
         }
         for branches in ["anyOf", "oneOf"].into_iter().filter_map(values) {
-            // Once anything is allowed, the rest makes no difference.
+            // Once anything is allowed, the remaining branches make no difference.
             let mut all = Self(0);
             for branch in branches {
                 all = Self(all.0 | Self::within(branch, root, depth, visits).0);
@@ -136,7 +136,7 @@ impl Types {
         }
     }
 
-    /// The intersection; if it is empty, the schema contradicts itself, and anything is allowed.
+    /// The intersection of both sets; anything if it is empty, because the schema then contradicts itself.
     fn and(self, other: Self) -> Self {
         if self.0 & other.0 == 0 { Self::ANY } else { Self(self.0 & other.0) }
     }
@@ -147,7 +147,7 @@ impl Types {
     }
 }
 
-/// The target of a reference within a document.
+/// Resolves a reference within a document.
 pub fn resolve<'a>(reference: &str, root: &'a Value) -> Option<&'a Value> {
     if reference.len() > REFERENCE_BYTES_MAX {
         return None;
@@ -155,7 +155,7 @@ pub fn resolve<'a>(reference: &str, root: &'a Value) -> Option<&'a Value> {
     root.pointer(reference.strip_prefix('#')?.trim_end_matches('/'))
 }
 
-/// The properties of an object's schema, and the required ones.
+/// Returns the properties of an object's schema, and the required ones.
 pub fn properties(schema: &Value) -> (Option<&Map<String, Value>>, HashSet<&str>) {
     let properties = schema.get("properties").and_then(Value::as_object).filter(|fields| !fields.is_empty());
     let required = schema.get("required").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str);
@@ -180,7 +180,7 @@ mod tests {
     fn a_schema_that_leads_back_to_itself_a_hundred_times_is_anything_at_once() {
         let again = vec![json!({ "$ref": "#/$defs/a" }); 100];
         for keyword in ["anyOf", "oneOf", "allOf"] {
-            // Each of them knows a type, so that none ends the search.
+            // Each branch restricts the type, so that none of them ends the search.
             let schema = json!({
                 "properties": { "x": { "$ref": "#/$defs/a" }, "n": { "type": "integer" } },
                 "$defs": { "a": { keyword: again, "type": ["string", "null"] } },

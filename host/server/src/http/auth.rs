@@ -1,8 +1,8 @@
 //! Authentication by headers alone, before anything is read, routed or computed. Pure functions.
 //!
-//! Web pages in a browser on this machine can send requests to local ports. Three checks keep them out: `Host` must be a name
-//! of this server, which stops DNS rebinding; an `Origin` must be listed; and bodies must have the content type of JSON, which
-//! browsers do not send without a CORS preflight.
+//! Web pages in a browser on this machine can send requests to local ports. Three checks keep them out: `Host` must be
+//! a name of this server, which stops DNS rebinding; an `Origin` must be listed; and bodies must have the content type
+//! of JSON, which browsers do not send without a CORS preflight.
 
 use hyper::{
     HeaderMap, Uri,
@@ -73,8 +73,8 @@ impl Auth {
         Err(ApiError::new(ErrorCode::Permission, message))
     }
 
-    /// Identifies the client by its key. A server without keys is reachable only from this machine and accepts any key, as clients
-    /// may send one for another service.
+    /// Identifies the client by its key. A server without keys is reachable only from this machine and accepts any key,
+    /// as clients may send one for another service.
     pub(super) fn check_key(&self, headers: &HeaderMap, network: u64) -> Result<Client, ApiError> {
         let client = |key: &Key| {
             let mut client = key.client(ONLY_CLIENT);

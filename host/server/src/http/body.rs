@@ -39,9 +39,9 @@ const WARNING_BYTES_MAX: usize = 400;
 /// Headers that browsers add to requests of web pages.
 const BROWSER_HEADERS: [&str; 3] = ["origin", "referer", "sec-fetch-site"];
 
-/// Refuses bodies with another content type than JSON, or with too large a content length, before reading them. Ollama accepts
-/// any content type, and `curl -d` sends that of a form, so its routes accept any, too, unless the request comes from a web
-/// page: pages can send forms to any server without permission.
+/// Refuses bodies with another content type than JSON, or with too large a content length, before reading them. Ollama
+/// accepts any content type, and `curl -d` sends that of a form, so its routes accept any, too, unless the request
+/// comes from a web page: pages can send forms to any server without permission.
 pub(super) fn check(headers: &HeaderMap, limits: &Limits, is_ollama: bool) -> Result<(), ApiError> {
     let text = |name| headers.get(name).map(|value: &HeaderValue| value.to_str().unwrap_or_default());
     let media_type = text(CONTENT_TYPE).map(|value| value.split(';').next().unwrap_or_default().trim());
@@ -63,7 +63,8 @@ pub(super) fn check(headers: &HeaderMap, limits: &Limits, is_ollama: bool) -> Re
     }
 }
 
-/// Reads a body to its end. Its memory is charged to the client's share of `memory` until the last part of it is dropped.
+/// Reads a body to its end. Its memory is charged to the client's share of `memory` until the last part of it is
+/// dropped.
 pub(super) async fn read(
     body: impl Stream<Item = Result<impl Buf, BodyError>>,
     limits: &Limits,
@@ -119,8 +120,8 @@ fn too_large(limits: &Limits) -> ApiError {
     ApiError::new(ErrorCode::TooLarge, message)
 }
 
-/// Converts an answer to a response. The request holds its permit until the last byte of the answer is handed over, so that a
-/// client that has read everything can send another, and its memory until that byte is written.
+/// Converts an answer to a response. The request holds its permit until the last byte of the answer is handed over, so
+/// that a client that has read everything can send another, and its memory until that byte is written.
 pub(super) fn write(answer: ApiResponse, permit: Option<Share>, memory: &RequestMemory) -> Result<Response, ApiError> {
     let ApiResponse { status, media_type, warnings, body } = answer;
     let mut response = match body {

@@ -25,8 +25,8 @@ use super::{
     service::{Ends, Service},
 };
 
-/// Time and bytes for which the server keeps reading unwanted input. Closing at once would reset the connection, and a client
-/// that is still sending would not see the response.
+/// Time and bytes for which the server keeps reading unwanted input. Closing at once would reset the connection, and a
+/// client that is still sending would not see the response.
 const LINGER: Duration = Duration::from_secs(2);
 const LINGER_BYTES_MAX: usize = 64 << 20;
 
@@ -131,8 +131,8 @@ async fn linger(mut stream: TcpStream) {
     let _ = timeout(LINGER, closed).await;
 }
 
-/// A socket that fails when the peer reads too slowly or not at all. Waiting to write consumes a time budget, and written bytes
-/// refill it.
+/// A socket that fails when the peer reads too slowly or not at all. Waiting to write consumes a time budget, and
+/// written bytes refill it.
 struct StallTimeout {
     stream: TcpStream,
     limit: Duration,

@@ -1,8 +1,8 @@
 //! Limits connections in total and per network, and decides which one is closed when the limit is reached.
 //!
-//! Clients that open connections and send nothing must not keep others out. A connection that waits for its client (for a
-//! request, or for the rest of a body) can be closed at any time, and the one that has been silent for longest is closed to
-//! make room. A connection whose request is being answered is never closed for another.
+//! Clients that open connections and send nothing must not keep others out. A connection that waits for its client (for
+//! a request, or for the rest of a body) can be closed at any time, and the one that has been silent for longest is
+//! closed to make room. A connection whose request is being answered is never closed for another.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -14,7 +14,8 @@ use tokio::sync::Notify;
 
 use pensieve_protocol::share;
 
-/// A connection counts as active each time this many more bytes of a body have arrived. Single bytes do not keep it open.
+/// A connection counts as active each time this many more bytes of a body have arrived. Single bytes do not keep it
+/// open.
 const HEARD_BYTES: usize = 16 << 10;
 
 #[derive(Debug)]
@@ -134,7 +135,7 @@ impl Table {
             self.quiet.insert(id, id);
             return Admission::Admitted(id, close);
         }
-        // A network that has used up its share closes one of its own, even if there is room left.
+        // A network that has used up its share closes one of its own connections, even if there is room left.
         let is_full = self.free == 0;
         let can_close = |open: &&Open| is_full || open.network == network;
         let Some(open) = self.quiet.values().filter_map(|id| self.open.get(id)).find(can_close) else {
@@ -245,7 +246,7 @@ mod tests {
         place.evicted().now_or_never().is_some()
     }
 
-    /// The connections that one more from this network would evict.
+    /// Returns the connections that another one from this network would evict.
     fn told<'a>(all: &Arc<Connections>, network: u64, places: &[&'a ConnectionSlot]) -> Vec<&'a ConnectionSlot> {
         assert!(open(all, network).is_none());
         places.iter().copied().filter(|place| has_to_go(place)).collect()
@@ -285,7 +286,7 @@ mod tests {
         let all = Connections::new(8);
         let many: Vec<ConnectionSlot> = std::iter::from_fn(|| open(&all, 1)).collect();
         assert_eq!(many.len(), 6);
-        // Its next one has told its first one to go.
+        // Its next connection has evicted its first one.
         assert!(has_to_go(&many[0]) && !has_to_go(&many[1]));
         let others = [open(&all, 2), open(&all, 3)];
         assert!(others.iter().all(Option::is_some));

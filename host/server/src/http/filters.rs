@@ -1,7 +1,7 @@
-//! Everything that warp does for this server, which names it nowhere else: filters take a request apart for its handler, a
-//! filter becomes a service that hyper's requests go through, and replies of every form share one body type.
+//! All uses of warp in this server: filters split a request for its handler, a filter becomes a service for hyper's
+//! requests, and all replies share one body type.
 //!
-//! Sockets, limits, timeouts, authentication, routing and the form of errors are the server's own; ADR 4 says why.
+//! Sockets, limits, timeouts, authentication, routing and error formats do not use warp; ADR 4 explains why.
 
 use bytes::{Buf, Bytes};
 use futures_util::{FutureExt, Stream, future::BoxFuture};
@@ -14,7 +14,7 @@ pub(super) use warp::{Error as BodyError, Filter, reply::Response};
 
 pub(super) type Handler = Box<dyn Fn(Request<Incoming>) -> BoxFuture<'static, Response> + Send + Sync>;
 
-/// The context that the service has put into every request, so that no request is rejected.
+/// Extracts the context that the service has put into every request, so that no request is rejected.
 pub(super) fn context<C>() -> impl Filter<Extract = (C,), Error = Rejection> + Clone + Send + Sync
 where
     C: Clone + Send + Sync + 'static,
@@ -22,7 +22,7 @@ where
     warp::ext::get::<C>()
 }
 
-/// Headers, context, and the body, of which nothing has been read yet.
+/// Extracts the headers, the context, and the unread body.
 pub(super) fn context_and_body<C>()
 -> impl Filter<Extract = (HeaderMap, C, impl Stream<Item = Result<impl Buf, BodyError>> + Send), Error = Rejection>
 + Clone
@@ -34,7 +34,7 @@ where
     warp::header::headers_cloned().and(context()).and(warp::body::stream())
 }
 
-/// A route's handler, out of a filter that rejects nothing.
+/// Converts a filter that rejects nothing to a route's handler.
 pub(super) fn handler<F>(filter: F) -> Handler
 where
     F: Filter<Extract = (Response,), Error = Rejection> + Clone + Send + Sync + 'static,

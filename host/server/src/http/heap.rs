@@ -1,5 +1,5 @@
-//! Returns freed memory to the system. By default glibc's allocator has an arena for each of many threads and keeps freed memory
-//! in it, which after a few large requests adds up to a multiple of their peak.
+//! Returns freed memory to the system. By default glibc's allocator has an arena for each of many threads and keeps
+//! freed memory in it, which after a few large requests adds up to a multiple of their peak.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use tokio::time::interval;
 
 use crate::shares::Shares;
 
-/// Until memory is returned, the next request may allocate as much from another arena.
+/// Until freed memory is returned, the next request may allocate the same amount from another arena.
 const INTERVAL: Duration = Duration::from_millis(100);
 /// Smaller amounts are not worth walking the heap.
 const RETURNED_BYTES_MIN: usize = 8 << 20;

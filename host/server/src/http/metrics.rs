@@ -1,6 +1,6 @@
-//! `GET /metrics`, for Prometheus. Events in this process are counted where they happen, through the `metrics` crate; workers
-//! are asked for their statistics at each scrape. Labels are routes, statuses, models and adapters, so their number is bounded
-//! whatever clients do.
+//! `GET /metrics`, for Prometheus. Events in this process are counted where they happen, through the `metrics` crate;
+//! workers are asked for their statistics at each scrape. Labels are routes, statuses, models and adapters, so their
+//! number is bounded whatever clients do.
 
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use std::{

@@ -1,8 +1,8 @@
-//! HTTP: sockets, limits, authentication and the writing of answers. It knows paths and headers but no API's JSON: it passes
-//! a [`crate::dialects::ApiRequest`] to the dialects and gets back a [`crate::dialects::ApiResponse`].
+//! HTTP: sockets, limits, authentication and the writing of answers. It knows paths and headers but no API's JSON: it
+//! passes a [`crate::dialects::ApiRequest`] to the dialects and gets back a [`crate::dialects::ApiResponse`].
 //!
-//! Clients are assumed to be slow, buggy or hostile: every wait has a timeout and every size a limit. Web pages in a browser on
-//! this machine are refused, as they can reach any local port. `routes` lists all routes.
+//! Clients are assumed to be slow, buggy or hostile: every wait has a timeout and every size a limit. Web pages in a
+//! browser on this machine are refused, as they can reach any local port. `routes` lists all routes.
 
 mod auth;
 mod body;

@@ -1,7 +1,7 @@
 //! Tracks a request from its headers to the last byte of its answer: its id, log line and metrics.
 //!
-//! The log line has method, path, client, dialect, the requested and the actual model, status, tokens and times, and the reason
-//! of a refusal. It never contains prompts, answers or keys.
+//! The log line has method, path, client, dialect, the requested and the actual model, status, tokens and times, and
+//! the reason of a refusal. It never contains prompts, answers or keys.
 
 use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 use std::{
@@ -41,7 +41,8 @@ pub(super) struct RequestLog {
 #[derive(Debug)]
 pub(super) struct LoggedBody {
     body: Response,
-    /// Remaining bytes of the declared content length. hyper stops polling the body after that, without polling for its end.
+    /// Remaining bytes of the declared content length. hyper stops polling the body after that, without polling for its
+    /// end.
     remaining: Option<u64>,
     log: RequestLog,
 }

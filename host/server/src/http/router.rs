@@ -1,7 +1,7 @@
 //! Matches requests to routes; `routes` is the table.
 //!
-//! Clients assemble base URLs in many ways, so unambiguous mistakes in paths are tolerated: extra slashes, a missing `/v1`, or
-//! a duplicate one.
+//! Clients assemble base URLs in many ways, so unambiguous mistakes in paths are tolerated: extra slashes, a missing
+//! `/v1`, or a duplicate one.
 
 use hyper::Method;
 use std::collections::BTreeSet;

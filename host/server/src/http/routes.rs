@@ -162,7 +162,8 @@ where
     Route { method, pattern, handler: filters::handler(filters::context().then(answer)) }
 }
 
-/// Turns a panic in a handler into an error of that request. tower-http's layer would replace six lines by a stack of types.
+/// Turns a panic in a handler into an error of that request. tower-http's layer would replace six lines by a stack of
+/// types.
 async fn catch_panic(answer: impl Future<Output = Result<ApiResponse, ApiError>>) -> Result<ApiResponse, ApiError> {
     AssertUnwindSafe(answer)
         .catch_unwind()

@@ -134,7 +134,8 @@ impl Server {
         drop(self.listeners);
         tracing::info!("shutting down: no more requests are accepted");
         let _ = stopping.send(true);
-        // Accepted requests are answered, even if their model is still loading; after the drain time the rest gets an error.
+        // Accepted requests are answered, even if their model is still loading; after the drain time the rest gets an
+        // error.
         let started = Instant::now();
         let _ = timeout(limits.drain, connections.all_ended()).await;
         // Idle workers still write their caches to disk.

@@ -18,8 +18,8 @@ pub(super) struct AppState {
     pub(super) recorder: Recorder,
     limits: Limits,
     requests: Shares,
-    /// Memory for all requests: bodies, their parsed form, and answers that wait to be read. A body is charged as it arrives, so
-    /// that a client cannot reserve memory by announcing a length.
+    /// Memory for all requests: bodies, their parsed form, and answers that wait to be read. A body is charged as it
+    /// arrives, so that a client cannot reserve memory by announcing a length.
     pub(super) memory: Shares,
     shared: Arc<Shared>,
 }

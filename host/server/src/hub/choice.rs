@@ -1,5 +1,5 @@
-//! Selects the files of a checkpoint in a repository, and the checkpoint if none is named, from file names and the index of
-//! shards.
+//! Selects the files of a checkpoint in a repository, and the checkpoint if none is named, from file names and the
+//! index of shards.
 
 use serde::{
     Deserialize, Deserializer,
@@ -20,8 +20,8 @@ use pensieve_protocol::{
     outside::Outside,
 };
 
-/// Quantizations in order of preference: first small ones that are nearly as good as the original, then better and larger ones,
-/// then worse ones, and last unquantized weights.
+/// Quantizations in order of preference: first small ones that are nearly as good as the original, then better and
+/// larger ones, then worse ones, and last unquantized weights.
 const QUANTS: [&str; 32] = [
     "Q4_K_M", "Q4_K_XL", "Q4_K_S", "Q4_K", "MXFP4", "IQ4_NL", "IQ4_XS", "Q5_K_M", "Q5_K_XL", "Q5_K_S", "Q5_K", "Q4_1",
     "Q4_0", "Q5_1", "Q5_0", "Q6_K", "Q8_0", "Q3_K_XL", "Q3_K_L", "Q3_K_M", "IQ3_M", "Q3_K_S", "Q3_K", "IQ3_S",
@@ -231,8 +231,8 @@ fn is_gguf(name: &str) -> bool {
     name.to_ascii_lowercase().ends_with(".gguf")
 }
 
-/// True for a GGUF file with a model: not an image projector, an importance matrix or a vocabulary, and only the first of
-/// several parts.
+/// True for a GGUF file with a model: not an image projector, an importance matrix or a vocabulary, and only the first
+/// of several parts.
 fn is_checkpoint(name: &str) -> bool {
     let file = name.rsplit('/').next().unwrap_or(name).to_ascii_lowercase();
     let first = numbered(&file).is_none_or(|(_, number, _)| number == 1);

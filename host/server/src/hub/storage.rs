@@ -1,8 +1,8 @@
 //! The cache on disk: `models--OWNER--REPO/{blobs/DIGEST, snapshots/COMMIT/NAME → blob, refs/REVISION}`.
 //!
-//! A file is written to `blobs/DIGEST.partial`, and renamed once it is complete and its digest matches. The partial file is
-//! locked meanwhile, so that two programs that pull the same file do not write to it at once. It remains if the program is
-//! interrupted, and the next pull resumes it.
+//! A file is written to `blobs/DIGEST.partial`, and renamed once it is complete and its digest matches. The partial
+//! file is locked meanwhile, so that two programs that pull the same file do not write to it at once. It remains if the
+//! program is interrupted, and the next pull resumes it.
 
 use std::{
     fs::{self, File, OpenOptions},

@@ -1,13 +1,13 @@
-//! Grammar processes: a client's programs (a grammar, the format of a custom tool) are interpreted there and nowhere else in
-//! the server.
+//! Grammar processes: the only place in the server that interprets programs of clients (grammars and formats of custom
+//! tools).
 //!
-//! A process serves one request and ends with it, so that nothing of one client is left in it for the next. It knows no
-//! model: single bytes and the names of special tokens are all that a grammar is compiled with. That makes it cheap to
-//! start, and cheap to kill when its client goes away. There are few of them at a time, and fewer for one client; requests that
-//! wait for one are served in order.
+//! A process serves a single request and then exits, so that no data of one client remains for the next. It knows no
+//! model: grammars are compiled with single bytes and the names of special tokens only. This makes it cheap to start,
+//! and cheap to kill when its client disconnects. The number of processes is limited in total and per client; requests
+//! that wait for one are served in order.
 //!
-//! Results are cached by digest, separately for each client: how long an answer takes tells nobody what others have asked
-//! for.
+//! Results are cached by digest, separately for each client, so that response times do not reveal other clients'
+//! requests.
 
 use std::{
     collections::HashMap,
@@ -40,28 +40,28 @@ use pensieve_protocol::{
     wire,
 };
 
-/// The most processes in all, and of one client.
+/// Maximum number of processes in total, and per client.
 const PROCESSES_MAX: usize = 3;
 const CLIENT_PROCESSES_MAX: usize = 2;
-/// Memory of a process, its stacks included.
+/// Memory of a process, including its stacks.
 const MEMORY_BYTES: u64 = 480 << 20;
 const WAIT_TIME_MAX: Duration = Duration::from_secs(30);
-/// For a grammar, and for all formats of a request together.
+/// Time limit for a grammar, and for all formats of a request together.
 const TIME_MAX: Duration = Duration::from_secs(5);
-/// The special tokens of a vocabulary that has any use for them.
+/// Maximum size of a vocabulary's special tokens.
 const ALPHABET_BYTES_MAX: usize = 4 << 20;
-/// The number of remembered grammars that have compiled.
+/// Maximum number of cached grammars that have compiled.
 const COMPILED_MAX: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
-/// Bytes of remembered formats.
+/// Maximum size of the cached formats.
 const EXPRESSIONS_BYTES_MAX: usize = 4 << 20;
-/// Time after which a format that has ended its process is tried again.
+/// Time before a format that killed its process is tried again.
 const REFUSED_TIME: Duration = Duration::from_secs(60);
-/// The most processes that the formats of one request may end.
+/// Maximum number of processes that the formats of one request may kill.
 const DEATHS_MAX: usize = 2;
-/// The length to which an error about a format is cut.
+/// Maximum length of an error about a format.
 const COMPLAINT_CHARS_MAX: usize = 300;
 
-/// A format's expression, or why it has none.
+/// A format's regular expression, or why it has none.
 pub type Expressed = Result<String, String>;
 
 /// Runs grammar processes and caches their results, per client.
@@ -69,7 +69,7 @@ pub type Expressed = Result<String, String>;
 pub struct GrammarPool {
     program: PathBuf,
     permits: Arc<Semaphore>,
-    /// The semaphores of clients that have a process or wait for one.
+    /// Semaphores of clients that have a process or wait for one.
     clients: Mutex<HashMap<u64, Arc<Semaphore>>>,
     /// Digests of grammars that have compiled.
     compiled: Mutex<LruCache<[u8; 32], ()>>,
@@ -86,12 +86,12 @@ struct Expressions {
 #[derive(Debug)]
 struct Known {
     expressed: Expressed,
-    /// When to try again; none if the result would be the same.
+    /// When to try again; `None` if the result is final.
     until: Option<Instant>,
 }
 
-/// A request's permits for a process, and that process. If the request is cancelled, the process is killed, and its permits are
-/// released once it has ended.
+/// A request's permits, and its process. If the request is cancelled, the process is killed, and the permits are
+/// released once it has exited.
 struct Asking<'a> {
     pool: &'a GrammarPool,
     process: Option<Process>,
@@ -110,7 +110,7 @@ impl GrammarPool {
         }
     }
 
-    /// Fails if a grammar cannot be compiled within a process's memory and time. `alphabet` is the model's.
+    /// Fails if a grammar cannot be compiled within the memory and time of a process. `alphabet` is the model's.
     pub async fn try_grammar(&self, client: &Client, alphabet: &Alphabet, spec: &Spec) -> Result<(), Failure> {
         if alphabet.bytes() > ALPHABET_BYTES_MAX {
             let message = "this model has too many special tokens to be held to a grammar";
@@ -141,8 +141,8 @@ impl GrammarPool {
         }
     }
 
-    /// The formats of one request as regular expressions, in their order. One that ends its process, or takes too long, has
-    /// none.
+    /// Converts the formats of one request to regular expressions, in order. A format that kills its process or times
+    /// out has none.
     pub async fn expressions(&self, client: &Client, formats: &[(Syntax, &str)]) -> Result<Vec<Expressed>, Failure> {
         let mut asking = None;
         let (mut deaths, mut began) = (0, None);
@@ -170,7 +170,7 @@ impl GrammarPool {
                 Err(death) => {
                     deaths += 1;
                     let expressed = Err(format!("reading it {death}"));
-                    // One that had only the rest of the time may have been hurried by those before it.
+                    // A format that got only the remaining time may have failed because of those before it.
                     let was_hurried = matches!(death, Death::Overdue(limit) if limit < TIME_MAX * 9 / 10);
                     if !was_hurried {
                         let until = Some(Instant::now() + REFUSED_TIME);
@@ -186,11 +186,11 @@ impl GrammarPool {
         Ok(all)
     }
 
-    /// Waits for permits.
+    /// Waits for the permits.
     async fn begin(&self, client: &Client) -> Result<Asking<'_>, Failure> {
         let share = self.share(client.share);
         let permits = async {
-            // The client's own permit first: its requests that wait for that keep nobody else waiting.
+            // The client's own permit comes first, so that its waiting requests do not block other clients.
             let own = share.acquire_owned().await.ok()?;
             Some(vec![own, self.permits.clone().acquire_owned().await.ok()?])
         };
@@ -209,7 +209,7 @@ impl GrammarPool {
 }
 
 impl Asking<'_> {
-    /// Asks this request's process, or a new one if that has ended.
+    /// Asks this request's process, or a new one if it has exited.
     async fn ask(&mut self, question: &Question, deadline: Duration) -> Result<Answer, Death> {
         let process = match &mut self.process {
             Some(process) => process,
@@ -228,7 +228,7 @@ impl Asking<'_> {
 impl Drop for Asking<'_> {
     fn drop(&mut self) {
         let permits = std::mem::take(&mut self.permits);
-        // The process has its memory until it has ended. Without a runtime nobody waits for a permit.
+        // The permits are held until the process has exited. Without a runtime there is no waiter.
         if let (Some(process), Ok(runtime)) = (self.process.take(), Handle::try_current()) {
             runtime.spawn(async move {
                 process.end().await;
@@ -261,12 +261,12 @@ impl Expressions {
 impl Known {
     fn bytes(&self) -> usize {
         let (Ok(text) | Err(text)) = &self.expressed;
-        // The table's own share as well.
+        // Includes the table's overhead.
         2 * size_of::<Self>() + size_of::<[u8; 32]>() + text.len()
     }
 }
 
-/// The fence of a process that may use nothing but its memory.
+/// The policy of a process that may use nothing but its memory.
 fn policy() -> Policy {
     Policy { data_bytes: Some(MEMORY_BYTES), ..fence::prompt(0) }
 }
@@ -281,7 +281,7 @@ fn digest(client: &Client, parts: &[&[u8]]) -> [u8; 32] {
     hash.finalize().into()
 }
 
-/// Bounds and escapes a process's answer, which a stranger may have written.
+/// Bounds and escapes a process's answer, which may contain untrusted text.
 fn checked(expressed: Expressed) -> Expressed {
     match expressed {
         Ok(expression) if expression.len() > EXPRESSION_BYTES_MAX => Err("its expression is too long".to_owned()),

@@ -1,9 +1,9 @@
-//! Pools of prompt processes, which render and tokenize: a checkpoint's programs (its chat template, its tokenizer) run there
-//! and nowhere else in the server. Grammars of clients have processes of their own ([`GrammarPool`]).
+//! Pools of prompt processes, which render and tokenize: the only place in the server that runs a checkpoint's programs
+//! (its chat template and its tokenizer). Grammars of clients have separate processes ([`GrammarPool`]).
 //!
-//! A process serves one model and answers one question at a time, under a memory limit and a deadline. So a question that
-//! ends its process costs no other one anything: those that wait go to the next process. A model has few of them, and idle
-//! processes of models that are not in use give way to those of others.
+//! A process serves one model and answers one question at a time, under a memory limit and a deadline. A question that
+//! kills its process does not affect others: those waiting go to the next process. The number of processes per model is
+//! small, and idle processes of unused models are ended to make room for those of other models.
 
 mod grammars;
 mod process;
@@ -34,29 +34,29 @@ use pensieve_protocol::{
     vocabulary::Vocabulary,
 };
 
-/// The most processes for all models together.
+/// Maximum number of processes for all models together.
 const PROCESSES_MAX: usize = 8;
-/// The most processes of one model. More than one are only started while others are busy.
+/// Maximum number of processes of one model. Additional ones are started only while the others are busy.
 const MODEL_PROCESSES_MAX: usize = 4;
 /// Memory of a process without its tokenizer.
 const MEMORY_BYTES: u64 = 1 << 30;
-/// Memory of a tokenizer per byte of its `tokenizer.json`, with much to spare.
+/// Memory of a tokenizer per byte of its `tokenizer.json`, generously estimated.
 const MEMORY_PER_TOKENIZER_BYTE: u64 = 24;
 const WAIT_TIME_MAX: Duration = Duration::from_secs(30);
-/// Time to wait for a process that has the model already, before another one loads it.
+/// Time to wait for a process that has already loaded the model, before another one loads it.
 const REUSE_TIME: Duration = Duration::from_millis(100);
 const TOKENIZER_TIME_MAX: Duration = Duration::from_secs(60);
-/// Time for reading a template, which renders it some two dozen times.
+/// Time limit for analysing a template, which renders it some two dozen times.
 const TEMPLATE_TIME_MAX: Duration = Duration::from_secs(10);
 const PROMPT_TIME_MAX: Duration = Duration::from_secs(20);
-/// Time after which a checkpoint that could not be read is tried again.
+/// Time before a checkpoint that could not be read is tried again.
 const REFUSED_TIME: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
 pub struct RendererPool {
     program: PathBuf,
     permits: Arc<Semaphore>,
-    /// The models that may have processes; the last one used comes last.
+    /// Models that may have processes, the most recently used one last.
     models: Mutex<Vec<Weak<Renderer>>>,
 }
 
@@ -69,13 +69,13 @@ pub struct Renderer {
     /// Known once a process has read the model.
     model: OnceCell<Model>,
     turns: Arc<Semaphore>,
-    /// Counts its processes, each of which has a clone.
+    /// Counts this model's processes, each of which holds a clone.
     alive: Arc<()>,
     state: Mutex<RendererState>,
     freed: Notify,
 }
 
-/// A model's tokenizer and template, as far as the server knows them.
+/// What the server knows of a model's tokenizer and template.
 #[derive(Clone, Debug)]
 pub struct Model {
     pub vocabulary: Arc<Vocabulary>,
@@ -88,7 +88,7 @@ struct RendererState {
     refused: Option<(Instant, Failure)>,
 }
 
-/// A process that has loaded the model, or is about to.
+/// A process that has loaded the model, or is about to load it.
 #[derive(Debug)]
 struct LoadedProcess {
     process: Process,
@@ -117,7 +117,7 @@ impl RendererPool {
         renderer
     }
 
-    /// A permit for one more process. An idle process of the least recently used model gives way for it.
+    /// Acquires a permit for another process, ending an idle process of the least recently used model if necessary.
     async fn permit(&self) -> Option<OwnedSemaphorePermit> {
         if let Ok(permit) = self.permits.clone().try_acquire_owned() {
             return Some(permit);
@@ -142,10 +142,10 @@ impl RendererPool {
 }
 
 impl Renderer {
-    /// Loads the model in a process if that was not done yet.
+    /// Returns the model, which a process loads first if necessary.
     pub async fn model(self: &Arc<Self>) -> Result<&Model, Failure> {
         if self.model.get().is_none() {
-            // The process stays for the question to come.
+            // The process stays alive for the next question.
             let turn = self.turn().await?;
             let loaded = self.process().await?;
             self.give_back(loaded);
@@ -179,8 +179,8 @@ impl Renderer {
         }
     }
 
-    /// Asks a process of this model. The exchange is finished even if the caller stops waiting, so that a client that goes
-    /// away does not cost the process.
+    /// Asks a process of this model. The exchange is completed even if the caller stops waiting, so that a client that
+    /// disconnects does not cost the process.
     async fn ask(self: &Arc<Self>, question: Question, deadline: Duration) -> Result<Result<Answer, Death>, Failure> {
         let turn = self.turn().await?;
         let mut loaded = self.process().await?;
@@ -203,7 +203,7 @@ impl Renderer {
         turn.ok().and_then(Result::ok).ok_or_else(|| self.busy())
     }
 
-    /// A process that has loaded the model. The caller has a turn.
+    /// Returns a process that has loaded the model. The caller must have a turn.
     async fn process(self: &Arc<Self>) -> Result<LoadedProcess, Failure> {
         let reuse = Instant::now() + REUSE_TIME;
         loop {
@@ -212,7 +212,7 @@ impl Renderer {
                 if loaded.process.is_alive() {
                     return Ok(loaded);
                 }
-                // It ended while it was idle, which no request has caused.
+                // The process exited while it was idle, which is not the request's fault.
                 continue;
             }
             let others = Arc::strong_count(&self.alive) > 1;

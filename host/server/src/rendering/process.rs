@@ -25,34 +25,34 @@ use pensieve_protocol::{
     wire,
 };
 
-/// Environment variables that the process inherits: the search path of libraries that the program needs, and the time zone.
+/// Environment variables that the process inherits: the library search paths that the program needs, and the time zone.
 const VARIABLES: [&str; 4] = ["LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH", "TZ"];
-/// Time to wait for the status of a process that has ended.
+/// Time to wait for the status of a process that has exited.
 const REAP_TIME: Duration = Duration::from_secs(1);
 
-/// A process that answers. It is killed when this is dropped.
+/// A running process. It is killed on drop.
 #[derive(Debug)]
 pub(super) struct Process {
     child: Child,
     stdin: ChildStdin,
     stdout: ChildStdout,
-    /// The number of questions asked.
+    /// Number of questions asked.
     asked: u64,
     memory_limit: Option<u64>,
 }
 
-/// Why there is no answer. The process is not used again.
+/// Why there is no answer. The process must not be used again.
 #[derive(Debug)]
 pub(super) enum Death {
     Spawn(io::Error),
-    /// The question cannot be put into a frame.
+    /// The question does not fit into a frame.
     TooLong(wire::WireError),
     Overdue(Duration),
-    /// It was ended at its limit of memory.
+    /// The process was killed at its memory limit.
     TooLarge(OverLimit),
-    /// It ended; without a status if that is not known.
+    /// The process exited; `None` if its status is unknown.
     Ended(Option<ExitStatus>),
-    /// It answered something that is not an answer.
+    /// The output is not a valid answer.
     Garbled,
 }
 
@@ -63,7 +63,7 @@ impl Process {
         command.arg("prompt");
         command.env_clear().envs(VARIABLES.iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
         command.env(VARIABLE, policy.to_variable());
-        // It writes at most the allocator's last message, and the status tells as much.
+        // It writes only the allocator's last message, and the status says the same.
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = command.process_group(0).kill_on_drop(true).spawn().map_err(Death::Spawn)?;
         match (child.stdin.take(), child.stdout.take()) {
@@ -72,14 +72,14 @@ impl Process {
         }
     }
 
-    /// False if it has ended while it was idle.
+    /// Returns false if the process exited while it was idle.
     pub fn is_alive(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Kills the process and waits for its end.
+    /// Kills the process and waits for it to exit.
     pub async fn end(mut self) {
-        // It has ended by itself, or cannot be reached; nothing more can be done.
+        // It has exited by itself or cannot be reached; there is nothing else to do.
         let _ = timeout(REAP_TIME, self.child.kill()).await;
     }
 
@@ -121,13 +121,13 @@ impl Process {
 }
 
 impl Death {
-    /// True if the question caused it, so that it would end the next process as well.
+    /// True if the question caused it, and would kill the next process as well.
     pub fn is_of_the_question(&self) -> bool {
         !matches!(self, Self::Spawn(_))
     }
 }
 
-/// The predicate of a sentence about the work: `takes longer than …`.
+/// A predicate about the work: `takes longer than …`.
 impl fmt::Display for Death {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

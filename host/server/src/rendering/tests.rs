@@ -1,4 +1,4 @@
-//! Grammar processes as a server meets them: scripts that answer, die, talk nonsense or hang.
+//! Faults of grammar processes: scripts that answer, die, return garbage or hang.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -16,13 +16,13 @@ use pensieve_protocol::{
     wire,
 };
 
-/// A program that writes down its process's number whenever it is started.
+/// A program that records its process id whenever it is started.
 struct Program {
     folder: TempDir,
 }
 
 impl Program {
-    /// Runs `script` in its folder, in which each of these answers lies as a file of frames: `1`, `2`, …
+    /// Runs `script` in its folder, which contains these answers as files of frames: `1`, `2`, …
     fn new(script: &str, answers: &[&[Numbered<Answer>]]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         for (place, answers) in answers.iter().enumerate() {
@@ -44,7 +44,7 @@ impl Program {
         self.folder.path().join("program")
     }
 
-    /// The processes that it was started as.
+    /// Ids of the processes started so far.
     fn started(&self) -> Vec<u32> {
         let text = fs::read_to_string(self.folder.path().join("started")).unwrap_or_default();
         text.lines().map(|line| line.parse().unwrap()).collect()
@@ -103,7 +103,7 @@ async fn what_one_client_has_asked_for_is_known_to_that_client_alone() {
 #[tokio::test]
 async fn nonsense_and_answers_to_other_questions_cost_one_question_and_its_process() {
     let expression = |text: &str| Answer::Expression(Ok(text.to_owned()));
-    // The first process answers its second question before that is asked, and then once more.
+    // The first process answers its second question before it is asked, and then once more.
     let early = [answer(1, expression("one")), answer(1, expression("late")), answer(2, expression("two"))];
     let program = Program::new(
         "mkdir first 2> /dev/null && exec cat 1 -\nexec cat 2 -",
@@ -155,7 +155,7 @@ async fn a_process_is_killed_when_its_client_leaves_and_its_place_is_free_again(
                 })
             })
             .collect();
-        // Three at a time, whoever asks.
+        // Three at a time, whichever client asks.
         wait_until("three begin", || program.started().len() == 3 * round).await;
         tokio::time::sleep(Duration::from_millis(50)).await;
         assert_eq!(program.started().len(), 3 * round, "there are more than three at a time");

@@ -1,5 +1,5 @@
-//! What the server derives from a model's card before a request: its renderer, its vocabulary, its output format and its
-//! stop tokens. Made once per card and cached for the models that were used last.
+//! Per-model data that the server derives from the card before a request: the renderer, the vocabulary, the output
+//! format and the stop tokens. Built once per card and cached for recently used models.
 
 use std::{
     num::NonZeroUsize,
@@ -23,8 +23,8 @@ use pensieve_protocol::{
 
 const KEPT_MAX: NonZeroUsize = NonZeroUsize::new(8).unwrap();
 
-/// Special tokens by which models of several families end a turn, or hand over for a tool's result. Cards name one of them
-/// as a rule, and a model that was trained with another would never stop.
+/// Special tokens by which models of various families end a turn, or hand over for a tool's result. Cards usually name
+/// only one of them, and a model trained with another one would never stop.
 const END_OF_TURN: [&str; 17] = [
     "<|im_end|>",
     "<|eot_id|>",
@@ -37,7 +37,7 @@ const END_OF_TURN: [&str; 17] = [
     "<|endoftext|>",
     "<|return|>",
     "<|call|>",
-    // These begin what follows a call or an answer, which the model does not write itself.
+    // These begin the turn after a call or an answer, which the model does not write itself.
     "<|tool_response>",
     "<start_function_response>",
     "<|user|>",
@@ -46,23 +46,23 @@ const END_OF_TURN: [&str; 17] = [
     "<seed:eos>",
 ];
 
-/// Where an answer of a checkpoint without a chat template ends. It is given names and colons (`PLAIN` of the prompt processes), and
-/// what was trained on nothing but text goes on with the user's next words, as it knows no token that ends a turn.
+/// Stop strings for a checkpoint without a chat template. Its prompt consists of names and colons (`PLAIN` of the
+/// prompt processes), and a base model continues with the user's next message, as it knows no end-of-turn token.
 const PLAIN_STOPS: [&str; 2] = ["\n\nUser:", "\nUser:"];
 
 #[derive(Debug)]
 pub(super) struct Convention {
     pub renderer: Arc<Renderer>,
     pub vocabulary: Arc<Vocabulary>,
-    /// The part of the vocabulary that grammars are compiled with on trial.
+    /// The part of the vocabulary with which grammars are compiled on trial.
     pub alphabet: Alphabet,
-    /// The format of calls if its template supports tools.
+    /// The call format if its template supports tools.
     pub own: ToolDialect,
-    /// The format of calls if tools are described in the system prompt.
+    /// The call format if the system prompt describes the tools.
     pub taught: ToolDialect,
     /// Its template supports tools, in a known format.
     pub knows_tools: bool,
-    /// Tokens that end its turn, besides those that the card names.
+    /// Tokens that end its turn, in addition to those in the card.
     pub end_of_turn: Vec<u32>,
     /// Strings that end its turn in a conversation.
     pub stops: &'static [&'static str],
@@ -74,7 +74,7 @@ pub(super) struct ToolDialect {
     pub markers: Markers,
 }
 
-/// The conventions of the models that were used last.
+/// The conventions of recently used models.
 #[derive(Debug)]
 pub(super) struct Conventions {
     pool: Arc<RendererPool>,
@@ -82,7 +82,7 @@ pub(super) struct Conventions {
     kept: Mutex<LruCache<Arc<str>, Arc<CachedConvention>>>,
 }
 
-/// A model's entry in the cache: concurrent requests share the convention that the first of them makes.
+/// A cache entry: concurrent requests share the convention that the first of them builds.
 #[derive(Debug)]
 struct CachedConvention {
     renderer: Arc<Renderer>,
@@ -123,7 +123,7 @@ impl Convention {
         let format = OutputFormat::of(&card.formats, card.chat_template.as_deref(), has_token);
         let format = format.map_err(|error| Failure::new(FailureCode::Plugin, format!("the model's card: {error}")))?;
         let taught = instruction::format(format.reasoning.clone());
-        // The marker between two messages of one answer does not end the turn.
+        // The marker between two messages of an answer does not end the turn.
         let between = format.channels.as_ref().and_then(|channels| channels.ends.first());
         let ends = END_OF_TURN.iter().filter(|name| between.is_none_or(|between| between != *name));
         Ok(Self {
@@ -138,8 +138,8 @@ impl Convention {
         })
     }
 
-    /// The format of calls in a conversation, and the description of its tools for the system prompt if the template does not
-    /// support them.
+    /// Returns the call format for a conversation, and a description of its tools for the system prompt if the template
+    /// does not support them.
     pub fn dialect(&self, conversation: &mut Conversation) -> (&ToolDialect, Option<String>) {
         if self.knows_tools || conversation.tools.is_empty() {
             return (&self.own, None);

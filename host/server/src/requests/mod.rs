@@ -1,5 +1,5 @@
-//! From requests to jobs: renders and tokenizes the prompt, checks its size, and derives the grammar and the sampler chain.
-//! [`Chats`] turns a [`Request`] into a job for the fleet; [`Generation`] reads the job's answer.
+//! From requests to jobs: renders and tokenizes the prompt, checks its size, and derives the grammar and the sampler
+//! chain. [`Chats`] turns a [`Request`] into a job for the fleet; [`Generation`] reads the job's answer.
 
 mod convention;
 mod sampling;
@@ -22,10 +22,10 @@ use pensieve_protocol::{
     prompt::Syntax,
 };
 
-/// Tokens at a prompt's end that are searched for opened reasoning.
+/// Number of tokens at a prompt's end in which opened reasoning is searched for.
 const TAIL_TOKENS: usize = 32;
 
-/// Serves requests of all dialects.
+/// Serves the requests of all dialects.
 #[derive(Debug)]
 pub struct Chats {
     fleet: Arc<Fleet>,
@@ -33,16 +33,16 @@ pub struct Chats {
     grammars: GrammarPool,
 }
 
-/// A request that is rendered, tokenized, counted and checked, and not yet queued.
+/// A request that has been rendered, tokenized, counted and checked, but not queued.
 #[derive(Clone, Debug)]
 pub struct Prepared {
     fleet: Arc<Fleet>,
     target: Target,
     input_tokens: u32,
     job: Job,
-    /// Fewer tokens may be generated than were asked for, as the context has no room for more.
+    /// The limit on generated tokens was lowered because the context has no room for more.
     clamped: bool,
-    /// The number of the job's stop strings that are the client's.
+    /// Number of the job's stop strings that come from the client.
     client_stops: usize,
     convention: Arc<Convention>,
     reading: Reading,
@@ -74,8 +74,8 @@ impl Chats {
         &self.fleet
     }
 
-    /// Renders, tokenizes and checks; the model need not be loaded. A prompt that leaves no room for a token is
-    /// [`FailureCode::TooLong`] with the message `prompt is too long: N tokens > M maximum`.
+    /// Renders, tokenizes and checks a request; the model need not be loaded. A prompt that leaves no room for a token
+    /// is [`FailureCode::TooLong`] with the message `prompt is too long: N tokens > M maximum`.
     pub async fn prepare(&self, request: Request) -> Result<Prepared, Failure> {
         let target = self.fleet.target(&request.model).await?;
         check_tokens(&request, target.card.vocabulary)?;
@@ -86,11 +86,11 @@ impl Chats {
             ResponseFormat::Free => None,
             ResponseFormat::Grammar { grammar, field } => Some(Part::new(field, grammar)),
         };
-        // A grammar may allow text that contains these stop strings.
+        // If there is a grammar, it may allow text that contains these stop strings.
         let is_open_chat = answer.is_none() && matches!(request.input, Input::Chat(_));
         let own_stops = if is_open_chat { convention.stops } else { &[] };
         let client_stops = request.stops.len();
-        // After the client's own, so that their indices stay valid.
+        // After the client's stops, so that their indices stay valid.
         let stops = request.stops.into_iter().chain(own_stops.iter().map(|stop| (*stop).to_owned()));
         let stops = stops.map(String::into_bytes).collect();
         let prompt = write(&convention, request.input, answer, &request.client.salt).await?;
@@ -136,13 +136,14 @@ impl Chats {
         })
     }
 
-    /// The formats of custom tools as regular expressions, in their order, or why one has none. Fails only if no process could
-    /// be asked at all.
+    /// Converts formats of custom tools to regular expressions, in order, or returns why one has none. Fails only if no
+    /// process could be asked at all.
     pub async fn expressions(&self, client: &Client, formats: &[(Syntax, &str)]) -> Result<Vec<Expressed>, Failure> {
         self.grammars.expressions(client, formats).await
     }
 
-    /// The exact number of tokens in a request's prompt, even if it does not fit, unless its bytes alone show that.
+    /// Returns the exact number of tokens in a request's prompt, even if it does not fit, unless its size in bytes
+    /// alone proves that.
     pub async fn count(&self, request: Request) -> Result<u32, Failure> {
         let target = self.fleet.target(&request.model).await?;
         check_tokens(&request, target.card.vocabulary)?;
@@ -154,7 +155,7 @@ impl Chats {
 }
 
 impl Prepared {
-    /// The longest sequence of the model, in tokens.
+    /// Maximum sequence length of the model in tokens.
     pub fn context(&self) -> u32 {
         self.target.context
     }
@@ -163,7 +164,7 @@ impl Prepared {
         self.input_tokens
     }
 
-    /// The id of the model that answers, whatever the client called it.
+    /// The id of the model that answers, whatever name the client used.
     pub fn model(&self) -> &str {
         &self.target.id
     }
@@ -173,7 +174,7 @@ impl Prepared {
         &self.target.card.fingerprint
     }
 
-    /// The request for one of several answers (`n`), from index 0; each has a seed of its own.
+    /// Returns the request for one of several answers (`n`), from index 0; each has its own seed.
     #[must_use]
     pub fn choice(&self, index: u32) -> Self {
         let mut choice = self.clone();
@@ -239,7 +240,7 @@ async fn converse(
     let tokens = convention.renderer.conversation(conversation, in_words, salt.to_vec()).await?;
     let tail = convention.vocabulary.text_of(&tokens[tokens.len().saturating_sub(TAIL_TOKENS)..]);
     let thoughts = match dialect.format.thoughts(&tail) {
-        // A continued answer does not reason any more.
+        // A continued answer contains no further reasoning.
         Thoughts::Possible if continues => Thoughts::Never,
         thoughts => thoughts,
     };
@@ -257,7 +258,7 @@ async fn converse(
     Ok(Prompt { tokens, spec, reading: Reading { is_taught, tools: tools.into(), thoughts } })
 }
 
-/// Checks that tokens in a request are in the model's vocabulary.
+/// Checks that the tokens of a request are in the model's vocabulary.
 fn check_tokens(request: &Request, size: u32) -> Result<(), Failure> {
     let prompt: &[u32] = if let Input::Tokens(tokens) = &request.input { tokens } else { &[] };
     let biased = request.sampling.logit_bias.iter().map(|(token, _)| (*token, "logit_bias"));

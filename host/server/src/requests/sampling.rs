@@ -1,12 +1,14 @@
 //! Sampling parameters of a request as a chain of sampler stages.
 //!
-//! The order is: `bias`, `penalties`, `dry`, `top_k`, `temperature`, `typical`, `top_p`, `min_p`, `xtc`, and a stage that
-//! picks. (`top_k` gives the same before and after `temperature`, and before it the others have less to do.)
+//! The order is: `bias`, `penalties`, `dry`, `top_k`, `temperature`, `typical`, `top_p`, `min_p`, `xtc`, and a stage
+//! that picks the token. (`top_k` has the same effect before and after `temperature`; before it, the other stages have
+//! less to do.)
 //!
-//! A chain that the request spells out is used as it is. Otherwise the chain from the model's configuration is the base, and
-//! each field that the client sends replaces the stage of that name in it, or is inserted in order. Without either, tokens are sampled at temperature 1 from those at least 0.05 times as likely as the best
-//! one (`min_p`), because the long tail of a small or quantized model is noise; a client that narrows the choice by itself
-//! (`top_k`, `top_p`, `min_p`) gets just that. Temperature 0 takes the most likely token, whatever the chain.
+//! A chain in the request is used as it is. Otherwise the chain from the model's configuration is the base, and each
+//! field that the client sends replaces the stage of that name, or is inserted in order. Without a configured chain,
+//! tokens are sampled at temperature 1 from those at least 0.05 times as likely as the best one (`min_p`), because the
+//! long tail of a small or quantized model is noise; if the client sends `top_k`, `top_p` or `min_p`, only these apply.
+//! Temperature 0 selects the most likely token, whatever the chain.
 
 use serde_json::{Map, Value, json};
 
@@ -27,17 +29,17 @@ const ORDER: [&str; 12] = [
     "seeded",
     "greedy",
 ];
-/// How likely a token must be beside the best one where neither the client nor the configuration says anything.
+/// Default `min_p`, used if neither the client nor the configuration narrows the choice.
 const MIN_P: f64 = 0.05;
 
-/// The chain for one request to a model with this chain of its own.
+/// Returns the chain for one request; `configured` is the model's own chain.
 pub(super) fn stages(sampling: &SamplingParams, configured: Option<&[StageSpec]>) -> Vec<StageSpec> {
     if let Some(stages) = &sampling.stages {
         return stages.clone();
     }
     let given = given(sampling);
     if sampling.temperature.is_some_and(|temperature| temperature <= 0.0) {
-        // The picker of an empty chain takes the most likely token as well, without looking at all the others.
+        // An empty chain also selects the most likely token, without examining all the others.
         let mut chain: Vec<StageSpec> =
             given.into_iter().filter(|stage| matches!(stage.sampler.as_str(), "bias" | "penalties")).collect();
         if !chain.is_empty() {
@@ -63,7 +65,7 @@ pub(super) fn stages(sampling: &SamplingParams, configured: Option<&[StageSpec]>
     chain
 }
 
-/// The stages for the client's own values, in order.
+/// Returns the stages for the client's values, in order.
 fn given(sampling: &SamplingParams) -> Vec<StageSpec> {
     let mut stages = Vec::new();
     if !sampling.logit_bias.is_empty() {
@@ -101,12 +103,12 @@ fn stage(name: &str, parameters: &Value) -> StageSpec {
     StageSpec { sampler: name.into(), parameters, ..StageSpec::default() }
 }
 
-/// A number as the client wrote it: 0.7 is not 0.699999988.
+/// A number as the client wrote it: 0.7, not 0.699999988.
 fn number(value: f32) -> Value {
     value.to_string().parse::<f64>().map_or(Value::Null, Value::from)
 }
 
-/// A stage's rank in the order; stages of other plugins stay where they were put.
+/// A stage's rank in the order; stages of other plugins stay in place.
 fn rank(name: &str) -> usize {
     ORDER.iter().position(|known| *known == name).unwrap_or(0)
 }

@@ -1,7 +1,7 @@
 //! Refuses a prompt that is too long before it is rendered.
 //!
-//! Rendering and tokenizing take memory and time by the byte, many times over. A text that has more bytes than the tokens of
-//! a model's context could ever stand for is refused by its length alone.
+//! Rendering and tokenizing take memory and time in proportion to the text's length, with a large factor. A text with
+//! more bytes than a model's context can represent is therefore refused by its length alone.
 
 use serde_json::Value;
 
@@ -11,7 +11,7 @@ use pensieve_protocol::{
     vocabulary::Vocabulary,
 };
 
-/// Refuses an input whose bytes alone make it longer than `tokens_max`.
+/// Refuses an input whose length in bytes proves that it exceeds `tokens_max`.
 pub(super) fn check(input: &Input, vocabulary: &Vocabulary, tokens_max: u32) -> Result<(), Failure> {
     let bytes = match input {
         Input::Chat(conversation) => conversation_bytes(conversation),
@@ -26,7 +26,7 @@ pub(super) fn check(input: &Input, vocabulary: &Vocabulary, tokens_max: u32) -> 
     Ok(())
 }
 
-/// The bytes that every template renders. Many leave out reasoning of earlier turns.
+/// Number of bytes that every template renders. Reasoning of earlier turns does not count, as many templates omit it.
 fn conversation_bytes(conversation: &Conversation) -> usize {
     let turns = conversation.turns.iter().flat_map(|turn| &turn.parts).map(|part| match part {
         Part::Text(text) | Part::ToolResult { text, .. } => text.len(),
@@ -38,7 +38,7 @@ fn conversation_bytes(conversation: &Conversation) -> usize {
     conversation.system.len() + turns.sum::<usize>() + tools.sum::<usize>()
 }
 
-/// The bytes of all strings in a value.
+/// Total length of all strings in a value, in bytes.
 fn value_bytes(value: &Value) -> usize {
     match value {
         Value::String(text) => text.len(),

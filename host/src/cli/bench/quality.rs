@@ -1,5 +1,5 @@
-//! `pensieve bench --quality`: how far a model is from its own weights in f32, over a text. A child process runs both; this
-//! module starts it and prints the result.
+//! `pensieve bench --quality`: how far a model is from its own weights in f32, over a text. A child process runs both;
+//! this module starts it and prints the result.
 
 use std::{
     ffi::OsString,
@@ -26,7 +26,7 @@ const FORCED: &str = "PENSIEVE_KERNELS";
 /// How long the child may be silent; unpacking a large model takes a while.
 const SILENCE_MAX: Duration = Duration::from_secs(600);
 
-/// A measurement, with the model and text that it is of.
+/// A measurement, with its model and text.
 #[derive(Debug, Serialize)]
 pub(super) struct QualityReport {
     pub(super) model: String,

@@ -1,5 +1,5 @@
-//! Variables, flags and files that point each client at a server. One function per client, so that a change in a client is a
-//! change in one place; `docs/cli.md` lists the versions that were tested.
+//! Variables, flags and files that point each client at a server. One function per client, so that a change in a client
+//! is a change in one place; `docs/cli.md` lists the versions that were tested.
 
 use clap::ValueEnum;
 use serde_json::json;
@@ -77,8 +77,8 @@ impl Client {
     }
 }
 
-/// Claude Code uses small models in the background, so all of its model names are set to this model. It asks the user to
-/// approve an API key, but not an auth token.
+/// Claude Code uses small models in the background, so all of its model names are set to this model. It asks the user
+/// to approve an API key, but not an auth token.
 fn claude(endpoint: &Endpoint) -> Setup {
     let mut variables = vec![
         ("ANTHROPIC_BASE_URL", endpoint.base.clone()),

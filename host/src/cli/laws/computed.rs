@@ -9,8 +9,8 @@ use pensieve_protocol::{card::Card, outside::Outside};
 
 /// 1000 rows of f32 logits over a vocabulary of 256k.
 const REFERENCE_BYTES_MAX: u64 = 1 << 30;
-/// Default tolerance as a fraction of the range of the reference's logits. For scale: rounding activations to 8 bits moves the
-/// starter's logits by 2 %, a wrong rotary embedding by 50 %.
+/// Default tolerance as a fraction of the range of the reference's logits. For scale: rounding activations to 8 bits
+/// moves the starter's logits by 2 %, a wrong rotary embedding by 50 %.
 const REFERENCE_TOLERANCE: f32 = 0.05;
 
 /// Reads `tokens`, integers, and a row of F32 `logits` for each.

@@ -1,5 +1,5 @@
-//! Runs a loaded model over one sequence at a time and returns the logits of every token. With one sequence, block ids are
-//! simply consecutive.
+//! Runs a loaded model over one sequence at a time and returns the logits of every token. With one sequence, block ids
+//! are simply consecutive.
 
 use pensieve_plugin_api::{
     Batch, CacheGroup, CacheKind, CacheTable, Card, ModelBox, NO_ADAPTER, Output, Outputs, Resident, Span, VACANT, Want,

@@ -86,14 +86,15 @@ pub(super) fn measure(
         };
         let loaded =
             served.fleet.stats(false).await.models.into_iter().find_map(|model| model.loaded).unwrap_or_default();
-        let lines = log.lines();
         result["load_s"] = json!(load_s);
         result["device"] = json!(loaded.device);
         result["note"] = json!(loaded.note);
         result["deaths"] = json!(served.worker().await.1);
-        result["missing_pools_at_least"] = json!(lines.missing_pools);
-        result["log"] = json!(lines.kept);
-        drop(lines);
+        {
+            let lines = log.lines();
+            result["missing_pools_at_least"] = json!(lines.missing_pools);
+            result["log"] = json!(lines.kept);
+        }
         if let Ok(served) = Arc::try_unwrap(served) {
             served.end().await;
         }

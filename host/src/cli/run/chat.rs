@@ -1,8 +1,8 @@
 //! `pensieve run` without a question: a chat with one turn per line.
 //!
-//! Ctrl-C stops an answer, and the part shown so far stays in the history; at the prompt it ends the chat, as do `/exit` and
-//! the end of standard input. A turn that fails is left out of the history and the chat continues; when standard input is not
-//! a terminal, the chat ends with the error.
+//! Ctrl-C stops an answer, and the part shown so far stays in the history; at the prompt it ends the chat, as do
+//! `/exit` and the end of standard input. A turn that fails is left out of the history and the chat continues; when
+//! standard input is not a terminal, the chat ends with the error.
 
 use std::{
     io::{self, BufRead, IsTerminal},

@@ -12,8 +12,9 @@ pub(super) fn close_inherited(socket: Option<RawFd>) {
     let names = fs::read_dir(OPEN).into_iter().flatten().flatten().map(|entry| entry.file_name());
     let numbers: Vec<RawFd> = names.filter_map(|name| name.to_str()?.parse().ok()).collect();
     for number in numbers.into_iter().filter(|number| is_foreign(*number, socket)) {
-        // SAFETY: nothing of this process has opened a descriptor yet, so nobody will use this one. It may be closed already.
-        unsafe { rustix::io::close(number) };
+        // SAFETY: the call takes a number. Nothing of this process has opened a descriptor yet, so nobody will use this one; it may
+        // be closed already, which is an error that means nothing.
+        unsafe { libc::close(number) };
     }
 }
 

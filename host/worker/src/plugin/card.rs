@@ -1,15 +1,16 @@
-//! Copies a model's card out of a plugin's memory into plain data, held to limits: the server keeps it and computes with it.
+//! Copies a model's card out of a plugin's memory into plain data. Enforces limits, since the server keeps the card and
+//! computes with it.
 
 use pensieve_plugin_api::{self as api, CacheKind};
 use pensieve_protocol::card::{Card, State};
 
-/// The longest tokenizer that is accepted.
+/// Maximum size of a tokenizer.
 const TOKENIZER_BYTES_MAX: usize = 128 << 20;
 const TEXT_BYTES_MAX: usize = 1 << 20;
 const TOKENS_MAX: usize = 4096;
-/// Tokens that a step may add to what a window holds.
+/// Number of tokens that a step may add to a window.
 const CHUNK_TOKENS: u32 = 512;
-/// Slots that a sequence and the copies of its state take.
+/// Number of slots for a sequence and the copies of its state.
 const SLOTS: u64 = 4;
 
 /// Copies and validates a plugin's card. The error names the field that is invalid.
@@ -43,7 +44,7 @@ pub fn read(card: &api::Card) -> Result<Card, String> {
     })
 }
 
-/// Bytes of all cache groups together: for each token, and for each sequence besides.
+/// Total bytes of all cache groups: per block of tokens, and in addition per sequence.
 fn state(card: &api::Card) -> Result<State, String> {
     if card.block_tokens == 0 {
         return Err("its blocks hold no tokens".into());

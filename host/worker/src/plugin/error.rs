@@ -1,5 +1,5 @@
-//! Why a plugin did not load. The reader installed a file and wants to know whether to fetch it again, rebuild it, or tell
-//! its author; each reason is a variant, so that callers and tests can tell them apart without reading the text.
+//! Why a plugin did not load. The message is for a user who installed a file and needs to know whether to download it
+//! again, rebuild it, or tell its author. Each reason is a variant, so that callers and tests need not parse the text.
 
 use pensieve_plugin_api::CONTRACT;
 use pensieve_protocol::{outside::Outside, quarantine, refusal::RefusalKind};
@@ -18,13 +18,13 @@ pub struct LoadError {
 #[derive(Debug)]
 pub enum Reason {
     NotFound,
-    /// The operating system would not read it.
+    /// The operating system could not read it.
     Unreadable(io::Error),
     /// macOS has marked it as downloaded.
     Quarantined(PathBuf),
     /// It ends before its headers say that it does.
     Truncated {
-        /// The bytes that its headers speak of.
+        /// Number of bytes that its headers refer to.
         needed: u64,
         length: u64,
     },
@@ -39,20 +39,20 @@ pub enum Reason {
     MissingSymbol,
     /// The system's loader refused it: a library or symbol that it needs is missing.
     Refused(String),
-    /// Its abi_stable is not this host's.
+    /// Built with another version of abi_stable than this host.
     OtherAbi {
         found: String,
         host: String,
     },
-    /// It speaks another major version of the contract.
+    /// Built for another major version of the contract.
     OtherContract(String),
-    /// It does not say what its types look like, so that nothing could be checked.
+    /// It has no description of its types, so that nothing could be checked.
     NoLayout,
-    /// It says that it speaks this contract, but its types differ from the contract's.
+    /// It claims this version of the contract, but its types differ from the contract's.
     OtherLayout(String),
-    /// It would not start: its own error, or its panic's message.
+    /// It could not be initialized: its own error, or the message of its panic.
     Failed(String),
-    /// What it says of itself breaks the rules.
+    /// Its manifest breaks the rules.
     BadManifest(String),
 }
 
@@ -61,7 +61,7 @@ impl LoadError {
         Self { path: path.to_path_buf(), reason }
     }
 
-    /// What happened to which plugin, without the help.
+    /// What happened, to which plugin, without the help.
     pub fn message(&self) -> String {
         let name = match self.reason {
             Reason::NotFound | Reason::Unreadable(_) => self.path.as_os_str(),
@@ -125,7 +125,7 @@ impl fmt::Display for LoadError {
     }
 }
 
-/// The predicate of a sentence about the library: `is truncated: …`.
+/// A predicate about the library: `is truncated: …`.
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -1,12 +1,12 @@
-//! Opens a plugin and hands out its providers.
+//! Opens a plugin and creates its providers.
 //!
-//! The order of the checks is the point: the file's headers before the system maps it, abi_stable's own header before any
-//! of its types is believed, the contract's version before layouts (whose differences tell a user nothing), layouts before the first
-//! call, and the manifest before anything is routed by it. abi_stable's `RootModule::load_from*` would be shorter, but they keep
-//! one library per module type, and a worker maps several.
+//! The order of the checks matters: the file's headers before the system maps it, abi_stable's header before any of its
+//! types is trusted, the contract's version before layouts (whose differences mean nothing to a user), layouts before
+//! the first call, and the manifest before anything is routed by it. abi_stable's `RootModule::load_from*` would be
+//! shorter, but it keeps one library per module type, and a worker maps several.
 //!
-//! Libraries are mapped with local symbols (`RTLD_LOCAL`), so that two plugins which both link one library, in two versions
-//! perhaps, do not see each other's; and they stay mapped until the process ends.
+//! Libraries are mapped with local symbols (`RTLD_LOCAL`), so that two plugins that link the same library, possibly in
+//! different versions, do not see each other's; and they stay mapped until the process exits.
 
 use pensieve_plugin_api::{
     self as api, CONTRACT, PluginError, PluginModule_Ref,
@@ -34,7 +34,8 @@ pub struct LoadedPlugin {
 }
 
 impl LoadedPlugin {
-    /// Maps a library and checks that it is a plugin that this host can talk to. Runs the library's code: see this module.
+    /// Maps a library and checks that it is a compatible plugin. Runs the library's code: see the module's
+    /// documentation.
     pub fn open(path: &Path) -> Result<Self, LoadError> {
         let (module, manifest) = open(path).map_err(|reason| LoadError::new(path, reason))?;
         Ok(Self { path: path.to_path_buf(), module, manifest })
@@ -64,7 +65,7 @@ impl LoadedPlugin {
         self.module.adapter_format()(index).into_result()
     }
 
-    /// The table of an ability of the plugin as a whole, if it has it.
+    /// Returns the table of a plugin-wide extension, if the plugin offers it.
     pub fn extension<T: StableAbi + Sync>(&self, id: &str) -> Option<Result<&'static T, PluginError>> {
         self.module.extension()(RStr::from_str(id)).into_option().map(|extension| extension.table(id))
     }
@@ -93,7 +94,7 @@ impl fmt::Debug for LoadedPlugin {
 
 fn open(path: &Path) -> Result<(PluginModule_Ref, Manifest), Reason> {
     object::check(path)?;
-    // A bare file name would be searched for in the system's folders instead of the current one.
+    // The system searches its own folders for a bare file name, not the current one.
     let path = std::path::absolute(path).map_err(Reason::Unreadable)?;
     let header = lib_header_from_path(&path).map_err(refusal)?;
     check_contract(header)?;
@@ -103,7 +104,7 @@ fn open(path: &Path) -> Result<(PluginModule_Ref, Manifest), Reason> {
     Ok((module, manifest))
 }
 
-/// The contract that the plugin was built against, by the version that stands beside its layout.
+/// Checks the version of the contract that the plugin was built against, which is stored beside its layout.
 fn check_contract(header: &LibHeader) -> Result<(), Reason> {
     let strings = header.version_strings();
     match VersionNumber::new(strings) {
@@ -137,12 +138,12 @@ fn version(header: &AbiHeader) -> String {
     format!("{}.{}", header.abi_major, header.abi_minor)
 }
 
-/// The message of the system's loader, without abi_stable's wrapping.
+/// Returns the message of the system's loader, without abi_stable's wrapping.
 fn cause(error: &dyn std::error::Error) -> String {
     error.source().map_or_else(|| one_line(error), one_line)
 }
 
-/// A loader's message on one line. A damaged file may put names into it that are as long as the file.
+/// Puts a loader's message on one line and bounds it: a damaged file may contain names as long as the file.
 fn one_line(text: &(impl std::fmt::Display + ?Sized)) -> String {
     const WORDS_MAX: usize = 60;
     const BYTES_MAX: usize = 400;

@@ -1,4 +1,4 @@
-//! A plugin's description of itself, copied out of its memory into plain data and held to the limits of that.
+//! Copies a plugin's manifest out of its memory into plain data, and enforces the limits of the protocol.
 
 use pensieve_plugin_api::{self as api, abi_stable::std_types::RString};
 use pensieve_protocol::manifest::{Claim, Manifest};
@@ -48,7 +48,7 @@ mod tests {
         }
     }
 
-    /// Reads the manifest after a change and checks that the refusal speaks of it.
+    /// Reads the manifest after a change, and checks that the error mentions it.
     fn check(change: impl FnOnce(&mut api::Manifest), expect: &str) {
         let mut manifest = manifest();
         change(&mut manifest);

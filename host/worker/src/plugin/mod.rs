@@ -1,9 +1,9 @@
-//! Plugins: opening them, and what they are told of the host.
+//! Plugins: opening them, and the host's services for them.
 //!
-//! A plugin is native code in this process: it can do everything that this process can, and a damaged one may bring the
-//! process down while the system maps it. So only a worker, or a short-lived child that inspects, ever calls
-//! [`LoadedPlugin::open`]; the server knows a plugin by its [`pensieve_protocol::manifest::Manifest`], which is plain data. What can be refused without
-//! running a byte of the plugin is refused first, each failure with an error of its own that says what to do.
+//! A plugin is native code in this process: it can do everything that this process can, and a damaged file may crash
+//! the process while the system maps it. So only a worker, or a short-lived child that inspects it, ever calls
+//! [`LoadedPlugin::open`]; the server knows a plugin by its [`pensieve_protocol::manifest::Manifest`], which is plain
+//! data. Checks that need no code of the plugin come first, and each failure has its own error with help.
 
 pub mod card;
 mod error;

@@ -1,8 +1,9 @@
 //! Reads a library's headers before the system maps it.
 //!
-//! `dlopen` trusts its file: one that ends too early raises SIGBUS when its missing pages are touched, and one for another
-//! machine or without our symbol yields an error that no user understands. Everything here is plain reading, so it can
-//! only fail politely. It does not prove a library sound (only running it would), it sorts out what cannot be one.
+//! `dlopen` trusts the file: a truncated one raises SIGBUS when its missing pages are touched, and one for another
+//! machine or without our symbol yields an error that users do not understand. The code here only reads, so it cannot
+//! fail in any other way than with an error. It does not prove that a library is sound (only running it would), but
+//! rejects files that cannot be.
 
 #[cfg(test)]
 mod macho_tests;
@@ -19,19 +20,19 @@ use std::{fs::File, mem::size_of, path::Path};
 
 use super::Reason;
 
-/// The first bytes of the formats that a plugin may have, and the size of the header that they begin.
+/// First bytes of the supported formats, with the size of the header that they begin.
 const HEADERS: [(&[u8], usize); 3] = [
     (b"\x7fELF", size_of::<elf::FileHeader64<Endianness>>()),
     (b"\xcf\xfa\xed\xfe", size_of::<macho::MachHeader64<Endianness>>()),
-    // A universal library: the header and the entry of one processor at least.
+    // A universal library: the header and the entry of at least one processor.
     (b"\xca\xfe\xba\xbe", size_of::<macho::FatHeader>() + size_of::<macho::FatArch32>()),
 ];
 
-/// Memory beyond the file's own bytes that a library may ask for.
+/// Maximum memory that a library may request beyond the file's bytes.
 const ZEROED_BYTES_MAX: u64 = 1 << 32;
 
-/// Checks that the file is a whole shared library for this machine that exports a plugin's symbol, and is not quarantined: to
-/// load one that is would wait for the user's answer to a dialog.
+/// Checks that the file is a complete shared library for this machine that exports a plugin's symbol, and is not
+/// quarantined: loading a quarantined one would wait for the user to answer a dialog.
 pub(super) fn check(path: &Path) -> Result<(), Reason> {
     let file = match File::open(path) {
         Ok(file) => file,
@@ -53,7 +54,7 @@ fn is_marked(file: &File, attribute: &str) -> bool {
 }
 
 fn check_data<'data>(data: impl ReadRef<'data>, length: u64, host: Platform) -> Result<(), Reason> {
-    // A file too short for the header of its format is truncated; the parser would not even name the format.
+    // A file shorter than its format's header is truncated; the parser could not even name its format.
     let start = data.read_bytes_at(0, length.min(4)).unwrap_or_default();
     for (magic, header) in HEADERS {
         if magic.starts_with(start) {
@@ -100,7 +101,8 @@ fn check_data<'data>(data: impl ReadRef<'data>, length: u64, host: Platform) -> 
     check_symbol(&file)
 }
 
-/// Segments and sections tell of the same memory twice; where they disagree, the system's loader would crash.
+/// Checks that segments and sections, which both describe the mapping, agree; otherwise the system's loader would
+/// crash.
 fn check_mapping<'data>(file: &ElfFile64<'data, Endianness, impl ReadRef<'data>>, length: u64) -> Result<(), Reason> {
     let endian = file.endian();
     let damaged = |what: &str| Err(Reason::Damaged(what.into()));
@@ -137,9 +139,9 @@ fn check_mapping<'data>(file: &ElfFile64<'data, Endianness, impl ReadRef<'data>>
     Ok(())
 }
 
-/// The plugin's header must lie in what is mapped, as it is read before anything else can be checked.
+/// Checks that the plugin's header is in mapped memory, as it is read before anything else can be checked.
 fn check_symbol<'data>(file: &object::File<'data, impl ReadRef<'data>>) -> Result<(), Reason> {
-    // Mach-O puts an underscore before the names of C.
+    // In Mach-O, C symbols begin with an underscore.
     let name = match file.format() {
         BinaryFormat::MachO => format!("_{ROOT_MODULE_LOADER_NAME}"),
         _ => ROOT_MODULE_LOADER_NAME.to_owned(),
@@ -200,7 +202,7 @@ fn platform((format, architecture, little_endian): Platform) -> String {
     format!("{system} on {architecture}{order}")
 }
 
-/// The bytes that the header and the tables it points to take.
+/// Number of bytes up to the end of the header and the tables that it refers to.
 fn elf_extent<'data>(data: impl ReadRef<'data>) -> Result<u64, Reason> {
     let size = size_of::<elf::FileHeader64<Endianness>>() as u64;
     let damaged = |error: object::Error| Reason::Damaged(error.to_string());
@@ -212,8 +214,8 @@ fn elf_extent<'data>(data: impl ReadRef<'data>) -> Result<u64, Reason> {
     Ok(size.max(segments).max(sections))
 }
 
-/// The bytes that the header, its load commands and the segments that these name take. Symbols, exports and the signature lie
-/// in the last segment (`__LINKEDIT`), and the parser calls a file without them damaged.
+/// Number of bytes up to the end of the header, its load commands and their segments. Symbols, exports and the
+/// signature are in the last segment (`__LINKEDIT`); the parser calls a file without them damaged.
 fn macho_extent<'data>(data: impl ReadRef<'data>, length: u64) -> Result<u64, Reason> {
     let size = size_of::<macho::MachHeader64<Endianness>>() as u64;
     let damaged = |error: object::Error| Reason::Damaged(error.to_string());
@@ -231,7 +233,7 @@ fn macho_extent<'data>(data: impl ReadRef<'data>, length: u64) -> Result<u64, Re
     Ok(extent)
 }
 
-/// The part of a macOS universal library that is for this machine.
+/// Returns the part of a macOS universal library that is for this machine.
 fn fat_slice<'data>(data: impl ReadRef<'data>, host: Platform) -> Result<(u64, u64), Reason> {
     let file = MachOFatFile32::parse(data).map_err(|error| Reason::Damaged(error.to_string()))?;
     match file.arches().iter().find(|slice| slice.architecture() == host.1) {
@@ -263,7 +265,7 @@ mod tests {
         assert!(is_marked(&file, "user.quarantine"));
     }
 
-    /// This test's own binary is a file of this system's format; its first bytes and its last hold the headers.
+    /// This test's own binary has this system's format; headers are in its first and last bytes.
     #[test]
     fn never_panics_on_damaged_headers() {
         let bytes = std::fs::read(std::env::current_exe().expect("a path")).expect("a readable file");

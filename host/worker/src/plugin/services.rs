@@ -1,7 +1,7 @@
 //! The host's services for a plugin while it loads and runs: log lines, progress, and cancellation.
 //!
-//! Where the lines go is the caller's affair. A panic in the caller's code must not reach the plugin, whose stack it would
-//! have to unwind: it is caught here, and the line is lost.
+//! The caller decides where the lines go. A panic in the caller's code must not reach the plugin, whose stack it would
+//! unwind: it is caught here, and the line is lost.
 
 use pensieve_plugin_api::{
     self as api, LogLevel,
@@ -21,7 +21,7 @@ use std::{
 type Log = dyn Fn(LogLevel, &str) + Send + Sync;
 type Progress = dyn Fn(u64, u64, &str) + Send + Sync;
 
-/// The services of this host for one load and the model that comes of it. Cheap to clone.
+/// The services of this host for one load and the resulting model. Cheap to clone.
 #[derive(Clone)]
 pub struct HostServices {
     log: Arc<Log>,
@@ -48,21 +48,21 @@ impl HostServices {
         Self { log: Arc::new(|_, _| ()), progress: Arc::new(|_, _, _| ()), cancel: Cancel::default() }
     }
 
-    /// Takes log lines, from any thread.
+    /// Passes log lines to `log`, from any thread.
     #[must_use]
     pub fn on_log(mut self, log: impl Fn(LogLevel, &str) + Send + Sync + 'static) -> Self {
         self.log = Arc::new(log);
         self
     }
 
-    /// Takes progress, from any thread: how much is done, of how much, of what.
+    /// Passes progress to `progress`, from any thread: the amount done, the total, and the name of the step.
     #[must_use]
     pub fn on_progress(mut self, progress: impl Fn(u64, u64, &str) + Send + Sync + 'static) -> Self {
         self.progress = Arc::new(progress);
         self
     }
 
-    /// Cancels the load that has these services.
+    /// Returns a handle that cancels the load with these services.
     pub fn cancel(&self) -> Cancel {
         self.cancel.clone()
     }
@@ -100,7 +100,7 @@ impl api::Services for HostServices {
 
 fn contained(code: impl FnOnce()) {
     if let Err(panic) = catch_unwind(AssertUnwindSafe(code)) {
-        // A panic's payload may itself panic when it is dropped.
+        // The panic's payload may itself panic when dropped.
         std::mem::forget(panic);
     }
 }

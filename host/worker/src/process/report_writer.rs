@@ -1,8 +1,8 @@
-//! Writes reports to the server's socket. A thread of its own encodes and writes, so that a step does not wait for
-//! a server that is busy; all that has piled up goes out in one write.
+//! Writes reports to the server's socket. A separate thread encodes and writes, so that steps do not wait for a busy
+//! server; all queued reports go out in one write.
 //!
-//! The queue is bounded, which is the worker's back-pressure: a full queue makes the engine wait. A server that reads nothing
-//! for `SEND_TIMEOUT` is taken for dead, and the worker ends instead of holding memory that no client can use.
+//! The queue is bounded and provides back-pressure: when it is full, the engine waits. A server that reads nothing for
+//! `SEND_TIMEOUT` is considered dead, and the worker exits instead of holding memory that no client can use.
 
 use std::{
     collections::VecDeque,
@@ -15,11 +15,11 @@ use std::{
 use super::{EXIT_REPORTS_UNREAD, EXIT_SERVER_GONE, StepClock, leave, start};
 use pensieve_protocol::wire::{self, Report};
 
-/// How many reports wait at most. One holds all events of a step.
+/// Maximum number of queued reports. A single report has all events of a step.
 const REPORTS_MAX: usize = 1024;
-/// How long `send` waits for room in a full queue.
+/// Maximum time that `send` waits for room in a full queue.
 const SEND_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long the last reports may take to be written.
+/// Time limit for writing the last reports.
 const FLUSH_TIMEOUT: Duration = Duration::from_millis(200);
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -43,7 +43,7 @@ impl ReportWriter {
         reports
     }
 
-    /// Queues a report. Waits while the queue is full, and ends the process if that does not change.
+    /// Queues a report. Waits while the queue is full, and exits the process on timeout.
     pub(super) fn send(&self, report: Report) {
         let until = Instant::now() + SEND_TIMEOUT;
         let mut queue = self.lock();
@@ -55,7 +55,8 @@ impl ReportWriter {
         self.changed.notify_all();
     }
 
-    /// Queues a report unless the queue is half full: for log lines and progress, which may come from within a plugin's call.
+    /// Queues a report unless the queue is locked or half full. For log lines and progress, which may come from within
+    /// a plugin's call.
     pub(super) fn try_send(&self, report: Report) {
         if let Ok(mut queue) = self.queue.try_lock()
             && queue.reports.len() < REPORTS_MAX / 2
@@ -65,7 +66,7 @@ impl ReportWriter {
         }
     }
 
-    /// Queues and writes a last report before the process ends, unless another thread holds the queue.
+    /// Queues and writes a last report before the process exits, unless another thread holds the lock.
     pub(super) fn send_last(&self, report: Report) {
         if let Ok(mut queue) = self.queue.try_lock() {
             queue.reports.push_back(report);
@@ -74,7 +75,7 @@ impl ReportWriter {
         self.flush();
     }
 
-    /// Waits until everything is written, but not for long.
+    /// Waits until everything is written, up to `FLUSH_TIMEOUT`.
     pub(super) fn flush(&self) {
         let until = Instant::now() + FLUSH_TIMEOUT;
         let mut queue = self.lock();
@@ -92,7 +93,7 @@ impl ReportWriter {
             bytes.clear();
             for report in &reports {
                 if let Err(error) = wire::encode_report_into(report, &mut bytes) {
-                    // Only a defect makes such a report; without it the stream would be wrong.
+                    // Only a bug creates such a report; skipping it would corrupt the stream.
                     eprintln!("pensieve worker: {error}");
                     leave(EXIT_REPORTS_UNREAD);
                 }
@@ -100,7 +101,7 @@ impl ReportWriter {
             if beaten.elapsed() >= HEARTBEAT_INTERVAL {
                 beaten = Instant::now();
                 let heartbeat = Report::Heartbeat { steps: clock.steps(), step_ms: clock.step_ms() };
-                // Two numbers always fit.
+                // Two numbers always fit into a frame.
                 let _ = wire::encode_into(&heartbeat, &mut bytes);
             }
             if socket.write_all(&bytes).is_err() && !clock.has_stopped() {
@@ -111,7 +112,7 @@ impl ReportWriter {
         }
     }
 
-    /// All queued reports; none if a heartbeat is due first.
+    /// Takes all queued reports; returns none if a heartbeat is due first.
     fn next(&self, until: Instant) -> VecDeque<Report> {
         let mut queue = self.lock();
         while queue.reports.is_empty() {

@@ -1,7 +1,7 @@
 //! The loop: commands in, a step, events out.
 //!
-//! Between steps all commands that have arrived are taken, so a cancelled job is gone before the next step. Without jobs
-//! the loop puts the cache on disk, a few blocks at a time, and then sleeps until something arrives.
+//! Between steps all pending commands are handled, so a cancelled job is gone before the next step. Without jobs the
+//! loop writes the cache to disk, a few blocks at a time, and then sleeps until something arrives.
 
 use std::sync::{
     Arc,
@@ -25,13 +25,13 @@ pub(super) struct Session<'a> {
     pub(super) clock: &'a StepClock,
     pub(super) inputs: Receiver<LoopInput>,
     pub(super) sender: Sender<LoopInput>,
-    /// Bytes of the largest file that an adapter may have.
+    /// Maximum size of an adapter's file in bytes.
     pub(super) adapter_file_max: u64,
     pub(super) draining: bool,
 }
 
 impl Session<'_> {
-    /// Serves until it has been drained. The model is dropped before this returns.
+    /// Serves until drained. The model is dropped before this returns.
     pub(super) fn run(mut self) {
         let mut computed = true;
         loop {
@@ -44,7 +44,7 @@ impl Session<'_> {
             for (serial, location) in self.engine.take_wanted_adapters() {
                 self.read_adapter(serial, location);
             }
-            // A server that does not listen is no fault of a plugin.
+            // A server that does not read is not the plugin's fault.
             drop(step);
             self.send_reports();
             if self.draining && self.engine.is_idle() {
@@ -62,7 +62,7 @@ impl Session<'_> {
         reports.send(Report::Drained);
     }
 
-    /// Returns when there may be something to do.
+    /// Waits until there may be something to do.
     fn wait(&mut self, computed: bool) {
         let received = if !self.engine.is_idle() {
             if computed {
@@ -140,12 +140,12 @@ impl Session<'_> {
         }
     }
 
-    /// Reads an adapter on a thread of its own, so that steps go on.
+    /// Reads an adapter on a separate thread, so that steps continue.
     fn read_adapter(&self, serial: u64, location: Location) {
         let (formats, sender, bytes_max) = (self.formats.clone(), self.sender.clone(), self.adapter_file_max);
         start("adapter", move || {
             let read = formats.read(&location, bytes_max);
-            // The receiver is gone only once the engine is.
+            // The receiver is gone only if the engine is.
             let _ = sender.send(LoopInput::AdapterRead { serial, read });
         });
     }

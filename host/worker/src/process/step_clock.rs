@@ -1,21 +1,22 @@
-//! The step that the engine's thread is in, since when, and the number of steps so far. The engine writes, other threads read.
+//! The start of the engine's current step, and the number of steps so far. Written by the engine, read by other
+//! threads.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
     time::Instant,
 };
 
-/// When the current step began.
+/// Times steps.
 pub(super) struct StepClock {
     born: Instant,
-    /// Milliseconds from birth to the step's beginning, plus one; zero between steps.
+    /// Milliseconds from `born` to the step's beginning, plus one; zero between steps.
     began: AtomicU64,
     steps: AtomicU64,
-    /// There are no more steps.
+    /// No more steps follow.
     stopped: AtomicBool,
 }
 
-/// A step that lasts as long as this value.
+/// Marks a step as running, until dropped.
 pub(super) struct StepGuard<'a>(&'a StepClock);
 
 impl Default for StepClock {

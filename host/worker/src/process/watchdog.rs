@@ -1,5 +1,5 @@
-//! The watchdog: a plugin that loops or blocks for ever cannot be interrupted, so a step that exceeds its deadline ends the
-//! process, after a report that says why.
+//! The watchdog: a plugin that loops or blocks forever cannot be interrupted, so a step that exceeds its deadline ends
+//! the process, after a report with the reason.
 
 use std::{sync::Arc, thread, time::Duration};
 
@@ -9,10 +9,10 @@ use pensieve_protocol::{
     wire::Report,
 };
 
-/// The most that the watchdog lets pass between two looks.
+/// Maximum time between two checks.
 const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Ends the process when a step takes longer than the deadline.
+/// Starts a thread that ends the process when a step exceeds the deadline.
 pub(super) fn spawn(clock: &Arc<StepClock>, reports: &Arc<ReportWriter>, deadline: Duration) {
     let (clock, reports) = (clock.clone(), reports.clone());
     let deadline_ms = u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX);

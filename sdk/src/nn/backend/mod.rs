@@ -73,6 +73,9 @@ pub(in crate::nn) enum Form {
     Dense(Tensor),
     /// candle's copy, in the checkpoint's block format.
     Quantized(Arc<QTensor>, QMatMul),
+    /// In its own format, for our Metal kernels.
+    #[cfg(any(test, feature = "metal", target_os = "macos"))]
+    Metal(metal::Weight),
     /// In the block format that our CUDA kernels read.
     #[cfg(feature = "cuda")]
     Cuda(Arc<cuda::Weight>),
@@ -85,6 +88,8 @@ impl Matrix {
             Form::InPlace(raw) => raw.dtype == Dtype::F32,
             Form::Dense(tensor) => tensor.dtype() == candle_core::DType::F32,
             Form::Quantized(..) => false,
+            #[cfg(any(test, feature = "metal", target_os = "macos"))]
+            Form::Metal(weight) => weight.is_f32(),
             #[cfg(feature = "cuda")]
             Form::Cuda(_) => false,
         }
@@ -301,6 +306,11 @@ pub(in crate::nn) trait Backend: Send + Sync {
     /// The weighted sum of the outputs of each row's experts; `None` without a kernel.
     fn mixture(&self, _x: &Tensor, _routed: &Routed, _table: &ExpertTable, _glu: Glu) -> Result<Option<Tensor>> {
         Ok(None)
+    }
+
+    /// Gathers rows of an activation; `rows` are below its first dimension.
+    fn select_rows(&self, x: &Tensor, rows: &[u32]) -> Result<Tensor> {
+        Ok(x.index_select(&self.formulas().ids(rows)?, 0)?)
     }
 
     /// Looks up the embeddings of the step's tokens, whose ids are in bounds.

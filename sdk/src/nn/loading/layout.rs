@@ -1,8 +1,9 @@
 //! Assigns a model's layers to its devices.
 //!
-//! Layers are assigned in order, so that activations cross each boundary once in a step, and by size, so that all devices are
-//! filled to the same share. A layer is known by the number in its weights' names, as in `model.layers.7.mlp.up_proj`. Weights
-//! without a number belong to the first layer, except the final norm and the head, which belong to the last.
+//! Layers are assigned in order, so that activations cross each boundary once per step, and by size, so that all
+//! devices are filled to the same fraction. A layer is identified by the number in its weights' names, as in
+//! `model.layers.7.mlp.up_proj`. Weights without a number belong to the first layer, except the final norm and the
+//! head, which belong to the last.
 
 use std::ops::RangeInclusive;
 
@@ -31,7 +32,7 @@ pub(in crate::nn) struct Layout {
     devices: usize,
 }
 
-/// The part of the model that a weight is assigned with.
+/// The unit by which weights are assigned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
     First,
@@ -51,12 +52,13 @@ impl Part {
 }
 
 impl Layout {
-    /// Everything on one device.
+    /// Puts everything on one device.
     pub(in crate::nn) fn one() -> Self {
         Self { places: Vec::new(), devices: 1 }
     }
 
-    /// Assigns layers to devices by the bytes of `weights`, by name, and of `caches`, one for each layer that has one.
+    /// Assigns layers to devices by the sizes of `weights`, with names, and of `caches`, one for each layer that has
+    /// one.
     pub(in crate::nn) fn plan<'a>(
         shares: &[Share],
         weights: impl Iterator<Item = (&'a str, u64)>,
@@ -114,7 +116,7 @@ impl Layout {
         Ok(layout)
     }
 
-    /// The device of the weights at this path of the checkpoint.
+    /// Device of the weights at this path of the checkpoint.
     pub(in crate::nn) fn of_path(&self, path: &str) -> usize {
         match Part::of(path) {
             _ if self.devices == 1 => 0,
@@ -124,7 +126,7 @@ impl Layout {
         }
     }
 
-    /// The device of one of `count` caches.
+    /// Device of one of `count` caches.
     pub(in crate::nn) fn of_cache(&self, cache: usize, count: usize) -> usize {
         let layer = cache * self.places.len() / count.max(1);
         self.places.get(layer).copied().unwrap_or(self.devices - 1)
@@ -135,7 +137,7 @@ impl Layout {
         Some(first..=self.places.iter().rposition(|at| *at == place)?)
     }
 
-    /// The layers of each device, for the log.
+    /// Describes the layers of each device for the log.
     pub(in crate::nn) fn describe(&self, names: &[&str]) -> String {
         let of = |(place, name): (usize, &&str)| {
             let range = self.layers_of(place)?;
@@ -145,12 +147,12 @@ impl Layout {
     }
 }
 
-/// Tells if a weight belongs to experts that stay in the host's memory: those of the first `layers` layers.
+/// Returns whether a weight belongs to experts that stay in host memory: those of the first `layers` layers.
 pub(in crate::nn) fn is_on_host(path: &str, layers: usize) -> bool {
     matches!(Part::of(path), Part::Layer(layer) if layer < layers) && path.split('.').any(|part| part == "experts")
 }
 
-/// Tells if a weight belongs to the vision or audio part of a multimodal checkpoint, which is not loaded.
+/// Returns whether a weight belongs to the vision or audio part of a multimodal checkpoint, which is not loaded.
 pub(in crate::nn) fn is_beside_text(path: &str) -> bool {
     path.split('.').any(|part| BESIDE_TEXT.iter().any(|name| part.starts_with(name)))
 }
@@ -159,12 +161,12 @@ pub(in crate::nn) fn is_beside_text(path: &str) -> bool {
 const BESIDE_TEXT: [&str; 7] =
     ["vision", "visual", "audio", "multi_modal_projector", "embed_vision", "embed_audio", "mm_projector"];
 
-/// A larger layer number is taken for a corrupt file.
+/// A larger layer number is a sign of a corrupt file.
 const LAYERS_MAX: usize = 4096;
 
-/// Assigns each device a run of layers, at least one, so that all devices are filled to the same share.
+/// Assigns each device a contiguous run of at least one layer, so that all devices are filled to the same fraction.
 fn deal(layers: &[u64], shares: &[Share]) -> Vec<usize> {
-    // If one does not report its memory, all count the same.
+    // If any device does not report its memory, all count equally.
     let free: Option<Vec<u64>> = shares.iter().map(|share| share.free_bytes).collect();
     let room = free.map_or(vec![1.0; shares.len()], |free| free.into_iter().map(|free| free.max(1) as f64).collect());
     let (all, total): (f64, f64) = (room.iter().sum(), layers.iter().map(|bytes| *bytes as f64).sum());
@@ -181,7 +183,7 @@ fn deal(layers: &[u64], shares: &[Share]) -> Vec<usize> {
         let middle = (sum + *bytes as f64 / 2.0) / total.max(1.0);
         sum += *bytes as f64;
         let is_first_of_place = places.last() != Some(&place);
-        // Fewer layers are left than devices from this one on: each further device needs one.
+        // If no more layers are left than further devices, each of those needs one.
         let is_urgent = layers.len() - layer < shares.len() - place;
         if place + 1 < shares.len() && !is_first_of_place && (middle > ends[place] || is_urgent) {
             place += 1;
@@ -225,7 +227,7 @@ mod tests {
         assert_eq!(layout.places.iter().filter(|place| **place == 0).count(), 7, "{layout:?}");
         let layout = plan(&[40, 40, 40], 9, &[0; 9]).unwrap();
         assert_eq!(layout.describe(&["a", "b", "c"]), "layers 0 to 2 on a, layers 3 to 5 on b, layers 6 to 8 on c");
-        // Caches count as weights do.
+        // Caches count like weights.
         let layout = plan(&[40, 40], 8, &[0, 0, 0, 0, 0, 0, 0, 8 << 30]).unwrap();
         assert_eq!(layout.places.iter().filter(|place| **place == 1).count(), 1, "{layout:?}");
     }

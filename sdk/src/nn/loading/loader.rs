@@ -1,7 +1,8 @@
-//! Loads layers from a checkpoint: a [`Loader`] is a path in its tree of names and the device that the weights there go to.
+//! Loads layers from a checkpoint: a [`Loader`] is a path in the tree of names, together with the device of the weights
+//! there.
 //!
-//! `loader.at("model").at("layers").at(3).linear("q_proj", …)` follows the model's own module tree, and registers each linear
-//! layer under its full name, so that adapters find it without the model file's help.
+//! `loader.at("model").at("layers").at(3).linear("q_proj", …)` follows the model's module tree, and registers each
+//! linear layer under its full name, so that adapters find it without help from the model file.
 
 use candle_core::{Device, Tensor};
 use std::{
@@ -27,8 +28,8 @@ use crate::{
     weights::{Checkpoint, Format, GgufFamily, GgufRope, RawTensor, Weights, quote},
 };
 
-/// Tensors that repeat the configuration, and so are not reported as unused: RoPE's frequencies, which [`Config::rope`] reads
-/// from GGUF files and which older checkpoints repeat in every layer.
+/// Tensors that repeat the configuration, and so are not reported as unused: RoPE frequencies, which [`Config::rope`]
+/// reads from GGUF files and which older checkpoints repeat in every layer.
 ///
 /// [`Config::rope`]: crate::weights::Config::rope
 const DERIVED: [&str; 4] =
@@ -37,21 +38,21 @@ const DERIVED: [&str; 4] =
 /// Paths of the text model: in text-only checkpoints, and in multimodal ones.
 const TEXT_MODELS: [&str; 4] = ["model", "language_model.model", "model.language_model", "language_model"];
 
-/// Limit on the unused tensors that a warning names.
+/// Maximum number of unused tensors that a warning names.
 const NAMED_MAX: usize = 4;
 
-/// A path in a checkpoint that is being loaded.
+/// A path in a checkpoint being loaded.
 #[derive(Clone)]
 pub struct Loader<'a> {
     shared: &'a Shared<'a>,
     /// Computes on the device that the weights go to.
     ops: &'a Ops,
-    /// The weights stay in the host's memory although the model is on an accelerator.
+    /// The weights stay in host memory although the model is on an accelerator.
     on_host: bool,
     prefix: String,
 }
 
-/// Experts that stay in the host's memory.
+/// Experts that stay in host memory.
 pub(in crate::nn) struct HostExperts {
     /// Computes on the CPU.
     pub(in crate::nn) ops: Ops,
@@ -59,16 +60,16 @@ pub(in crate::nn) struct HostExperts {
     pub(in crate::nn) layers: usize,
 }
 
-/// The state that all loaders of one model share.
+/// State shared by all loaders of one model.
 pub(in crate::nn) struct Shared<'a> {
     checkpoint: &'a Checkpoint,
     services: &'a Services,
-    /// One for each of the model's devices.
+    /// One per device of the model.
     parts: &'a [Ops],
     layout: &'a Layout,
     host: Option<&'a HostExperts>,
     context: usize,
-    /// Rows of queries and keys in GGUF files are permuted, compared with transformers'.
+    /// Rows of queries and keys are permuted relative to transformers', as in many GGUF files.
     is_permuted: bool,
     merges: Merges<'a>,
     registry: RefCell<Registry>,
@@ -110,7 +111,7 @@ impl<'a> Shared<'a> {
         Loader { shared: self, ops: self.ops_of(""), on_host: false, prefix: String::new() }
     }
 
-    /// Computes on the device that the weights at `path` go to.
+    /// Operations of the device of the weights at `path`.
     fn ops_of(&self, path: &str) -> &'a Ops {
         self.parts.get(self.layout.of_path(path)).unwrap_or(&self.parts[0])
     }
@@ -119,15 +120,15 @@ impl<'a> Shared<'a> {
         unused(self.checkpoint.weights(), &self.used.borrow())
     }
 
-    /// The registry for adapters, and the memory that the layers take. An error if a merged adapter has not found its weights.
+    /// Returns the registry for adapters, and the layers' memory. Fails if a merged adapter has not found its weights.
     pub(in crate::nn) fn finish(self) -> Result<(Registry, Resident)> {
         self.merges.finish()?;
         Ok((self.registry.into_inner(), self.resident.into_inner()))
     }
 }
 
-/// Lists the tensors that nothing loaded, for a warning: a part of the model that the plugin does not know, or a misspelled
-/// name.
+/// Lists the tensors that were never loaded, for a warning: a part of the model that the plugin does not know, or a
+/// misspelled name.
 pub(crate) fn unused(weights: &Weights, used: &HashSet<String>) -> Option<String> {
     let is_unused = |name: &&str| !used.contains(*name) && !DERIVED.iter().any(|derived| name.ends_with(derived));
     let unused: Vec<_> = weights.names().filter(is_unused).collect();
@@ -147,8 +148,8 @@ impl Loader<'_> {
         Self { shared: self.shared, ops, on_host: self.on_host, prefix }
     }
 
-    /// This path, with its weights on the device that computes the experts of its layer. The second value computes there, if
-    /// that is not the model's device: pass it to [`Experts::computed_by`](crate::nn::Experts::computed_by).
+    /// Returns this path with its weights on the device that computes its layer's experts. The second value computes
+    /// there, if that is not the model's device: pass it to [`Experts::computed_by`](crate::nn::Experts::computed_by).
     pub fn for_experts(&self) -> (Self, Option<Ops>) {
         let layer = self.prefix.split('.').find_map(|part| part.parse::<usize>().ok());
         match self.shared.host.filter(|host| layer.is_some_and(|layer| layer < host.layers)) {
@@ -160,26 +161,26 @@ impl Loader<'_> {
         }
     }
 
-    /// The path of the text model: `model`, or below it in multimodal checkpoints.
+    /// Returns the path of the text model: `model`, or its counterpart in multimodal checkpoints.
     #[must_use]
     pub fn text_model(&self) -> Self {
         let is_there = |path: &&&str| self.at(path).has("embed_tokens.weight");
         self.at(TEXT_MODELS.iter().find(is_there).unwrap_or(&TEXT_MODELS[0]))
     }
 
-    /// The layers `layers.0`, `layers.1` … below this path, each loaded by `load`.
+    /// Loads the layers `layers.0`, `layers.1` … below this path, each with `load`.
     pub fn layers<L>(&self, count: usize, load: impl Fn(&Self, usize) -> Result<L>) -> Result<Vec<L>> {
         (0..count).map(|index| load(&self.at("layers").at(index), index)).collect()
     }
 
-    /// The output layer `lm_head`; if `tied` and the checkpoint has none, the embedding's weight.
+    /// Loads the output layer `lm_head`; if `tied` and the checkpoint has none, uses the embedding's weight.
     pub fn lm_head(&self, embedding: &Embedding, tied: bool) -> Result<Linear> {
         let nested = "language_model.lm_head";
         let name = if self.at(nested).has("weight") { nested } else { "lm_head" };
         let here = self.at(name);
         if tied && !here.has("weight") {
             let head = embedding.tied(self, name);
-            // The table may lie on another device than an `lm_head` of its own would, and the bias goes along with it.
+            // The table may be on another device than a separate `lm_head` would be; the bias must be on the same one.
             let beside = Self { ops: self.shared.parts.get(head.place()).unwrap_or(self.ops), ..here.clone() };
             let bias = if here.has("bias") { Some(beside.vector("bias", embedding.rows())?) } else { None };
             return Ok(head.with_bias(bias));
@@ -197,33 +198,33 @@ impl Loader<'_> {
         &self.prefix
     }
 
-    /// The longest sequence that the model is loaded for, in tokens.
+    /// The context that the model is loaded with, in tokens.
     pub fn context(&self) -> usize {
         self.shared.context
     }
 
-    /// The device that the weights go to.
+    /// The device of the weights.
     pub fn device(&self) -> &Device {
         self.ops.device()
     }
 
-    /// The format of the checkpoint, for the few models that have to tell GGUF's conventions from Hugging Face's.
+    /// The checkpoint's format, for the few models that must distinguish GGUF's conventions from Hugging Face's.
     pub fn format(&self) -> Format {
         self.shared.checkpoint.format()
     }
 
-    /// Looks for the tensor `name` below this path.
+    /// Returns whether the tensor `name` exists below this path.
     pub fn has(&self, name: &str) -> bool {
         self.shared.checkpoint.weights().contains(&self.name(name))
     }
 
-    /// The linear layer `name.weight`, of shape `[outputs, inputs]`, with `name.bias` where the checkpoint has one.
+    /// Loads the linear layer `name.weight`, of shape `[outputs, inputs]`, with `name.bias` if the checkpoint has one.
     pub fn linear(&self, name: &str, inputs: usize, outputs: usize) -> Result<Linear> {
         self.linear_in(name, inputs, outputs, None)
     }
 
-    /// A linear layer of a weight `[outputs, inputs]` that the model file made itself, such as a part of a tensor or a transposed
-    /// one. Adapters find it under `name`.
+    /// Creates a linear layer from a weight `[outputs, inputs]` built by the model file, such as a part of a tensor or
+    /// a transposed one. Adapters find it under `name`.
     pub fn linear_of(&self, name: &str, weight: &RawTensor) -> Result<Linear> {
         let (weight, id) = self.at(name).weight(weight, Part::Linear, None)?;
         Ok(Linear::new(weight, None, id))
@@ -237,8 +238,9 @@ impl Loader<'_> {
         Ok(Linear::new(weight, bias, id))
     }
 
-    /// Linear layers of one input, which the checkpoint has separately or stacked as the rows of `name.weight`: queries, keys and
-    /// values as `qkv_proj`, gate and up as `gate_up_proj`. Adapters may name the parts or the stack in either case.
+    /// Loads linear layers with a common input, which the checkpoint has separately or stacked as the rows of
+    /// `name.weight`: queries, keys and values as `qkv_proj`, gate and up as `gate_up_proj`. In either case adapters
+    /// may name the parts or the stack.
     pub fn stacked<const N: usize>(&self, name: &str, inputs: usize, parts: [(&str, usize); N]) -> Result<[Linear; N]> {
         let stack = self.at(name);
         let all = parts.iter().map(|(_, outputs)| outputs).sum();
@@ -269,7 +271,7 @@ impl Loader<'_> {
         layers.try_into().map_err(|_| Error::invalid(format!("'{name}' has other parts than were asked for")))
     }
 
-    /// The embedding `name.weight`, of shape `[rows, width]`.
+    /// Loads the embedding `name.weight`, of shape `[rows, width]`.
     pub fn embedding(&self, name: &str, rows: usize, width: usize) -> Result<Embedding> {
         let here = self.at(name);
         let raw = here.raw("weight", &[rows, width])?;
@@ -277,7 +279,8 @@ impl Loader<'_> {
         Ok(Embedding::new(weight, raw, id))
     }
 
-    /// The output layer at this path. It shares the table's weight unless an adapter is merged into one of the two.
+    /// Returns the output layer at this path. It shares the table's weight unless an adapter is merged into one of the
+    /// two.
     fn tied(&self, table: LayerId, raw: &RawTensor, weight: &Arc<Matrix>) -> Linear {
         let merges = &self.shared.merges;
         let is_changed = |name: &str| merges.changes(name);
@@ -293,32 +296,32 @@ impl Loader<'_> {
         Linear::new(weight.clone(), None, self.register(layer))
     }
 
-    /// A tensor of one dimension in `f32`, such as a bias or a norm's weight.
+    /// Loads a one-dimensional tensor in `f32`, such as a bias or a norm's weight.
     pub fn vector(&self, name: &str, len: usize) -> Result<Tensor> {
         self.vector_of(&self.raw(name, &[len])?)
     }
 
-    /// A tensor of any format and shape, unpacked to `f32`, for weights that are not a linear layer's.
+    /// Loads a tensor of any format and shape, unpacked to `f32`, for weights that do not belong to a linear layer.
     pub fn dense(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
         let raw = self.raw(name, shape)?;
         self.shared.resident.borrow_mut().add_small(shape.iter().product(), self.place());
         self.ops.dense(pensieve_kernels::dequantize(&raw)?, shape)
     }
 
-    /// A small tensor of these values, on this path's device.
+    /// Creates a small tensor with these values, on this path's device.
     pub(in crate::nn) fn tensor(&self, values: Vec<f32>, shape: &[usize]) -> Result<Tensor> {
         self.shared.resident.borrow_mut().add_small(values.len(), self.place());
         self.ops.dense(values, shape)
     }
 
-    /// [`Self::vector`] for a tensor that the model file took out of the checkpoint, such as a part of a bias.
+    /// Like [`Self::vector`], for a tensor that the model file took from the checkpoint, such as a part of a bias.
     pub fn vector_of(&self, raw: &RawTensor) -> Result<Tensor> {
         let vector = self.ops.vector(raw)?;
         self.shared.resident.borrow_mut().add_small(vector.elem_count(), self.place());
         Ok(vector)
     }
 
-    /// A small tensor's values in the host's memory; `None` if the checkpoint does not have it.
+    /// Reads a small tensor's values to host memory; `None` if the checkpoint does not have it.
     pub fn values(&self, name: &str) -> Result<Option<Vec<f32>>> {
         let name = self.name(name);
         let weights = self.shared.checkpoint.weights();
@@ -327,7 +330,7 @@ impl Loader<'_> {
         Ok(values)
     }
 
-    /// A tensor as stored in the checkpoint; an error if it has another shape.
+    /// Returns a tensor as stored in the checkpoint; fails if its shape differs.
     pub fn raw(&self, name: &str, shape: &[usize]) -> Result<RawTensor> {
         let raw = self.shared.checkpoint.weights().get(&self.name(name))?.expect_shape(shape)?;
         self.count(&raw.name, raw.data.len())?;
@@ -335,7 +338,7 @@ impl Loader<'_> {
         Ok(raw)
     }
 
-    /// The weight of the layer at this path, in the form that the device computes with, and the layer's id for adapters.
+    /// Converts the weight of the layer at this path to the device's form, and registers the layer for adapters.
     fn weight(&self, raw: &RawTensor, part: Part, stack_part: Option<StackPart<'_>>) -> Result<(Arc<Matrix>, LayerId)> {
         let &[outputs, inputs] = raw.shape.as_slice() else {
             return Err(Error::corrupt(format!("tensor '{}' has shape {:?}, not two dimensions", raw.name, raw.shape)));
@@ -350,7 +353,7 @@ impl Loader<'_> {
         Ok((Arc::new(matrix), id))
     }
 
-    /// The registry's entry for the layer at this path, but for `is_f32`.
+    /// The registry's entry for the layer at this path, except for `is_f32`.
     fn describe(&self, part: Part, inputs: usize, outputs: usize) -> Registered {
         let order = if self.format() == Format::Gguf { RowOrder::Gguf } else { RowOrder::HuggingFace };
         let rotated_heads = self.rotated_heads(&self.prefix, outputs);
@@ -362,7 +365,7 @@ impl Loader<'_> {
         self.shared.registry.borrow_mut().add(layer)
     }
 
-    /// The size of a head, if the layer projects queries or keys whose rotated pairs are adjacent in GGUF files.
+    /// Returns the head size if the layer projects queries or keys whose rotated pairs are adjacent in GGUF files.
     fn rotated_heads(&self, name: &str, outputs: usize) -> Option<usize> {
         let config = self.shared.checkpoint.config();
         let is_rotated = ["q_proj", "k_proj"].iter().any(|projection| name.ends_with(projection));
@@ -372,7 +375,7 @@ impl Loader<'_> {
         (is_reordered && head_dim > 1 && outputs.is_multiple_of(head_dim)).then_some(head_dim)
     }
 
-    /// Reports progress; an error if the host has cancelled the load.
+    /// Reports progress; fails if the host has cancelled the load.
     fn count(&self, name: &str, bytes: usize) -> Result<()> {
         let shared = self.shared;
         shared.services.go_on()?;
@@ -387,8 +390,8 @@ impl Loader<'_> {
 }
 
 impl Embedding {
-    /// The output layer `name` of a model with tied embeddings, which shares this table. An adapter for `name` changes the output
-    /// alone.
+    /// Creates the output layer `name` of a model with tied embeddings, which shares this table. An adapter for `name`
+    /// changes the output only.
     pub fn tied(&self, loader: &Loader<'_>, name: &str) -> Linear {
         let (id, raw, weight) = self.parts();
         loader.at(name).tied(id, raw, weight)

@@ -1,7 +1,7 @@
-//! Adapters that become part of the weights: `W + strength · scale · B·A`, computed once while a checkpoint is loaded.
+//! Adapters that are merged into the weights: `W + strength · scale · B·A`, computed once while a checkpoint is loaded.
 //!
-//! A merged adapter costs nothing afterwards, and cannot be detached. The sum is rounded to the weight's own type, so only
-//! dense weights can take one: requantizing would lose the adapter's change.
+//! A merged adapter costs nothing afterwards, and cannot be detached. The sum is rounded to the weight's own type, so
+//! only dense weights support merging: requantizing would lose the adapter's change.
 
 use std::{cell::Cell, cell::RefCell};
 
@@ -18,7 +18,7 @@ use crate::{
 #[derive(Debug, Default)]
 pub(in crate::nn) struct Merges<'a> {
     changes: Vec<Change<'a>>,
-    /// The first error of a caller that cannot return one; [`Merges::finish`] does.
+    /// The first error of a caller that cannot return it; [`Merges::finish`] returns it.
     error: RefCell<Option<Error>>,
 }
 
@@ -27,14 +27,14 @@ pub(in crate::nn) struct Merges<'a> {
 struct Change<'a> {
     pair: &'a LowRankPair,
     factor: f32,
-    /// The weight's name in Hugging Face's scheme.
+    /// The weight's Hugging Face name.
     name: String,
     /// The order of the pair's rows.
     order: RowOrder,
     used: Cell<bool>,
 }
 
-/// A layer's rows within a stack of layers that has a name of its own.
+/// A layer's rows within a named stack of layers.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::nn) struct StackPart<'a> {
     pub(in crate::nn) stack: &'a str,
@@ -45,7 +45,7 @@ pub(in crate::nn) struct StackPart<'a> {
 }
 
 impl<'a> Merges<'a> {
-    /// `own` are the architecture's own GGUF names, beside the shared ones.
+    /// `own` are the architecture's own GGUF names, in addition to the shared ones.
     pub(in crate::nn) fn new(merged: &'a [Merged], own: Names) -> Self {
         let of = |pair: &'a LowRankPair, strength: f32| {
             let name = names::hugging_face(&format!("{}.weight", pair.target), own);
@@ -57,12 +57,12 @@ impl<'a> Merges<'a> {
         Self { changes: changes.collect(), error: RefCell::default() }
     }
 
-    /// Tells if an adapter is to be merged into the weight `name`.
+    /// Returns whether an adapter is to be merged into the weight `name`.
     pub(in crate::nn) fn changes(&self, name: &str) -> bool {
         self.changes.iter().any(|change| change.name == name)
     }
 
-    /// The layer's weight with its adapters merged; `None` if it has none.
+    /// Returns the layer's weight with its adapters merged; `None` if it has none.
     pub(in crate::nn) fn add(
         &self,
         layer: &Registered,
@@ -94,7 +94,7 @@ impl<'a> Merges<'a> {
         values.map(|values| written(raw, &values)).transpose()
     }
 
-    /// Has [`Self::finish`] return this error.
+    /// Makes [`Self::finish`] return this error.
     pub(in crate::nn) fn fail(&self, error: Error) {
         self.error.borrow_mut().get_or_insert(error);
     }
@@ -125,7 +125,7 @@ impl Change<'_> {
     }
 }
 
-/// `values` in the type and under the name of the tensor `raw`.
+/// Converts `values` back to the type and name of the tensor `raw`.
 fn written(raw: &RawTensor, values: &[f32]) -> Result<RawTensor> {
     let bytes: Vec<u8> = match raw.dtype {
         Dtype::F16 => values.iter().flat_map(|value| half::f16::from_f32(*value).to_le_bytes()).collect(),

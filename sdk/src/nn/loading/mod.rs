@@ -1,4 +1,4 @@
-//! Loading a checkpoint's weights: the device of each layer, merged adapters, and the memory that all of it takes.
+//! Loading a checkpoint's weights: assignment to devices, merged adapters, and memory accounting.
 
 pub(super) mod layout;
 pub(super) mod loader;

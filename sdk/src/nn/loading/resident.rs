@@ -1,5 +1,5 @@
-//! The memory that a loaded model takes, by place and purpose, for the log: it answers what fills a card, and why weights are
-//! held twice.
+//! The memory of a loaded model by place and purpose, for the log: shows what fills a card, and why weights are held
+//! twice.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -25,9 +25,9 @@ pub(in crate::nn) enum Class {
 enum Place {
     /// One of the model's devices.
     Device(usize),
-    /// The host's memory, while the model is on a device.
+    /// Host memory, for a model on a device.
     Host,
-    /// The checkpoint's files, which are mapped.
+    /// The mapped files of the checkpoint.
     Mapped,
 }
 
@@ -38,16 +38,21 @@ pub(in crate::nn) struct Resident {
 }
 
 impl Resident {
-    /// Adds a weight; `on_host` if it stays in the host's memory while the model is on a device.
+    /// Adds a weight; `on_host` if it stays in host memory although the model is on a device.
     pub(in crate::nn) fn add_matrix(&mut self, matrix: &Matrix, part: Part, on_host: bool) {
         let class = if part == Part::Table { Class::Embedding } else { Class::Linear };
         let device = Place::Device(matrix.place);
         let (place, bytes) = match &matrix.form {
-            // Weights with a merged adapter, or put together from parts, are in no file.
+            // Weights with a merged adapter, or assembled from parts, are not in the file.
             Form::InPlace(raw) if raw.data.is_in_file() => (Place::Mapped, raw.data.len()),
             Form::InPlace(raw) => (device, raw.data.len()),
             Form::Dense(tensor) => (device, tensor.elem_count() * tensor.dtype().size_in_bytes()),
             Form::Quantized(tensor, _) => (device, tensor.storage_size_in_bytes()),
+            #[cfg(any(test, feature = "metal", target_os = "macos"))]
+            Form::Metal(weight) => match weight.bytes() {
+                (bytes, true) => (Place::Mapped, bytes as usize),
+                (bytes, false) => (device, bytes as usize),
+            },
             #[cfg(feature = "cuda")]
             Form::Cuda(weight) => (device, weight.bytes()),
         };
@@ -72,7 +77,7 @@ impl Resident {
         *sum = sum.saturating_add(bytes);
     }
 
-    /// The log line for a model on `devices` whose cache is of `kind`.
+    /// Formats the log line for a model on `devices` with a cache of type `kind`.
     pub(in crate::nn) fn describe(&self, devices: &[&str], kind: KvType) -> String {
         let list = |place: Place| -> Option<String> {
             let parts = self.bytes.iter().filter(|((at, _), bytes)| *at == place && **bytes > 0);

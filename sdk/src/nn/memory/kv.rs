@@ -1,9 +1,9 @@
-//! The caches of a model, layer by layer: for attention keys and values, `[kv_heads, slots, dim]` each, with `BLOCK_TOKENS`
-//! slots in a block; for a recurrent layer each part of its state, `[slots, values]`.
+//! The caches of a model, layer by layer: keys and values for attention, `[kv_heads, slots, dim]` each, with
+//! `BLOCK_TOKENS` slots per block; for recurrent layers each part of the state, `[slots, values]`.
 //!
-//! Layers with the same kind of cache form a group, and the host allocates the blocks or slots of each group. Token `i` of a
-//! sequence lies in slot `blocks[i / BLOCK_TOKENS] · BLOCK_TOKENS + i mod BLOCK_TOKENS` of its group's layers. On the CPU the
-//! memory is mapped and zeroed lazily, so that blocks cost nothing until they are written.
+//! Layers with the same kind of cache form a group, and the host allocates the blocks or slots of each group. Token `i`
+//! of a sequence is in slot `blocks[i / BLOCK_TOKENS] · BLOCK_TOKENS + i mod BLOCK_TOKENS` of its group's layers. On
+//! the CPU the memory is mapped and zeroed lazily, so that blocks cost nothing until they are written.
 
 use candle_core::{Device, Tensor};
 use half::f16;
@@ -33,13 +33,14 @@ struct Layer {
 
 enum Memory {
     Attention(AttentionCache, Box<[Store; 2]>),
-    /// For each part the number of values and the memory.
+    /// The number of values and the memory of each part.
     State(Vec<(usize, Store)>),
     SharedWith(usize),
 }
 
 impl Layer {
-    /// The layer's stores; for each its heads, its type, and the values of one head per token (or per slot of a state).
+    /// The layer's stores, each with its heads, its type, and the values of one head per token (or per slot of a
+    /// state).
     fn stores(&self, kind: KvType) -> impl Iterator<Item = (&Store, usize, KvType, usize)> {
         let stores: Vec<_> = match &self.memory {
             Memory::Attention(cache, stores) => {
@@ -56,8 +57,8 @@ impl Layer {
 }
 
 impl KvCache {
-    /// Allocates `counts` blocks or slots of each group. `places` gives the device of a layer's cache. `make` allocates a store on
-    /// a device; its last argument says whether the backend may choose a form of its own.
+    /// Allocates `counts` blocks or slots of each group. `places` gives the device of a layer's cache. `make` allocates
+    /// a store on a device; its last argument says whether the backend may choose its own form.
     pub(in crate::nn) fn new(
         shape: &KvShape,
         kind: KvType,
@@ -108,7 +109,7 @@ impl KvCache {
         &self.groups
     }
 
-    /// The layer whose cache a layer reads: its own, or that of the layer it shares with.
+    /// The layer whose cache is read: the layer itself, or the one that it shares with.
     fn owner(&self, layer: usize) -> Result<usize> {
         let count = self.layers.len();
         let missing = || Error::invalid(format!("layer {layer} of a model whose shape has {count}"));
@@ -129,7 +130,7 @@ impl KvCache {
         Ok(self.layers[self.owner(layer)?].place)
     }
 
-    /// The sizes of an attention layer's cache; an error for layers that keep a state.
+    /// The sizes of an attention layer's cache; an error for layers with a state.
     pub(in crate::nn) fn attention(&self, layer: usize) -> Result<AttentionCache> {
         match self.layers[self.owner(layer)?].memory {
             Memory::Attention(cache, _) => Ok(cache),
@@ -191,13 +192,13 @@ impl KvCache {
         sums
     }
 
-    /// Tokens in a unit of a group: those of a block, or 1 for a slot of a state.
+    /// Tokens per unit of a group: per block, or 1 for a slot of a state.
     fn unit_tokens(&self, group: usize) -> usize {
         if matches!(self.groups[group].0, Cache::State { .. }) { 1 } else { BLOCK_TOKENS }
     }
 }
 
-/// An exported block or slot has, for each layer, its keys and then its values, head by head, in little-endian order.
+/// An exported block or slot consists of each layer's keys, then its values, head by head, in little-endian order.
 impl KvTransfer for KvCache {
     fn bytes(&self, group: usize) -> usize {
         let tokens = self.unit_tokens(group);
@@ -273,7 +274,7 @@ impl KvTransfer for KvCache {
     }
 }
 
-/// Error for a span without a block table: a host's batches have one for each group, those that a backend makes up for a
+/// Error for a span without a block table: a host's batches have one per group, but those that a backend creates for
 /// graph capture have none.
 pub(in crate::nn) fn no_table() -> Error {
     Error::invalid("a sequence has no table for a group of caches")

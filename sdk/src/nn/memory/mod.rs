@@ -1,4 +1,4 @@
-//! The caches of a model, and their use by a forward pass: `kv` knows where a token's keys are, `pass` is a batch on its way
+//! The caches of a model, and their use by a forward pass: `kv` locates a token's keys, `pass` is a batch on its way
 //! through the layers.
 
 pub(super) mod kv;

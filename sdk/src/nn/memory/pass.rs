@@ -17,22 +17,22 @@ pub(in crate::nn) struct Pass<'a> {
     pub(in crate::nn) prepared: RefCell<Prepared>,
 }
 
-/// Index tensors that all layers of a step on one device share. The first part of each key is the device's index.
+/// Index tensors shared by all layers of a step on one device. The first component of each key is the device's index.
 #[derive(Default)]
 pub(in crate::nn) struct Prepared {
     /// By group of caches and group of spans: the slots of their tokens, oldest first.
     pub(in crate::nn) slots: HashMap<(usize, usize, Group), Tensor>,
     /// By group of spans, first row and window: the attention mask.
     pub(in crate::nn) masks: HashMap<(usize, Group, usize, Option<usize>), Tensor>,
-    /// By group of caches, heads and head size: where the new tokens' keys or values are written.
+    /// By group of caches, heads and head size: the positions to which the new tokens' keys or values are written.
     pub(in crate::nn) targets: HashMap<(usize, usize, usize, usize), Tensor>,
-    /// By group of caches and size of a state: the slots that states are written to.
+    /// By group of caches and size of a state: the positions to which states are written.
     pub(in crate::nn) state_targets: HashMap<(usize, usize, usize), Tensor>,
     /// By group of caches and kernel size of a convolution: the rows that it reads.
     pub(in crate::nn) convolved: HashMap<(usize, usize, usize), (Vec<Tensor>, Tensor)>,
 }
 
-/// Spans that are computed together: one of several tokens, or several that decode.
+/// Spans that are computed together: a single one with several tokens, or several that decode.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(in crate::nn) struct Group {
     /// The first span.
@@ -64,12 +64,13 @@ impl<'a> Pass<'a> {
         self.batch().positions
     }
 
-    /// The batch, for what only depends on its number of tokens; does not set [`Self::was_read`].
+    /// The batch, for uses that depend only on its number of tokens; does not set [`Self::was_read`].
     pub(in crate::nn) fn input(&self) -> &'a Batch<'a> {
         self.batch
     }
 
-    /// The host has read the batch's contents, so the launches of this pass may not fit another batch of as many tokens.
+    /// True if the host has read the batch's contents, so that the launches of this pass may not fit another batch of
+    /// the same size.
     pub(in crate::nn) fn was_read(&self) -> bool {
         self.was_read.get()
     }

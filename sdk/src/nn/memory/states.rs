@@ -5,7 +5,7 @@ use candle_core::Tensor;
 use super::{kv::no_table, pass::Pass};
 use crate::{Error, Result, Table};
 
-/// A row of a step after which a state must be stored, and its slot.
+/// A state to store: the row of the step after which it is taken, and its slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateWrite {
     /// Index of the span whose state it is.
@@ -16,7 +16,7 @@ pub struct StateWrite {
 }
 
 impl Pass<'_> {
-    /// The slots that the step's sequences continue from in a layer; `None` for new sequences.
+    /// The slots from which the step's sequences continue in a layer; `None` for new sequences.
     pub(in crate::nn) fn read_slots(&self, layer: usize) -> Result<Vec<Option<u32>>> {
         let group = self.kv.group(layer)?;
         let slot = |span: &crate::Span<'_>| match span.caches.get(group) {
@@ -26,7 +26,7 @@ impl Pass<'_> {
         self.batch().spans.iter().map(slot).collect()
     }
 
-    /// One part of the states that the step's sequences continue from: `[spans, values]`, zeros for new sequences.
+    /// One part of the states from which the step's sequences continue: `[spans, values]`, zeros for new sequences.
     pub(in crate::nn) fn states(&self, layer: usize, part: usize) -> Result<Tensor> {
         let states = self.kv.states(layer, part)?;
         let (mut read, mut rows) = (Vec::new(), Vec::with_capacity(self.batch().spans.len()));
@@ -59,7 +59,7 @@ impl Pass<'_> {
         Ok(writes)
     }
 
-    /// Stores one part of states, one row of `states` for each of `writes`.
+    /// Stores one part of the states: a row of `states` for each of `writes`.
     pub(in crate::nn) fn write_states(
         &self,
         layer: usize,

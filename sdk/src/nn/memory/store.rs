@@ -22,7 +22,7 @@ impl StoreShape {
     }
 }
 
-/// Memory of a device that the host reads and writes in place while no step is computed; `from` and `to` are in bytes.
+/// Device memory that the host reads and writes in place while no step is running; `from` and `to` are in bytes.
 pub(in crate::nn) trait HostMemory: Send + Sync {
     fn read(&self, from: usize, bytes: &mut [u8]) -> Result<()>;
     fn write(&self, to: usize, bytes: &[u8]) -> Result<()>;
@@ -32,7 +32,7 @@ pub(in crate::nn) trait HostMemory: Send + Sync {
 pub(in crate::nn) enum Store {
     Mapped(MmapMut),
     Tensor(Tensor),
-    /// A tensor of a device whose memory the host shares.
+    /// A device tensor whose memory is shared with the host.
     #[cfg_attr(not(any(test, feature = "metal", target_os = "macos")), allow(dead_code))]
     Shared(Tensor, Box<dyn HostMemory>),
     /// For values that are a view of the keys.
@@ -40,7 +40,7 @@ pub(in crate::nn) enum Store {
 }
 
 impl Store {
-    /// The values, for the CPU kernels.
+    /// Returns the values for the CPU kernels.
     pub(in crate::nn) fn mapped(&self, kind: KvType) -> Result<Kv<'_>> {
         match (self, kind) {
             (Self::Mapped(memory), KvType::F32) => Ok(Kv::F32(bytemuck::cast_slice(memory))),
@@ -49,7 +49,7 @@ impl Store {
         }
     }
 
-    /// The values, for the CPU kernels to write.
+    /// Returns the values for the CPU kernels to write.
     pub(in crate::nn) fn mapped_mut(&mut self, kind: KvType) -> Result<KvMut<'_>> {
         match (self, kind) {
             (Self::Mapped(memory), KvType::F32) => Ok(KvMut::F32(bytemuck::cast_slice_mut(memory))),
@@ -58,7 +58,7 @@ impl Store {
         }
     }
 
-    /// The tensor, for formulas and kernels on other devices.
+    /// Returns the tensor, for formulas and for kernels on other devices.
     pub(in crate::nn) fn tensor(&self) -> Result<&Tensor> {
         match self {
             Self::Tensor(tensor) | Self::Shared(tensor, _) => Ok(tensor),
@@ -67,7 +67,7 @@ impl Store {
     }
 }
 
-/// Error for a weight, an adapter or a cache that another backend made.
+/// Error for a weight, an adapter or a cache of another backend.
 pub(in crate::nn) fn foreign(what: &str) -> Error {
     Error::invalid(format!("{what} was made for other kernels"))
 }

@@ -8,7 +8,7 @@ use std::{
 
 use crate::{Error, Result};
 
-/// The values of a dense `f32` tensor in the CPU's memory.
+/// Returns the values of a dense `f32` tensor in CPU memory.
 pub(in crate::nn) fn view(tensor: &Tensor) -> Result<impl Deref<Target = [f32]>> {
     let (storage, layout) = tensor.storage_and_layout();
     let Some((start, end)) = layout.contiguous_offsets() else {
@@ -20,7 +20,7 @@ pub(in crate::nn) fn view(tensor: &Tensor) -> Result<impl Deref<Target = [f32]>>
     }
 }
 
-/// Keeps the storage locked while the slice is read.
+/// Holds the storage's read lock while the slice is in use.
 struct View<S> {
     storage: S,
     range: Range<usize>,
@@ -32,7 +32,7 @@ impl<S: Deref<Target = Storage>> Deref for View<S> {
     fn deref(&self) -> &[f32] {
         match &*self.storage {
             Storage::Cpu(CpuStorage::F32(values)) => &values[self.range.clone()],
-            // `view` made sure of the kind, and nothing changes a tensor's storage into another kind.
+            // `view` has checked the kind, and a tensor's storage never changes its kind.
             _ => &[],
         }
     }
@@ -60,7 +60,7 @@ impl<K: FnMut(&mut [f32]) -> Result<()>> InplaceOp1 for InPlace<K> {
     }
 }
 
-/// A CPU tensor of a kernel's result.
+/// Creates a CPU tensor from a kernel's result.
 pub(in crate::nn) fn tensor(values: Vec<f32>, shape: impl Into<Shape>) -> Result<Tensor> {
     Ok(Tensor::from_vec(values, shape.into(), &Device::Cpu)?)
 }

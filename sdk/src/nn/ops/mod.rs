@@ -305,15 +305,10 @@ impl Ops {
         self.bring(x, self.place_of(other)?)
     }
 
-    /// Copies indices to the device of `beside`.
-    pub(super) fn ids(&self, ids: &[u32], beside: &Tensor) -> Result<Tensor> {
-        self.parts.backend(self.place_of(beside)?)?.formulas().ids(ids)
-    }
-
     /// Gathers rows of an activation by index.
     pub(super) fn select_rows(&self, x: &Tensor, rows: &[u32]) -> Result<Tensor> {
         self.check(x, 2)?;
-        Ok(x.index_select(&self.ids(rows, x)?, 0)?)
+        self.parts.near([x], |part, [x]| part.select_rows(x, rows))
     }
 
     /// Copies the rows `start..start + len` of an activation.

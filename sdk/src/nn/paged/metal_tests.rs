@@ -132,7 +132,7 @@ fn formulas<const LAYERS: usize>() -> PagedModel<Tiny<LAYERS>> {
 /// A Llama on the recording driver, which has forgotten what loading took.
 fn recorded<const LAYERS: usize>(state_bytes: u64) -> (PagedModel<Tiny<LAYERS>>, Double) {
     let double = Double::default();
-    let model = load(double.backend().unwrap(), state_bytes);
+    let model = load(double.untried(), state_bytes);
     *double.record() = Default::default();
     (model, double)
 }
@@ -271,22 +271,35 @@ fn a_prompt_of_18_000_tokens_is_computed_in_chunks_that_are_each_waited_for() {
 }
 
 #[test]
-fn a_step_that_decodes_allocates_nothing() {
-    let (mut model, double) = recorded::<16>(1 << 20);
+fn a_greedy_token_of_16_layers_is_one_command_buffer_of_9_dispatches_a_layer_and_one_small_read_back() {
+    const LAYERS: usize = 16;
+    let (mut model, double) = recorded::<LAYERS>(1 << 20);
+    let mut formula = formulas::<LAYERS>();
     step(&mut model, &[PROMPT]).unwrap();
+    step(&mut formula, &[PROMPT]).unwrap();
     double.record().command_buffers.clear();
     for past in 40..43 {
-        greedy(&mut model, past).unwrap();
+        let token = greedy(&mut model, past).unwrap();
+        let logits = step(&mut formula, &[New { past, len: 1, want: Want::Last, ..PROMPT }]).unwrap();
+        let most = logits.iter().copied().fold(f32::MIN, f32::max);
+        assert!(logits[token as usize] > most - 2e-2, "{token} of {logits:?}");
     }
     let record = double.record();
     assert_eq!(record.allocations, Vec::<usize>::new());
+    assert_eq!(record.reads, [3 * size_of::<f32>(); 3], "one small read-back for each token");
     assert_eq!(record.command_buffers.len(), 3);
+    for kernels in &record.command_buffers {
+        let of = |name: &str| kernels.iter().filter(|kernel| kernel.starts_with(name)).count();
+        // What is not a layer's: embedding, norm, head and the best of its logits.
+        assert!(kernels.len() <= 9 * LAYERS + 4, "{} dispatches: {kernels:?}", kernels.len());
+        assert_eq!([of("product_1"), of("rms_norm"), of("embed"), of("best")], [4 * LAYERS + 1, 2 * LAYERS + 1, 1, 1]);
+    }
 }
 
 #[test]
 fn caches_take_exactly_their_size_and_no_power_of_two() {
     let double = Double::default();
-    let model = load::<2>(double.backend().unwrap(), 100 * 1024);
+    let model = load::<2>(double.untried(), 100 * 1024);
     let blocks = model.resident().caches[0].1 as usize;
     let bytes = blocks * BLOCK_TOKENS * KV_HEADS * HEAD_DIM * 2;
     assert!(!bytes.is_power_of_two(), "{blocks} blocks");

@@ -1,4 +1,4 @@
-//! The call that is being parsed, whatever its format. It is committed once its tool is one of those offered and its arguments
+//! The call being parsed, whatever its format. It is committed once its tool is known to be offered and its arguments
 //! have begun; until then it may turn out to be text.
 
 use std::sync::Arc;
@@ -11,22 +11,22 @@ pub(super) struct Call {
     tools: Arc<[Signature]>,
     count: usize,
     is_open: bool,
-    /// Arguments that were not emitted yet.
+    /// Arguments not emitted yet.
     pub arguments: Vec<u8>,
 }
 
 /// The result of feeding a byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fed {
-    /// It belongs to a committed call, or completes one.
+    /// The byte belongs to a committed call, or completes one.
     Counted,
-    /// It is undecided whether it belongs to a call.
+    /// Whether the byte belongs to a call is undecided.
     Open,
-    /// It completes the body.
+    /// The byte completes the body.
     Done,
-    /// Neither it nor what came since the last committed byte belongs to a call; there were calls before.
+    /// Neither this byte nor any since the last committed one belongs to a call, but there were calls before.
     Ended,
-    /// It does not belong to a call.
+    /// The byte does not belong to a call.
     Broken,
 }
 
@@ -35,7 +35,7 @@ impl Call {
         Self { tools, count: 0, is_open: false, arguments: Vec::new() }
     }
 
-    /// The number of committed calls.
+    /// Number of committed calls.
     pub fn count(&self) -> usize {
         self.count
     }
@@ -49,7 +49,7 @@ impl Call {
         self.tools.iter().find(|tool| tool.name == name)
     }
 
-    /// Commits a call of a tool; false if that was not offered.
+    /// Commits a call of the named tool. Returns false if that tool was not offered.
     pub fn begin(&mut self, name: &str, out: &mut Vec<Delta>) -> bool {
         if self.tool(name).is_none() {
             return false;
@@ -59,13 +59,13 @@ impl Call {
         true
     }
 
-    /// The arguments are complete.
+    /// Ends the call: its arguments are complete.
     pub fn end(&mut self, out: &mut Vec<Delta>) {
         self.flush(out, true);
         self.is_open = false;
     }
 
-    /// Emits the arguments so far; with `all` also half a character at the end, which nothing will complete.
+    /// Emits the arguments so far. With `all`, this includes an incomplete character at the end.
     pub fn flush(&mut self, out: &mut Vec<Delta>, all: bool) {
         let whole = if all { self.arguments.len() } else { whole(&self.arguments) };
         if whole > 0 && self.is_open {

@@ -1,7 +1,7 @@
 //! Parses the body of a call byte by byte, so that arguments stream while they are generated.
 //!
-//! Nothing is validated against a schema here: a grammar has done that, and where there is none, the client gets what the
-//! model wrote.
+//! Nothing is validated against a schema here: the grammar has done that, and without a grammar the client gets
+//! whatever the model wrote.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::{
     formats::{Body, Named, Signature},
 };
 
-/// A call, or a list of calls, that is being parsed.
+/// A call, or a list of calls, being parsed.
 #[derive(Debug)]
 pub(super) struct CallBody {
     reader: Reader,
@@ -29,7 +29,7 @@ enum Reader {
 }
 
 impl CallBody {
-    /// The body after an opener. `bare`: there was none.
+    /// Parses the body after an opener, or with `bare` a body without one.
     pub fn new(body: &Body, tools: Arc<[Signature]>, bare: bool) -> Self {
         let reader = match body {
             Body::Object(keys) | Body::List(keys) => Reader::Json(Box::new(JsonReader::new(keys.clone(), bare))),
@@ -39,12 +39,12 @@ impl CallBody {
         Self { reader, call: Call::new(tools) }
     }
 
-    /// The body after the marker of a single call, without the opener of the list.
+    /// Parses the body after the marker of a single call whose list has no opener.
     pub fn unopened(named: &Named, tools: Arc<[Signature]>) -> Self {
         Self { reader: Reader::Named(Box::new(NamedReader::begun(named))), call: Call::new(tools) }
     }
 
-    /// Only the arguments of this tool, as a JSON object.
+    /// Parses only the arguments of this tool, as a JSON object.
     pub fn arguments_of(tool: &str, tools: Arc<[Signature]>) -> Self {
         Self { reader: Reader::Named(Box::new(NamedReader::arguments_of(tool))), call: Call::new(tools) }
     }
@@ -70,7 +70,7 @@ impl CallBody {
         self.call.flush(out, false);
     }
 
-    /// Emits the rest at the end of the answer. `cut`: it was cut short.
+    /// Emits the rest at the end of the answer. `cut`: the answer was truncated.
     pub fn finish(&mut self, cut: bool, out: &mut Vec<Delta>) {
         if !cut {
             self.complete();
@@ -78,7 +78,7 @@ impl CallBody {
         self.call.flush(out, !cut);
     }
 
-    /// Closes arguments that lack nothing but their end.
+    /// Closes arguments that lack only their end.
     fn complete(&mut self) {
         if let (Reader::Named(named), true) = (&self.reader, self.call.is_open()) {
             self.call.arguments.extend(named.rest());

@@ -12,10 +12,10 @@ use crate::{
     formats::{Channels, Signature, Thoughts},
 };
 
-/// A longer header, its end marker included, is not a header.
+/// Maximum length of a header, including its end marker.
 const HEADER_BYTES_MAX: usize = 1024;
 
-/// Between texts of two messages.
+/// Separator between the texts of two messages.
 const GAP: &[u8] = b"\n\n";
 
 #[derive(Debug)]
@@ -23,9 +23,9 @@ pub(super) struct ChannelReader {
     channels: Channels,
     tools: Arc<[Signature]>,
     state: MessagePart,
-    /// Bytes that are not consumed yet.
+    /// Bytes not consumed yet.
     pending: Vec<u8>,
-    /// Text was emitted, and the next text is that of another message.
+    /// Text was emitted, and the next text belongs to another message.
     has_text: bool,
     gap: bool,
 }
@@ -69,7 +69,7 @@ impl ChannelReader {
         matches!(self.state, MessagePart::Text)
     }
 
-    /// The rest at the end of the answer. `cut`: it was cut short.
+    /// Returns the rest at the end of the answer. `cut`: the answer was truncated.
     pub fn finish(&mut self, cut: bool) -> Vec<Delta> {
         let mut out = Vec::new();
         let mut pending = std::mem::take(&mut self.pending);
@@ -79,7 +79,7 @@ impl ChannelReader {
             pending.truncate(whole(&pending));
         }
         match std::mem::replace(&mut self.state, MessagePart::Rest) {
-            // Half a header is not text.
+            // An incomplete header is not text.
             MessagePart::Header | MessagePart::Rest => {}
             MessagePart::Thinking => think(&mut out, &pending),
             MessagePart::Text => self.show(&mut out, &pending),
@@ -103,7 +103,7 @@ impl ChannelReader {
 
     fn header(&mut self) -> Advance {
         let channels = &self.channels;
-        // An answer without a header, which is possible where no grammar enforces the format, is text to its end.
+        // An answer without a header, which can occur if no grammar enforces the format, is text to its end.
         let begun = self.pending.trim_ascii_start();
         let beginnings = [&channels.start, &channels.channel, &channels.recipient, &channels.message];
         let is_header = beginnings.into_iter().any(|beginning| {
@@ -141,7 +141,7 @@ impl ChannelReader {
         };
     }
 
-    /// The text of a message, up to its end marker.
+    /// Consumes the text of a message, up to its end marker.
     fn content(&mut self, out: &mut Vec<Delta>) -> Advance {
         let ends = self.channels.ends.iter().chain([&self.channels.start]);
         let found = ends.filter_map(|end| Some((find(&self.pending, end.as_bytes())?, end.len()))).min();
@@ -186,7 +186,7 @@ impl ChannelReader {
         Advance::NeedsBytes
     }
 
-    /// The length of the longest suffix that may be the beginning of an end marker.
+    /// Length of the longest suffix that may be the beginning of an end marker.
     fn begun(&self, bytes: &[u8]) -> usize {
         let ends = self.channels.ends.iter().chain([&self.channels.start]);
         ends.map(|end| overlap(bytes, end.as_bytes())).max().unwrap_or(0)

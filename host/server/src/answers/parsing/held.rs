@@ -1,5 +1,5 @@
-//! Bytes of an answer that are held back until it is known what they are. White space is held for as long as a model writes
-//! nothing else, so it must not be scanned again with each new chunk.
+//! Bytes of an answer that are held back until it is clear what they are. White space is held for as long as the model
+//! writes nothing else, so new chunks must not cause it to be scanned again.
 
 use std::ops::Deref;
 
@@ -8,7 +8,7 @@ use super::pieces::{find, leading};
 #[derive(Debug, Default)]
 pub(super) struct Held {
     bytes: Vec<u8>,
-    /// The length of the prefix that is known to be white space.
+    /// Length of the prefix known to be white space.
     white: usize,
 }
 
@@ -17,19 +17,19 @@ impl Held {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// The length of the leading white space.
+    /// Returns the length of the leading white space.
     pub fn white(&mut self) -> usize {
         self.white += leading(&self.bytes[self.white..], u8::is_ascii_whitespace);
         self.white
     }
 
-    /// The position of a marker, which is not white space alone.
+    /// Finds a marker. Markers must contain more than white space.
     pub fn find(&self, marker: &[u8]) -> Option<usize> {
         let from = self.white.saturating_sub(marker.len());
         find(&self.bytes[from..], marker).map(|place| from + place)
     }
 
-    /// The length of the first `upto` bytes without trailing white space.
+    /// Returns the length of the first `upto` bytes without trailing white space.
     pub fn trimmed(&mut self, upto: usize) -> usize {
         let white = self.white().min(upto);
         let text = self.bytes[white..upto].trim_ascii_end().len();
@@ -41,7 +41,7 @@ impl Held {
         self.bytes.drain(..count).collect()
     }
 
-    /// Replaces the first bytes.
+    /// Replaces the first `count` bytes.
     pub fn replace(&mut self, count: usize, others: &[u8]) {
         self.white = 0;
         self.bytes.splice(..count, others.iter().copied());

@@ -1,7 +1,7 @@
-//! Parses calls in JSON: an object with a name and arguments, or a list of them.
+//! Parses calls in JSON: an object with a name and arguments, or a list of such objects.
 //!
-//! Only as much of JSON is parsed as is needed to find names, and where arguments begin and end. A model may write arguments
-//! as a string with JSON in it, and fields in any order; both are normalised.
+//! Only as much JSON is parsed as is needed to find names and the boundaries of arguments. A model may write arguments
+//! as a string that contains JSON, and fields in any order; both are normalised.
 
 use super::call::{Call, Fed};
 use crate::{chat::Delta, formats::Keys};
@@ -19,7 +19,7 @@ pub(super) struct JsonReader {
     name: Option<String>,
     /// Arguments that came before the name.
     early: Option<Vec<u8>>,
-    /// The string that is being read, without its quotes, and whether a backslash came last.
+    /// The string being read, without its quotes, and whether the last character was a backslash.
     text: Vec<u8>,
     escape: bool,
     nest: Nest,
@@ -43,7 +43,7 @@ enum Expecting {
     Field,
 }
 
-/// A JSON value with others in it.
+/// Tracks the end of a nested JSON value.
 #[derive(Debug, Default)]
 pub(super) struct Nest {
     closers: Vec<u8>,
@@ -66,7 +66,8 @@ enum Framed {
 }
 
 impl JsonReader {
-    /// A parser of a call with these keys. `bare`: there was no opener, so text must be recognised as early as possible.
+    /// Creates a parser of a call with these keys. `bare`: there was no opener, so text must be recognised as early as
+    /// possible.
     pub fn new(keys: Keys, bare: bool) -> Self {
         Self {
             keys,
@@ -110,7 +111,7 @@ impl JsonReader {
         }
     }
 
-    /// Feeds a byte that is not part of arguments that are being streamed.
+    /// Feeds a byte outside of streamed arguments.
     fn feed_frame(&mut self, byte: u8, call: &mut Call, out: &mut Vec<Delta>) -> Fed {
         let was_text = matches!(self.at, Expecting::NameText | Expecting::KeyText);
         match self.step(byte) {
@@ -197,7 +198,7 @@ impl JsonReader {
                 self.nest = Nest::default();
                 return self.step_nest(byte);
             }
-            // Of scalars only null can stand for no arguments.
+            // Among scalars, only null can stand for absent arguments.
             b'n' => self.at = Expecting::Scalar,
             b'-' | b'0'..=b'9' | b't' | b'f' if !is_arguments => self.at = Expecting::Scalar,
             _ => return Framed::Broken,
@@ -250,7 +251,7 @@ impl JsonReader {
 }
 
 impl Nest {
-    /// Takes in a byte, the first of which opens it.
+    /// Feeds a byte; the first one opens the value.
     pub fn feed(&mut self, byte: u8) -> Nested {
         if self.in_text {
             match byte {

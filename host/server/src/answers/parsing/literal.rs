@@ -1,5 +1,6 @@
 //! Converts arguments in Python's or Gemma's notation to JSON as they stream: `a="x", b=[True, None])` and
-//! `a:<escape>x<escape>,b:[true,null]}`. What opened them has been read already; what closes them is read here.
+//! `a:<escape>x<escape>,b:[true,null]}`. The opening bracket has been consumed before; the closing one is consumed
+//! here.
 
 use super::pieces::{escape, find};
 
@@ -9,7 +10,7 @@ const WORD_BYTES_MAX: usize = 1024;
 /// Parses literals byte by byte.
 #[derive(Debug)]
 pub(super) struct Literal {
-    /// The marker around strings in Gemma's notation; none for quotation marks, as in Python's.
+    /// The marker around strings in Gemma's notation; `None` for quotation marks, as in Python.
     quote: Option<Vec<u8>>,
     levels: Vec<Level>,
     at: LiteralState,
@@ -26,9 +27,9 @@ struct Level {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// Keys without quotes.
+    /// Fields whose keys have no quotes.
     Fields,
-    /// Keys that are strings.
+    /// Entries whose keys are strings.
     Dict,
     List,
 }
@@ -38,13 +39,13 @@ enum LiteralState {
     Key,
     Separator,
     Value,
-    /// A string between quotation marks, and how much of an escape has been read.
+    /// A string in quotation marks, with the state of its escape sequence.
     Text {
         mark: u8,
         escape: Escape,
         is_key: bool,
     },
-    /// The beginning of a marked string.
+    /// The beginning of a string's opening marker.
     Opening,
     Marked,
     Word,
@@ -55,7 +56,7 @@ enum LiteralState {
 enum Escape {
     None,
     Begun,
-    /// How many digits of a character's number are missing.
+    /// Number of missing hexadecimal digits of a character.
     Digits(u8),
 }
 
@@ -68,15 +69,15 @@ pub(super) enum Progress {
 }
 
 impl Literal {
-    /// Arguments within Python's parentheses, or, where strings stand between markers, within braces. The JSON object's
-    /// opening brace is the caller's.
+    /// Parses arguments in Python's parentheses or, with a `quote` around strings, in braces. The caller writes the
+    /// JSON object's opening brace.
     pub fn arguments(quote: Option<&str>) -> Self {
         let closer = if quote.is_some() { b'}' } else { b')' };
         let levels = vec![Level { kind: Kind::Fields, closer, is_begun: false }];
         Self { quote: quote.map(|quote| quote.as_bytes().to_vec()), levels, at: LiteralState::Key, held: Vec::new() }
     }
 
-    /// A complete Python literal as JSON.
+    /// Converts a complete Python literal to JSON.
     pub fn python(text: &str) -> Option<Vec<u8>> {
         let levels = vec![Level { kind: Kind::List, closer: b')', is_begun: false }];
         let mut literal = Self { quote: None, levels, at: LiteralState::Value, held: Vec::new() };
@@ -87,11 +88,11 @@ impl Literal {
             }
         }
         let is_complete = literal.feed(b')', &mut json) == Progress::End;
-        // The closer of the list that was made up for it.
+        // Without the closing bracket of the list that was wrapped around it.
         is_complete.then(|| json[..json.len().saturating_sub(1)].to_vec())
     }
 
-    /// Takes in a byte, and adds to the JSON.
+    /// Feeds a byte and appends to the JSON.
     pub fn feed(&mut self, byte: u8, json: &mut Vec<u8>) -> Progress {
         match self.at {
             LiteralState::Key => self.key(byte, json),
@@ -135,7 +136,7 @@ impl Literal {
         self.levels.last().is_some_and(|level| level.closer == byte)
     }
 
-    /// Begins another item of what is open.
+    /// Begins another item of the innermost container.
     fn item(&mut self, json: &mut Vec<u8>) {
         if let Some(level) = self.levels.last_mut()
             && std::mem::replace(&mut level.is_begun, true)
@@ -186,7 +187,7 @@ impl Literal {
         }
     }
 
-    /// A key without what some models put around it all the same.
+    /// Strips quotes that some models put around keys although the notation has none.
     fn unquoted<'a>(&self, key: &'a [u8]) -> &'a [u8] {
         let quotes = [self.quote.as_deref().unwrap_or_default(), b"\""];
         let stripped = quotes.iter().find_map(|quote| key.strip_prefix(*quote)?.strip_suffix(*quote));
@@ -245,7 +246,7 @@ impl Literal {
                     json.extend(br"\u");
                     then = Escape::Digits(4);
                 }
-                // Python leaves what it does not know as it is.
+                // Python keeps unknown escapes as they are.
                 _ => escape(&[b'\\', byte], json),
             },
             Escape::Digits(left) if byte.is_ascii_hexdigit() => {

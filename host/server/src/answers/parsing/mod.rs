@@ -1,13 +1,13 @@
 //! The streaming parser: splits an answer's bytes into text, reasoning and tool calls as they arrive.
 //!
-//! However the bytes are chunked, the deltas join to the same result: a delta never ends within a character, and text is
-//! held back while it may yet become a marker. White space around reasoning and calls is dropped, since templates write
+//! The deltas join to the same result however the bytes are chunked: a delta never ends within a character, and text
+//! that may become a marker is held back. White space around reasoning and calls is dropped, since templates write
 //! their own there.
 //!
-//! What looks like a call but is not one stays text: a marker without a call, a tool that was not offered, JSON that breaks
-//! off before the arguments. Once arguments have begun to stream, malformed input ends the call as it is, and what follows
-//! is text. Where an answer is cut short within a character, a marker, or an undecided call, that piece is dropped; an
-//! undecided call without an opener is shown as text.
+//! Malformed calls stay text: a marker without a call, a tool that was not offered, JSON that breaks off before the
+//! arguments. Once arguments have begun to stream, malformed input ends the call, and the rest is text. If an answer is
+//! truncated within a character, a marker or an undecided call, that piece is dropped, except that an undecided call
+//! without an opener is shown as text.
 
 mod call;
 mod call_body;
@@ -33,18 +33,18 @@ use crate::{
     formats::{Calls, Named, OutputFormat, Reasoning, Signature, Thoughts},
 };
 
-/// The most bytes that are held back while it is undecided whether they are a call.
+/// Maximum number of bytes held back while it is undecided whether they are a call.
 const UNDECIDED_BYTES_MAX: usize = 256 << 10;
 
 #[derive(Debug)]
 pub struct ToolParser {
     calls: Option<Calls>,
     reasoning: Option<Reasoning>,
-    /// Parses the whole answer where it consists of messages.
+    /// Parses the whole answer if the format consists of messages.
     channels: Option<ChannelReader>,
     tools: Arc<[Signature]>,
     state: ParserState,
-    /// Bytes that are not consumed yet.
+    /// Bytes not consumed yet.
     pending: Held,
 }
 
@@ -52,7 +52,7 @@ pub struct ToolParser {
 enum ParserState {
     /// Nothing yet: reasoning may be opened.
     Opening,
-    /// Reasoning. `begun`: some was shown.
+    /// Reasoning. `begun`: some of it was emitted.
     Thinking { begun: bool },
     /// Text. `start`: a bare call may begin. `margin`: leading white space is dropped.
     Text { start: bool, margin: bool },
@@ -102,7 +102,7 @@ impl ToolParser {
         }
     }
 
-    /// The rest at the end of the answer. `cut`: it was cut short.
+    /// Returns the rest at the end of the answer. `cut`: the answer was truncated.
     pub fn finish(&mut self, cut: bool) -> Vec<Delta> {
         if let Some(channels) = &mut self.channels {
             return channels.finish(cut);
@@ -111,7 +111,7 @@ impl ToolParser {
         let mut pending = self.pending.take(self.pending.len());
         if cut {
             pending.truncate(whole(&pending));
-            // Half a marker is not part of the reasoning.
+            // An incomplete marker is not part of the reasoning.
             let marker = match (&self.state, &self.reasoning) {
                 (ParserState::Opening, Some(reasoning)) => reasoning.open.as_bytes(),
                 (ParserState::Thinking { .. }, Some(reasoning)) => reasoning.close.as_bytes(),
@@ -188,7 +188,7 @@ impl ToolParser {
                 self.begin_text(true)
             }
             None => {
-                // Leading white space is dropped; later white space stays, as more may follow.
+                // Drop leading white space; keep later white space, as more text may follow.
                 self.pending.take(if shown > skipped { shown } else { skipped });
                 Advance::NeedsBytes
             }
@@ -242,7 +242,7 @@ impl ToolParser {
         }
     }
 
-    /// Emits the first `count` pending bytes as text. Any of them that is not white space ends the margin.
+    /// Emits the first `count` pending bytes as text. Anything but white space ends the margin.
     fn release(&mut self, count: usize, margin: bool, out: &mut Vec<Delta>) {
         let bytes = self.pending.take(count);
         let text = if margin { bytes.trim_ascii_start() } else { &bytes };
@@ -274,7 +274,7 @@ impl ToolParser {
                     return Advance::Done;
                 }
                 Fed::Broken => {
-                    // It was not a call: it is parsed again as text, after what made it look like one.
+                    // Not a call: parse it again as text, starting after the part that made it look like one.
                     let counted = body.calls() > 0;
                     let (shown, again) = raw.split_at((*lead).min(raw.len()));
                     let mut shown = shown.to_vec();
@@ -307,7 +307,8 @@ impl ToolParser {
     }
 }
 
-/// The first opener in a text: its position, its length, and, if it is the marker of a single call, that call's form.
+/// Finds the first opener in a text. Returns its position, its length and, for the marker of a single call, that call's
+/// form.
 fn opener<'a>(text: &Held, calls: &'a Calls) -> Option<(usize, usize, Option<&'a Named>)> {
     let opened = text.find(calls.open.as_bytes()).map(|place| (place, calls.open.len(), None));
     let named = calls.unopened();
@@ -315,7 +316,7 @@ fn opener<'a>(text: &Held, calls: &'a Calls) -> Option<(usize, usize, Option<&'a
     opened.into_iter().chain(unopened).min_by_key(|(place, ..)| *place)
 }
 
-/// The length of the longest suffix that may be the beginning of an opener.
+/// Length of the longest suffix that may be the beginning of an opener.
 fn begun(text: &[u8], calls: &Calls) -> usize {
     let unopened = calls.unopened().map_or(0, |named| overlap(text, named.before.as_bytes()));
     unopened.max(overlap(text, calls.open.as_bytes()))

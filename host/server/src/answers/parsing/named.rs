@@ -1,4 +1,5 @@
-//! Calls that begin with the tool's name: `f[ARGS]{}`, `<function=f><parameter=a>…`, `call:f{a:…}`, and Python's `f(a=…)`.
+//! Calls that begin with the tool's name: `f[ARGS]{}`, `<function=f><parameter=a>…`, `call:f{a:…}`, and Python's
+//! `f(a=…)`.
 
 use super::{
     call::{Call, Fed},
@@ -17,10 +18,10 @@ const NAME_BYTES_MAX: usize = 1024;
 #[derive(Debug)]
 pub(super) struct NamedReader {
     named: Named,
-    /// For Python's calls: whether a list of them is required, possible or open.
+    /// For Python calls: whether a list of them is required, possible or open.
     python: Option<List>,
     at: CallPart,
-    /// The part of a marker or a name that was read.
+    /// The consumed part of a marker or a name.
     head: Vec<u8>,
     name: String,
     arguments: Form,
@@ -35,7 +36,7 @@ enum List {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CallPart {
-    /// Before a name, or after a call, where the end may come.
+    /// Before a name, or after a call, where the body may end.
     Before,
     Name,
     Arguments,
@@ -62,18 +63,18 @@ impl NamedReader {
         }
     }
 
-    /// After the marker before a name.
+    /// Starts after the marker before a name.
     pub fn begun(named: &Named) -> Self {
         Self { at: CallPart::Name, ..Self::new(named) }
     }
 
-    /// Python's calls. `bare`: only a list is a call.
+    /// Parses Python calls. `bare`: only a list counts as a call.
     pub fn python(bare: bool) -> Self {
         let named = Named { arguments: "(".into(), ..Named::default() };
         Self { python: Some(if bare { List::Expected } else { List::Possible }), ..Self::new(&named) }
     }
 
-    /// The arguments of a tool, as a JSON object and nothing else.
+    /// Parses only the arguments of a tool, as a JSON object.
     pub fn arguments_of(tool: &str) -> Self {
         Self { at: CallPart::Arguments, name: tool.to_owned(), ..Self::new(&Named::default()) }
     }
@@ -87,7 +88,7 @@ impl NamedReader {
         }
     }
 
-    /// The missing end of arguments that end with the answer.
+    /// Returns the missing end of arguments that are otherwise complete when the answer ends.
     pub fn rest(&self) -> &'static [u8] {
         match (&self.arguments, self.at) {
             (Form::Tags(tags), CallPart::Arguments) => tags.rest(),
@@ -126,7 +127,7 @@ impl NamedReader {
         Fed::Open
     }
 
-    /// No call follows.
+    /// The result if no call follows.
     fn no_call(call: &Call) -> Fed {
         if call.count() > 0 { Fed::Ended } else { Fed::Broken }
     }
@@ -134,7 +135,7 @@ impl NamedReader {
     fn name(&mut self, byte: u8, call: &mut Call, out: &mut Vec<Delta>) -> Fed {
         let marker = self.named.arguments.as_bytes();
         if marker.is_empty() {
-            // The arguments begin with white space, a tag or a brace, none of which a name has.
+            // The arguments begin with white space, a tag or a brace, none of which can be part of a name.
             let ends = byte.is_ascii_whitespace() || matches!(byte, b'<' | b'{');
             if !ends || self.head.is_empty() {
                 self.head.push(byte);
@@ -171,7 +172,7 @@ impl NamedReader {
             Arguments::Tags(tags) => Form::Tags(Box::new(TagReader::new(tags, &self.named.after, signature.clone()))),
             Arguments::Json if self.python.is_none() => Form::Json(Nest::default()),
             _ => {
-                // What opens such arguments is the name's end.
+                // The name's end is also the opener of such arguments.
                 call.begin(&self.name, out);
                 call.arguments.push(b'{');
                 self.arguments = Form::Literal(Literal::arguments(quote));
@@ -215,7 +216,7 @@ impl NamedReader {
             Progress::Broken => Fed::Ended,
             Progress::End => {
                 call.end(out);
-                // Tags have read what stands behind them.
+                // The tag parser has already consumed the marker after the arguments.
                 let is_over = self.named.after.is_empty() || matches!(self.arguments, Form::Tags(_));
                 if is_over { self.next() } else { self.go(CallPart::After) }
             }
@@ -240,7 +241,7 @@ impl NamedReader {
         if after.starts_with(&self.head) { Fed::Open } else { Fed::Ended }
     }
 
-    /// Behind a call: another one, where there may be several.
+    /// After a call: another one may follow if the format allows several.
     fn next(&mut self) -> Fed {
         let is_last = self.named.before.is_empty() && self.python.is_none();
         if is_last { Fed::Done } else { self.go(CallPart::Before) }

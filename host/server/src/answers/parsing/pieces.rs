@@ -1,32 +1,32 @@
-//! Shared by the parsers of answers: searching for markers in a stream of bytes, and emitting deltas.
+//! Helpers of the answer parsers: searching for markers in a stream of bytes, and emitting deltas.
 
 use crate::chat::Delta;
 
 /// The result of one step of a parser's state machine.
 #[derive(PartialEq, Eq)]
 pub(super) enum Advance {
-    /// It consumed bytes or changed its state.
+    /// The step consumed bytes or changed the state.
     Done,
     NeedsBytes,
 }
 
-/// The position of a marker in a text; an empty marker is never found.
+/// Finds a marker in a text; an empty marker is never found.
 pub(super) fn find(text: &[u8], wanted: &[u8]) -> Option<usize> {
     if wanted.is_empty() { None } else { text.windows(wanted.len()).position(|window| window == wanted) }
 }
 
-/// The length of the prefix whose bytes all pass the test.
+/// Length of the prefix whose bytes all satisfy the predicate.
 pub(super) fn leading(bytes: &[u8], such: impl Fn(&u8) -> bool) -> usize {
     bytes.iter().take_while(|byte| such(byte)).count()
 }
 
-/// The length of the longest suffix that may be the beginning of a marker.
+/// Length of the longest suffix that may be the beginning of a marker.
 pub(super) fn overlap(bytes: &[u8], marker: &[u8]) -> usize {
     let longest = bytes.len().min(marker.len().saturating_sub(1));
     (1..=longest).rev().find(|length| bytes.ends_with(&marker[..*length])).unwrap_or(0)
 }
 
-/// The length without an incomplete character at the end.
+/// Length without an incomplete character at the end.
 pub(super) fn whole(bytes: &[u8]) -> usize {
     let tail = bytes.len().saturating_sub(3);
     let lead = bytes[tail..].iter().rposition(|byte| *byte >= 0xc0);

@@ -1,5 +1,5 @@
 //! Converts arguments between tags to JSON as they stream: `<parameter=a>x</parameter>` is `"a": "x"`. A string streams
-//! as it comes; any other value waits for its end, as it may turn out to be a string.
+//! immediately; any other value is held until its end, as it may turn out to be a string.
 
 use serde_json::Value;
 
@@ -12,7 +12,7 @@ use crate::formats::{Signature, Tags, Types};
 const KEY_BYTES_MAX: usize = 1024;
 const VALUE_BYTES_MAX: usize = 1 << 20;
 
-/// Parses the arguments of one call, with the marker after them.
+/// Parses the arguments of one call, including the marker after them.
 #[derive(Debug)]
 pub(super) struct TagReader {
     tags: Tags,
@@ -30,7 +30,7 @@ enum TagPart {
     Between,
     Key,
     Opening,
-    /// The margin before a string.
+    /// White space before a string.
     Margin,
     Text,
     Value,
@@ -97,7 +97,7 @@ impl TagReader {
         Progress::Inside
     }
 
-    /// The missing end of arguments that are otherwise complete when the answer ends.
+    /// Returns the missing end of arguments that are otherwise complete when the answer ends.
     pub fn rest(&self) -> &'static [u8] {
         if self.at == TagPart::Between && self.is_begun { b"}" } else { b"" }
     }
@@ -143,17 +143,17 @@ impl TagReader {
     }
 }
 
-/// The JSON of a value between tags, of one of these types.
+/// Converts a value between tags to JSON of one of these types.
 fn value_json(types: Types, raw: &[u8]) -> Vec<u8> {
     let text = String::from_utf8_lossy(raw);
     let trimmed = text.trim();
-    // A quoted text where a text is allowed is a text with quotes.
+    // If strings are allowed, a quoted text is a string that contains the quotes.
     let fits = |value: &Value| types.has(Types::of_value(value)) && !(value.is_string() && types.has(Types::TEXT));
     let is_json = |text: &str| serde_json::from_str::<Value>(text).is_ok_and(|value| fits(&value));
     if is_json(trimmed) {
         return trimmed.as_bytes().to_vec();
     }
-    // Some templates print values as Python does, and their models have learned it.
+    // Some templates print values in Python's notation, and their models have learned it.
     let python = Literal::python(trimmed).and_then(|json| String::from_utf8(json).ok());
     if let Some(python) = python.filter(|json| is_json(json)) {
         return python.into_bytes();

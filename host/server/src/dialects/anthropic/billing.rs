@@ -1,5 +1,6 @@
-//! Claude Code's billing line: `x-anthropic-billing-header: cc_version=2.1.197; cc_entrypoint=cli; cch=1c8b4;`, in front of
-//! the system prompt. It serves Anthropic's billing and differs in every request, so prompts with it would never share a prefix.
+//! Claude Code's billing line: `x-anthropic-billing-header: cc_version=2.1.197; cc_entrypoint=cli; cch=1c8b4;`, in
+//! front of the system prompt. It serves Anthropic's billing and differs in every request, so prompts with it would
+//! never share a prefix.
 
 const NAME: &str = "x-anthropic-billing-header:";
 

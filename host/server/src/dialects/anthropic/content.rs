@@ -15,8 +15,8 @@ use crate::{
 const ID_LEN_MAX: usize = 256;
 const NAME_LEN_MAX: usize = 256;
 const BLOCKS_MAX: usize = 10_000;
-/// Prefix of call ids in answers, stripped when they come back: templates may render ids, and the prompt must stay the same as
-/// when the model generated the call.
+/// Prefix of call ids in answers, stripped when they come back: templates may render ids, and the prompt must stay the
+/// same as when the model generated the call.
 pub(super) const CALL_PREFIX: &str = "toolu_";
 
 /// The blocks of a content that is not a string.
@@ -104,8 +104,8 @@ fn only_in(block: &Field<'_>, kind: &str, whose: &str) -> ApiError {
     block.invalid(format_args!("a block of type '{kind}' is allowed in {whose} messages only"))
 }
 
-/// Replacement text for a block that a text-only model cannot read, or `None` for one that only Anthropic's servers produce. An
-/// error would end the session, since the block stays in its history.
+/// Replacement text for a block that a text-only model cannot read, or `None` for one that only Anthropic's servers
+/// produce. An error would end the session, since the block stays in its history.
 fn replaced(block: &Field<'_>, kind: &str) -> Result<Option<String>, ApiError> {
     match kind {
         "image" | "document" => block.attachment(kind).map(Some),

@@ -1,8 +1,8 @@
 //! Converts `system` and `messages` to turns.
 //!
-//! Adjacent messages of one role become one turn, as in the original. Tool results come first in their turn, and nothing comes
-//! between a call and its result: a system message there is deferred until all results are in. A request that extends the
-//! previous one thus only appends to its prompt, which lets the prefix cache work.
+//! Adjacent messages of one role become one turn, as in the original. Tool results come first in their turn, and
+//! nothing comes between a call and its result: a system message there is deferred until all results are in. A request
+//! that extends the previous one thus only appends to its prompt, which lets the prefix cache work.
 
 use std::collections::HashSet;
 

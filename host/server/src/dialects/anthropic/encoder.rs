@@ -1,5 +1,5 @@
-//! Converts deltas to events in the order that every client accepts: one block is open at a time, indices ascend, and nothing
-//! follows the end. A message that is not streamed is assembled from the same events.
+//! Converts deltas to events in the order that every client accepts: one block is open at a time, indices ascend, and
+//! nothing follows the end. A message that is not streamed is assembled from the same events.
 
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -192,7 +192,7 @@ fn block_json((block, text, signature): &(Block, String, String)) -> Value {
         Block::Text => json!({ "type": "text", "text": text }),
         Block::Thinking => json!({ "type": "thinking", "thinking": text, "signature": signature }),
         Block::ToolUse { id, name } => {
-            // Truncated arguments are not valid JSON; the stop reason tells that the message is incomplete.
+            // Truncated arguments are not valid JSON; the stop reason shows that the message is incomplete.
             let input = serde_json::from_str(text).unwrap_or_else(|_| json!({}));
             json!({ "type": "tool_use", "id": id, "name": name, "input": input })
         }

@@ -1,5 +1,5 @@
-//! Tools that Anthropic's API defines by type alone (`bash_20250124`), as its models know their schemas. They run on the client's
-//! machine, so any model can call them if it is given the schema.
+//! Tools that Anthropic's API defines by type alone (`bash_20250124`), as its models know their schemas. They run on
+//! the client's machine, so any model can call them if it is given the schema.
 
 use serde_json::{Value, json};
 

@@ -46,8 +46,8 @@ use encoder::{Head, MessageBuilder, MessageEncoder};
 use events::Event;
 use request::MessageRequest;
 
-/// How long after the request to wait for a first event before the status is sent, so that a worker's immediate refusal gets its
-/// own status. Clients should see a stream start within 100 ms.
+/// How long after the request to wait for a first event before the status is sent, so that a worker's immediate refusal
+/// gets its own status. Clients should see a stream start within 100 ms.
 const FIRST_EVENT: Duration = Duration::from_millis(60);
 /// Minimum wait if reading the prompt took long.
 const FIRST_EVENT_MIN: Duration = Duration::from_millis(20);

@@ -1,5 +1,5 @@
-//! The members of a JSON object, each of which is read when it is first asked for. What nobody asks for is checked to be JSON
-//! and otherwise left as it is: clients send fields that mean nothing here, and a hostile one sends millions of them.
+//! The members of a JSON object, each parsed when it is first read. Unread members are only checked to be valid JSON:
+//! clients send fields that mean nothing here, and a hostile client sends millions of them.
 
 use std::{fmt, ops::Range, sync::OnceLock};
 

@@ -1,6 +1,6 @@
-//! Parses JSON into values with memory accounting: objects and lists are charged to the request's memory before they are
-//! allocated. Parsed JSON can take a hundred times as many bytes as its text (`{"":0}` takes about 500), so the body's length
-//! is no bound for it.
+//! Parses JSON into values with memory accounting: objects and lists are charged to the request's memory before they
+//! are allocated. Parsed JSON can take a hundred times as many bytes as its text (`{"":0}` takes about 500), so the
+//! body's length is no bound for it.
 
 use std::fmt;
 

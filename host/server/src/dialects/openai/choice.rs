@@ -1,7 +1,7 @@
 //! Converts deltas to the pieces of one choice in OpenAI's API, streamed or not.
 //!
-//! The API has no blocks that open and close: text and reasoning simply continue, tool calls have an index, and the finish
-//! reason says the rest.
+//! The API has no blocks that open and close: text and reasoning simply continue, tool calls have an index, and the
+//! finish reason says the rest.
 
 use crate::{
     chat::{Delta, TokenLogprob},

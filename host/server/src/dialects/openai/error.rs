@@ -1,5 +1,5 @@
-//! Errors in OpenAI's form: `{"error": {"message", "type", "param", "code"}}`. Its SDKs choose an exception by the status, and
-//! clients recognise a full context by the code.
+//! Errors in OpenAI's form: `{"error": {"message", "type", "param", "code"}}`. Its SDKs choose an exception by the
+//! status, and clients recognise a full context by the code.
 
 use serde_json::{Value, json};
 

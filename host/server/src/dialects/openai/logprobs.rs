@@ -66,7 +66,8 @@ impl Lists {
     }
 }
 
-/// A token's text, or `bytes:\\x..` if its bytes are not whole characters, as the legacy format has no other field for them.
+/// A token's text, or `bytes:\\x..` if its bytes are not whole characters, as the legacy format has no other field for
+/// them.
 fn legacy_text(bytes: &[u8]) -> String {
     match std::str::from_utf8(bytes) {
         Ok(text) => text.to_owned(),

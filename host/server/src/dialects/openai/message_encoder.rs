@@ -1,7 +1,7 @@
 //! Encodes a choice of `chat/completions` as chunks or as a whole message.
 //!
-//! Reasoning goes into `reasoning_content`, a field that OpenAI's API lacks but most local servers have; other clients ignore
-//! it.
+//! Reasoning goes into `reasoning_content`, a field that OpenAI's API lacks but most local servers have; other clients
+//! ignore it.
 
 use serde_json::{Map, Value, json};
 

@@ -1,7 +1,8 @@
 //! Converts messages to the system prompt and turns.
 //!
-//! `system` and `developer` are equivalent here. Leading ones form the system prompt; later ones stay in place, since moving
-//! them would change the prefix of a cached prompt. A `name` is accepted and ignored, as templates do not support it.
+//! `system` and `developer` are equivalent here. Leading ones form the system prompt; later ones stay in place, since
+//! moving them would change the prefix of a cached prompt. A `name` is accepted and ignored, as templates do not
+//! support it.
 
 use serde_json::{Map, Value, json};
 

@@ -1,8 +1,9 @@
 //! OpenAI's API: `chat/completions`, the legacy `completions`, and `models`.
 //!
-//! Every supported field is checked against OpenAI's limits before anything is queued; unknown ones are ignored. Streamed and
-//! whole answers come from one state machine ([`choice`]) and differ only in their encoding ([`encoder`]). Like other local
-//! servers this one adds `reasoning_content` to messages and chunks, and comments to streams as keep-alives.
+//! Every supported field is checked against OpenAI's limits before anything is queued; unknown ones are ignored.
+//! Streamed and whole answers come from one state machine ([`choice`]) and differ only in their encoding ([`encoder`]).
+//! Like other local servers this one adds `reasoning_content` to messages and chunks, and comments to streams as
+//! keep-alives.
 //!
 //! Legacy `functions` and `suffix` are refused; images and audio become a note in the prompt.
 

@@ -1,5 +1,5 @@
-//! Fields of both endpoints, checked before anything is rendered or queued. Fields of the API that have no use here (`user`,
-//! `metadata`, `store`, `service_tier` and more) are accepted and ignored.
+//! Fields of both endpoints, checked before anything is rendered or queued. Fields of the API that have no use here
+//! (`user`, `metadata`, `store`, `service_tier` and more) are accepted and ignored.
 
 use crate::{
     chat::SamplingParams,

@@ -16,8 +16,8 @@ use crate::{
     },
 };
 
-/// A comment in server-sent events, which readers skip. No empty line follows, as some readers would take it for the end of an
-/// event without data.
+/// A comment in server-sent events, which readers skip. No empty line follows, as some readers would take it for the
+/// end of an event without data.
 const COMMENT: &[u8] = b": keep-alive\n";
 const DONE: &[u8] = b"data: [DONE]\n\n";
 
@@ -78,7 +78,8 @@ impl ResponseBuilder {
         Ok(total)
     }
 
-    /// Indices of the choices to return: each prompt's most likely ones in descending order, or all in their original order.
+    /// Indices of the choices to return: each prompt's most likely ones in descending order, or all in their original
+    /// order.
     fn shown(&self) -> Vec<usize> {
         let Style { copies, shown, .. } = self.style;
         let places: Vec<usize> = (0..self.choices.len()).collect();

@@ -59,8 +59,8 @@ impl Tools {
         Ok(())
     }
 
-    /// Restricts the tools to the allowed ones. If a single one is required, the others stay, so that the cached prompt remains
-    /// valid.
+    /// Restricts the tools to the allowed ones. If a single one is required, the others stay, so that the cached prompt
+    /// remains valid.
     fn allow(&mut self, allowed: &Field<'_>) -> Result<ToolChoice, ApiError> {
         allowed.object()?;
         let required = allowed.get("mode").choice(&["auto", "required"])? == 1;

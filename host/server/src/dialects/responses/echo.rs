@@ -1,5 +1,5 @@
-//! Request fields that every response echoes. They are part of three events of a stream and of the stored response, so they are
-//! serialized once, as received, and shared.
+//! Request fields that every response echoes. They are part of three events of a stream and of the stored response, so
+//! they are serialized once, as received, and shared.
 
 use serde_json::{Map, Value};
 

@@ -1,5 +1,6 @@
-//! Events of a response in the order that OpenAI's SDKs and Codex expect, with ascending sequence numbers: an item is added, its
-//! parts and deltas follow, and it is done. A response that is not streamed is the object of the `completed` event.
+//! Events of a response in the order that OpenAI's SDKs and Codex expect, with ascending sequence numbers: an item is
+//! added, its parts and deltas follow, and it is done. A response that is not streamed is the object of the `completed`
+//! event.
 
 use std::sync::Arc;
 

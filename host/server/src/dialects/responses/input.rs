@@ -1,8 +1,8 @@
 //! Converts `input` to turns: a string, or items as this API returns and accepts them.
 //!
-//! Adjacent items of the assistant become one turn, as the model generated them. An instruction between a call and its output
-//! moves after the output. Items that a text model cannot use are dropped with a note instead of an error, since they stay in
-//! the client's history and are sent again with every request.
+//! Adjacent items of the assistant become one turn, as the model generated them. An instruction between a call and its
+//! output moves after the output. Items that a text model cannot use are dropped with a note instead of an error, since
+//! they stay in the client's history and are sent again with every request.
 
 use std::collections::HashMap;
 
@@ -204,7 +204,8 @@ fn texts(field: &Field<'_>) -> Result<Vec<String>, ApiError> {
     Ok(texts)
 }
 
-/// The reasoning of an item: plain, or else decoded if this server encoded it. What another server encrypted is dropped.
+/// The reasoning of an item: plain, or else decoded if this server encoded it. What another server encrypted is
+/// dropped.
 fn reasoning(item: &Field<'_>) -> Result<String, ApiError> {
     let content = item.get("content");
     if content.present().is_some() {

@@ -85,7 +85,8 @@ pub(crate) async fn input_tokens(chats: Arc<Chats>, call: ApiRequest) -> Result<
     Ok(ApiResponse::json(&body).with_warnings(warnings))
 }
 
-/// Errors in OpenAI's form with this API's codes: Codex retries `server_is_overloaded`, but gives up a turn at a plain 429.
+/// Errors in OpenAI's form with this API's codes: Codex retries `server_is_overloaded`, but gives up a turn at a plain
+/// 429.
 pub(crate) fn envelope(error: &ApiError, request_id: &str) -> (u16, Vec<u8>) {
     if matches!(error.code, ErrorCode::Overloaded | ErrorCode::Unavailable) {
         let mut body = openai::error_body(error);

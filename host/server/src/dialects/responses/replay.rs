@@ -1,5 +1,5 @@
-//! Replays a completed response as events, with each text and each call in one delta. Events are generated on demand and share
-//! large parts with the stored response.
+//! Replays a completed response as events, with each text and each call in one delta. Events are generated on demand
+//! and share large parts with the stored response.
 
 use std::collections::VecDeque;
 

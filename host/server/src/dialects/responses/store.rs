@@ -1,6 +1,6 @@
-//! Stored responses, for `previous_response_id` and `GET /v1/responses/ID`: in memory, bounded in bytes and number, with the
-//! oldest evicted first. Clients see only their own. They are kept as text, since parsed values take ten times the memory, and
-//! shared with readers.
+//! Stored responses, for `previous_response_id` and `GET /v1/responses/ID`: in memory, bounded in bytes and number,
+//! with the oldest evicted first. Clients see only their own. They are kept as text, since parsed values take ten times
+//! the memory, and shared with readers.
 
 use std::{
     collections::VecDeque,

@@ -1,5 +1,5 @@
-//! Tools of a request: functions, custom tools as functions with one string, and flattened namespaces, with a map from flat
-//! names back to the client's names.
+//! Tools of a request: functions, custom tools as functions with one string, and flattened namespaces, with a map from
+//! flat names back to the client's names.
 
 use std::collections::HashMap;
 
@@ -87,8 +87,8 @@ impl Tools {
         self.origins.get(flat).cloned().unwrap_or_else(plain)
     }
 
-    /// Enforces the formats of custom tools among `tools`: a grammar process converts each to a regular expression. One that
-    /// cannot be converted is a warning, as a 400 would end a Codex session.
+    /// Enforces the formats of custom tools among `tools`: a grammar process converts each to a regular expression. One
+    /// that cannot be converted is a warning, as a 400 would end a Codex session.
     pub(super) async fn enforce(
         &mut self,
         chats: &Chats,
@@ -225,7 +225,8 @@ fn function(item: &Field<'_>) -> Result<Tool, ApiError> {
         name: name(&item.get("name"))?.to_owned(),
         description: description(item)?,
         schema,
-        // Unless strict, a schema that the grammar engine does not support degrades to any JSON: a 400 would end a Codex session.
+        // Unless strict, a schema that the grammar engine does not support degrades to any JSON: a 400 would end a
+        // Codex session.
         strict: item.get("strict").flag(false)?,
         field: parameters.path().to_owned(),
     })

@@ -1,6 +1,6 @@
-//! Adapters on their way to a model's worker, and away from it. One that comes while the server runs is known to clients
-//! once the worker has it; one that the configuration names is known from the beginning, and a request
-//! that names it fails with the reason why the worker did not take it.
+//! Adapters on their way to a model's worker, and away from it. An adapter attached at run time becomes known to
+//! clients once the worker has loaded it. One from the configuration is known from the beginning; if the worker refused
+//! it, requests that name it fail with the reason.
 
 use std::time::Instant;
 
@@ -19,7 +19,7 @@ use pensieve_protocol::{
     wire::Attachment,
 };
 
-/// Adapters that a model reads at once, each of them whole in memory.
+/// Maximum number of adapters that a model reads at once; each is held in memory as a whole.
 const COMING_MAX: usize = 4;
 
 impl Supervisor {
@@ -94,7 +94,7 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Gives back memory reserved for adapters where there are none and nothing runs under one.
+    /// Releases memory reserved for adapters of workers that are idle and have none left.
     pub(super) fn release_adapter_memory(&mut self) {
         for (serial, worker) in &mut self.workers {
             let is_ready = self.models[worker.model].state == LoadState::Ready(*serial);
@@ -107,7 +107,8 @@ impl Supervisor {
 
     pub(super) fn on_attached(&mut self, serial: u64, attempt: u64, result: Attachment) {
         let Some(worker) = self.workers.get_mut(&serial) else { return };
-        // An attempt that was cancelled while the adapter was read has no entry: the worker was told to drop the adapter.
+        // An attempt that was cancelled while the adapter was being read has no entry: the worker was told to drop the
+        // adapter.
         let Some(AttachAttempt { name, pending, .. }) = worker.attaching.remove(&attempt) else { return };
         let index = worker.model;
         let what = match result.clone() {
@@ -130,7 +131,7 @@ impl Supervisor {
         }
     }
 
-    /// Detaches an adapter: no request may name it any more, and workers drop it.
+    /// Detaches an adapter: requests can no longer name it, and workers drop it.
     pub(super) fn detach(&mut self, index: usize, name: &str) -> Result<(), AdapterFailure> {
         let pending = self.take_newcomer(index, name);
         let id = &self.config.models[index].id;
@@ -148,7 +149,7 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Removes a pending adapter: one whose requester has no answer yet.
+    /// Removes a pending adapter whose requester has not been answered yet.
     fn take_newcomer(&mut self, index: usize, name: &str) -> Option<PendingAdapter> {
         let waiting = &mut self.models[index].pending_adapters;
         if let Some(place) = waiting.iter().position(|pending| pending.name == name) {

@@ -1,5 +1,5 @@
-//! How a model is restarted after its worker crashed: after a pause that grows, and not at all (quarantine) when crashes come
-//! too often. Pure.
+//! Restart policy after a worker crash: restart after a growing pause, or not at all (quarantine) if crashes come too
+//! often. Pure.
 
 use std::{
     collections::VecDeque,
@@ -37,7 +37,7 @@ impl CrashHistory {
         self.0.len()
     }
 
-    /// Forgets them: something has changed.
+    /// Forgets all deaths because something has changed.
     pub(super) fn forget(&mut self) {
         self.0.clear();
     }

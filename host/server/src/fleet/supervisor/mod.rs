@@ -1,8 +1,8 @@
-//! The supervisor: decides about the fleet's models and workers. A state machine without input or output.
+//! The supervisor: decides about the fleet's models and workers. A state machine without I/O.
 //!
-//! Everything that happens arrives as an [`Event`] with its time, and the consequences come back as [`Effect`]s, which the
-//! control loop carries out; log lines are effects, too. So there is nothing to lock, no two parts disagree on the order of
-//! events, and a test can try any order of them.
+//! Every input arrives as an [`Event`] with its time, and the consequences come back as [`Effect`]s, which the control
+//! loop carries out; log lines are effects, too. Thus nothing needs a lock, all parts agree on the order of events, and
+//! a test can try any order.
 
 mod adapters;
 mod crash_history;
@@ -48,12 +48,13 @@ const STATS_WAIT: Duration = Duration::from_millis(500);
 /// Time for a killed worker to exit.
 const KILL_WAIT: Duration = Duration::from_secs(3);
 
-/// An input of the supervisor. Workers are named by serial numbers, jobs by ids, models by their index in the configuration.
+/// An input of the supervisor. Workers are named by serial numbers, jobs by ids, models by their index in the
+/// configuration.
 #[derive(Debug)]
 pub(super) enum Event {
     /// A job asks for a model.
     Submitted { model: usize, job: u64, client: u64, adapter: Option<String> },
-    /// A job's client has gone.
+    /// A job's client has disconnected.
     Cancelled { job: u64 },
     /// A child has probed a model.
     Probed { model: usize, result: Result<Probed, Failure> },
@@ -63,9 +64,9 @@ pub(super) enum Event {
     AttachRequested { model: usize, pending: PendingAdapter },
     /// An adapter is to be detached from a model.
     DetachRequested { model: usize, name: String, ticket: u64 },
-    /// Somebody waits for fresh statistics.
+    /// A client waits for fresh statistics.
     StatsRequested,
-    /// The server is about to end.
+    /// The server is about to exit.
     ShutdownRequested { drain: Duration },
     /// Plugins were added, replaced or removed.
     PluginsChanged(Arc<Catalogue>),
@@ -90,19 +91,19 @@ pub(super) enum Effect {
     Probe { model: usize },
     /// Start a worker and have it load; [`Event::Started`] or [`Event::NotStarted`] follows.
     Start { serial: u64, model: usize, load: Box<Load>, bytes: u64, plugin: String },
-    /// Give a worker a job that has waited until now.
+    /// Submit a waiting job to a worker.
     Submit { serial: u64, job: u64 },
-    /// Tell a waiting job the progress of its model's load.
+    /// Report the progress of a load to a waiting job.
     Notify { job: u64, update: Update },
-    /// Fail a job that no worker has.
+    /// Fail a job that was not submitted to a worker.
     Fail { job: u64, failure: Failure },
     /// Send a worker a command.
     Send { serial: u64, command: Command },
-    /// Kill a worker, unless it ends first.
+    /// Kill a worker unless it exits first.
     Kill { serial: u64, reason: Failure },
     /// Answer the request with this ticket.
     Answer { ticket: u64, answer: Answer },
-    /// Answer everyone who waits for fresh statistics.
+    /// Answer all requests for fresh statistics.
     AnswerStats,
     /// Write this to the log.
     Note(Note),
@@ -110,7 +111,7 @@ pub(super) enum Effect {
     End,
 }
 
-/// The answer to a request about an adapter: what was attached, if it asked for that.
+/// The answer to a request about an adapter; has the adapter if the request was to attach it.
 pub(super) type Answer = Result<Option<AttachedAdapter>, AdapterFailure>;
 
 pub(super) struct Supervisor {
@@ -188,7 +189,7 @@ impl Supervisor {
     }
 
     fn submit(&mut self, index: usize, waiting: WaitingJob, now: Instant) {
-        // A job that gets a place once the model is there does not wait for others.
+        // Jobs that the worker will take at once when it is ready do not count as waiting.
         let (config, model) = (&self.config.models[index], &mut self.models[index]);
         let Limits { waiting_max, sequences_max, .. } = config.spec.limits;
         let waiting_max = (waiting_max as usize).saturating_add(sequences_max as usize);
@@ -222,7 +223,7 @@ impl Supervisor {
         for model in &mut self.models {
             model.waiting.retain(|waiting| waiting.job != job);
         }
-        // The job is forgotten when the worker says that it has ended: until then the worker is not idle.
+        // The job is removed when the worker reports its end; until then the worker is not idle.
         if let Some(worker) = self.workers.values().find(|worker| worker.jobs.contains(&job)) {
             self.effects.push(worker.send(Command::Cancel { id: job }));
         }
@@ -248,7 +249,8 @@ impl Supervisor {
                 }
             }
             Report::LoadFailed(failure) => {
-                // A restart would fail in the same way: waiting requests fail with the reason, and the next request tries again.
+                // A restart would fail in the same way: waiting requests fail with this reason, and the next request
+                // tries again.
                 worker.draining = true;
                 if model.state == LoadState::Loading(serial) {
                     model.state = LoadState::Idle;
@@ -263,7 +265,7 @@ impl Supervisor {
                     stats_request.missing.remove(&serial);
                 }
             }
-            // The task that reads the worker's socket has dealt with these.
+            // The task that reads the worker's socket has already handled these.
             Report::Events(_)
             | Report::Log { .. }
             | Report::Hello { .. }
@@ -274,7 +276,8 @@ impl Supervisor {
         }
     }
 
-    /// A worker has exited: what waits for it fails, and its model is loaded again unless the exit was requested.
+    /// Removes a worker that has exited: its waiting requests fail, and its model is reloaded unless the exit was
+    /// requested.
     fn remove_dead(&mut self, serial: u64, failure: &Failure, now: Instant) {
         let Some(mut worker) = self.workers.remove(&serial) else { return };
         worker.refuse_attachments(failure, &mut self.effects);
@@ -307,7 +310,7 @@ impl Supervisor {
         };
     }
 
-    /// New loads use the new plugins; workers that run on older ones finish their jobs.
+    /// Applies a new catalogue: new loads use the new plugins; workers on older ones finish their jobs.
     fn on_plugins_changed(&mut self, catalogue: Arc<Catalogue>, now: Instant) {
         self.catalogue = catalogue;
         for (serial, worker) in &mut self.workers {
@@ -350,7 +353,7 @@ impl Supervisor {
         self.closing = Some(ShutdownState { until: now + drain, killed: false });
     }
 
-    /// Ends a shutdown that is complete, and kills workers that are past its deadline.
+    /// Completes a finished shutdown, and kills workers that are past its deadline.
     fn advance_shutdown(&mut self, now: Instant) {
         let Some(closing) = &mut self.closing else { return };
         if now >= closing.until && !closing.killed {
@@ -366,7 +369,7 @@ impl Supervisor {
         }
     }
 
-    /// Answers requests for statistics, kills workers past their deadlines, and advances every model.
+    /// Answers requests for statistics, kills workers past their deadlines, and advances all models.
     fn advance(&mut self, now: Instant) {
         let gathered = |request: &mut StatsRequest| request.missing.is_empty() || now >= request.until;
         if self.stats_request.take_if(gathered).is_some() {
@@ -392,7 +395,7 @@ impl Supervisor {
         self.advance_shutdown(now);
     }
 
-    /// Drains workers that were idle for too long, and idle workers whose plugins are behind the catalogue.
+    /// Drains workers that have been idle for too long, and idle workers that lack plugins of the catalogue.
     fn drain_idle(&mut self, now: Instant) {
         for (serial, worker) in &mut self.workers {
             let model = &mut self.models[worker.model];
@@ -405,12 +408,13 @@ impl Supervisor {
         }
     }
 
-    /// True if a worker is ready and idle. One that has just loaded is not ready until it has got the waiting jobs.
+    /// True if a worker is ready and idle. A worker that has just loaded is not ready until it has received the waiting
+    /// jobs.
     fn is_unused(&self, worker: &WorkerState) -> bool {
         worker.is_idle() && self.models[worker.model].state == LoadState::Ready(worker.serial)
     }
 
-    /// The workers as the memory budget sees them.
+    /// The workers, in the form that the memory budget takes.
     fn residents(&self) -> Vec<Resident> {
         let resident = |worker: &WorkerState| Resident {
             serial: worker.serial,

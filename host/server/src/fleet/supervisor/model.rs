@@ -33,26 +33,26 @@ pub(super) struct Model {
     pub(super) deaths_total: u64,
     loads_total: u64,
     pub(super) last_failure: Option<Failure>,
-    /// The SHA-256 of the plugin that it was last loaded by.
+    /// SHA-256 of the plugin that last loaded it.
     pub(super) plugin: Option<String>,
-    /// The load that waits for memory.
+    /// The load to start once memory is available.
     plan: Option<LoadPlan>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) enum LoadState {
-    /// Not loaded, and no request waits for it.
+    /// Not loaded, with no requests waiting.
     #[default]
     Idle,
-    /// A child probes its checkpoint.
+    /// A child process probes its checkpoint.
     Probing,
-    /// It waits for memory that other models use.
+    /// Waits for memory held by other models.
     AwaitingMemory { since: Instant },
     /// This worker is loading it.
     Loading(u64),
     /// This worker serves requests.
     Ready(u64),
-    /// Its worker died; it is loaded again at this time.
+    /// Its worker died; it is reloaded at this time.
     Pausing { until: Instant },
     /// Its workers died too often.
     Quarantined { until: Instant, failure: Failure },
@@ -72,7 +72,7 @@ impl LoadState {
 }
 
 impl Model {
-    /// Ends the quarantine, or the pause: something has changed.
+    /// Ends the quarantine or the pause because something has changed.
     pub(super) fn release(&mut self) {
         self.deaths.forget();
         self.plugin = None;
@@ -160,7 +160,7 @@ impl Supervisor {
     fn wait_for_memory(&mut self, index: usize, since: Instant, now: Instant) {
         let residents = self.residents();
         let model = &mut self.models[index];
-        // A plugin that was replaced meanwhile is not started any more.
+        // Do not start a plugin that has been replaced meanwhile.
         let Some(plan) = model.plan.take().filter(|plan| self.catalogue.has(&plan.probed.plugin)) else {
             return model.probe(index, &mut self.effects);
         };
@@ -278,7 +278,7 @@ impl Supervisor {
     }
 }
 
-/// The plugins of providers, each once.
+/// Deduplicates the providers' plugins.
 fn distinct(providers: Vec<(String, Arc<Plugin>)>) -> Vec<Arc<Plugin>> {
     let mut plugins: Vec<Arc<Plugin>> = Vec::new();
     for (_, plugin) in providers {

@@ -14,7 +14,7 @@ pub(in crate::fleet) struct Note {
 
 #[derive(Clone, Debug, PartialEq)]
 pub(in crate::fleet) enum Happening {
-    /// A worker is about to be started; `memory` is how its memory was planned.
+    /// A worker is about to be started; `memory` describes its memory plan.
     Loading {
         memory: String,
     },

@@ -1,7 +1,8 @@
-//! A fleet without processes: random clients, operators and plugins, and workers that obey, dawdle, hang and die, on a clock
-//! that the test turns. Whatever happens in whatever order, every request ends once, every process is known, memory keeps
-//! to its budget, and no model is started sooner or more often than its limits allow. Every run is a seed, and one that
-//! fails prints it; `PENSIEVE_SIMULATION_SEED` plays that one alone, and tells what happens.
+//! A fleet without processes: random clients, operators and plugins, and workers that obey, dawdle, hang and die, on a
+//! clock that the test advances. In any order of events, every request ends exactly once, every process is accounted
+//! for, memory stays within its budget, and no model is started sooner or more often than its limits allow. Each run
+//! has a seed, which a failing run prints; `PENSIEVE_SIMULATION_SEED` repeats that run alone, with a trace of its
+//! events.
 
 mod world;
 
@@ -15,10 +16,10 @@ use world::{Parts, Totals, World};
 const SEEDS: u64 = 10_000;
 const STEPS: u32 = 150;
 const MODELS: [&str; 3] = ["a", "b", "c"];
-/// The shortest time that the control loop waits.
+/// Minimum time that the control loop sleeps.
 const INSTANT: Duration = Duration::from_millis(1);
 
-/// Fleets with room for one model, for two, and for all of them; of those that stay, and of those that leave when idle.
+/// Fleets with memory for one model, for two, and for all of them, whose idle workers stay or exit.
 fn fleets() -> Vec<Arc<Config>> {
     let limits = Limits { sequences_max: 3, waiting_max: 5, ..Limits::default() };
     let spec = ModelSpec { kv_budget: Some(1 << 20), adapter_memory: 1 << 20, limits, ..ModelSpec::default() };
@@ -34,7 +35,7 @@ fn fleets() -> Vec<Arc<Config>> {
     [100, 140, 1000].into_iter().flat_map(|mib| idle.map(|idle| (mib, idle))).map(fleet).collect()
 }
 
-/// Says which seed it was that failed.
+/// Prints the seed of a failed run.
 struct Seed(u64);
 
 impl Drop for Seed {
@@ -63,7 +64,7 @@ fn a_fleet_loses_nothing_whatever_happens_in_whatever_order() {
     }
     (0..SEEDS).for_each(|seed| run(seed, &parts, &mut totals, false));
     println!("{totals:?}");
-    // Everything that can happen has happened, and often.
+    // Every kind of event has occurred, and often.
     let Totals { finished, failed, cancelled, loads, drains, deaths, quarantines, kills, .. } = totals;
     assert!(finished > 100_000 && failed > 50_000 && cancelled > 10_000, "{totals:?}");
     assert!(loads > 20_000 && drains > 10_000 && deaths > 10_000 && quarantines > 100 && kills > 5_000, "{totals:?}");

@@ -1,4 +1,4 @@
-//! Tables of what follows from what: the supervisor is given events by name, and what it says is compared as text.
+//! Traces of the supervisor: its input is events by name, and its effects are compared as text.
 
 use super::*;
 use crate::fleet::{
@@ -9,7 +9,7 @@ use crate::fleet::{
 use pensieve_protocol::{card::State, manifest::Manifest, wire::ModelSpec};
 
 const SECOND: Duration = Duration::from_secs(1);
-/// Room for one of the two models.
+/// Memory for one of the two models.
 const MEMORY: u64 = 100 << 20;
 
 struct Fixture {
@@ -18,7 +18,7 @@ struct Fixture {
     plugin: Arc<Plugin>,
 }
 
-/// A step: what happens, the state of the first model after it, and what is to be done.
+/// A step: the event, the first model's state after it, and the effects.
 type TraceStep<'a> = (&'a str, &'a str, &'a str);
 
 pub(super) fn plugin(id: &str, samplers: &[&str]) -> Arc<Plugin> {
@@ -42,7 +42,7 @@ impl Fixture {
         Self { supervisor: Supervisor::new(Arc::new(config), registry, catalogue), now: Instant::now(), plugin }
     }
 
-    /// The event that goes by these words; those that name no worker are about the latest.
+    /// Parses an event. Events that name no worker refer to the latest one.
     fn event(&mut self, words: &str) -> Event {
         let serial = self.supervisor.next_serial;
         let failure = |message: &str| Failure::new(FailureCode::WorkerLost, message);
@@ -115,7 +115,7 @@ impl Fixture {
         }
     }
 
-    /// Plays steps, of which the last ones are those that are looked at.
+    /// Plays a list of steps and compares the last ones.
     fn check(steps: &[TraceStep<'_>]) {
         let mut fixture = Self::new();
         for (place, (words, state, effects)) in steps.iter().enumerate() {

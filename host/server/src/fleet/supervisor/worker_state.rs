@@ -24,28 +24,28 @@ pub(super) struct WorkerState {
     pub(super) serial: u64,
     pub(super) model: usize,
     pub(super) pid: Option<u32>,
-    /// The plugins that it has mapped; held so that their copies stay.
+    /// The plugins that it has mapped, kept alive so that their copies stay on disk.
     pub(super) plugins: Vec<Arc<Plugin>>,
-    /// Its memory, estimated from the card.
+    /// Its memory in bytes, estimated from the card.
     pub(super) bytes: u64,
     pub(super) adapter_bytes: u64,
-    /// Its jobs; those that are cancelled count until the worker has ended them.
+    /// Its jobs; cancelled ones count until the worker has ended them.
     pub(super) jobs: HashSet<u64>,
     pub(super) jobs_max: usize,
     /// Adapters that it is still reading, by attempt. Answers to other attempts are ignored.
     pub(super) attaching: BTreeMap<u64, AttachAttempt>,
     attempts: u64,
-    /// Adapters that it refused, and why.
+    /// Adapters that it refused, with the reasons.
     pub(super) refused: HashMap<String, Failure>,
     pub(super) progress: Option<Progress>,
     pub(super) loaded: Option<wire::Loaded>,
     pub(super) stats: Option<wire::Stats>,
-    /// It gets no more jobs and exits when it has none.
+    /// It gets no more jobs, and exits when it has none left.
     pub(super) draining: bool,
-    /// The last use: as a logical time for the LRU order, and by the clock.
+    /// Last use: in logical time for the LRU order, and in clock time.
     pub(super) used: u64,
     pub(super) used_at: Instant,
-    /// Time of its last progress; the watchdog compares it with the deadline of a load or of draining.
+    /// Time of the last progress; the watchdog compares it with the deadline of a load or of draining.
     pub(super) progressed_at: Instant,
 }
 
@@ -67,19 +67,19 @@ pub(in crate::fleet) struct PendingAdapter {
 #[derive(Debug)]
 pub(super) struct AttachAttempt {
     pub(super) name: String,
-    /// The request that waits for it; none for an adapter from the configuration.
+    /// The request that waits for it; `None` for an adapter from the configuration.
     pub(super) pending: Option<PendingAdapter>,
     pub(super) since: Instant,
 }
 
-/// A worker's plugins compared with those that a new one would get.
+/// How a worker's plugins compare with those that a new worker would get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PluginFreshness {
     /// They are the same.
     Current,
-    /// There are additional ones now, which it would have after a restart.
+    /// More plugins are available now, which it would get by a restart.
     Behind,
-    /// One of them was replaced or removed.
+    /// One of its plugins was replaced or removed.
     Outdated,
 }
 
@@ -152,14 +152,14 @@ impl WorkerState {
         self.send(Command::Attach { attempt: self.attempts, name, location })
     }
 
-    /// Has it drop a detached adapter, attached or still being read.
+    /// Makes the worker drop a detached adapter, even if it is still reading it.
     pub(super) fn detach(&mut self, name: &str) -> Effect {
         self.attaching.retain(|_, attempt| attempt.name != name);
         self.refused.remove(name);
         self.send(Command::Detach { name: name.to_owned() })
     }
 
-    /// Gives up on adapters that have been read for as long as `patience`: their format hangs.
+    /// Gives up on adapters that have been read for longer than `patience`: their format hangs.
     pub(super) fn refuse_hung_attachments(&mut self, patience: Duration, now: Instant, effects: &mut Vec<Effect>) {
         let hung: Vec<_> = self.attaching.extract_if(.., |_, attempt| now >= attempt.since + patience).collect();
         for (_, AttachAttempt { name, pending, .. }) in hung {
@@ -173,7 +173,8 @@ impl WorkerState {
         }
     }
 
-    /// Asks it to finish its jobs and exit. Returns the adapters that it was still attaching, for the model's next worker.
+    /// Asks the worker to finish its jobs and exit. Returns the adapters that it was still attaching, for the model's
+    /// next worker.
     #[must_use]
     pub(super) fn drain(&mut self, now: Instant, effects: &mut Vec<Effect>) -> Vec<PendingAdapter> {
         if !self.draining {
@@ -199,7 +200,7 @@ impl WorkerState {
         }
     }
 
-    /// When it is killed, unless it makes progress.
+    /// When the worker is killed unless it makes progress; `None` for no deadline.
     pub(super) fn deadline(&self, load: Duration, drain: Duration) -> Option<Instant> {
         match (self.draining, &self.loaded) {
             (true, _) if self.is_idle() => Some(self.progressed_at + drain),

@@ -1,4 +1,4 @@
-//! Grammars of calls, compiled by the engine for the vocabulary of the scripted model.
+//! Call grammars, compiled by the engine for the scripted model's vocabulary.
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -72,7 +72,8 @@ impl Case {
         Self { vocabulary, spec: rules.spec().unwrap(), compiler }
     }
 
-    /// Writes a text as far as it may be written, token by token; `end` stands for the end of the turn.
+    /// Writes a text token by token as far as the grammar allows. Returns the number of bytes written, and whether the
+    /// turn may end there.
     pub fn write(&self, text: &str) -> (usize, bool) {
         let mut constraint = self.compiler.compile(&self.spec).unwrap();
         let mut written = 0;
@@ -92,7 +93,7 @@ impl Case {
         (written, may_end)
     }
 
-    /// Whether an answer may begin with a token.
+    /// Returns whether an answer may begin with a token.
     pub fn allows_token(&self, token: u32) -> bool {
         allows(&mut self.compiler.compile(&self.spec).unwrap(), token)
     }
@@ -101,7 +102,7 @@ impl Case {
         assert_eq!(self.write(text), (text.len(), true), "{text}: {:#?}", self.spec);
     }
 
-    /// Allows just the text before `¦`.
+    /// Asserts that exactly the text before `¦` is allowed.
     pub fn refuses(&self, text: &str) {
         let (head, tail) = text.split_once('¦').unwrap();
         let (written, _) = self.write(&format!("{head}{tail}"));

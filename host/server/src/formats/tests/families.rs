@@ -1,6 +1,6 @@
-//! Each family's own way from template to call: what transformers renders of a call with the family's template
-//! (`tests/reference/templates.py`) is what its models write, so it must be read as that call however it is cut, be allowed
-//! by the grammar, and be refused once it breaks the tool's schema.
+//! Call formats of all families: the calls that transformers renders with a family's template
+//! (`tests/reference/templates.py`) are what its models write. They must be parsed however they are chunked, allowed by
+//! the grammar, and refused once they violate the tool's schema.
 
 use std::{fs, path::Path, sync::Arc, time::Duration};
 
@@ -18,13 +18,13 @@ use pensieve_protocol::vocabulary::Vocabulary;
 struct Family {
     /// The template's name among the fixtures.
     template: &'static str,
-    /// The text right before an answer.
+    /// Text right before an answer.
     begin: &'static str,
-    /// The text right after an answer.
+    /// Text right after an answer.
     end: &'static str,
-    /// Tokens of the vocabulary that are special.
+    /// Special tokens in the vocabulary.
     special: &'static [&'static str],
-    /// What the answer with text and two calls comes to, without the second call where the family has one at a time.
+    /// The pieces expected for an answer with text and two calls, or one call if the family allows only one at a time.
     beside: &'static [&'static str],
 }
 
@@ -113,7 +113,7 @@ fn file(name: &str) -> String {
     fs::read_to_string(folder.join(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
-/// A family with what its template says of it.
+/// A family with its detected format and the conversations rendered by its template.
 struct Known {
     family: &'static Family,
     format: OutputFormat,
@@ -121,13 +121,13 @@ struct Known {
 }
 
 impl Known {
-    /// A rendered conversation as the prompt of an answer, and the answer.
+    /// Splits a rendered conversation into the prompt and the answer.
     fn answer(&self, conversation: &str, asked: &str) -> (String, String) {
         let case = &self.cases[conversation];
         let text = case["folded"].as_str().or(case["text"].as_str()).unwrap();
         let Family { template, begin, end, .. } = self.family;
         let asked = text.find(asked).unwrap_or_else(|| panic!("{template}: {text}"));
-        // A beginning that ends with a call's first letter is one that tells a call from text before it.
+        // A call's first letter at the end of `begin` belongs to the call; it is there to skip text before the call.
         let kept = begin.len() - begin.trim_end_matches(['{', '<']).len();
         let start =
             text[asked..].find(begin).unwrap_or_else(|| panic!("{template}: {text}")) + asked + begin.len() - kept;
@@ -154,7 +154,7 @@ fn tools() -> Vec<Tool> {
     given["tools"].as_array().unwrap().iter().map(tool).collect()
 }
 
-/// The same as a parser knows them.
+/// The signatures of these tools, for the parser.
 pub(super) fn signatures() -> Vec<Signature> {
     tools().iter().map(Signature::of).collect()
 }
@@ -163,14 +163,14 @@ fn read(format: &OutputFormat, thoughts: Thoughts, pieces: &[&[u8]], cut: bool) 
     read_calls_of(signatures().into(), format, thoughts, pieces, cut)
 }
 
-/// Every family's convention, with the answers that its template writes.
+/// Every family's format, with the answers that its template writes.
 pub(super) fn written() -> Vec<(OutputFormat, Vec<String>)> {
     let cases = [("a_call", "Look."), ("typed_arguments", "Look."), ("calls_beside_text", "time?")];
     let answers = |known: &Known| cases.iter().map(|(case, asked)| known.answer(case, asked).1).collect();
     families().into_iter().map(|known| (known.format.clone(), answers(&known))).collect()
 }
 
-/// Calls with their arguments as JSON, everything else as it is.
+/// Parses the arguments of calls as JSON; other pieces stay as they are.
 fn meant(pieces: &[String]) -> Vec<(String, Value)> {
     let meant = pieces.iter().map(|piece| match piece.strip_prefix("C:").and_then(|call| call.split_once(' ')) {
         Some((name, arguments)) => {
@@ -182,7 +182,8 @@ fn meant(pieces: &[String]) -> Vec<(String, Value)> {
     meant.collect()
 }
 
-/// The same however it is cut; and where it breaks off, nothing has been shown that the whole does not show.
+/// Checks that the result is the same for all chunks, and that a truncated answer shows nothing that the whole does not
+/// show.
 fn check(known: &Known, thoughts: Thoughts, answer: &str, expect: &[(String, Value)]) {
     let (name, bytes) = (known.family.template, answer.as_bytes());
     let whole = read(&known.format, thoughts, &[bytes], false);
@@ -195,12 +196,12 @@ fn check(known: &Known, thoughts: Thoughts, answer: &str, expect: &[(String, Val
         assert_eq!(read(&known.format, thoughts, &[head, tail], false), whole, "{name}: {answer}, cut at {place}");
         assert_eq!(read(&known.format, thoughts, &pieces_of(bytes, &mut random), false), whole, "{name}: {answer}");
         if known.format.calls.as_ref().is_some_and(Calls::may_begin) {
-            // What nothing marks as a call is shown.
+            // Text that could be an unmarked call is shown.
             continue;
         }
         let broken_off = read(&known.format, thoughts, &[head], true);
         for (piece, full) in broken_off.iter().zip(&whole) {
-            // One character may be the beginning of a marker, or just that character.
+            // A single character may be the beginning of a marker, or just that character.
             let but_one = piece.strip_suffix(|_| true).unwrap_or_default();
             let same = full.starts_with(piece.as_str())
                 || full.starts_with(but_one.trim_end())
@@ -242,7 +243,7 @@ fn thoughts_are_told_apart_from_calls_and_text() {
             (None, None) => continue,
         };
         tried += 1;
-        // An answer of the template's own may have thoughts without words.
+        // The template's own answer may contain empty reasoning.
         let answer = answer.trim_start_matches("\n<think></think>");
         let mut expect = vec![("R:Hm <b>.".to_owned(), Value::Null)];
         expect.extend(meant(&read(&known.format, known.format.thoughts(&prompt), &[answer.as_bytes()], false)));
@@ -295,7 +296,7 @@ fn grammars_allow_what_templates_write_and_keep_arguments_to_their_schema() {
         let answer = &answer.replace(", \"id\": \"abcDEF123\"", "");
         for choice in [ToolChoice::Auto, ToolChoice::Any, ToolChoice::Named("get_weather".into())] {
             let case = case(&known, &choice, thoughts);
-            // A call that may stand without markers has none where one must come.
+            // A call that may be unmarked has no markers if it is required.
             let bare = known.format.calls.as_ref().filter(|calls| calls.may_begin() && choice != ToolChoice::Auto);
             let unmarked =
                 bare.map_or(answer.clone(), |calls| answer.replace(&calls.open, "").replace(&calls.close, ""));
@@ -312,7 +313,7 @@ fn grammars_allow_what_templates_write_and_keep_arguments_to_their_schema() {
             refuses(&answer.replace("place", "palace"), "an argument that must be there");
             let days = answer.rfind('3').unwrap();
             refuses(&format!("{}soon{}", &answer[..days], &answer[days + 1..]), "a text for a number");
-            // Where nothing marks a call, another name makes it a text.
+            // An unmarked call of another tool is a text.
             let marked = known.format.calls.as_ref().is_none_or(|calls| answer.contains(&calls.open));
             if marked || choice != ToolChoice::Auto {
                 refuses(&answer.replace("get_weather", "get_winter"), "a tool that is not on offer");
@@ -324,7 +325,7 @@ fn grammars_allow_what_templates_write_and_keep_arguments_to_their_schema() {
         case(&known, &ToolChoice::Auto, thoughts).allows(&beside);
         let barred = case(&known, &ToolChoice::None, thoughts);
         let open = known.format.calls.as_ref().map_or("<|call|>", |calls| &calls.open);
-        // A special token that is spelled out is a text, and none that opens a call.
+        // A special token that is spelled out is text, and does not open a call.
         let token = (0..barred.vocabulary.size())
             .find(|token| barred.vocabulary.is_special(*token) && barred.vocabulary.bytes(*token) == open.as_bytes());
         match token.filter(|_| known.format.calls.is_some()) {

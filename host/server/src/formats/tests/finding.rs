@@ -1,4 +1,4 @@
-//! Conventions are found in templates, and taken from cards.
+//! Formats are detected in templates, and read from cards.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! What models make of their own conventions: forgotten tags, odd values, answers that break off.
+//! Deviations of models from their own formats: omitted tags, odd values, truncated answers.
 
 use serde_json::json;
 
@@ -9,7 +9,7 @@ use super::{
 };
 use crate::chat::{Tool, ToolChoice};
 
-/// The convention of a template with these signs.
+/// The format detected in a template with these signs.
 fn found(signs: &str) -> OutputFormat {
     let format = OutputFormat::find(signs, |_| false);
     assert!(format.has_calls(), "{signs}");
@@ -79,7 +79,7 @@ fn tagged_calls_come_without_arguments_without_margins_and_several_at_a_time() {
         &format!("<tool_call>\n{call}\n{call}\n</tool_call>\n<tool_call>\n{call}\n</tool_call>"),
         &[expect, expect, expect],
     );
-    // The outer tag is forgotten now and then, and so are the last ones.
+    // Models sometimes omit the outer tag, and the closing ones.
     check(&coder(), &format!("I look.\n{call}\n</tool_call>\nSo."), &["T:I look.", expect, "T:So."]);
     check(&coder(), &format!("{call}\n\n{call}"), &[expect, expect]);
     check(&coder(), "<tool_call>\n<function=Bash>\n<parameter=a>\nx\n</parameter>\n", &["C:Bash {\"a\": \"x\"}"]);
@@ -160,7 +160,7 @@ fn literals_of_python_become_json() {
         let text = call(text);
         expect(&text, &[&format!("T:{text}")]);
     }
-    // One below the other, without a list.
+    // One call per line, without a list.
     let olmo = found("<function_calls>");
     check(
         &olmo,
@@ -206,11 +206,11 @@ fn messages_are_told_apart_by_their_channel() {
     let called = "C:Bash {\"a\": \"<|end|> }\"}";
     expect(&format!("{thought}{preamble}{call}"), &["R:Hm, 日本.", "T:I look.", called]);
     expect(&format!("{preamble}<|channel|>final<|message|>Done."), &["T:I look.\n\nDone."]);
-    // The recipient may stand behind the role, and in the channel of thoughts.
+    // The recipient may come after the role, and in the channel of reasoning.
     expect(" to=functions.Bash<|channel|>commentary json<|message|>{}<|call|>", &["C:Bash {}"]);
     expect("<|channel|>analysis to=functions.Bash code<|message|>{}<|call|>", &["C:Bash {}"]);
     expect(&format!("{call}<|start|>assistant{call}"), &[called, called]);
-    // What is no call of a tool on offer is shown, and its header is not.
+    // If a message is not a call of an offered tool, its text is shown without the header.
     expect("<|channel|>commentary to=functions.rm<|message|>{}<|call|>", &["T:{}"]);
     expect("<|channel|>commentary to=functions.Bash<|message|>ls<|call|>", &["T:ls"]);
     // Without a header it is text.
@@ -223,7 +223,7 @@ fn messages_are_told_apart_by_their_channel() {
     for cut in 0..thought.len() {
         if thought.is_char_boundary(cut) {
             let shown = read(&harmony(), Thoughts::Possible, &[&thought.as_bytes()[..cut]], true);
-            // One character may be the beginning of a marker, or just that character.
+            // A single character may be the beginning of a marker, or just that character.
             assert!(shown.iter().all(|piece| "R:Hm, 日本.<".starts_with(piece)), "{shown:?}");
         }
     }

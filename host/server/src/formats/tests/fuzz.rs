@@ -1,4 +1,4 @@
-//! Any answer, in any convention, cut in any way.
+//! Random answers in all formats, in random chunks.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ const ANSWERS: [&str; 9] = [
     "text 日本 \u{1f600} < 3 <tool\n\n",
 ];
 
-/// Conventions, each with answers: those above, with thoughts and without, and every family's own.
+/// All formats with sample answers: those above, with and without reasoning, and those of the families.
 fn conventions() -> Vec<(OutputFormat, Vec<String>)> {
     let plain = [hermes(), llama(), mistral(), new_mistral(), phi(), functionary()];
     let answers = || ANSWERS.map(str::to_owned).to_vec();
@@ -30,7 +30,7 @@ fn conventions() -> Vec<(OutputFormat, Vec<String>)> {
 fn a_damaged_answer_is_the_same_however_it_is_cut() {
     let conventions = conventions();
     let tools: Arc<[Signature]> = parsing::tools().iter().cloned().chain(families::signatures()).collect();
-    // The first byte says which convention it is in, the second what the prompt has left it with, and how it is cut.
+    // The first byte selects the format, the second the state of reasoning after the prompt and the chunks.
     let of = |(head, (_, answers)): (usize, &(OutputFormat, Vec<String>))| -> Vec<Vec<u8>> {
         answers.iter().map(|text| [&[head as u8, 0], text.as_bytes()].concat()).collect()
     };
@@ -47,7 +47,7 @@ fn a_damaged_answer_is_the_same_however_it_is_cut() {
         assert_eq!(read(&single), whole, "by bytes");
         let uneven: Vec<&[u8]> = answer.chunks(usize::from(*how) % 13 + 2).collect();
         assert_eq!(read(&uneven), whole, "in pieces");
-        // What comes out, each kind by its letter, of a convention that goes by a letter, too.
+        // The kinds of the pieces, prefixed with a letter for the format.
         let kinds: String = whole.iter().map(|piece| &piece[..1]).collect();
         format!("{}: {kinds}", char::from(b'a' + convention as u8))
     });

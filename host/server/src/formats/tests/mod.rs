@@ -1,4 +1,4 @@
-//! Answers in every convention, cut into pieces in every way, and grammars on a real vocabulary.
+//! Answers in every format, chunked in every way, and grammars on a real vocabulary.
 
 mod constraints;
 mod families;

@@ -1,11 +1,11 @@
-//! What comes out of an answer, however it is cut.
+//! Parsing of answers, which must not depend on how they are chunked.
 
 use std::sync::Arc;
 
 use super::*;
 use crate::chat::{Delta, Tool};
 
-/// Pieces, those of one kind joined: `T:text`, `R:thoughts`, `C:name arguments`.
+/// Joins adjacent deltas of one kind: `T:text`, `R:reasoning`, `C:name arguments`.
 pub(super) fn joined(deltas: &[Delta]) -> Vec<String> {
     let mut joined: Vec<String> = Vec::new();
     for delta in deltas {
@@ -28,7 +28,7 @@ pub(super) fn joined(deltas: &[Delta]) -> Vec<String> {
     joined
 }
 
-/// An answer cut at random.
+/// Chunks an answer at random.
 pub(super) fn pieces_of<'a>(answer: &'a [u8], random: &mut fastrand::Rng) -> Vec<&'a [u8]> {
     let (mut pieces, mut rest) = (Vec::new(), answer);
     while !rest.is_empty() {
@@ -39,7 +39,7 @@ pub(super) fn pieces_of<'a>(answer: &'a [u8], random: &mut fastrand::Rng) -> Vec
     pieces
 }
 
-/// The tools that an answer may call.
+/// The tools that may be called.
 pub(super) fn tools() -> Arc<[Signature]> {
     let schema = serde_json::json!({ "$defs": { "word": { "type": "string" } }, "properties": {
         "text": { "type": "string" }, "count": { "type": "integer" }, "flag": { "type": "boolean" },
@@ -54,7 +54,7 @@ pub(super) fn read(format: &OutputFormat, thoughts: Thoughts, pieces: &[&[u8]], 
     read_calls_of(tools(), format, thoughts, pieces, cut)
 }
 
-/// The same of an answer that may call these tools.
+/// Like [`read`], with these tools.
 pub(super) fn read_calls_of(
     tools: Arc<[Signature]>,
     format: &OutputFormat,
@@ -68,7 +68,7 @@ pub(super) fn read_calls_of(
     joined(&deltas)
 }
 
-/// Whole, byte by byte, in two at every place, and in random pieces: always the same.
+/// Checks the result for the whole answer, byte by byte, split at every position, and in random chunks.
 pub(super) fn check_from(format: &OutputFormat, thoughts: Thoughts, answer: &[u8], cut: bool, expect: &[&str]) {
     let shown = String::from_utf8_lossy(answer);
     assert_eq!(read(format, thoughts, &[answer], cut), expect, "{shown}");
@@ -109,7 +109,7 @@ fn endless_white_space_is_looked_at_once() {
             read(&format, Thoughts::Possible, &pieces, false);
         }
     }
-    // Looked at again and again it takes minutes.
+    // Repeated scanning would take minutes.
     assert!(began.elapsed().as_secs() < 20, "it took {:?}", began.elapsed());
 }
 
@@ -120,7 +120,7 @@ fn hermes_calls_stand_between_tags() {
     check(&hermes(), call, &[expect]);
     check(&hermes(), &format!("I look.\n\n{call}\n"), &["T:I look.", expect]);
     check(&hermes(), &format!("{call}\n{call}\nDone. "), &[expect, expect, "T:Done. "]);
-    // In another order, with more fields, with arguments as a string, without any, and as a list.
+    // Fields in another order, additional fields, arguments as a string, no arguments, and a list.
     check(
         &hermes(),
         r#"<tool_call>{"arguments":{"a":[1]},"id":{"x":"}"},"name":"Bash"}</tool_call>"#,
@@ -150,10 +150,10 @@ fn what_is_no_call_stays_text() {
     ] {
         check(&hermes(), text, &[&format!("T:{text}")]);
     }
-    // A call after what was none is found.
+    // A call after a malformed one is found.
     let call = r#"<tool_call>{"name":"Bash","arguments":{}}</tool_call>"#;
     check(&hermes(), &format!("<tool_call>oh<tool_call>{call}"), &["T:<tool_call>oh<tool_call>", "C:Bash {}"]);
-    // Arguments that have left stay what they are.
+    // Arguments that have been emitted stay as they are.
     check(&hermes(), r#"<tool_call>{"name":"Bash","arguments":{"a": (no)}}"#, &["C:Bash {\"a\": ", "T:(no)}}"]);
 }
 
@@ -164,7 +164,7 @@ fn an_answer_that_is_cut_short_shows_no_half_markers() {
     cut("so <tool_call>\n{\"name\": \"Ba", &["T:so"]);
     cut("so <tool_call>\n{\"name\": \"Bash\", \"arguments\": {\"a\": \"é", &["T:so", "C:Bash {\"a\": \"é"]);
     cut("1 <", &["T:1 <"]);
-    // Nor half characters.
+    // Nor are partial characters.
     let half = |format: &OutputFormat, thoughts, text: &[u8], expect: &[&str]| {
         check_from(format, thoughts, text, true, expect);
     };
@@ -205,7 +205,7 @@ fn llama_calls_may_have_no_marker() {
     check(&llama(), &format!("<|python_tag|>{call}"), &[expect]);
     check(&llama(), &format!("Hm: <|python_tag|>{call}"), &["T:Hm:", expect]);
     check(&llama(), r#"{"type": "function", "name": "Bash", "parameters": {}}"#, &["C:Bash {}"]);
-    // JSON that is an answer.
+    // An answer in JSON.
     for text in [
         r#"{"name": "Alice", "parameters": {}}"#,
         r#" {"city": "Bash", "name": "Bash"}"#,

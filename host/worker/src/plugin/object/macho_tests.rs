@@ -1,12 +1,12 @@
-//! Libraries in macOS's format, checked as a Mac checks them: one that is written here byte by byte, and one that the compiler
-//! links for Apple silicon, where its target is installed.
+//! Libraries in macOS's format, checked as on a Mac: one that is written here byte by byte, and one that the compiler
+//! links for Apple silicon if that target is installed.
 
 use super::*;
 use std::process::Command;
 
 const APPLE_SILICON: Platform = (BinaryFormat::MachO, Architecture::Aarch64, true);
 const TARGET: &str = "aarch64-apple-darwin";
-/// A segment begins at a page, and a page of Apple silicon has so many bytes.
+/// Page size of Apple silicon; segments begin at pages.
 const PAGE: usize = 16 << 10;
 
 fn check(bytes: &[u8]) -> Result<(), Reason> {
@@ -19,10 +19,10 @@ fn name(text: &str) -> [u8; 16] {
     name
 }
 
-/// A library of two segments that exports a plugin's symbol: a page of code, and the table of symbols behind it.
+/// A library with two segments that exports a plugin's symbol: a page of code, followed by the symbol table.
 fn library() -> Vec<u8> {
     let symbols: [u8; 16] = {
-        // The name's place in the strings, that it is exported and of section 1, and its address.
+        // Offset of the name in the string table, "exported, in section 1", and the address.
         let mut entry = [0; 16];
         entry[0] = 1;
         (entry[4], entry[5]) = (0x0f, 1);
@@ -53,7 +53,7 @@ fn library() -> Vec<u8> {
     bytes
 }
 
-/// A real library, linked by the compiler's own linker; nothing, and a word about it, where the target is not installed.
+/// A real library, linked by the compiler's own linker; `None`, with a message, if the target is not installed.
 fn linked() -> Option<Vec<u8>> {
     let folder = tempfile::tempdir().expect("a folder");
     let (source, library) = (folder.path().join("plugin.rs"), folder.path().join("plugin.dylib"));
@@ -78,7 +78,7 @@ fn linked() -> Option<Vec<u8>> {
     Some(std::fs::read(library).expect("a library"))
 }
 
-/// A length at random, down to none.
+/// Random lengths down to zero.
 fn lengths(bytes: &[u8]) -> impl Iterator<Item = usize> {
     let mut random = fastrand::Rng::with_seed(11);
     let end = bytes.len();
@@ -109,7 +109,7 @@ fn so_is_one_that_was_linked() {
 #[test]
 fn so_is_one_for_several_processors() {
     let library = library();
-    // One entry: the processor, where its library begins, how long it is, and its alignment as a power of two.
+    // One entry: the processor, offset and length of its library, and its alignment as a power of two.
     let header = [0xcafe_babe, 1, 0x0100_000c, 0, PAGE as u32, library.len() as u32, 14];
     let mut bytes: Vec<u8> = header.into_iter().flat_map(u32::to_be_bytes).collect();
     bytes.resize(PAGE, 0);

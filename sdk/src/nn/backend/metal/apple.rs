@@ -3,9 +3,13 @@
 
 use candle_core::{DType, Device, MetalDevice, MetalStorage, Storage, Tensor, op::BackpropOp};
 use candle_metal_kernels::metal::{Buffer, ComputeCommandEncoder, ComputePipeline};
-use objc2_metal::{MTLResource, MTLResourceOptions, MTLSize, MTLStorageMode};
+use objc2_metal::{
+    MTLCompileOptions, MTLDevice, MTLMathMode, MTLResource, MTLResourceOptions, MTLSize, MTLStorageMode,
+};
 use std::{
     collections::HashMap,
+    ffi::c_void,
+    ptr::NonNull,
     sync::{Arc, Mutex, PoisonError},
 };
 
@@ -15,10 +19,12 @@ use super::{
     kernels::{MetalKernels, failed},
     launch::Launch,
     libraries::LIBRARIES,
+    window::Window,
 };
 use crate::{
     Error, Result,
     nn::backend::{Backend, Formulas},
+    weights::Bytes,
 };
 
 /// As candle allocates, whose encoder orders the use of buffers that Metal does not track.
@@ -60,7 +66,8 @@ fn system_figure(_: &std::ffi::CStr) -> Option<u64> {
 
 struct Apple {
     metal: MetalDevice,
-    pipelines: HashMap<&'static str, ComputePipeline>,
+    /// By kernel, or the compiler's complaint.
+    pipelines: HashMap<&'static str, Result<ComputePipeline, String>>,
     /// Buffers in the residency set.
     resident: Mutex<Vec<Buffer>>,
 }
@@ -69,16 +76,29 @@ impl Apple {
     fn new(device: &Device) -> Result<Self> {
         let metal = device.as_metal_device()?.clone();
         let mut pipelines = HashMap::new();
+        // Metal's default, which the kernels are written and tested for.
+        let options = MTLCompileOptions::new();
+        options.setMathMode(MTLMathMode::Fast);
         for library in LIBRARIES {
-            let compiled = metal.metal_device().new_library_with_source(library.source, None);
-            let compiled = compiled.map_err(|error| failed(format!("library '{}': {error}", library.name)))?;
+            let compiled = metal.metal_device().new_library_with_source(library.source, Some(&options));
             for name in library.kernels {
-                let function = compiled.get_function(name, None).map_err(failed)?;
-                let pipeline = metal.metal_device().new_compute_pipeline_state_with_function(&function);
-                pipelines.insert(*name, pipeline.map_err(failed)?);
+                let pipeline = compiled.as_ref().map_err(|error| format!("library '{}': {error}", library.name));
+                let pipeline = pipeline.and_then(|compiled| {
+                    let function = compiled.get_function(name, None).map_err(|error| error.to_string())?;
+                    let pipeline = metal.metal_device().new_compute_pipeline_state_with_function(&function);
+                    pipeline.map_err(|error| error.to_string())
+                });
+                pipelines.insert(*name, pipeline);
             }
         }
         Ok(Self { metal, pipelines, resident: Mutex::default() })
+    }
+
+    /// Makes a buffer resident.
+    fn keep(&self, buffer: Buffer) -> Arc<Buffer> {
+        self.metal.register_buffers([&buffer]);
+        self.resident.lock().unwrap_or_else(PoisonError::into_inner).push(buffer.clone());
+        Arc::new(buffer)
     }
 
     /// Calls `run` with the address of a tensor's bytes and their number; `None` if the host cannot see them.
@@ -99,9 +119,27 @@ impl Driver for Apple {
     fn allocate(&self, bytes: usize) -> Result<Arc<Buffer>> {
         let buffer = self.metal.metal_device().new_buffer(bytes, SHARED);
         let buffer = buffer.map_err(|error| Error::out_of_memory(format!("Metal: {bytes} bytes: {error}")))?;
-        self.metal.register_buffers([&buffer]);
-        self.resident.lock().unwrap_or_else(PoisonError::into_inner).push(buffer.clone());
-        Ok(Arc::new(buffer))
+        Ok(self.keep(buffer))
+    }
+
+    fn weight(&self, bytes: &Bytes, alignment: usize) -> Result<Tensor> {
+        let address = bytes.as_ptr() as usize;
+        let window = Window::around(address, bytes.len());
+        if address.is_multiple_of(alignment)
+            && let Some(start) = NonNull::new(window.start as *mut c_void)
+            // SAFETY: `bytes` is a range of a mapping, which has whole pages, and the caller keeps it as long as the tensor.
+            && let Some(buffer) = unsafe {
+                let device = self.metal.metal_device().as_ref();
+                device.newBufferWithBytesNoCopy_length_options_deallocator(start, window.bytes, SHARED, None)
+            }
+        {
+            let buffer = self.keep(Buffer::new(buffer));
+            let tensor = self.tensor(&buffer, DType::U8, &[window.bytes])?;
+            return Ok(tensor.narrow(0, address - window.start, bytes.len())?);
+        }
+        let tensor = self.tensor(&self.allocate(bytes.len())?, DType::U8, &[bytes.len()])?;
+        self.write(&tensor, 0, bytes)?;
+        Ok(tensor)
     }
 
     fn capacity(buffer: &Buffer) -> usize {
@@ -115,7 +153,7 @@ impl Driver for Apple {
 
     fn launch(&self, launch: &Launch, args: &[Arg<'_>]) -> Result<()> {
         let missing = || failed(format!("there is no kernel '{}'", launch.kernel));
-        let pipeline = self.pipelines.get(launch.kernel).ok_or_else(missing)?;
+        let pipeline = self.pipelines.get(launch.kernel).ok_or_else(missing)?.as_ref().map_err(failed)?;
         let guard = self.metal.command_encoder()?;
         let encoder: &ComputeCommandEncoder = guard.as_ref();
         encoder.set_compute_pipeline_state(pipeline);

@@ -1,105 +1,332 @@
-//! Launches the kernels that write the cache and attend over it.
+//! How attention is launched: shapes in the layout of `attention.metal` and `flash.metal`, and the dispatches of a layer.
 
-use candle_core::{DType, Tensor};
+use bytemuck::{Pod, Zeroable};
 
 use super::{
-    dispatches::{Attend, Combine, Layer, StoreShape},
-    driver::{Arg, Driver},
-    kernels::{MetalKernels, failed},
+    inputs::Inputs,
+    launch::{Launch, SHARED_BYTES_MAX, THREADS},
 };
-use crate::{
-    Result,
-    nn::{
-        memory::pass::Pass,
-        spec::{Attention, KvType, Rotation},
-    },
-    weights::RopeStyle,
-};
+use crate::nn::spec::KvType;
 
-/// Cores that contexts are divided for: Metal does not tell how many there are, and these are what an M1 Pro has at least.
-const CORES: usize = 14;
+/// Threads of a threadgroup of `store`.
+const STORE_THREADS: usize = 256;
 
-impl<D: Driver> MetalKernels<D> {
-    /// Writes the cache and attends, rotating first if there is a rotation. `None` if the step's inputs are not on the device.
-    pub(super) fn attend_step(
-        &self,
-        spec: &Attention,
-        [q, k, v]: [&Tensor; 3],
-        rotation: Option<&Rotation>,
-        pass: &mut Pass<'_>,
-    ) -> Result<Option<Tensor>> {
-        let Some(inputs) = self.inputs_of(pass.kv.group(spec.layer)?) else { return Ok(None) };
-        let [keys, values] = pass.kv.layer(spec.layer)?;
-        let (keys, values) = (keys.tensor()?, values.tensor()?);
-        let kind = match keys.dtype() {
-            DType::F16 => KvType::F16,
-            DType::F32 => KvType::F32,
-            _ => return Ok(None),
+/// Query rows that a threadgroup of `attend` holds, and the memory that it declares: their scores, peaks, masses and factors.
+const SCALAR_ROWS: usize = 8;
+const SCALAR_STATIC_BYTES: usize = SCALAR_ROWS * (32 + 3) * size_of::<f32>();
+
+/// Rows of a matrix, and values in a row of a SIMD-group's scratch memory, as `flash.metal` has them.
+const MATRIX: usize = 8;
+const SCRATCH: usize = 44;
+
+/// Threadgroups that keep a core of a GPU busy while others wait for memory.
+const GROUPS_PER_CORE: usize = 4;
+
+/// Limit on the parts of a context, and the keys of the smallest part.
+const SPLITS_MAX: usize = 64;
+const PART_KEYS_MIN: usize = 256;
+
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct StoreShape {
+    pub(super) heads: u32,
+    pub(super) kv_heads: u32,
+    pub(super) head_dim: u32,
+    /// Half of the values that are rotated in a head.
+    pub(super) half_dim: u32,
+    pub(super) is_interleaved: u32,
+    pub(super) rotates: u32,
+    pub(super) tokens: u32,
+    pub(super) slots: u32,
+}
+
+impl StoreShape {
+    /// A thread for a value of each token's queries, keys and values each.
+    pub(super) fn launch(&self, kind: KvType) -> Launch {
+        let kernel = match kind {
+            KvType::F16 => "store_f16",
+            KvType::F32 => "store_f32",
         };
-        let (tokens, slots) = (q.dim(0)?, keys.dim(1)?);
-        let narrow = |value: usize| u32::try_from(value).map_err(|_| failed(format!("{value} is too much")));
-        let shape = StoreShape {
-            heads: if rotation.is_some() { narrow(spec.heads)? } else { 0 },
-            kv_heads: narrow(spec.kv_heads)?,
-            head_dim: narrow(spec.head_dim)?,
-            half_dim: rotation.map_or(Ok(0), |rotation| narrow(rotation.cos.dim(1)?))?,
-            is_interleaved: u32::from(rotation.is_some_and(|rotation| rotation.style == RopeStyle::Interleaved)),
-            rotates: u32::from(rotation.is_some()),
-            tokens: narrow(tokens)?,
-            slots: narrow(slots)?,
-        };
-        let layer = Layer {
-            heads: spec.heads,
-            kv_heads: spec.kv_heads,
-            head_dim: spec.head_dim,
-            slots,
-            window: spec.window,
-            has_sinks: spec.sinks.is_some(),
-            scale: spec.scale,
-            softcap: spec.softcap,
-            kind,
-        };
-        let Some(dispatches) = layer.attend(&inputs.host, CORES) else { return Ok(None) };
-        let rotated = if rotation.is_some() { self.room(tokens, q.dim(1)?)? } else { q.clone() };
-        let (cos, sin) = rotation.map_or((q, q), |rotation| (&rotation.cos, &rotation.sin));
-        self.launch(
-            &shape.launch(kind),
-            &[
-                Arg::Read(q),
-                Arg::Read(k),
-                Arg::Read(v),
-                Arg::Read(cos),
-                Arg::Read(sin),
-                Arg::Read(&inputs.slots),
-                Arg::Bytes(bytemuck::bytes_of(&shape)),
-                if rotation.is_some() { Arg::Written(&rotated) } else { Arg::Read(&rotated) },
-                Arg::Written(keys),
-                Arg::Written(values),
-            ],
-        )?;
-        let out = self.room(tokens, q.dim(1)?)?;
-        let sinks = spec.sinks.as_ref().unwrap_or(q);
-        for Attend { launch, shape, combine } in dispatches {
-            let parts = combine.map(|combine| self.room(1, combine.part_values)).transpose()?;
-            self.launch(
-                &launch,
-                &[
-                    Arg::Read(&rotated),
-                    Arg::Read(keys),
-                    Arg::Read(values),
-                    Arg::Read(&inputs.tiles),
-                    Arg::Read(&inputs.tables),
-                    Arg::Read(sinks),
-                    Arg::Bytes(shape.bytes()),
-                    Arg::Written(parts.as_ref().unwrap_or(&out)),
-                ],
-            )?;
-            if let Some((Combine { launch, shape, .. }, parts)) = combine.zip(parts) {
-                let shape = Arg::Bytes(bytemuck::bytes_of(&shape));
-                let args = [Arg::Read(&parts), Arg::Read(&inputs.tiles), Arg::Read(sinks), shape, Arg::Written(&out)];
-                self.launch(&launch, &args)?;
-            }
-        }
-        Ok(Some(out))
+        let width = ((self.heads + 2 * self.kv_heads) * self.head_dim) as usize;
+        let groups = [width.div_ceil(STORE_THREADS), self.tokens as usize, 1];
+        Launch { kernel, groups, threads: STORE_THREADS, shared_bytes: 0 }
     }
+}
+
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct AttendShape {
+    pub(super) heads: u32,
+    pub(super) kv_heads: u32,
+    pub(super) head_dim: u32,
+    pub(super) slots: u32,
+    pub(super) tiles: u32,
+    /// 0: none.
+    pub(super) window: u32,
+    pub(super) has_sinks: u32,
+    pub(super) scale: f32,
+    /// 0: none.
+    pub(super) softcap: f32,
+}
+
+impl AttendShape {
+    /// For tiles of up to `longest` tokens; a threadgroup has memory for its queries and as many sums. `None` if they do not
+    /// fit.
+    pub(super) fn launch(&self, kind: KvType, longest: usize) -> Option<Launch> {
+        let kernel = match kind {
+            KvType::F16 => "attend_f16",
+            KvType::F32 => "attend_f32",
+        };
+        let rows = longest * (self.heads / self.kv_heads) as usize;
+        let groups = [rows.div_ceil(SCALAR_ROWS), self.kv_heads as usize, self.tiles as usize];
+        let shared_bytes = 2 * SCALAR_ROWS * self.head_dim as usize * size_of::<f32>();
+        let fits = shared_bytes + SCALAR_STATIC_BYTES <= SHARED_BYTES_MAX;
+        fits.then_some(Launch { kernel, groups, threads: THREADS, shared_bytes })
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct FlashShape {
+    pub(super) heads: u32,
+    pub(super) kv_heads: u32,
+    pub(super) slots: u32,
+    pub(super) first_tile: u32,
+    /// 0: none.
+    pub(super) window: u32,
+    pub(super) has_sinks: u32,
+    /// Parts of a context; with 1, the output is final.
+    pub(super) splits: u32,
+    pub(super) part_keys: u32,
+    /// Rows of the longest tile with a key head.
+    pub(super) rows: u32,
+    pub(super) scale: f32,
+    /// 0: none.
+    pub(super) softcap: f32,
+}
+
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct CombineShape {
+    pub(super) heads: u32,
+    pub(super) kv_heads: u32,
+    pub(super) head_dim: u32,
+    pub(super) first_tile: u32,
+    pub(super) splits: u32,
+    pub(super) rows: u32,
+    pub(super) has_sinks: u32,
+}
+
+/// A kernel of `flash.metal`: the 8 · `row_blocks` rows of a threadgroup, and the slices that a head is divided into.
+struct Flash {
+    head_dim: usize,
+    names: [&'static str; 2],
+    row_blocks: usize,
+    slices: usize,
+}
+
+/// `flash!(SUFFIX, HEAD_DIM, R, C)` as `flash.metal` has it.
+macro_rules! flash {
+    ($head_dim:literal, $few:literal, $row_blocks:literal, $slices:literal) => {
+        Flash {
+            head_dim: $head_dim,
+            names: [concat!("flash_f16_", $head_dim, $few), concat!("flash_f32_", $head_dim, $few)],
+            row_blocks: $row_blocks,
+            slices: $slices,
+        }
+    };
+}
+
+/// Those for few rows come first, of each size of head.
+static FLASH: [Flash; 13] = [
+    flash!(64, "_few", 1, 4),
+    flash!(64, "", 4, 1),
+    flash!(80, "_few", 2, 2),
+    flash!(80, "", 4, 1),
+    flash!(96, "_few", 1, 4),
+    flash!(96, "", 4, 1),
+    flash!(128, "_few", 1, 4),
+    flash!(128, "", 4, 1),
+    flash!(192, "_few", 1, 4),
+    flash!(192, "", 2, 2),
+    flash!(256, "_few", 1, 4),
+    flash!(256, "", 2, 2),
+    flash!(512, "", 1, 4),
+];
+
+impl Flash {
+    /// The kernel for tiles of `rows` rows: the one for few if they fit, else the one for many.
+    fn of(head_dim: usize, rows: usize) -> Option<&'static Self> {
+        let mut sizes = FLASH.iter().filter(|flash| flash.head_dim == head_dim);
+        let few = sizes.next()?;
+        Some(if rows <= few.rows() { few } else { sizes.next().unwrap_or(few) })
+    }
+
+    fn rows(&self) -> usize {
+        MATRIX * self.row_blocks
+    }
+
+    /// Keys of a tile in threadgroup memory.
+    fn tile_keys(&self, kind: KvType) -> usize {
+        match self.head_dim * kind.bytes() {
+            0..=512 => 32,
+            513..=1024 => 16,
+            _ => 8,
+        }
+    }
+
+    fn shared_bytes(&self, kind: KvType) -> usize {
+        let scratch = self.row_blocks * self.slices * MATRIX * SCRATCH * size_of::<f32>();
+        scratch + self.tile_keys(kind) * (self.head_dim * kind.bytes() + 16)
+    }
+}
+
+/// A layer's attention, as far as its dispatches depend on it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Layer {
+    pub(super) heads: usize,
+    pub(super) kv_heads: usize,
+    pub(super) head_dim: usize,
+    pub(super) slots: usize,
+    pub(super) window: Option<usize>,
+    pub(super) has_sinks: bool,
+    pub(super) scale: f32,
+    pub(super) softcap: Option<f32>,
+    pub(super) kind: KvType,
+}
+
+/// The shape of a kernel that attends.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Shape {
+    Scalar(AttendShape),
+    Flash(FlashShape),
+}
+
+impl Shape {
+    pub(super) fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Scalar(shape) => bytemuck::bytes_of(shape),
+            Self::Flash(shape) => bytemuck::bytes_of(shape),
+        }
+    }
+}
+
+/// A dispatch over queries, keys, values, tiles, tables, sinks, shape and output, or memory for parts of it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Attend {
+    pub(super) launch: Launch,
+    pub(super) shape: Shape,
+    /// Where contexts are in parts.
+    pub(super) combine: Option<Combine>,
+}
+
+impl Attend {
+    /// Threadgroup memory that the kernel declares, beside what it is given.
+    pub(super) fn static_bytes(&self) -> usize {
+        match self.shape {
+            Shape::Scalar(_) => SCALAR_STATIC_BYTES,
+            Shape::Flash(_) => 0,
+        }
+    }
+}
+
+/// The dispatch that adds up the parts, over parts, tiles, sinks, shape and output.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Combine {
+    pub(super) launch: Launch,
+    pub(super) shape: CombineShape,
+    /// Room for the `f32` values of all parts; a power of two, so that growing contexts need new memory rarely.
+    pub(super) part_values: usize,
+}
+
+impl Layer {
+    /// The dispatches that attend for all sequences of a step on a GPU of so many cores; none for no tokens. `None` if no
+    /// kernel takes the layer's heads.
+    pub(super) fn attend(&self, inputs: &Inputs, cores: usize) -> Option<Vec<Attend>> {
+        let others = inputs.tiles.len() - inputs.singles;
+        let of_singles = (0, inputs.singles, 1, inputs.single_keys);
+        let of_others = (inputs.singles, others, inputs.longest, inputs.tile_keys);
+        let flash = [of_singles, of_others].into_iter().filter(|(_, count, ..)| *count > 0);
+        let flash = flash.map(|(first, count, longest, keys)| self.flash([first, count], longest, keys, cores));
+        flash.collect::<Option<Vec<_>>>().or_else(|| self.scalar(inputs).map(|scalar| vec![scalar]))
+    }
+
+    fn shared_by(&self) -> usize {
+        self.heads / self.kv_heads
+    }
+
+    /// All tiles by the kernel that takes heads of any size that fits.
+    pub(super) fn scalar(&self, inputs: &Inputs) -> Option<Attend> {
+        let shape = AttendShape {
+            heads: self.heads as u32,
+            kv_heads: self.kv_heads as u32,
+            head_dim: self.head_dim as u32,
+            slots: self.slots as u32,
+            tiles: inputs.tiles.len() as u32,
+            window: self.window.unwrap_or(0) as u32,
+            has_sinks: u32::from(self.has_sinks),
+            scale: self.scale,
+            softcap: self.softcap.unwrap_or(0.0),
+        };
+        let launch = shape.launch(self.kind, inputs.longest)?;
+        Some(Attend { launch, shape: Shape::Scalar(shape), combine: None })
+    }
+
+    /// `count` tiles from the `first` one on, of up to `longest` tokens that see up to `keys` keys.
+    fn flash(&self, [first, count]: [usize; 2], longest: usize, keys: usize, cores: usize) -> Option<Attend> {
+        let rows = longest * self.shared_by();
+        let flash = Flash::of(self.head_dim, rows)?;
+        let tile = flash.tile_keys(self.kind);
+        // A part begins with a tile, which may be earlier than what a window shows.
+        let seen = self.window.map_or(keys, |window| keys.min(window + flash.rows())) + tile;
+        let row_tiles = rows.div_ceil(flash.rows());
+        let (splits, part_keys) = split(row_tiles * self.kv_heads * count, seen, tile, cores);
+        let shape = FlashShape {
+            heads: self.heads as u32,
+            kv_heads: self.kv_heads as u32,
+            slots: self.slots as u32,
+            first_tile: first as u32,
+            window: self.window.unwrap_or(0) as u32,
+            has_sinks: u32::from(self.has_sinks),
+            splits: splits as u32,
+            part_keys: part_keys as u32,
+            rows: rows as u32,
+            scale: self.scale,
+            softcap: self.softcap.unwrap_or(0.0),
+        };
+        let launch = Launch {
+            kernel: flash.names[usize::from(self.kind == KvType::F32)],
+            groups: [row_tiles * splits, self.kv_heads, count],
+            threads: THREADS,
+            shared_bytes: flash.shared_bytes(self.kind),
+        };
+        let combine = (splits > 1).then(|| Combine {
+            launch: Launch {
+                kernel: "combine_parts",
+                groups: [rows, self.kv_heads, count],
+                threads: THREADS,
+                shared_bytes: 0,
+            },
+            shape: CombineShape {
+                heads: shape.heads,
+                kv_heads: shape.kv_heads,
+                head_dim: self.head_dim as u32,
+                first_tile: shape.first_tile,
+                splits: shape.splits,
+                rows: shape.rows,
+                has_sinks: shape.has_sinks,
+            },
+            part_values: (count * self.kv_heads * rows * splits * (self.head_dim + 2)).next_power_of_two(),
+        });
+        Some(Attend { launch, shape: Shape::Flash(shape), combine })
+    }
+}
+
+/// How many parts contexts of up to `keys` keys are divided into, and the keys of a part: as many as it takes to have work for
+/// all cores beside `groups` threadgroups, but none that is small.
+pub(super) fn split(groups: usize, keys: usize, tile: usize, cores: usize) -> (usize, usize) {
+    let wanted = (GROUPS_PER_CORE * cores).div_ceil(groups.max(1));
+    let splits = wanted.min(keys / PART_KEYS_MIN).clamp(1, SPLITS_MAX);
+    let part_keys = keys.div_ceil(splits).next_multiple_of(tile);
+    (keys.div_ceil(part_keys), part_keys)
 }

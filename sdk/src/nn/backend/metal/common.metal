@@ -14,3 +14,6 @@ using namespace metal;
 constant constexpr uint SIMD = 32;
 // Threads of a threadgroup, where a kernel takes threadgroups.
 constant constexpr uint THREADS = 128;
+
+// Loops over arrays in registers, which would lie in memory if one were left.
+#define UNROLLED _Pragma("clang loop unroll(full)") for

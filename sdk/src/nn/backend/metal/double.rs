@@ -20,6 +20,7 @@ use super::{
 use crate::{
     Result,
     nn::backend::{Backend, Formulas},
+    weights::Bytes,
 };
 
 /// What was asked of the driver.
@@ -48,6 +49,11 @@ pub(in crate::nn) struct Double(Arc<Mutex<Record>>);
 impl Double {
     pub(in crate::nn) fn record(&self) -> MutexGuard<'_, Record> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The backend on this driver, whose kernels have not been tried.
+    pub(in crate::nn) fn untried(&self) -> Arc<dyn Backend> {
+        Arc::new(MetalKernels::new(self.clone(), Formulas::plain(Device::Cpu)))
     }
 
     /// The backend on this driver.
@@ -149,6 +155,10 @@ impl Driver for Double {
     fn allocate(&self, bytes: usize) -> Result<Arc<Buffer>> {
         self.record().allocations.push(bytes);
         Ok(Arc::new(Buffer(bytes)))
+    }
+
+    fn weight(&self, bytes: &Bytes, _: usize) -> Result<Tensor> {
+        Ok(Tensor::from_slice(bytes, bytes.len(), &Device::Cpu)?)
     }
 
     fn capacity(buffer: &Buffer) -> usize {

@@ -8,7 +8,7 @@ use candle_core::{DType, Tensor};
 use std::sync::Arc;
 
 use super::launch::Launch;
-use crate::Result;
+use crate::{Result, weights::Bytes};
 
 /// An argument of a kernel; tensors are contiguous.
 pub(super) enum Arg<'a> {
@@ -22,6 +22,10 @@ pub(super) trait Driver: Send + Sync + 'static {
 
     /// Allocates exactly `bytes` of memory that host and GPU share, resident as long as it exists.
     fn allocate(&self, bytes: usize) -> Result<Arc<Self::Buffer>>;
+
+    /// The bytes of a weight as a tensor of `u8` that starts at a multiple of `alignment` in memory. It lies in the pages that are
+    /// mapped already where it can, so the caller keeps those.
+    fn weight(&self, bytes: &Bytes, alignment: usize) -> Result<Tensor>;
 
     fn capacity(buffer: &Self::Buffer) -> usize;
 

@@ -4,6 +4,7 @@
 //! At load the kernels are held against the formulas, and none of them is used on a device where they differ.
 
 use candle_core::{DType, Tensor};
+use pensieve_kernels::Activation;
 use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError,
     atomic::{AtomicBool, Ordering},
@@ -12,21 +13,22 @@ use std::sync::{
 use super::{
     arena::Arena,
     driver::{Arg, Driver},
+    elementwise::Norm,
     inputs::{Inputs, NO_SLOT},
     launch::Launch,
-    norms::NormShape,
+    products::{MATRICES, Use},
 };
 use crate::{
     Batch, Code, Error, Output, Result, Span, Want,
     nn::{
-        backend::{Backend, Compute, Formulas, formulas_attention},
+        backend::{Backend, Columns, Compute, Form, Formulas, Layer, Matrix, formulas_attention},
         memory::{
             pass::Pass,
             store::{HostMemory, Store, StoreShape},
         },
         spec::{Attention, KvType, Rotation},
     },
-    weights::RopeStyle,
+    weights::{RawTensor, RopeStyle},
 };
 
 /// Rows of the step that a model begins with, and of the longest chunk of a prompt that the host makes by default.
@@ -36,12 +38,25 @@ const CHUNK_ROWS: usize = 512;
 /// The kernels on a device, and what a step brings to it.
 pub(super) struct MetalKernels<D: Driver> {
     pub(super) driver: Arc<D>,
-    arena: Arena<D>,
+    pub(super) arena: Arena<D>,
     pub(super) formulas: Formulas,
+    pub(super) usable: Usable,
+    /// The reason why some are not.
+    pub(super) declined: Option<String>,
     /// By group of caches; none before the first step.
     inputs: Mutex<Vec<StepInputs>>,
     /// Something was encoded and not waited for.
     is_pending: AtomicBool,
+}
+
+/// The libraries of kernels that compute what the formulas do on this device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Usable {
+    pub(super) attention: bool,
+    pub(super) norms: bool,
+    pub(super) products: bool,
+    pub(super) elementwise: bool,
+    pub(super) logits: bool,
 }
 
 /// A step's inputs on the device.
@@ -59,15 +74,21 @@ pub(super) fn failed(error: impl std::fmt::Display) -> Error {
 }
 
 impl<D: Driver> MetalKernels<D> {
-    /// The kernels, if they compute what the formulas do on this device.
+    /// The kernels that compute what the formulas do on this device; an error if there are none.
     pub(super) fn on(driver: D, formulas: Formulas) -> Result<Self> {
-        let driver = Arc::new(driver);
-        let arena = Arena::new(driver.clone());
-        let kernels = Self { driver, arena, formulas, inputs: Mutex::default(), is_pending: AtomicBool::new(false) };
+        let mut kernels = Self::new(driver, formulas);
         kernels.prove()?;
-        kernels.finish()?;
         kernels.inputs().clear();
         Ok(kernels)
+    }
+
+    /// The kernels, untried.
+    pub(super) fn new(driver: D, formulas: Formulas) -> Self {
+        let driver = Arc::new(driver);
+        let arena = Arena::new(driver.clone());
+        let usable = Usable { attention: true, norms: true, products: true, elementwise: true, logits: true };
+        let (inputs, is_pending) = (Mutex::default(), AtomicBool::new(false));
+        Self { driver, arena, formulas, usable, declined: None, inputs, is_pending }
     }
 
     fn inputs(&self) -> MutexGuard<'_, Vec<StepInputs>> {
@@ -123,7 +144,10 @@ impl<D: Driver> Backend for MetalKernels<D> {
     }
 
     fn note(&self) -> String {
-        format!("our Metal kernels for attention and norms, {}", self.formulas.note())
+        match &self.declined {
+            None => "our Metal kernels".into(),
+            Some(why) => format!("our Metal kernels, but not all ({why}), {}", self.formulas.note()),
+        }
     }
 
     fn begin(&self, batch: &Batch<'_>) -> Result<()> {
@@ -200,22 +224,112 @@ impl<D: Driver> Backend for MetalKernels<D> {
         Ok(Rotation { cos: self.arena.values(&cos, &dims)?, sin: self.arena.values(&sin, &dims)?, style })
     }
 
+    fn matrix(&self, raw: &RawTensor) -> Result<Form> {
+        self.weight(raw)?.map_or_else(|| self.formulas.matrix(raw), Ok)
+    }
+
+    fn linear(&self, x: &Tensor, weight: &Matrix, bias: Option<&Tensor>) -> Result<Tensor> {
+        match self.product(x, &[(weight, bias)], None, Use::Plain)? {
+            Some(out) => Ok(out),
+            None => self.formulas.linear(x, weight, bias),
+        }
+    }
+
+    fn linears(&self, x: &Tensor, layers: &[Layer<'_>]) -> Result<Vec<Tensor>> {
+        let mut outs = Vec::with_capacity(layers.len());
+        for layers in layers.chunks(MATRICES) {
+            match self.products(x, layers, None, Use::Plain)? {
+                Some(made) => outs.extend(made),
+                None => {
+                    let made = layers.iter().map(|(weight, bias)| self.linear(x, weight, *bias));
+                    outs.extend(made.collect::<Result<Vec<_>>>()?);
+                }
+            }
+        }
+        Ok(outs)
+    }
+
+    fn add_linear(&self, residual: &Tensor, x: &Tensor, weight: &Matrix, bias: Option<&Tensor>) -> Result<Tensor> {
+        match self.product(x, &[(weight, bias)], Some(residual), Use::Added)? {
+            Some(out) => Ok(out),
+            None => self.add(residual, &self.linear(x, weight, bias)?),
+        }
+    }
+
+    fn gated(&self, x: &Tensor, layers: [Layer<'_>; 2], kind: Activation) -> Result<Tensor> {
+        if let Some(out) = self.gated_product(x, layers, kind)? {
+            return Ok(out);
+        }
+        let [gate, up] = layers.map(|(weight, bias)| self.linear(x, weight, bias));
+        self.gate(&gate?, &up?, kind)
+    }
+
+    fn add(&self, x: &Tensor, y: &Tensor) -> Result<Tensor> {
+        self.pairwise("add", [x, y], None)?.map_or_else(|| Ok((x + y)?), Ok)
+    }
+
+    fn gate(&self, gate: &Tensor, up: &Tensor, kind: Activation) -> Result<Tensor> {
+        match self.pairwise("gate", [gate, up], Some(kind))? {
+            Some(out) => Ok(out),
+            None => Ok((self.formulas.activate(gate, kind)? * up)?),
+        }
+    }
+
+    fn activate(&self, x: &Tensor, kind: Activation) -> Result<Tensor> {
+        self.each(x, None, Some(kind), None)?.map_or_else(|| self.formulas.activate(x, kind), Ok)
+    }
+
+    fn bias_act_scale(
+        &self,
+        x: &Tensor,
+        bias: Option<&Tensor>,
+        kind: Option<Activation>,
+        factor: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        match self.each(x, bias, kind, factor)? {
+            Some(out) => Ok(out),
+            None => self.formulas.bias_act_scale(x, bias, kind, factor),
+        }
+    }
+
+    fn columns(&self, x: &Tensor, parts: &[Columns]) -> Result<Vec<Tensor>> {
+        self.ranges(x, parts)?.map_or_else(|| self.formulas.columns(x, parts), Ok)
+    }
+
+    fn select_rows(&self, x: &Tensor, rows: &[u32]) -> Result<Tensor> {
+        self.gather(x, rows)?.map_or_else(|| self.formulas.select_rows(x, rows), Ok)
+    }
+
+    fn embed(&self, weight: &Matrix, pass: &Pass<'_>) -> Result<Tensor> {
+        let tokens = pass.tokens();
+        self.look_up(weight, tokens)?.map_or_else(|| self.formulas.embed(weight, tokens), Ok)
+    }
+
+    fn best(&self, logits: &Tensor) -> Result<Tensor> {
+        self.best_of(logits)?.map_or_else(|| self.formulas.best(logits), Ok)
+    }
+
     fn add_rms_norm(&self, x: &Tensor, delta: &Tensor, weight: &Tensor, eps: f32) -> Result<(Tensor, Tensor)> {
-        let (rows, width) = x.dims2()?;
-        let shape = NormShape { width: width as u32, eps };
-        let (sum, out) = (self.room(rows, width)?, self.room(rows, width)?);
-        self.launch(
-            &NormShape::launch(rows),
-            &[
-                Arg::Read(x),
-                Arg::Read(delta),
-                Arg::Read(weight),
-                Arg::Bytes(bytemuck::bytes_of(&shape)),
-                Arg::Written(&sum),
-                Arg::Written(&out),
-            ],
-        )?;
-        Ok((sum, out))
+        if self.usable.norms {
+            return self.sum_and_norm(x, delta, weight, eps);
+        }
+        let sum = self.add(x, delta)?;
+        let normed = self.rms_norm(&sum, weight, eps)?;
+        Ok((sum, normed))
+    }
+
+    fn rms_norm(&self, x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor> {
+        match self.usable.norms {
+            true => self.norm(Norm::Rms, x, &[weight], eps),
+            false => self.formulas.rms_norm(x, weight, eps),
+        }
+    }
+
+    fn layer_norm(&self, x: &Tensor, weight: &Tensor, bias: &Tensor, eps: f32) -> Result<Tensor> {
+        match self.usable.norms {
+            true => self.norm(Norm::Layer, x, &[weight, bias], eps),
+            false => self.formulas.layer_norm(x, weight, bias, eps),
+        }
     }
 
     /// Of the exact size: candle would round it up to a power of two.

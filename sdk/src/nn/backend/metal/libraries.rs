@@ -2,18 +2,22 @@
 
 /// A library's source, with what all share in front, and the kernels that it has.
 pub(super) struct Library {
+    /// For errors of the compiler.
+    #[cfg_attr(not(any(feature = "metal", target_os = "macos")), allow(dead_code))]
     pub(super) name: &'static str,
     pub(super) source: &'static str,
     pub(super) kernels: &'static [&'static str],
 }
 
-/// `library!(FILE, … => KERNEL, …)` has its source in `FILE.metal`, and its name from the first one.
+/// `library!(FILE, … after PART, … => KERNEL, …)` has its source in `FILE.metal`, behind the parts that it builds on, and its name
+/// from the first file.
 macro_rules! library {
-    ($name:literal $(, $file:literal)* => $($kernel:literal),+ $(,)?) => {
+    ($name:literal $(, $file:literal)* $(after $($part:literal),+)? => $($kernel:literal),+ $(,)?) => {
         Library {
             name: $name,
             source: concat!(
                 include_str!("common.metal"),
+                $($(include_str!(concat!($part, ".metal")),)+)?
                 include_str!(concat!($name, ".metal")),
                 $(include_str!(concat!($file, ".metal"))),*
             ),
@@ -39,6 +43,22 @@ pub(super) static ATTENTION: Library = library!(
     "flash_f32_192_few", "flash_f32_256",
     "flash_f32_256_few", "flash_f32_512",
 );
-pub(super) static NORMS: Library = library!("norms" => "add_rms_norm");
+pub(super) static NORMS: Library = library!("norms" => "rms_norm", "add_rms_norm", "layer_norm", "rms_norm_heads");
+pub(super) static PRODUCTS: Library = library!(
+    "products" after "formats", "activations", "tiles" =>
+    "product_1", "product_2", "product_4", "product_8", "product_many", "embed"
+);
+pub(super) static EXPERTS: Library = library!(
+    "experts" after "formats", "activations", "ordering", "tiles" =>
+    "route", "sort_choices", "experts_1", "experts_8", "experts_many", "combine"
+);
+pub(super) static ELEMENTWISE: Library =
+    library!("elementwise" after "activations" => "add", "gate", "bias_act_scale", "columns");
+pub(super) static LOGITS: Library = library!("logits" after "ordering" => "best", "candidates");
+pub(super) static RECURRENCE: Library = library!(
+    "recurrence" after "activations" =>
+    "short_conv", "keep_inputs", "recurrence_4", "recurrence_8", "recurrence_16", "recurrence_32", "recurrence_64"
+);
 
-pub(super) static LIBRARIES: [&Library; 2] = [&ATTENTION, &NORMS];
+pub(super) static LIBRARIES: [&Library; 7] =
+    [&ATTENTION, &NORMS, &PRODUCTS, &EXPERTS, &ELEMENTWISE, &LOGITS, &RECURRENCE];

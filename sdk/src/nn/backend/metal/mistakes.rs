@@ -3,16 +3,16 @@
 //! All mistakes are in one source, so that it is compiled once, and a run says which one it makes.
 
 use super::{
-    libraries::{ATTENTION, Library, NORMS},
+    libraries::{ATTENTION, Library},
     program::Program,
-    tests::{CASES, Way, check, check_norm},
+    tests::{CASES, Way, check},
 };
 
-const BARRIER: &str = "threadgroup_barrier(mem_flags::mem_threadgroup);";
+pub(super) const BARRIER: &str = "threadgroup_barrier(mem_flags::mem_threadgroup);";
 
 /// How a mistake is found.
 #[derive(Clone, Copy)]
-enum Found {
+pub(super) enum Found {
     /// The numbers are not the formula's for the heads of this family.
     In(&'static str),
     /// The same, by the kernels of matrices, over whole contexts or parts of them.
@@ -28,14 +28,14 @@ enum Found {
     Behind,
 }
 
-struct Mistake {
-    what: &'static str,
+pub(super) struct Mistake {
+    pub(super) what: &'static str,
     /// What is changed is right behind this in the source, or begins it.
-    behind: &'static str,
-    right: &'static str,
+    pub(super) behind: &'static str,
+    pub(super) right: &'static str,
     /// In this, `HERE` is whether the mistake is made.
-    wrong: &'static str,
-    found: Found,
+    pub(super) wrong: &'static str,
+    pub(super) found: Found,
 }
 
 const SCALAR_MISTAKES: &[Mistake] = &[
@@ -145,14 +145,6 @@ const SCALAR_MISTAKES: &[Mistake] = &[
         found: Found::In("llama"),
     },
 ];
-
-const NORM_MISTAKES: &[Mistake] = &[Mistake {
-    what: "a norm is taken before all squares are there",
-    behind: "partial[simd] = squares;",
-    right: BARRIER,
-    wrong: "if (!HERE) threadgroup_barrier(mem_flags::mem_threadgroup);",
-    found: Found::InAll,
-}];
 
 /// In `flash.metal`.
 const FLASH_MISTAKES: &[Mistake] = &[
@@ -323,8 +315,18 @@ fn planted(library: &Library, kernels: &[&str], mistakes: &[Mistake]) -> Program
 }
 
 /// Makes each mistake and expects that the check finds it.
-fn are_found(
-    (library, kernels): (&Library, &[&str]),
+pub(super) fn are_found(
+    library: &Library,
+    mistakes: &[Mistake],
+    check: impl Fn(&Program, Found) -> Result<(), String>,
+) {
+    are_found_in(library, library.kernels, mistakes, check);
+}
+
+/// The same, with those kernels alone that the check runs.
+fn are_found_in(
+    library: &Library,
+    kernels: &[&str],
     mistakes: &[Mistake],
     check: impl Fn(&Program, Found) -> Result<(), String>,
 ) {
@@ -356,7 +358,7 @@ fn attends(program: &Program, found: Found) -> Result<(), String> {
 #[test]
 fn mistakes_in_attention_are_found() {
     let kernels = ["store_f16", "attend_f16"];
-    are_found((&ATTENTION, &kernels), SCALAR_MISTAKES, attends);
+    are_found_in(&ATTENTION, &kernels, SCALAR_MISTAKES, attends);
 }
 
 #[test]
@@ -371,10 +373,5 @@ fn mistakes_in_attention_on_matrices_are_found() {
         "flash_f16_256_few",
         "combine_parts",
     ];
-    are_found((&ATTENTION, &kernels), FLASH_MISTAKES, attends);
-}
-
-#[test]
-fn mistakes_in_norms_are_found() {
-    are_found((&NORMS, NORMS.kernels), NORM_MISTAKES, |program, _| check_norm(program));
+    are_found_in(&ATTENTION, &kernels, FLASH_MISTAKES, attends);
 }

@@ -3,34 +3,55 @@
 #[cfg(any(feature = "metal", target_os = "macos"))]
 mod apple;
 mod arena;
+mod attend;
 mod attention;
-mod dispatches;
 #[cfg(test)]
 mod double;
 mod driver;
+mod elementwise;
+#[cfg(test)]
+mod elementwise_tests;
+#[cfg_attr(not(test), allow(dead_code))]
+mod experts;
+#[cfg(test)]
+mod experts_tests;
 #[cfg(any(test, feature = "metal", target_os = "macos"))]
 mod figures;
 mod inputs;
 mod kernels;
 mod launch;
+mod layers;
 #[cfg(any(test, feature = "metal", target_os = "macos"))]
 mod libraries;
 #[cfg(test)]
 mod mistakes;
-mod norms;
 #[cfg(test)]
 mod ops;
+#[cfg(test)]
+mod product_mistakes;
+#[cfg(test)]
+mod product_tests;
+mod products;
 #[cfg(test)]
 mod program;
 mod proofs;
 #[cfg(test)]
 mod readers;
+#[cfg_attr(not(test), allow(dead_code))]
+mod recurrence;
+#[cfg(test)]
+mod recurrence_tests;
 #[cfg(any(feature = "metal", target_os = "macos"))]
 pub(in crate::nn) mod report;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod weights;
+#[cfg(any(test, feature = "metal", target_os = "macos"))]
+mod window;
 
 #[cfg(any(feature = "metal", target_os = "macos"))]
 pub(in crate::nn) use apple::{free_bytes, proved};
 #[cfg(test)]
 pub(in crate::nn) use double::Double;
+pub(in crate::nn) use layers::Weight;

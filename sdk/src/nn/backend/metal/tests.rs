@@ -5,11 +5,10 @@ use half::f16;
 use std::sync::LazyLock;
 
 use super::{
-    dispatches::{Attend, Layer, StoreShape, split},
+    attention::{Attend, Layer, StoreShape, split},
     inputs::Inputs,
     launch::SHARED_BYTES_MAX,
     libraries,
-    norms::NormShape,
     program::{Program, bytes, close, of, values},
 };
 use crate::{
@@ -25,7 +24,6 @@ use crate::{
 };
 
 static ATTENTION: LazyLock<Program> = LazyLock::new(|| Program::compile(&libraries::ATTENTION));
-static NORMS: LazyLock<Program> = LazyLock::new(|| Program::compile(&libraries::NORMS));
 
 /// A model's attention, and how its heads are rotated.
 #[derive(Clone, Copy, Debug)]
@@ -244,24 +242,6 @@ fn cache_tensor(cache: &mut KvCache, at: usize) -> Tensor {
     store.to_dtype(candle_core::DType::F32).unwrap()
 }
 
-/// Holds the norm of a sum against the formula.
-pub(super) fn check_norm(program: &Program) -> Result<(), String> {
-    let formulas = Formulas::plain(Device::Cpu);
-    for (rows, width) in [(1, 64), (3, 2048), (2, 300)] {
-        let (x, delta) = (formulas.wave(rows, width).unwrap(), (formulas.wave(rows, width).unwrap() * 0.3).unwrap());
-        let weight = formulas.wave(1, width).unwrap().squeeze(0).unwrap();
-        let (sum, normed) = formulas.add_rms_norm(&x, &delta, &weight, 1e-5).unwrap();
-        let shape = NormShape { width: width as u32, eps: 1e-5 };
-        let empty = vec![0xFF; 4 * rows * width];
-        let mut buffers: Vec<Vec<u8>> = [&x, &delta, &weight].map(|tensor| bytes(&of(tensor))).to_vec();
-        buffers.extend([bytemuck::bytes_of(&shape).to_vec(), empty.clone(), empty]);
-        let out = program.run(&NormShape::launch(rows), &buffers)?;
-        close(&values(&out[4]), &of(&sum), 0.0, "sum")?;
-        close(&values(&out[5]), &of(&normed), 1e-5, "norm")?;
-    }
-    Ok(())
-}
-
 #[test]
 fn paged_attention_on_metal_is_the_formula_s_for_the_shapes_of_all_families() {
     for case in CASES {
@@ -311,9 +291,4 @@ fn contexts_are_divided_as_far_as_cores_need_it_and_parts_cover_them() {
     }
     assert_eq!(split(8, 18_032, 32, 8).0, 4);
     assert_eq!(split(640, 18_032, 32, 40).0, 1);
-}
-
-#[test]
-fn the_norm_of_a_sum_on_metal_is_the_formula_s() {
-    check_norm(&NORMS).unwrap();
 }

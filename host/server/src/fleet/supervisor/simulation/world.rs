@@ -1,4 +1,5 @@
-//! Everything around the supervisor, as the control loop and the tasks behind it are, and what is asserted of every event.
+//! The supervisor's environment: stands in for the control loop and the tasks behind it, and checks invariants after
+//! every event.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -11,20 +12,21 @@ use super::{
 use crate::fleet::{Adapter, memory::tests::card, plugins::Plugin};
 use pensieve_protocol::card::State;
 
-/// Names that adapters come under, and those that requests name.
+/// Names under which adapters are attached and requested.
 const ADAPTERS: [&str; 4] = ["house", "one", "two", "three"];
-/// More than anything may take that waits for one model: a plugin that hangs twice, and memory that does not come.
+/// Longer than anything can wait for a model: for a plugin that hangs twice, and for memory that never becomes
+/// available.
 const PATIENCE: Duration = Duration::from_secs(2000);
 
-/// What all runs share: plugins are files on disk, of which only so many are made.
+/// Shared by all runs, because plugins are files on disk and only a few are created.
 pub(super) struct Parts {
     fleets: Vec<Arc<Config>>,
-    /// Versions of the plugin that has the models, and plugins with a sampler each.
+    /// Versions of the plugin with the models, and plugins with a sampler each.
     versions: Vec<Arc<Plugin>>,
     samplers: Vec<Arc<Plugin>>,
 }
 
-/// What has happened in all runs.
+/// Event counts of all runs.
 #[derive(Debug, Default)]
 pub(super) struct Totals {
     pub(super) jobs: u64,
@@ -41,7 +43,7 @@ pub(super) struct Totals {
     pub(super) swaps: u64,
 }
 
-/// Where a job is that has not ended.
+/// Where an unfinished job is.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum JobLocation {
     Waiting(usize),
@@ -53,18 +55,18 @@ enum JobLocation {
 struct Process {
     model: usize,
     loaded: bool,
-    /// It has said that it cannot load, or was asked to end: it is about to exit, and no death of its model.
+    /// It has reported a failed load or was asked to exit, so its exit does not count as a death of its model.
     leaving: bool,
     drained: bool,
     killed: bool,
-    /// It does nothing any more, but for dying when it is killed.
+    /// It no longer does anything except die when killed.
     stuck: bool,
     jobs: BTreeSet<u64>,
     attaching: Vec<u64>,
     asked_stats: bool,
 }
 
-/// What the deaths of a model's workers allow.
+/// The limits that follow from the deaths of a model's workers.
 #[derive(Debug, Default)]
 struct Deaths {
     times: Vec<Instant>,
@@ -74,17 +76,17 @@ struct Deaths {
 pub(super) struct World<'a> {
     parts: &'a Parts,
     totals: &'a mut Totals,
-    /// Whether it tells what happens.
+    /// Prints a trace of events.
     tells: bool,
     rng: Rng,
-    /// How often a worker does something bad instead of something good.
+    /// Probability that a worker misbehaves.
     odds: f64,
     config: Arc<Config>,
     supervisor: Supervisor,
     start: Instant,
     now: Instant,
     catalogue: Arc<Catalogue>,
-    /// For each model that a child is asked about, the plugins that it asks.
+    /// For each model being probed, the plugins that the child asks.
     probes: BTreeMap<usize, Arc<Catalogue>>,
     processes: BTreeMap<u64, Process>,
     jobs: BTreeMap<u64, JobLocation>,
@@ -140,7 +142,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Something happens.
+    /// Makes one random event happen.
     pub(super) fn step(&mut self) {
         let model = self.rng.usize(0..MODELS.len());
         match self.rng.u32(0..100) {
@@ -172,7 +174,7 @@ impl<'a> World<'a> {
         self.pass(Duration::from_millis(some));
     }
 
-    /// Lets everything that has begun come to its end.
+    /// Lets everything in progress finish.
     pub(super) fn settle(&mut self) {
         let since = self.now;
         while !(self.jobs.is_empty() && self.tickets.is_empty() && self.stats_since.is_none()) {
@@ -183,7 +185,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Ends the server, while something may be under way.
+    /// Shuts the server down, possibly with work in progress.
     pub(super) fn shut_down(&mut self) {
         for _ in 0..self.rng.u32(0..20) {
             self.step();
@@ -214,7 +216,7 @@ impl<'a> World<'a> {
         self.on(Event::Submitted { model, job, client, adapter });
     }
 
-    /// A client goes, perhaps one whose answer has just ended.
+    /// Cancels a job, possibly one that has just ended.
     fn cancel(&mut self) {
         let job = self.rng.u64(1..self.next_job + 2);
         if let Some(JobLocation::Waiting(_)) = self.jobs.get(&job) {
@@ -240,19 +242,19 @@ impl<'a> World<'a> {
         self.next_ticket
     }
 
-    /// One version of the plugin, or none, and any samplers.
+    /// Changes the plugins to one version of the model's plugin, or none, and any of the samplers.
     fn swap_plugins(&mut self) {
         self.totals.swaps += 1;
         let version = self.rng.usize(0..self.parts.versions.len() + 1);
         let samplers = self.parts.samplers.iter().filter(|_| self.rng.bool()).cloned();
         let plugins = samplers.chain(self.parts.versions.get(version).cloned()).collect();
         self.catalogue = Arc::new(Catalogue::for_tests(plugins));
-        // It is another model now, as far as anyone knows.
+        // As far as the supervisor can tell, this is another model now.
         self.deaths.iter_mut().for_each(|deaths| *deaths = Deaths::default());
         self.on(Event::PluginsChanged(self.catalogue.clone()));
     }
 
-    /// A child says what a model is, by the plugins that it was started with.
+    /// Answers a probe, based on the plugins that it was started with.
     fn answer_a_probe(&mut self) {
         let Some((model, catalogue)) = self.probes.pop_first() else { return };
         let is_version = |plugin: &&Arc<Plugin>| plugin.manifest.samplers.is_empty();
@@ -266,14 +268,14 @@ impl<'a> World<'a> {
         self.on(Event::Probed { model, result });
     }
 
-    /// A worker does something, if there is one; with these odds something bad.
+    /// Makes some worker act, if there is one; with probability `odds` it misbehaves.
     fn work(&mut self, odds: f64) {
         let serials: Vec<u64> = self.processes.keys().copied().collect();
         let Some(serial) = self.rng.choice(serials) else { return };
         let (bad, choice) = (self.rng.f64() < odds, self.rng.u32(0..4));
         let Some(process) = self.processes.get_mut(&serial) else { return };
         process.stuck |= bad && choice > 1;
-        // A worker that is stuck in a step, or that has gone silent, is ended by whoever reads its socket.
+        // The task that reads the socket kills a worker that is stuck in a step or silent.
         let is_watched = process.stuck && !process.jobs.is_empty() && choice == 0;
         if process.killed || is_watched || (bad && choice < 2) {
             return self.exit(serial, "crashed");
@@ -318,7 +320,7 @@ impl<'a> World<'a> {
         self.on(Event::Exited { serial, failure: Failure::new(FailureCode::WorkerLost, why) });
     }
 
-    /// When the model may be tried again at the soonest.
+    /// Records a death and computes when the model may be tried again.
     fn count_death(&mut self, model: usize) {
         let (now, restart, deaths) = (self.now, self.config.restart, &mut self.deaths[model]);
         deaths.times.retain(|death| now - *death < restart.window);
@@ -334,7 +336,7 @@ impl<'a> World<'a> {
         deaths.not_before = Some(now + pause);
     }
 
-    /// Lets time pass, with the deadlines in it.
+    /// Advances the clock, stopping at each deadline.
     fn pass(&mut self, time: Duration) {
         let until = self.now + time;
         while !self.ended {
@@ -352,7 +354,7 @@ impl<'a> World<'a> {
         self.now = self.now.max(until);
     }
 
-    /// Most of those that were killed are gone before anything else happens.
+    /// Ends most killed processes before anything else happens.
     fn reap(&mut self) {
         let killed = self.processes.iter().filter(|(_, process)| process.killed).map(|(serial, _)| *serial);
         for serial in killed.collect::<Vec<_>>() {
@@ -362,7 +364,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Has the supervisor decide, as the control loop does, and looks at what it says. How many effects it had is returned.
+    /// Passes an event to the supervisor as the control loop does, and checks its effects. Returns their number.
     fn on(&mut self, event: Event) -> usize {
         let (mut events, mut count) = (VecDeque::from([event]), 0);
         while let Some(event) = events.pop_front() {
@@ -463,13 +465,13 @@ impl<'a> World<'a> {
                 self.totals.drains += 1;
             }
             Command::Stats => process.asked_stats = true,
-            // An answer to the attempt may be on its way.
+            // The answer to the attempt may already be on its way.
             Command::Detach { .. } => {}
             command => panic!("{command:?}"),
         }
     }
 
-    /// What holds after every event.
+    /// Checks the invariants.
     fn check(&self) {
         let supervisor = &self.supervisor;
         assert!(supervisor.workers.keys().eq(self.processes.keys()), "it knows other workers than there are");
