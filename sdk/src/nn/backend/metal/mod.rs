@@ -35,6 +35,8 @@ mod products;
 #[cfg(test)]
 mod program;
 mod proofs;
+#[cfg(test)]
+mod readers;
 mod recurrence;
 #[cfg(test)]
 mod recurrence_tests;
