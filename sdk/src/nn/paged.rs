@@ -264,7 +264,7 @@ impl<D: Decoder> Architecture for Paged<D> {
         let opened = Opened::<D>::open(&request.source)?;
         let chosen = device::choose(&request.device)?;
         let ops = Ops::new(&chosen, request.threads as usize, opened.kernels)?;
-        Ok(Box::new(Self::load_on((&chosen, ops), opened, request, services, merged)?))
+        Ok(Box::new(Self::load_on((&chosen, ops), &opened, request, services, merged)?))
     }
 }
 
@@ -272,7 +272,7 @@ impl<D: Decoder> Paged<D> {
     /// Loads an opened checkpoint onto the chosen devices.
     fn load_on(
         (chosen, ops): (&Chosen, Ops),
-        opened: Opened<D>,
+        opened: &Opened<D>,
         request: &LoadRequest,
         services: &Services,
         merged: &[Merged],

@@ -62,7 +62,7 @@ fn run(line: &str, device: &Device) -> Result<Tensor> {
         Some(Operand { dtype, layout })
     };
     let operands: Option<Vec<Operand<'_>>> = operands.split(", ").map(operand).collect();
-    Ok(compute(name, &operands.ok_or_else(unknown)?, device)?.ok_or_else(unknown)?)
+    compute(name, &operands.ok_or_else(unknown)?, device)?.ok_or_else(unknown)
 }
 
 fn compute(name: &str, operands: &[Operand<'_>], device: &Device) -> CandleResult<Option<Tensor>> {

@@ -122,7 +122,7 @@ fn load<const LAYERS: usize>(backend: Arc<dyn Backend>, state_bytes: u64) -> Pag
     let request = LoadRequest { source, device: "cpu".into(), context: 0, state_bytes, threads: 1 };
     let opened = Opened::open(&request.source).unwrap();
     let chosen = Chosen { device: Device::Cpu, beside: Vec::new(), name: "cpu".into(), note: String::new() };
-    Paged::load_on((&chosen, Ops::on(backend)), opened, &request, &Services::silent(), &[]).unwrap()
+    Paged::load_on((&chosen, Ops::on(backend)), &opened, &request, &Services::silent(), &[]).unwrap()
 }
 
 fn formulas<const LAYERS: usize>() -> PagedModel<Tiny<LAYERS>> {

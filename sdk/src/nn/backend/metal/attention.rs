@@ -229,6 +229,7 @@ pub(super) struct Attend {
 
 impl Attend {
     /// Threadgroup memory that the kernel declares, beside what it is given.
+    #[cfg(test)]
     pub(super) fn static_bytes(&self) -> usize {
         match self.shape {
             Shape::Scalar(_) => SCALAR_STATIC_BYTES,

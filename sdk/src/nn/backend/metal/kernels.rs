@@ -18,7 +18,7 @@ use super::{
     inputs::{Inputs, NO_SLOT},
     launch::Launch,
     products::{MATRICES, Use},
-    recurrent::StepStates,
+    recurrence::StepStates,
 };
 use crate::{
     Batch, Code, Error, Output, Result, Span, Want,

@@ -8,6 +8,7 @@ mod attention;
 #[cfg(test)]
 mod double;
 mod driver;
+#[cfg_attr(not(test), allow(dead_code))]
 mod elementwise;
 #[cfg(test)]
 mod elementwise_tests;
@@ -31,6 +32,7 @@ mod ops;
 mod product_mistakes;
 #[cfg(test)]
 mod product_tests;
+#[cfg_attr(not(test), allow(dead_code))]
 mod products;
 #[cfg(test)]
 mod program;

@@ -1,6 +1,8 @@
 //! How recurrent layers are launched (`recurrence.metal`), and the index data by which they find a step's states.
 
 use bytemuck::{Pod, Zeroable};
+use candle_core::Tensor;
+use std::sync::Arc;
 
 use super::{launch::Launch, products::activation_number};
 use crate::{
@@ -19,6 +21,15 @@ const CONV_THREADS: usize = 256;
 
 /// Stands for no slot: a new sequence has no state.
 const NO_SLOT: u32 = u32::MAX;
+
+/// Where a step's sequences have their states, on the device.
+#[derive(Clone)]
+pub(super) struct StepStates {
+    pub(super) sequence_of: Tensor,
+    pub(super) sequences: Tensor,
+    pub(super) tables: Tensor,
+    pub(super) host: Arc<Sequences>,
+}
 
 /// A step's sequences in a group of states.
 #[derive(Debug, Default)]

@@ -8,7 +8,7 @@ use super::{
     driver::{Arg, Driver},
     kernels::{MetalKernels, failed},
     proofs::same,
-    recurrence::{ConvShape, RecurrenceShape, Sequences},
+    recurrence::{ConvShape, RecurrenceShape, Sequences, StepStates},
 };
 use crate::{
     Batch, Output, Result, Span, StateCopy, Table, Want,
@@ -18,15 +18,6 @@ use crate::{
         spec::{Inputs, KvShape, KvType, Recurrence, ShortConv},
     },
 };
-
-/// Where a step's sequences have their states, on the device.
-#[derive(Clone)]
-pub(super) struct StepStates {
-    sequence_of: Tensor,
-    sequences: Tensor,
-    tables: Tensor,
-    host: Arc<Sequences>,
-}
 
 impl<D: Driver> MetalKernels<D> {
     /// The states of a batch by group of caches; none for groups that have no states.
