@@ -6,7 +6,7 @@
 
 mod device;
 mod document;
-mod footprint;
+mod event;
 mod laws;
 mod redaction;
 mod section;

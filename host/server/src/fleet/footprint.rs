@@ -44,8 +44,9 @@ async fn watch(limit: u64, interval: Duration, ask: impl Fn() -> Option<u64>) ->
     }
 }
 
+/// Bytes that only the process's end would free; none if there is no such process.
 #[cfg(target_os = "macos")]
-fn footprint(pid: u32) -> Option<u64> {
+pub fn footprint(pid: u32) -> Option<u64> {
     let mut usage = std::mem::MaybeUninit::<libc::rusage_info_v0>::zeroed();
     let pid = libc::c_int::try_from(pid).ok()?;
     // SAFETY: the call fills the structure of the given version, which has room for it.
@@ -54,9 +55,9 @@ fn footprint(pid: u32) -> Option<u64> {
     (asked == 0).then(|| unsafe { usage.assume_init() }.ri_phys_footprint)
 }
 
-/// Linux enforces the limit itself; there this is only used by tests.
+/// Linux enforces the limit itself; reports and tests ask for it there.
 #[cfg(not(target_os = "macos"))]
-fn footprint(pid: u32) -> Option<u64> {
+pub fn footprint(pid: u32) -> Option<u64> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("RssAnon:"))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)

@@ -30,6 +30,7 @@ mod worker_runtime;
 
 pub use adapter_registry::{Adapter, AdapterFailure, Culprit, check_adapter_name};
 pub use config::{Config, Deadlines, ModelConfig, Restart, Variant};
+pub use footprint::footprint;
 pub use machine::{default_budget, installed_bytes};
 pub use sources::Sources;
 pub use stats::{AdapterState, FleetStats, ModelState, ModelStats, Progress};

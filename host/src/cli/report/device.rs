@@ -13,7 +13,7 @@ use super::{
         laws,
         reply::SharedReply,
     },
-    section::SectionEvent,
+    event::SectionEvent,
 };
 
 pub(super) fn measure(

@@ -1,7 +1,6 @@
 //! Sections of a report in their child processes, on both sides.
 
 use clap::Args;
-use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::{ffi::OsString, ops::ControlFlow, path::PathBuf, process::ExitCode, time::Duration};
 
@@ -13,6 +12,7 @@ use super::{
     },
     Plan, Way, device,
     document::{Measured, State},
+    event::SectionEvent,
     served_sections, system,
 };
 use pensieve_protocol::refusal::clean;
@@ -36,29 +36,6 @@ pub(in crate::cli) struct RunSection {
     model: Option<String>,
     #[command(flatten)]
     common: CommonArgs,
-}
-
-/// The child's messages.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum SectionEvent {
-    Reaches {
-        done: u64,
-        total: u64,
-        what: String,
-    },
-    Warns {
-        message: String,
-    },
-    /// What is known so far.
-    Found(Value),
-    NotHere {
-        why: String,
-    },
-    Stopped {
-        reason: String,
-    },
-    Done,
 }
 
 impl RunSection {
@@ -178,7 +155,7 @@ mod tests {
     use serde_json::json;
     use std::path::Path;
 
-    /// What a report has of a section whose child is this script.
+    /// The section that comes of a child which is this script.
     async fn section(script: &str) -> Measured {
         let arguments = ["-c".into(), script.into()];
         let mut monitor = Monitor::new("1 of 1");

@@ -16,11 +16,11 @@ use super::{
         common_args::CommonArgs,
         error::{CliError, Exit},
     },
-    footprint,
-    section::SectionEvent,
+    event::SectionEvent,
     served::{Answer, Log, Served, configure},
     system,
 };
+use pensieve_server::fleet::footprint;
 
 type Say<'a> = &'a mut dyn FnMut(SectionEvent);
 
@@ -90,14 +90,12 @@ pub(super) fn measure(
         result["device"] = json!(loaded.device);
         result["note"] = json!(loaded.note);
         result["deaths"] = json!(served.worker().await.1);
-        {
-            let lines = log.lines();
-            result["missing_pools_at_least"] = json!(lines.missing_pools);
-            result["log"] = json!(lines.kept);
-        }
         if let Ok(served) = Arc::try_unwrap(served) {
             served.end().await;
         }
+        let lines = log.lines();
+        result["missing_pools_at_least"] = json!(lines.missing_pools);
+        result["log"] = json!(lines.kept);
         Ok(SectionEvent::Found(result))
     })
 }
@@ -211,7 +209,7 @@ async fn soak(served: &Arc<Served>, amounts: &Amounts, say: Say<'_>) -> Value {
     while started.elapsed() < span {
         tokio::time::sleep(span / SAMPLES).await;
         if let Some(pid) = served.worker().await.0 {
-            let bytes = footprint::bytes(pid);
+            let bytes = footprint(pid);
             samples.push(Sample {
                 seconds: started.elapsed().as_secs_f64(),
                 tokens: tokens.load(Ordering::Relaxed),

@@ -111,7 +111,7 @@ pub(super) fn host_names() -> Vec<String> {
     names.into_iter().map(|name| name.trim().to_owned()).collect()
 }
 
-/// What a program of the system prints, without its last line's end.
+/// Output of one of the system's programs, without its last line's end.
 fn answer(program: &str, arguments: &[&str]) -> Option<String> {
     let output = Command::new(program).args(arguments).output().ok().filter(|output| output.status.success())?;
     Some(String::from_utf8_lossy(&output.stdout).trim().to_owned())

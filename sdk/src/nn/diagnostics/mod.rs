@@ -152,10 +152,24 @@ mod tests {
         assert_eq!(error.code, crate::Code::NotFound);
     }
 
+    /// The kernels, by the code that drives Apple's driver, on one that computes with the same kernels compiled as C++.
+    #[test]
+    fn every_case_of_the_kernels_is_close_to_its_formula_through_the_metal_backend() {
+        let driver = crate::nn::backend::Double::default();
+        let cases = kernels::cases(&*driver.backend().unwrap(), |_, _, _| ());
+        all_are_close(&cases);
+        let launched = driver.record().command_buffers.concat();
+        let launches = |start: &str| launched.iter().filter(|name| name.starts_with(start)).count();
+        // Two steps of each shape, and a norm of each size; a case that fell back to formulas would be missing.
+        assert!(launches("store") >= 2 * cases::CASES.len() && launches("add_rms_norm") >= 4, "{launched:?}");
+    }
+
     #[test]
     fn every_case_of_the_kernels_is_close_to_its_formula_on_the_cpu() {
-        let result = section("kernels");
-        let cases = result["cases"].as_array().unwrap();
+        all_are_close(section("kernels")["cases"].as_array().unwrap());
+    }
+
+    fn all_are_close(cases: &[Value]) {
         assert!(cases.len() > 20, "{cases:?}");
         for case in cases {
             let error = case["largest_error"].as_f64().unwrap_or_else(|| panic!("{case}"));

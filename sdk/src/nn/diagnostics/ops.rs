@@ -37,7 +37,7 @@ pub(super) fn measure(bench: &Bench<'_>) -> Result<Value> {
     Ok(json!({ "device": bench.name, "lines": rows }))
 }
 
-/// What a result may differ by, for each unit of its largest value: the rounding of the shortest type on the way.
+/// Allowed difference for each unit of the largest value: the rounding of the shortest type on the way.
 fn tolerance(line: &str) -> f32 {
     match () {
         () if line.contains("bf16") => 2e-2,

@@ -243,7 +243,7 @@ impl Attend {
 pub(super) struct Combine {
     pub(super) launch: Launch,
     pub(super) shape: CombineShape,
-    /// `f32` values of all parts.
+    /// Room for the `f32` values of all parts; a power of two, so that growing contexts need new memory rarely.
     pub(super) part_values: usize,
 }
 
@@ -324,7 +324,7 @@ impl Layer {
                 rows: shape.rows,
                 has_sinks: shape.has_sinks,
             },
-            part_values: count * self.kv_heads * rows * splits * (self.head_dim + 2),
+            part_values: (count * self.kv_heads * rows * splits * (self.head_dim + 2)).next_power_of_two(),
         });
         Some(Attend { launch, shape: Shape::Flash(shape), combine })
     }

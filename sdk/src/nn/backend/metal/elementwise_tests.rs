@@ -191,6 +191,10 @@ fn candidates_on_metal_are_the_host_s() {
 
 #[test]
 fn activations_on_metal_are_the_formulas_far_from_zero_too() {
+    check_activations(&ELEMENTWISE);
+}
+
+pub(super) fn check_activations(program: &Program) {
     let (rows, width) = (3, 101);
     let x: Vec<f32> = (0..rows * width).map(|i| (i as f32 - 150.0) * 0.7).collect();
     let tensor = Tensor::from_slice(&x, (rows, width), &Device::Cpu).unwrap();
@@ -201,7 +205,7 @@ fn activations_on_metal_are_the_formulas_far_from_zero_too() {
             let shape = ElementShape::new(rows, width, kind).unwrap().with(has_bias, has_factor);
             let shape_bytes = bytemuck::bytes_of(&shape).to_vec();
             let buffers = [bytes(&x), bytes(&of(&bias)), bytes(&of(&factor)), shape_bytes, empty(x.len())];
-            let out = values(&ELEMENTWISE.run(&shape.launch("bias_act_scale"), &buffers).unwrap()[4]);
+            let out = values(&program.run(&shape.launch("bias_act_scale"), &buffers).unwrap()[4]);
             let used = |has: bool, column| has.then_some(column);
             let formula = formulas().bias_act_scale(&tensor, used(has_bias, &bias), kind, used(has_factor, &factor));
             close(&out, &of(&formula.unwrap()), 5e-5, &format!("{kind:?}")).unwrap();
@@ -211,11 +215,15 @@ fn activations_on_metal_are_the_formulas_far_from_zero_too() {
 
 #[test]
 fn gates_and_sums_on_metal_are_the_formulas() {
+    check_gates(&ELEMENTWISE);
+}
+
+pub(super) fn check_gates(program: &Program) {
     let (x, y) = (formulas().wave(3, 200).unwrap(), (formulas().wave(3, 200).unwrap() * 0.4).unwrap());
     let run = |kernel, kind| {
         let shape = ElementShape::new(3, 200, kind).unwrap();
         let buffers = [bytes(&of(&x)), bytes(&of(&y)), bytemuck::bytes_of(&shape).to_vec(), empty(600)];
-        values(&ELEMENTWISE.run(&shape.launch(kernel), &buffers).unwrap()[3])
+        values(&program.run(&shape.launch(kernel), &buffers).unwrap()[3])
     };
     close(&run("add", None), &of(&(&x + &y).unwrap()), 0.0, "add").unwrap();
     for kind in KINDS {

@@ -30,8 +30,8 @@ constexpr uint tile_keys(uint row_bytes) { return row_bytes <= 512 ? 32 : row_by
 template <typename T, uint D>
 inline void load_tile(threadgroup T *tile, device const T *from, device const uint *table, uint start, uint low, uint end,
                       uint thread_index) {
-    constexpr uint STRIDE = D + 16 / sizeof(T), PIECES = D * sizeof(T) / 16;
-    for (uint i = thread_index; i < tile_keys(D * sizeof(T)) * PIECES; i += THREADS) {
+    constexpr uint STRIDE = D + 16 / sizeof(T), PIECES = D * sizeof(T) / 16, ALL = tile_keys(D * sizeof(T)) * PIECES;
+    for (uint i = thread_index; i < ALL; i += THREADS) {
         const uint key = i / PIECES, piece = i % PIECES, at = min(max(start + key, low), end - 1);
         const ulong slot = (ulong)table[at / BLOCK_TOKENS] * BLOCK_TOKENS + at % BLOCK_TOKENS;
         ((threadgroup uint4 *)(tile + key * STRIDE))[piece] = ((device const uint4 *)(from + slot * D))[piece];

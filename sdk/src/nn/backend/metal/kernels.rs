@@ -320,7 +320,7 @@ impl<D: Driver> Backend for MetalKernels<D> {
     }
 
     fn select_rows(&self, x: &Tensor, rows: &[u32]) -> Result<Tensor> {
-        self.gather(x, rows)?.map_or_else(|| self.formulas.select_rows(x, rows), Ok)
+        self.rows_at(x, rows)?.map_or_else(|| self.formulas.select_rows(x, rows), Ok)
     }
 
     fn embed(&self, weight: &Matrix, pass: &Pass<'_>) -> Result<Tensor> {
@@ -343,14 +343,14 @@ impl<D: Driver> Backend for MetalKernels<D> {
 
     fn rms_norm(&self, x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor> {
         match self.usable.norms {
-            true => self.norm(Norm::Rms, x, &[weight], eps),
+            true => self.norm_rows(Norm::Rms, x, &[weight], eps),
             false => self.formulas.rms_norm(x, weight, eps),
         }
     }
 
     fn layer_norm(&self, x: &Tensor, weight: &Tensor, bias: &Tensor, eps: f32) -> Result<Tensor> {
         match self.usable.norms {
-            true => self.norm(Norm::Layer, x, &[weight, bias], eps),
+            true => self.norm_rows(Norm::Layer, x, &[weight, bias], eps),
             false => self.formulas.layer_norm(x, weight, bias, eps),
         }
     }

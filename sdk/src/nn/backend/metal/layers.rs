@@ -103,7 +103,7 @@ impl<D: Driver> MetalKernels<D> {
     }
 
     /// Rows of an activation.
-    pub(super) fn gather(&self, x: &Tensor, rows: &[u32]) -> Result<Option<Tensor>> {
+    pub(super) fn rows_at(&self, x: &Tensor, rows: &[u32]) -> Result<Option<Tensor>> {
         if !self.usable.products {
             return Ok(None);
         }
@@ -118,7 +118,7 @@ impl<D: Driver> MetalKernels<D> {
         Ok(Some(out))
     }
 
-    pub(super) fn norm(&self, norm: Norm, x: &Tensor, weights: &[&Tensor], eps: f32) -> Result<Tensor> {
+    pub(super) fn norm_rows(&self, norm: Norm, x: &Tensor, weights: &[&Tensor], eps: f32) -> Result<Tensor> {
         let (rows, width) = x.dims2()?;
         let (shape, out) = (NormShape { width: width as u32, eps }, self.room(rows, width)?);
         let mut args = vec![Arg::Read(x)];

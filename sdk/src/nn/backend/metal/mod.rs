@@ -37,6 +37,8 @@ mod products;
 #[cfg(test)]
 mod program;
 mod proofs;
+#[cfg(test)]
+mod readers;
 mod recurrence;
 #[cfg(test)]
 mod recurrence_tests;

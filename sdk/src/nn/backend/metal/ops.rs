@@ -272,7 +272,7 @@ fn sources() -> Vec<(PathBuf, String)> {
         for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
             let path = entry.path();
             let name = entry.file_name();
-            let is_other = ["cpu", "cpu.rs", "cuda", "stand_ins.rs", "tests.rs", "mistakes.rs", "ops.rs"]
+            let is_other = ["cpu", "cpu.rs", "cuda", "stand_ins.rs", "tests.rs", "double.rs", "mistakes.rs", "ops.rs"]
                 .iter()
                 .any(|other| name == *other);
             if is_other && path != here.join("src/nn/ops.rs") {

@@ -2,10 +2,24 @@
 //! of infinities.
 
 use candle_core::{DType, Device, MetalDevice, MetalStorage, Storage, Tensor, op::BackpropOp};
-use candle_metal_kernels::{metal::ComputeCommandEncoder, source};
-use objc2_metal::{MTLCompileOptions, MTLComputePipelineState, MTLDevice, MTLGPUFamily, MTLMathMode, MTLSize};
+use candle_metal_kernels::{
+    metal::{ComputeCommandEncoder, Library},
+    source,
+};
+use objc2::{
+    class, msg_send,
+    rc::Retained,
+    runtime::{AnyObject, ProtocolObject},
+};
+use objc2_metal::{
+    MTLCompileOptions, MTLComputePipelineState, MTLDevice, MTLGPUFamily, MTLLibrary, MTLMathMode, MTLSize,
+};
 use serde_json::{Value, json};
-use std::time::Instant;
+use std::{
+    ffi::{CStr, CString, c_char},
+    ptr,
+    time::Instant,
+};
 
 use super::{kernels::failed, libraries::LIBRARIES};
 use crate::Result;
@@ -103,13 +117,36 @@ pub(in crate::nn) fn compiler(metal: &MetalDevice) -> Value {
     json!({ "libraries": libraries })
 }
 
+/// Compiles a source. The compiler's text may be there beside a library, as warnings, which the bindings drop.
+fn compile(metal: &MetalDevice, source: &str) -> (Option<Library>, Option<String>) {
+    let Ok(source) = CString::new(source) else { return (None, Some("the source has a zero".into())) };
+    let (device, options): (_, Option<&MTLCompileOptions>) = (metal.metal_device().as_ref(), None);
+    let mut error: *mut AnyObject = ptr::null_mut();
+    // SAFETY: the messages and their types are those of Apple's headers: the text ends with a zero and is copied, and `error`
+    // is set to an object or left alone.
+    let library: Option<Retained<ProtocolObject<dyn MTLLibrary>>> = unsafe {
+        let text: Retained<AnyObject> = msg_send![class!(NSString), stringWithUTF8String: source.as_ptr()];
+        msg_send![device, newLibraryWithSource: &*text, options: options, error: &mut error]
+    };
+    if error.is_null() {
+        return (library.map(Library::new), None);
+    }
+    // SAFETY: the error lives until the pool ends that is around this call, as does the text's copy in UTF-8, which ends
+    // with a zero.
+    let said = unsafe {
+        let text: Retained<AnyObject> = msg_send![error, localizedDescription];
+        let utf8: *const c_char = msg_send![&*text, UTF8String];
+        CStr::from_ptr(utf8).to_string_lossy().into_owned()
+    };
+    (library.map(Library::new), Some(said))
+}
+
 fn library(metal: &MetalDevice, name: &str, source: &str, kernels: &[&str]) -> Value {
     let (device, started) = (metal.metal_device(), Instant::now());
-    let compiled = device.new_library_with_source(source, None);
+    let (compiled, said) = compile(metal, source);
     let ms = started.elapsed().as_secs_f64() * 1e3;
-    let library = match compiled {
-        Ok(library) => library,
-        Err(error) => return json!({ "library": name, "ms": ms, "error": error.to_string() }),
+    let Some(library) = compiled else {
+        return json!({ "library": name, "ms": ms, "error": said.unwrap_or_else(|| "no reason".into()) });
     };
     let pipelines = kernels.iter().map(|kernel| {
         let started = Instant::now();
@@ -130,7 +167,7 @@ fn library(metal: &MetalDevice, name: &str, source: &str, kernels: &[&str]) -> V
             Err(error) => json!({ "kernel": kernel, "error": error }),
         }
     });
-    json!({ "library": name, "ms": ms, "pipelines": pipelines.collect::<Vec<_>>() })
+    json!({ "library": name, "ms": ms, "warnings": said, "pipelines": pipelines.collect::<Vec<_>>() })
 }
 
 /// Which guards are lost in each of the compiler's math modes.

@@ -1,0 +1,161 @@
+// Stands for Apple's headers where the kernels are rewritten for nvcc (see check.py): real threads, real barriers.
+#pragma once
+#include <cuda_fp16.h>
+#include <cstdint>
+
+namespace metal {
+enum class mem_flags { mem_none, mem_device, mem_threadgroup };
+static __device__ __forceinline__ void threadgroup_barrier(mem_flags) { __syncthreads(); }
+static __device__ __forceinline__ void simdgroup_barrier(mem_flags) { __syncwarp(); }
+
+constexpr unsigned LANES = 0xFFFFFFFFu;
+template <typename T> static __device__ __forceinline__ T simd_shuffle_xor(T value, unsigned mask) {
+    return __shfl_xor_sync(LANES, value, mask);
+}
+template <typename T> static __device__ __forceinline__ T simd_shuffle(T value, unsigned lane) {
+    return __shfl_sync(LANES, value, lane);
+}
+template <typename T> static __device__ __forceinline__ T simd_shuffle_down(T value, unsigned by) {
+    return __shfl_down_sync(LANES, value, by);
+}
+template <typename T> static __device__ __forceinline__ T simd_broadcast(T value, unsigned lane) {
+    return __shfl_sync(LANES, value, lane);
+}
+template <typename T> static __device__ __forceinline__ T simd_broadcast_first(T value) { return __shfl_sync(LANES, value, 0); }
+template <typename T> static __device__ __forceinline__ T simd_sum(T value) {
+    for (unsigned mask = 16; mask; mask /= 2) value += __shfl_xor_sync(LANES, value, mask);
+    return value;
+}
+template <typename T> static __device__ __forceinline__ T simd_max(T value) {
+    for (unsigned mask = 16; mask; mask /= 2) {
+        const T other = __shfl_xor_sync(LANES, value, mask);
+        value = other > value ? other : value;
+    }
+    return value;
+}
+template <typename T> static __device__ __forceinline__ T simd_min(T value) {
+    for (unsigned mask = 16; mask; mask /= 2) {
+        const T other = __shfl_xor_sync(LANES, value, mask);
+        value = other < value ? other : value;
+    }
+    return value;
+}
+static __device__ __forceinline__ bool simd_any(bool value) { return __any_sync(LANES, value); }
+static __device__ __forceinline__ bool simd_all(bool value) { return __all_sync(LANES, value); }
+
+namespace precise {
+static __device__ __forceinline__ float tanh(float x) { return tanhf(x); }
+static __device__ __forceinline__ float exp(float x) { return expf(x); }
+} // namespace precise
+
+// A matrix of 8 × 8 values. Lane 4 · a + b has those at (a, 2b) and (a, 2b + 1), or, if it lies transposed, at (2b, a) and
+// (2b + 1, a): the layouts of mma's first and second factor, so that none of what the kernels multiply has to change places
+// but values as the second factor.
+template <typename T, int Columns, int Rows> struct simdgroup_matrix {
+    T values[2];
+    bool is_transposed;
+};
+using simdgroup_float8x8 = simdgroup_matrix<float, 8, 8>;
+using simdgroup_half8x8 = simdgroup_matrix<half, 8, 8>;
+
+static __device__ __forceinline__ unsigned matrix_lane() { return threadIdx.x % 32; }
+
+// Two neighbours at once: a row of a matrix begins at an even value in all kernels, which memcheck confirms.
+static __device__ __forceinline__ void load_two(float *to, const float *from) {
+    const float2 two = *(const float2 *)from;
+    to[0] = two.x, to[1] = two.y;
+}
+static __device__ __forceinline__ void load_two(half *to, const half *from) {
+    const half2 two = *(const half2 *)from;
+    to[0] = __low2half(two), to[1] = __high2half(two);
+}
+
+template <typename T>
+static __device__ __forceinline__ void simdgroup_load(simdgroup_matrix<T, 8, 8> &to, const T *from, unsigned long per_row = 8,
+                                                      ulong2 origin = ulong2{0, 0}, bool is_transposed = false) {
+    const unsigned lane = matrix_lane();
+    load_two(to.values, from + (origin.y + lane / 4) * per_row + origin.x + lane % 4 * 2);
+    to.is_transposed = is_transposed;
+}
+
+static __device__ __forceinline__ void transpose(simdgroup_matrix<half, 8, 8> &matrix) {
+    const half2 both = __halves2half2(matrix.values[0], matrix.values[1]);
+    uint32_t from, to;
+    memcpy(&from, &both, 4);
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(to) : "r"(from));
+    half2 moved;
+    memcpy(&moved, &to, 4);
+    matrix.values[0] = __low2half(moved), matrix.values[1] = __high2half(moved);
+    matrix.is_transposed = !matrix.is_transposed;
+}
+static __device__ __forceinline__ void transpose(simdgroup_matrix<float, 8, 8> &matrix) {
+    const unsigned lane = matrix_lane(), a = lane / 4, b = lane % 4;
+    float moved[2];
+    for (unsigned i = 0; i < 2; i++) {
+        const unsigned from = (2 * b + i) * 4 + a / 2;
+        const float even = __shfl_sync(LANES, matrix.values[0], from), odd = __shfl_sync(LANES, matrix.values[1], from);
+        moved[i] = a % 2 ? odd : even;
+    }
+    matrix.values[0] = moved[0], matrix.values[1] = moved[1];
+    matrix.is_transposed = !matrix.is_transposed;
+}
+
+template <typename T>
+static __device__ __forceinline__ void simdgroup_store(simdgroup_matrix<T, 8, 8> from, T *to, unsigned long per_row = 8,
+                                                       ulong2 origin = ulong2{0, 0}, bool is_transposed = false) {
+    if (from.is_transposed != is_transposed) transpose(from);
+    const unsigned lane = matrix_lane();
+    to += (origin.y + lane / 4) * per_row + origin.x + lane % 4 * 2;
+    to[0] = from.values[0], to[1] = from.values[1];
+}
+
+template <typename T, int Columns, int Rows>
+static __device__ __forceinline__ simdgroup_matrix<T, Columns, Rows> make_filled_simdgroup_matrix(T value) {
+    return {{value, value}, false};
+}
+
+// mma multiplies 16 × 8 by 8 × 8 values of 19 bits. A float is two of those but for its last bits: the second ones of the first
+// factor take the rows that a matrix of 8 does not need. Sums are rounded here, as mma cuts bits off.
+static __device__ __forceinline__ void product(float *sum, const float *a, const float *b) {
+    uint32_t high[2], low[2], second[2];
+    for (unsigned i = 0; i < 2; i++) {
+        asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(high[i]) : "f"(a[i]));
+        low[i] = __float_as_uint(a[i] - __uint_as_float(high[i]));
+        second[i] = __float_as_uint(b[i]);
+    }
+    float products[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(products[0]), "+f"(products[1]), "+f"(products[2]), "+f"(products[3])
+                 : "r"(high[0]), "r"(low[0]), "r"(high[1]), "r"(low[1]), "r"(second[0]), "r"(second[1]));
+    sum[0] += products[0] + products[2], sum[1] += products[1] + products[3];
+}
+
+template <typename A, typename B>
+static __device__ __forceinline__ void simdgroup_multiply_accumulate(simdgroup_matrix<float, 8, 8> &to,
+                                                                     simdgroup_matrix<A, 8, 8> a, simdgroup_matrix<B, 8, 8> b,
+                                                                     simdgroup_matrix<float, 8, 8> sum) {
+    if (a.is_transposed) transpose(a);
+    if (!b.is_transposed) transpose(b);
+    if (sum.is_transposed) transpose(sum);
+    const float first[2] = {(float)a.values[0], (float)a.values[1]};
+    float second[2] = {(float)b.values[0], (float)b.values[1]};
+    if constexpr (sizeof(B) == 4) {
+        float rest[2];
+        for (unsigned i = 0; i < 2; i++) {
+            uint32_t high;
+            asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(high) : "f"(second[i]));
+            rest[i] = second[i] - __uint_as_float(high);
+            second[i] = __uint_as_float(high);
+        }
+        product(sum.values, first, rest);
+    }
+    product(sum.values, first, second);
+    to = sum;
+}
+
+template <typename A, typename B>
+static __device__ __forceinline__ void simdgroup_multiply(simdgroup_matrix<float, 8, 8> &to, simdgroup_matrix<A, 8, 8> a,
+                                                          simdgroup_matrix<B, 8, 8> b) {
+    simdgroup_multiply_accumulate(to, a, b, make_filled_simdgroup_matrix<float, 8, 8>(0.0f));
+}
+} // namespace metal
