@@ -21,14 +21,6 @@
 //! - `testing`: the contract's laws as tests.
 //! - `cuda`: NVIDIA devices. Metal needs no feature: every build on macOS has it.
 
-// Under the names that they have on macOS: see Cargo.toml.
-#[cfg(all(feature = "metal", not(target_os = "macos")))]
-extern crate checked_metal_kernels as candle_metal_kernels;
-#[cfg(all(feature = "metal", not(target_os = "macos")))]
-extern crate checked_objc2 as objc2;
-#[cfg(all(feature = "metal", not(target_os = "macos")))]
-extern crate checked_objc2_metal as objc2_metal;
-
 mod adapter;
 mod architecture;
 mod batch;

@@ -2,7 +2,8 @@
 //! unused buffers back, each with a change of the residency set; here a buffer is allocated once and serves every later step.
 //!
 //! A buffer is free again when the tensors over it are dropped on the host. The GPU may still read it then, but what is
-//! encoded next runs later, and the encoder puts a barrier between.
+//! encoded next runs later, and the encoder puts a barrier between. That holds for kernels only: the host writes at once. So what it
+//! writes has buffers of its own, each of which serves again when the GPU has finished.
 
 use candle_core::{DType, Tensor};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,53 +17,104 @@ const PAGE_BYTES: usize = 16 << 10;
 pub(super) struct Arena<D: Driver> {
     driver: Arc<D>,
     buffers: Mutex<Vec<Arc<D::Buffer>>>,
+    written: Mutex<Written<D::Buffer>>,
+}
+
+/// Buffers that the host writes.
+struct Written<B> {
+    buffers: Vec<Arc<B>>,
+    /// Those of them that what is encoded may read.
+    held: Vec<Arc<B>>,
 }
 
 impl<D: Driver> Arena<D> {
     pub(super) fn new(driver: Arc<D>) -> Self {
-        Self { driver, buffers: Mutex::default() }
+        let written = Mutex::new(Written { buffers: Vec::new(), held: Vec::new() });
+        Self { driver, buffers: Mutex::default(), written }
     }
 
     /// A tensor of undefined values over the smallest free buffer that holds it, or over a new one.
     pub(super) fn tensor(&self, dtype: DType, dims: &[usize]) -> Result<Tensor> {
-        let bytes = dtype.size_in_bytes() * dims.iter().product::<usize>();
         let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
+        self.driver.tensor(&self.free(&mut buffers, dtype, dims)?, dtype, dims)
+    }
+
+    fn free(&self, buffers: &mut Vec<Arc<D::Buffer>>, dtype: DType, dims: &[usize]) -> Result<Arc<D::Buffer>> {
+        let bytes = dtype.size_in_bytes() * dims.iter().product::<usize>();
         let free = buffers.iter().filter(|buffer| Arc::strong_count(buffer) == 1 && D::capacity(buffer) >= bytes);
-        let buffer = match free.min_by_key(|buffer| D::capacity(buffer)) {
-            Some(buffer) => buffer.clone(),
-            None => {
-                let buffer = self.driver.allocate(bytes.max(1).next_multiple_of(PAGE_BYTES))?;
-                buffers.push(buffer.clone());
-                buffer
-            }
-        };
-        self.driver.tensor(&buffer, dtype, dims)
+        if let Some(buffer) = free.min_by_key(|buffer| D::capacity(buffer)) {
+            return Ok(buffer.clone());
+        }
+        let buffer = self.driver.allocate(bytes.max(1).next_multiple_of(PAGE_BYTES))?;
+        buffers.push(buffer.clone());
+        Ok(buffer)
+    }
+
+    /// A tensor of these bytes.
+    fn holding(&self, bytes: &[u8], dtype: DType, dims: &[usize]) -> Result<Tensor> {
+        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        let buffer = self.free(&mut written.buffers, dtype, dims)?;
+        written.held.push(buffer.clone());
+        let tensor = self.driver.tensor(&buffer, dtype, dims)?;
+        self.driver.write(&tensor, 0, bytes)?;
+        Ok(tensor)
+    }
+
+    /// The GPU has finished, so nothing reads what the host wrote, unless it still has the tensor.
+    pub(super) fn release(&self) {
+        self.written.lock().unwrap_or_else(PoisonError::into_inner).held.clear();
     }
 
     /// A tensor of `u32`, such as a step's slots.
     pub(super) fn ids(&self, ids: &[u32]) -> Result<Tensor> {
         // A kernel is given a buffer even if there is nothing to read.
-        let tensor = self.tensor(DType::U32, &[ids.len().max(1)])?;
-        self.driver.write(&tensor, 0, bytemuck::cast_slice(ids))?;
-        Ok(tensor)
+        self.holding(bytemuck::cast_slice(ids), DType::U32, &[ids.len().max(1)])
     }
 
     /// A tensor of `f32` values.
     pub(super) fn values(&self, values: &[f32], dims: &[usize]) -> Result<Tensor> {
-        let tensor = self.tensor(DType::F32, dims)?;
-        self.driver.write(&tensor, 0, bytemuck::cast_slice(values))?;
-        Ok(tensor)
+        self.holding(bytemuck::cast_slice(values), DType::F32, dims)
     }
 
     /// Allocates for steps of `factor` times the rows of those so far, of whose buffers the host wants one for few rows only.
     pub(super) fn provide(&self, factor: usize, except_bytes: usize) -> Result<()> {
         let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
         let except = except_bytes.next_multiple_of(PAGE_BYTES);
-        let sizes: Vec<usize> =
-            buffers.iter().map(|buffer| D::capacity(buffer)).filter(|size| *size != except).collect();
-        for bytes in sizes {
-            buffers.push(self.driver.allocate(bytes * factor)?);
+        let sizes = |buffers: &[Arc<D::Buffer>]| buffers.iter().map(|buffer| D::capacity(buffer)).collect::<Vec<_>>();
+        let (mut computed, kept) = (sizes(&buffers), sizes(&written.buffers));
+        if let Some(place) = computed.iter().position(|size| *size == except) {
+            computed.swap_remove(place);
+        }
+        for (buffers, sizes) in [(&mut *buffers, computed), (&mut written.buffers, kept)] {
+            for bytes in sizes {
+                buffers.push(self.driver.allocate(bytes * factor)?);
+            }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::double::Double, *};
+
+    #[test]
+    fn what_the_host_writes_stays_until_the_gpu_has_finished() {
+        let driver = Double::default();
+        let arena = Arena::new(Arc::new(driver.clone()));
+        let allocations = || driver.record().allocations.len();
+        drop(arena.tensor(DType::F32, &[8]).unwrap());
+        // Neither what a kernel may still write nor what one may still read is written over.
+        drop(arena.ids(&[1, 2]).unwrap());
+        drop(arena.values(&[1.0], &[1]).unwrap());
+        assert_eq!(allocations(), 3);
+        arena.release();
+        let ids = arena.ids(&[3]).unwrap();
+        drop(arena.values(&[2.0], &[1]).unwrap());
+        assert_eq!(allocations(), 3);
+        arena.release();
+        drop((arena.ids(&[4]).unwrap(), arena.ids(&[5]).unwrap()));
+        assert_eq!((allocations(), ids.to_vec1::<u32>().unwrap()), (4, vec![3]));
     }
 }

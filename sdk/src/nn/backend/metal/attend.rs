@@ -3,7 +3,7 @@
 use candle_core::{DType, Tensor};
 
 use super::{
-    attention::{Attend, Combine, Layer, StoreShape},
+    attention::{Attend, CORES, Combine, Layer, StoreShape},
     driver::{Arg, Driver},
     kernels::{MetalKernels, failed},
 };
@@ -15,9 +15,6 @@ use crate::{
     },
     weights::RopeStyle,
 };
-
-/// Cores for which contexts are divided: those of an M1 Pro's smaller GPU, as Metal does not say how many there are.
-const CORES: usize = 14;
 
 impl<D: Driver> MetalKernels<D> {
     /// Writes the cache and attends, rotating first if there is a rotation. `None` if the step's inputs are not on the device.

@@ -55,11 +55,6 @@ impl Double {
     pub(in crate::nn) fn untried(&self) -> Arc<dyn Backend> {
         Arc::new(MetalKernels::new(self.clone(), Formulas::plain(Device::Cpu)))
     }
-
-    /// The backend on this driver.
-    pub(in crate::nn) fn backend(&self) -> Result<Arc<dyn Backend>> {
-        Ok(Arc::new(MetalKernels::on(self.clone(), Formulas::plain(Device::Cpu))?))
-    }
 }
 
 pub(in crate::nn) struct Buffer(usize);

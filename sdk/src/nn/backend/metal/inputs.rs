@@ -1,4 +1,4 @@
-//! What a step brings to the kernels besides tensors: slots, tiles and block tables.
+//! The index data of a step for the attention kernels: slots, tiles and block tables.
 
 use crate::{Batch, nn::BLOCK_TOKENS};
 

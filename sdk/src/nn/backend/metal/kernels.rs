@@ -12,21 +12,23 @@ use std::sync::{
 
 use super::{
     arena::Arena,
+    attention::PARTS_VALUES_MAX,
     driver::{Arg, Driver},
     elementwise::Norm,
     inputs::{Inputs, NO_SLOT},
     launch::Launch,
     products::{MATRICES, Use},
+    recurrent::StepStates,
 };
 use crate::{
     Batch, Code, Error, Output, Result, Span, Want,
     nn::{
-        backend::{Backend, Columns, Compute, Form, Formulas, Layer, Matrix, formulas_attention},
+        backend::{Backend, Columns, Compute, Form, Formulas, Layer, Matrix, formulas_attention, formulas_recurrence},
         memory::{
             pass::Pass,
             store::{HostMemory, Store, StoreShape},
         },
-        spec::{Attention, KvType, Rotation},
+        spec::{Attention, Inputs as Recurred, KvType, Recurrence, Rotation, ShortConv},
     },
     weights::{RawTensor, RopeStyle},
 };
@@ -45,6 +47,8 @@ pub(super) struct MetalKernels<D: Driver> {
     pub(super) declined: Option<String>,
     /// By group of caches; none before the first step.
     inputs: Mutex<Vec<StepInputs>>,
+    /// By group of caches, for those with states.
+    states: Mutex<Vec<Option<StepStates>>>,
     /// Something was encoded and not waited for.
     is_pending: AtomicBool,
 }
@@ -57,6 +61,7 @@ pub(super) struct Usable {
     pub(super) products: bool,
     pub(super) elementwise: bool,
     pub(super) logits: bool,
+    pub(super) recurrence: bool,
 }
 
 /// A step's inputs on the device.
@@ -79,6 +84,7 @@ impl<D: Driver> MetalKernels<D> {
         let mut kernels = Self::new(driver, formulas);
         kernels.prove()?;
         kernels.inputs().clear();
+        kernels.states().clear();
         Ok(kernels)
     }
 
@@ -86,9 +92,10 @@ impl<D: Driver> MetalKernels<D> {
     pub(super) fn new(driver: D, formulas: Formulas) -> Self {
         let driver = Arc::new(driver);
         let arena = Arena::new(driver.clone());
-        let usable = Usable { attention: true, norms: true, products: true, elementwise: true, logits: true };
-        let (inputs, is_pending) = (Mutex::default(), AtomicBool::new(false));
-        Self { driver, arena, formulas, usable, declined: None, inputs, is_pending }
+        let usable =
+            Usable { attention: true, norms: true, products: true, elementwise: true, logits: true, recurrence: true };
+        let (inputs, states, is_pending) = (Mutex::default(), Mutex::default(), AtomicBool::new(false));
+        Self { driver, arena, formulas, usable, declined: None, inputs, states, is_pending }
     }
 
     fn inputs(&self) -> MutexGuard<'_, Vec<StepInputs>> {
@@ -98,6 +105,15 @@ impl<D: Driver> MetalKernels<D> {
     /// The step's inputs for a group of caches; `None` if they are not on the device.
     pub(super) fn inputs_of(&self, group: usize) -> Option<StepInputs> {
         self.inputs().get(group).cloned()
+    }
+
+    /// The step's states in a group of caches; `None` if they are not on the device, or there are none.
+    pub(super) fn states_of_group(&self, group: usize) -> Option<StepStates> {
+        self.states().get(group).cloned().flatten()
+    }
+
+    fn states(&self) -> MutexGuard<'_, Vec<Option<StepStates>>> {
+        self.states.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn on_device(&self, inputs: Inputs) -> Result<StepInputs> {
@@ -115,6 +131,7 @@ impl<D: Driver> MetalKernels<D> {
         if self.is_pending.load(Ordering::Relaxed) {
             let _ = self.finish();
         }
+        self.states().clear();
         let mut inputs = self.inputs();
         inputs.clear();
         for group in groups {
@@ -152,7 +169,9 @@ impl<D: Driver> Backend for MetalKernels<D> {
 
     fn begin(&self, batch: &Batch<'_>) -> Result<()> {
         let groups = batch.spans.first().map_or(0, |span| span.caches.len());
-        self.set_inputs((0..groups).map(|group| Inputs::of(batch, group)))
+        self.set_inputs((0..groups).map(|group| Inputs::of(batch, group)))?;
+        *self.states() = self.states_of(batch)?;
+        Ok(())
     }
 
     /// Compiles what candle compiles at first use, and allocates what the longest chunk of a prompt takes.
@@ -187,12 +206,16 @@ impl<D: Driver> Backend for MetalKernels<D> {
             }
         }
         self.inputs().clear();
+        // Contexts are divided among threadgroups only where a step has few of them, so this suffices for any.
+        self.room(1, PARTS_VALUES_MAX)?;
         Ok(())
     }
 
     fn finish(&self) -> Result<()> {
         self.is_pending.store(false, Ordering::Relaxed);
-        self.driver.finish()
+        let finished = self.driver.finish();
+        self.arena.release();
+        finished
     }
 
     fn finds_best(&self) -> bool {
@@ -347,6 +370,17 @@ impl<D: Driver> Backend for MetalKernels<D> {
 
     fn state_store(&self, shape: StoreShape) -> Result<Store> {
         self.store(shape)
+    }
+
+    fn short_conv(&self, conv: &ShortConv, x: &Tensor, pass: &Pass<'_>) -> Result<Tensor> {
+        match self.convolve(conv, x, pass)? {
+            Some(out) => Ok(out),
+            None => formulas_recurrence::short_conv(&self.formulas, conv, x, pass),
+        }
+    }
+
+    fn recurrence(&self, spec: &Recurrence, x: Recurred<'_>, pass: &Pass<'_>) -> Result<Tensor> {
+        self.recur(spec, x, pass)?.map_or_else(|| formulas_recurrence::recurrence(spec, x, pass), Ok)
     }
 
     fn attention(&self, spec: &Attention, q: &Tensor, k: &Tensor, v: &Tensor, pass: &mut Pass<'_>) -> Result<Tensor> {

@@ -37,10 +37,10 @@ mod program;
 mod proofs;
 #[cfg(test)]
 mod readers;
-#[cfg_attr(not(test), allow(dead_code))]
 mod recurrence;
 #[cfg(test)]
 mod recurrence_tests;
+mod recurrent;
 #[cfg(any(feature = "metal", target_os = "macos"))]
 pub(in crate::nn) mod report;
 #[cfg(test)]

@@ -84,12 +84,18 @@ impl<D: Driver> MetalKernels<D> {
     /// Tries each library, and does without those whose kernels compute anything else; an error if that is all of them.
     pub(super) fn prove(&mut self) -> Result<()> {
         let attention = || FORMS.iter().try_for_each(|form| self.prove_attention(form));
-        let proved =
-            [attention(), self.prove_norms(), self.prove_products(), self.prove_elementwise(), self.prove_best()];
+        let proved = [
+            attention(),
+            self.prove_norms(),
+            self.prove_products(),
+            self.prove_elementwise(),
+            self.prove_best(),
+            self.prove_recurrence(),
+        ];
         // Comparisons have read everything, so an error of the device has shown there; this only forgets it.
         let finished = self.finish();
-        let [attention, norms, products, elementwise, logits] = proved.each_ref().map(Result::is_ok);
-        self.usable = Usable { attention, norms, products, elementwise, logits };
+        let [attention, norms, products, elementwise, logits, recurrence] = proved.each_ref().map(Result::is_ok);
+        self.usable = Usable { attention, norms, products, elementwise, logits, recurrence };
         self.declined = proved.into_iter().filter_map(|result| result.err().map(|error| error.message)).next();
         match &self.declined {
             Some(why) if self.usable == Usable::default() => Err(failed(why)),
@@ -235,7 +241,8 @@ mod tests {
     #[test]
     fn kernels_that_compute_the_formulas_are_all_used() {
         let kernels = MetalKernels::on(Double::default(), Formulas::plain(Device::Cpu)).unwrap();
-        let all = Usable { attention: true, norms: true, products: true, elementwise: true, logits: true };
+        let all =
+            Usable { attention: true, norms: true, products: true, elementwise: true, logits: true, recurrence: true };
         assert_eq!((kernels.usable, kernels.declined), (all, None));
     }
 
