@@ -210,10 +210,7 @@ const PROMPT: New = New { sequence: 0, past: 0, len: 40, want: Want::None };
 const STEPS: [&[New]; 4] = [
     &[PROMPT],
     &[New { past: 40, len: 30, want: Want::Last, ..PROMPT }, New { sequence: 1, len: 5, want: Want::Last, ..PROMPT }],
-    &[
-        New { past: 70, len: 1, want: Want::Last, ..PROMPT },
-        New { sequence: 1, past: 5, len: 1, want: Want::Last, ..PROMPT },
-    ],
+    &[New { past: 70, len: 1, want: Want::Last, ..PROMPT }, New { sequence: 1, past: 5, len: 1, want: Want::Last }],
     &[New { past: 71, len: 1, want: Want::Last, ..PROMPT }],
 ];
 
