@@ -109,5 +109,7 @@ class Tools:
     def environment(self):
         """Variables by which build scripts find the compiler."""
         name, folder = TARGET.replace("-", "_"), self.folder / "bin"
-        return {**os.environ, f"CC_{name}": str(folder / "cc"), f"CXX_{name}": str(folder / "c++"), f"AR_{name}": str(folder / "ar"),
+        # zig's own default checks arithmetic by a library that no Mac has.
+        flags = {f"{kind}_{name}": "-fno-sanitize=undefined" for kind in ("CFLAGS", "CXXFLAGS")}
+        return {**os.environ, **flags, f"CC_{name}": str(folder / "cc"), f"CXX_{name}": str(folder / "c++"), f"AR_{name}": str(folder / "ar"),
                 "ZIG_GLOBAL_CACHE_DIR": str(self.folder / "zig"), "ZIG_LOCAL_CACHE_DIR": str(self.folder / "zig")}
