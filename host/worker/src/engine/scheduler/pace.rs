@@ -150,7 +150,7 @@ mod tests {
         let mut pace = pace();
         pace.record(4, 0, ms(1.0));
         pace.record(4, 16, ms(1.16));
-        assert_eq!(pace.chunk(4), 500);
+        assert_eq!(pace.chunk(4), 480);
     }
 
     #[test]
