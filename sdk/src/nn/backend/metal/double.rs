@@ -51,11 +51,6 @@ impl Double {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The backend on this driver, after the proof at load.
-    pub(in crate::nn) fn backend(&self) -> Result<Arc<dyn Backend>> {
-        Ok(Arc::new(MetalKernels::on(self.clone(), Formulas::plain(Device::Cpu))?))
-    }
-
     /// The backend on this driver, whose kernels have not been tried.
     pub(in crate::nn) fn untried(&self) -> Arc<dyn Backend> {
         Arc::new(MetalKernels::new(self.clone(), Formulas::plain(Device::Cpu)))
