@@ -30,6 +30,20 @@ const METAL: &str = "(allow iokit-open
   (xpc-service-name \"com.apple.MTLCompilerService\"))
 ";
 
+/// Figures of the system. By name, as `kern.procargs2` would show the environments of the user's other processes, keys included.
+const SYSCTLS: &str = "(allow sysctl-read
+  (sysctl-name-prefix \"hw.\")
+  (sysctl-name-prefix \"machdep.cpu.\")
+  (sysctl-name-prefix \"kern.os\")
+  (sysctl-name-prefix \"iogpu.\")
+  (sysctl-name \"kern.argmax\")
+  (sysctl-name \"kern.memorystatus_level\")
+  (sysctl-name \"kern.ngroups\")
+  (sysctl-name \"kern.usrstack64\")
+  (sysctl-name \"kern.version\")
+  (sysctl-name \"vm.loadavg\"))
+";
+
 /// Paths that a profile needs besides the policy's, all resolved.
 #[derive(Default)]
 struct Surroundings {
@@ -44,7 +58,9 @@ fn profile(policy: &Policy, surroundings: &Surroundings) -> String {
     let mut text = String::from("(version 1)\n(deny default)\n(import \"system.sb\")\n");
     // These hold even if `system.sb` allows them.
     text.push_str("(deny network*)\n(deny process-fork)\n(deny process-exec*)\n");
-    text.push_str("(allow file-read-metadata)\n(allow sysctl-read)\n(allow process-info* (target self))\n");
+    text.push_str("(deny sysctl-read (sysctl-name-prefix \"kern.procargs\"))\n");
+    text.push_str("(allow file-read-metadata)\n(allow process-info* (target self))\n");
+    text.push_str(SYSCTLS);
     text.push_str("(allow signal (target self))\n");
     let Surroundings { program, libraries, caches } = surroundings;
     let mut code: Vec<&Path> = SYSTEM.iter().map(Path::new).collect();
@@ -180,6 +196,8 @@ mod tests {
             assert!(read.contains(&format!("(subpath \"{path}\")")), "{path}: {text}");
         }
         assert_eq!(written, "\n  (subpath \"/own/cache\"))\n");
+        assert!(text.contains("(deny sysctl-read (sysctl-name-prefix \"kern.procargs\"))"), "{text}");
+        assert!(!text.contains("(allow sysctl-read)") && !text.contains("prefix \"kern.\")"), "{text}");
         for word in ["iokit", "mach-lookup", "(allow network", "(allow process-fork", "(allow process-exec", "Users"] {
             assert!(!text.contains(word), "{word}: {text}");
         }

@@ -4,7 +4,7 @@
 use candle_core::{DType, Device, MetalDevice, MetalStorage, Storage, Tensor, op::BackpropOp};
 use candle_metal_kernels::metal::{Buffer, ComputeCommandEncoder, ComputePipeline};
 use objc2_metal::{
-    MTLCompileOptions, MTLDevice, MTLMathMode, MTLResource, MTLResourceOptions, MTLSize, MTLStorageMode,
+    MTLCompileOptions, MTLDevice, MTLGPUFamily, MTLMathMode, MTLResource, MTLResourceOptions, MTLSize, MTLStorageMode,
 };
 use std::{
     collections::HashMap,
@@ -18,7 +18,7 @@ use super::{
     figures::Figures,
     kernels::{MetalKernels, failed},
     launch::Launch,
-    libraries::LIBRARIES,
+    libraries::{LIBRARIES, Math},
     window::Window,
 };
 use crate::{
@@ -75,11 +75,19 @@ struct Apple {
 impl Apple {
     fn new(device: &Device) -> Result<Self> {
         let metal = device.as_metal_device()?.clone();
+        // GPUs of virtual machines lack SIMD-group reductions, and return zeros for them.
+        if !metal.metal_device().as_ref().supportsFamily(MTLGPUFamily::Apple7) {
+            return Err(failed(
+                "our kernels need SIMD-group operations, which GPUs before the M1's and virtual ones lack",
+            ));
+        }
         let mut pipelines = HashMap::new();
-        // Metal's default, which the kernels are written and tested for.
-        let options = MTLCompileOptions::new();
-        options.setMathMode(MTLMathMode::Fast);
         for library in LIBRARIES {
+            let options = MTLCompileOptions::new();
+            options.setMathMode(match library.math {
+                Math::Fast => MTLMathMode::Fast,
+                Math::Safe => MTLMathMode::Safe,
+            });
             let compiled = metal.metal_device().new_library_with_source(library.source, Some(&options));
             for name in library.kernels {
                 let pipeline = compiled.as_ref().map_err(|error| format!("library '{}': {error}", library.name));

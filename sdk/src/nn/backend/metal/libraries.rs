@@ -1,5 +1,14 @@
 //! The sources of the kernels. Each library is compiled by itself, so that a fault in one leaves the others usable.
 
+/// What the compiler may assume of numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Math {
+    /// None is infinite or NaN, and operations may be reordered: Metal's default.
+    Fast,
+    /// As IEEE 754 has it, for kernels to which infinities and NaN are data.
+    Safe,
+}
+
 /// A library's source, with what all share in front, and the kernels that it has.
 pub(super) struct Library {
     /// For errors of the compiler.
@@ -7,6 +16,8 @@ pub(super) struct Library {
     pub(super) name: &'static str,
     pub(super) source: &'static str,
     pub(super) kernels: &'static [&'static str],
+    #[cfg_attr(not(any(test, feature = "metal", target_os = "macos")), allow(dead_code))]
+    pub(super) math: Math,
 }
 
 /// `library!(FILE, … after PART, … => KERNEL, …)` has its source in `FILE.metal`, behind the parts that it builds on, and its name
@@ -22,6 +33,7 @@ macro_rules! library {
                 $(include_str!(concat!($file, ".metal"))),*
             ),
             kernels: &[$($kernel),+],
+            math: Math::Fast,
         }
     };
 }
@@ -54,7 +66,8 @@ pub(super) static EXPERTS: Library = library!(
 );
 pub(super) static ELEMENTWISE: Library =
     library!("elementwise" after "activations" => "add", "gate", "bias_act_scale", "columns");
-pub(super) static LOGITS: Library = library!("logits" after "ordering" => "best", "candidates");
+pub(super) static LOGITS: Library =
+    Library { math: Math::Safe, ..library!("logits" after "ordering" => "best", "candidates") };
 pub(super) static RECURRENCE: Library = library!(
     "recurrence" after "activations" =>
     "short_conv", "keep_inputs", "recurrence_4", "recurrence_8", "recurrence_16", "recurrence_32", "recurrence_64"

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use super::{
     elementwise_tests, experts_tests,
-    libraries::{ATTENTION, LIBRARIES, Library},
+    libraries::{ATTENTION, LIBRARIES, LOGITS, Library, Math},
     product_tests,
     program::{Program, emulation},
     recurrence_tests,
@@ -158,20 +158,24 @@ fn compute(library: &Library, program: &Program) -> Result<(), String> {
 }
 
 #[test]
-fn the_kernels_compute_the_formulas_in_fast_math() {
+fn the_kernels_compute_the_formulas_in_their_math_modes() {
     let Some(clang) = clang(WITH_FAST_MATH) else { return };
-    let compile =
-        |source: &str, kernels: &[&str]| Program::compile_with(&clang, &["-O2", "-ffast-math"], source, kernels);
-    // Infinities and NaN are data in logits. In fast math, clang takes a `float` argument of a function for a number, and those
-    // of `ordering.metal` are such: a candidate of a row with a NaN is another one then. Open: they should take bits.
-    for library in LIBRARIES.into_iter().filter(|library| library.name != "logits") {
-        let program = compile(library.source, library.kernels);
+    let compile = |math: Math, source: &str, kernels: &[&str]| {
+        let options: &[&str] = match math {
+            Math::Fast => &["-O2", "-ffast-math"],
+            Math::Safe => &["-O2"],
+        };
+        Program::compile_with(&clang, options, source, kernels)
+    };
+    for library in LIBRARIES {
+        let program = compile(library.math, library.source, library.kernels);
         compute(library, &program).unwrap_or_else(|said| panic!("{}: {said}", library.name));
     }
-    // Fast math takes an infinite mask for a number.
+    // In fast math a candidate of a row with a NaN is another one, and an infinite mask is taken for a number.
+    assert!(compute(&LOGITS, &compile(Math::Fast, LOGITS.source, LOGITS.kernels)).is_err());
     let (right, wrong) = INFINITE;
     let kernels = ["store_f16", "attend_f16", "flash_f16_128", "flash_f16_128_few"];
-    let program = compile(&with(&ATTENTION, right, wrong), &kernels);
+    let program = compile(Math::Fast, &with(&ATTENTION, right, wrong), &kernels);
     let mistral = CASES.into_iter().find(|case| case.family == "mistral").unwrap();
     for way in [Way::Scalar, Way::Whole] {
         let said = check(&program, mistral, &[way]).expect_err("an infinite mask");
