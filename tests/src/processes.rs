@@ -113,6 +113,12 @@ fn by_ps() -> Option<Vec<Process>> {
 fn a_child_is_seen_until_it_has_ended() {
     let mut child = Command::new("sleep").arg("31537").spawn().unwrap();
     let (own, pid) = (std::process::id(), child.id());
+    // The kernel lets the parent go on just before the new program's arguments can be read.
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while all().iter().any(|process| process.pid == pid && process.arguments.is_empty()) {
+        assert!(Instant::now() < deadline, "it has no arguments");
+        thread::sleep(Duration::from_millis(5));
+    }
     let listings = [Some(all()), by_ps()];
     if listings[1].is_none() {
         println!("skipped: no ps to compare with /proc");

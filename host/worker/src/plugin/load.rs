@@ -96,10 +96,10 @@ fn open(path: &Path) -> Result<(PluginModule_Ref, Manifest), Reason> {
     object::check(path)?;
     // The system searches its own folders for a bare file name, not the current one.
     let path = std::path::absolute(path).map_err(Reason::Unreadable)?;
-    let header = lib_header_from_path(&path).map_err(refusal)?;
+    let header = lib_header_from_path(&path).map_err(|error| refusal(error, &path))?;
     check_contract(header)?;
     header.layout().ok_or(Reason::NoLayout)?;
-    let module = header.init_root_module::<PluginModule_Ref>().map_err(refusal)?;
+    let module = header.init_root_module::<PluginModule_Ref>().map_err(|error| refusal(error, &path))?;
     let manifest = manifest::read(&module.manifest()()).map_err(Reason::BadManifest)?;
     Ok((module, manifest))
 }
@@ -114,9 +114,14 @@ fn check_contract(header: &LibHeader) -> Result<(), Reason> {
     }
 }
 
-fn refusal(error: LibraryError) -> Reason {
+fn refusal(error: LibraryError, path: &Path) -> Reason {
     match error {
-        LibraryError::OpenError { err, .. } => Reason::Refused(cause(&*err)),
+        LibraryError::OpenError { err, .. } => {
+            let said = cause(&*err);
+            // The loader names the file, which is a private copy that the user does not know.
+            let named = format!("{}: ", path.display());
+            Reason::Refused(said.strip_prefix(&named).map_or(said.clone(), str::to_owned))
+        }
         LibraryError::GetSymbolError { .. } => Reason::MissingSymbol,
         LibraryError::InvalidAbiHeader(found) => {
             let host = version(&AbiHeader::VALUE);
@@ -143,12 +148,19 @@ fn cause(error: &dyn std::error::Error) -> String {
     error.source().map_or_else(|| one_line(error), one_line)
 }
 
-/// Puts a loader's message on one line and bounds it: a damaged file may contain names as long as the file.
+/// Puts a loader's message on one line, escapes control characters, and bounds the result: a damaged file may contain names
+/// as long as the file.
 fn one_line(text: &(impl std::fmt::Display + ?Sized)) -> String {
     const WORDS_MAX: usize = 60;
     const BYTES_MAX: usize = 400;
     let text = text.to_string();
-    let mut line = text.split_whitespace().take(WORDS_MAX).collect::<Vec<_>>().join(" ");
-    line.truncate(line.floor_char_boundary(BYTES_MAX));
+    let mut line = String::new();
+    for letter in text.split_whitespace().take(WORDS_MAX).collect::<Vec<_>>().join(" ").chars() {
+        let shown = if letter.is_control() { letter.escape_default().to_string() } else { letter.to_string() };
+        if line.len() + shown.len() > BYTES_MAX {
+            break;
+        }
+        line.push_str(&shown);
+    }
     line
 }
