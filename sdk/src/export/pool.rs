@@ -2,13 +2,13 @@
 //! buffers and encoders; the host's threads have no pool, so these objects would accumulate for the life of the
 //! process.
 
-/// Runs an author's code within a pool; without Metal, simply runs it.
+/// Runs an author's code within a pool; without layers there is no Metal, and it simply runs.
 pub(super) fn within<T>(code: impl FnOnce() -> T) -> T {
     #[cfg(test)]
     let _counted = counting::Counted::new();
-    #[cfg(any(feature = "metal", target_os = "macos"))]
+    #[cfg(all(target_os = "macos", feature = "nn"))]
     return objc2::rc::autoreleasepool(|_| code());
-    #[cfg(not(any(feature = "metal", target_os = "macos")))]
+    #[cfg(not(all(target_os = "macos", feature = "nn")))]
     code()
 }
 

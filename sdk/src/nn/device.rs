@@ -112,7 +112,7 @@ pub(super) fn free_bytes(device: &Device) -> Option<u64> {
     match device {
         #[cfg(feature = "cuda")]
         Device::Cuda(device) => super::backend::cuda_free_bytes(device),
-        #[cfg(any(feature = "metal", target_os = "macos"))]
+        #[cfg(target_os = "macos")]
         Device::Metal(device) => Some(super::backend::metal_free_bytes(device)),
         _ => None,
     }

@@ -15,7 +15,7 @@ mod formulas;
 mod formulas_attention;
 mod formulas_recurrence;
 mod interconnect;
-#[cfg(any(test, feature = "metal", target_os = "macos"))]
+#[cfg(any(test, target_os = "macos"))]
 mod metal;
 #[cfg(any(test, feature = "cuda"))]
 mod repack;
@@ -38,7 +38,7 @@ pub(super) use formulas::Formulas;
 pub(super) use interconnect::Interconnect;
 #[cfg(test)]
 pub(super) use metal::Double;
-#[cfg(any(feature = "metal", target_os = "macos"))]
+#[cfg(target_os = "macos")]
 pub(super) use metal::{free_bytes as metal_free_bytes, proved as metal_kernels, report as metal_report};
 pub(super) use stand_ins::StandIns;
 
@@ -74,7 +74,7 @@ pub(in crate::nn) enum Form {
     /// candle's copy, in the checkpoint's block format.
     Quantized(Arc<QTensor>, QMatMul),
     /// In its own format, for our Metal kernels.
-    #[cfg(any(test, feature = "metal", target_os = "macos"))]
+    #[cfg(any(test, target_os = "macos"))]
     Metal(metal::Weight),
     /// In the block format that our CUDA kernels read.
     #[cfg(feature = "cuda")]
@@ -88,7 +88,7 @@ impl Matrix {
             Form::InPlace(raw) => raw.dtype == Dtype::F32,
             Form::Dense(tensor) => tensor.dtype() == candle_core::DType::F32,
             Form::Quantized(..) => false,
-            #[cfg(any(test, feature = "metal", target_os = "macos"))]
+            #[cfg(any(test, target_os = "macos"))]
             Form::Metal(weight) => weight.is_f32(),
             #[cfg(feature = "cuda")]
             Form::Cuda(_) => false,

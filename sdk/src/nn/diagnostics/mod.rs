@@ -82,7 +82,7 @@ impl Bench<'_> {
 }
 
 fn about_device(bench: &Bench<'_>) -> Result<Value> {
-    #[cfg(any(feature = "metal", target_os = "macos"))]
+    #[cfg(target_os = "macos")]
     if let Ok(metal) = bench.device.as_metal_device() {
         return Ok(super::backend::metal_report::device(metal));
     }
@@ -90,7 +90,7 @@ fn about_device(bench: &Bench<'_>) -> Result<Value> {
 }
 
 fn compiler(bench: &Bench<'_>) -> Result<Value> {
-    #[cfg(any(feature = "metal", target_os = "macos"))]
+    #[cfg(target_os = "macos")]
     if let Ok(metal) = bench.device.as_metal_device() {
         return Ok(super::backend::metal_report::compiler(metal));
     }
@@ -98,7 +98,7 @@ fn compiler(bench: &Bench<'_>) -> Result<Value> {
 }
 
 fn guards(bench: &Bench<'_>) -> Result<Value> {
-    #[cfg(any(feature = "metal", target_os = "macos"))]
+    #[cfg(target_os = "macos")]
     if let Ok(metal) = bench.device.as_metal_device() {
         return super::backend::metal_report::guards(metal);
     }

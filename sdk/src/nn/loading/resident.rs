@@ -48,7 +48,7 @@ impl Resident {
             Form::InPlace(raw) => (device, raw.data.len()),
             Form::Dense(tensor) => (device, tensor.elem_count() * tensor.dtype().size_in_bytes()),
             Form::Quantized(tensor, _) => (device, tensor.storage_size_in_bytes()),
-            #[cfg(any(test, feature = "metal", target_os = "macos"))]
+            #[cfg(any(test, target_os = "macos"))]
             Form::Metal(weight) => match weight.bytes() {
                 (bytes, true) => (Place::Mapped, bytes as usize),
                 (bytes, false) => (device, bytes as usize),

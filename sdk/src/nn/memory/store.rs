@@ -33,7 +33,7 @@ pub(in crate::nn) enum Store {
     Mapped(MmapMut),
     Tensor(Tensor),
     /// A device tensor whose memory is shared with the host.
-    #[cfg_attr(not(any(test, feature = "metal", target_os = "macos")), allow(dead_code))]
+    #[cfg_attr(not(any(test, target_os = "macos")), allow(dead_code))]
     Shared(Tensor, Box<dyn HostMemory>),
     /// For values that are a view of the keys.
     Nothing,

@@ -100,7 +100,7 @@ fn best(device: Device) -> Arc<dyn Backend> {
             Err(error) => declined = Some(error.message),
         }
     }
-    #[cfg(any(feature = "metal", target_os = "macos"))]
+    #[cfg(target_os = "macos")]
     if device.is_metal() {
         match crate::nn::backend::metal_kernels(&device) {
             Ok(kernels) => return kernels,

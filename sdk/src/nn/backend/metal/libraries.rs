@@ -12,11 +12,11 @@ pub(super) enum Math {
 /// A library's source, with what all share in front, and the kernels that it has.
 pub(super) struct Library {
     /// For errors of the compiler.
-    #[cfg_attr(not(any(feature = "metal", target_os = "macos")), allow(dead_code))]
+    #[cfg_attr(not(target_os = "macos"), allow(dead_code))]
     pub(super) name: &'static str,
     pub(super) source: &'static str,
     pub(super) kernels: &'static [&'static str],
-    #[cfg_attr(not(any(test, feature = "metal", target_os = "macos")), allow(dead_code))]
+    #[cfg_attr(not(any(test, target_os = "macos")), allow(dead_code))]
     pub(super) math: Math,
 }
 

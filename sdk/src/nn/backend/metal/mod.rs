@@ -1,6 +1,6 @@
 //! The backend of Apple's GPUs. Everything but [`apple`] runs on every machine, tests included; see [`driver`].
 
-#[cfg(any(feature = "metal", target_os = "macos"))]
+#[cfg(target_os = "macos")]
 mod apple;
 mod arena;
 mod attend;
@@ -16,13 +16,13 @@ mod elementwise_tests;
 mod experts;
 #[cfg(test)]
 mod experts_tests;
-#[cfg(any(test, feature = "metal", target_os = "macos"))]
+#[cfg(any(test, target_os = "macos"))]
 mod figures;
 mod inputs;
 mod kernels;
 mod launch;
 mod layers;
-#[cfg(any(test, feature = "metal", target_os = "macos"))]
+#[cfg(any(test, target_os = "macos"))]
 mod libraries;
 #[cfg(test)]
 mod mistakes;
@@ -43,16 +43,16 @@ mod recurrence;
 #[cfg(test)]
 mod recurrence_tests;
 mod recurrent;
-#[cfg(any(feature = "metal", target_os = "macos"))]
+#[cfg(target_os = "macos")]
 pub(in crate::nn) mod report;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
 mod weights;
-#[cfg(any(test, feature = "metal", target_os = "macos"))]
+#[cfg(any(test, target_os = "macos"))]
 mod window;
 
-#[cfg(any(feature = "metal", target_os = "macos"))]
+#[cfg(target_os = "macos")]
 pub(in crate::nn) use apple::{free_bytes, proved};
 #[cfg(test)]
 pub(in crate::nn) use double::Double;
