@@ -59,7 +59,8 @@ fn refuses_a_file_that_is_not_there() {
 #[test]
 fn refuses_what_is_not_a_library() {
     // A copy begins with an empty file.
-    assert!(matches!(refusal_of(b""), Reason::Truncated { .. }));
+    let empty = refusal_of(b"");
+    assert!(matches!(empty, Reason::Truncated { .. }) && empty.to_string() == "is empty", "{empty}");
     assert!(matches!(refusal_of(b"#!/bin/sh\necho plugin\n"), Reason::NotALibrary(_)));
     assert!(matches!(refusal_of(&[0x5a; 5000]), Reason::NotALibrary(_)));
     assert!(matches!(refusal_of(b"!<arch>\n"), Reason::NotALibrary(_)));

@@ -132,6 +132,7 @@ impl fmt::Display for Reason {
             Self::NotFound => write!(f, "was not found"),
             Self::Unreadable(error) => write!(f, "cannot be read: {error}"),
             Self::Quarantined(_) => f.write_str(quarantine::REASON),
+            Self::Truncated { length: 0, .. } => write!(f, "is empty"),
             Self::Truncated { needed, length } => {
                 write!(f, "is truncated: its headers speak of {needed} bytes, the file has {length}")
             }

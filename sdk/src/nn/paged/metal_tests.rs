@@ -236,6 +236,17 @@ fn a_llama_of_16_layers_computes_on_metal_what_the_formulas_compute() {
 }
 
 #[test]
+fn formulas_stand_in_for_a_kernel_that_the_compiler_has_refused() {
+    let (mut formulas, (mut model, double)) = (formulas::<2>(), recorded::<2>(1 << 20));
+    double.record().missing = Some("attend_f16");
+    let prompt = [New { sequence: 1, past: 0, len: 5, want: Want::Last }];
+    assert_close(&step(&mut model, &prompt).unwrap(), &step(&mut formulas, &prompt).unwrap());
+    let record = double.record();
+    let kernels: Vec<&str> = record.command_buffers.iter().flatten().copied().collect();
+    assert!(kernels.contains(&"product_8") && !kernels.contains(&"attend_f16"), "{kernels:?}");
+}
+
+#[test]
 fn a_failed_command_buffer_fails_its_step_with_the_driver_s_words_and_no_other() {
     const WORDS: &str = "Caused GPU Timeout Error (00000002:kIOGPUCommandBufferCallbackErrorTimeout)";
     let (mut ours, double) = recorded::<2>(1 << 20);

@@ -3,8 +3,10 @@
 
 use candle_core::{DType, Device, MetalDevice, MetalStorage, Storage, Tensor, op::BackpropOp};
 use candle_metal_kernels::metal::{Buffer, ComputeCommandEncoder, ComputePipeline};
+use objc2::rc::Retained;
 use objc2_metal::{
-    MTLCompileOptions, MTLDevice, MTLGPUFamily, MTLMathMode, MTLResource, MTLResourceOptions, MTLSize, MTLStorageMode,
+    MTLCompileOptions, MTLComputePipelineState, MTLDevice, MTLGPUFamily, MTLMathMode, MTLResource, MTLResourceOptions,
+    MTLSize, MTLStorageMode,
 };
 use std::{
     collections::HashMap,
@@ -64,6 +66,16 @@ fn system_figure(_: &std::ffi::CStr) -> Option<u64> {
     None
 }
 
+/// The compiler's options for a library.
+pub(super) fn options_of(math: Math) -> Retained<MTLCompileOptions> {
+    let options = MTLCompileOptions::new();
+    options.setMathMode(match math {
+        Math::Fast => MTLMathMode::Fast,
+        Math::Safe => MTLMathMode::Safe,
+    });
+    options
+}
+
 struct Apple {
     metal: MetalDevice,
     /// By kernel, or the compiler's complaint.
@@ -83,12 +95,8 @@ impl Apple {
         }
         let mut pipelines = HashMap::new();
         for library in LIBRARIES {
-            let options = MTLCompileOptions::new();
-            options.setMathMode(match library.math {
-                Math::Fast => MTLMathMode::Fast,
-                Math::Safe => MTLMathMode::Safe,
-            });
-            let compiled = metal.metal_device().new_library_with_source(library.source, Some(&options));
+            let compiled =
+                metal.metal_device().new_library_with_source(library.source, Some(&options_of(library.math)));
             for name in library.kernels {
                 let pipeline = compiled.as_ref().map_err(|error| format!("library '{}': {error}", library.name));
                 let pipeline = pipeline.and_then(|compiled| {
@@ -157,6 +165,11 @@ impl Driver for Apple {
     fn tensor(&self, buffer: &Arc<Buffer>, dtype: DType, dims: &[usize]) -> Result<Tensor> {
         let storage = MetalStorage::new(buffer.clone(), self.metal.clone(), dims.iter().product(), dtype);
         Ok(Tensor::from_storage(Storage::Metal(storage), dims, BackpropOp::none(), false))
+    }
+
+    fn takes(&self, launch: &Launch) -> bool {
+        let pipeline = self.pipelines.get(launch.kernel).and_then(|pipeline| pipeline.as_ref().ok());
+        pipeline.is_some_and(|pipeline| pipeline.as_ref().maxTotalThreadsPerThreadgroup() >= launch.threads)
     }
 
     fn launch(&self, launch: &Launch, args: &[Arg<'_>]) -> Result<()> {

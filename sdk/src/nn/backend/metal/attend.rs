@@ -59,7 +59,15 @@ impl<D: Driver> MetalKernels<D> {
             softcap: spec.softcap,
             kind,
         };
-        let Some(dispatches) = layer.attend(&inputs.host, CORES) else { return Ok(None) };
+        // The proof at load has not seen heads of each size, whose kernels may want more registers than a GPU has.
+        let takes = |dispatches: &Vec<Attend>| {
+            let combines =
+                dispatches.iter().filter_map(|attend| attend.combine.as_ref().map(|combine| &combine.launch));
+            dispatches.iter().map(|attend| &attend.launch).chain(combines).all(|launch| self.driver.takes(launch))
+        };
+        let scalar = || layer.scalar(&inputs.host).map(|scalar| vec![scalar]).filter(takes);
+        let dispatches = layer.attend(&inputs.host, CORES).filter(takes).or_else(scalar);
+        let Some(dispatches) = dispatches.filter(|_| self.driver.takes(&shape.launch(kind))) else { return Ok(None) };
         let rotated = if rotation.is_some() { self.room(tokens, q.dim(1)?)? } else { q.clone() };
         let (cos, sin) = rotation.map_or((q, q), |rotation| (&rotation.cos, &rotation.sin));
         self.launch(

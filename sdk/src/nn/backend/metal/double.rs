@@ -38,6 +38,8 @@ pub(in crate::nn) struct Record {
     pub(in crate::nn) failure: Option<(usize, &'static str)>,
     /// The words of a command buffer that has failed.
     failed: Option<&'static str>,
+    /// A kernel that the compiler has refused.
+    pub(in crate::nn) missing: Option<&'static str>,
     /// Dispatches are recorded and not computed.
     pub(in crate::nn) is_idle: bool,
 }
@@ -166,7 +168,12 @@ impl Driver for Double {
         Ok(TRACKED.apply_op1(Lease { _buffer: buffer.clone(), dtype, dims: dims.to_vec() })?)
     }
 
+    fn takes(&self, launch: &Launch) -> bool {
+        self.record().missing != Some(launch.kernel)
+    }
+
     fn launch(&self, launch: &Launch, args: &[Arg<'_>]) -> Result<()> {
+        assert!(self.takes(launch), "{} is missing", launch.kernel);
         let is_idle = {
             let mut record = self.record();
             record.encoded.push(launch.kernel);

@@ -32,6 +32,9 @@ pub(super) trait Driver: Send + Sync + 'static {
     /// A tensor over the beginning of a buffer, which it holds; its values are undefined.
     fn tensor(&self, buffer: &Arc<Self::Buffer>, dtype: DType, dims: &[usize]) -> Result<Tensor>;
 
+    /// True if the kernel has been compiled, and the GPU has registers for so many of its threads.
+    fn takes(&self, launch: &Launch) -> bool;
+
     fn launch(&self, launch: &Launch, args: &[Arg<'_>]) -> Result<()>;
 
     /// Submits what was encoded and waits for it. The first error of a command buffer since the last call is returned, with

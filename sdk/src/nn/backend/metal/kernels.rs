@@ -1,7 +1,8 @@
-//! The backend of Apple's GPUs: attention over block tables and norms by kernels of our own, and everything else by the
-//! formulas in candle's ops. All of this runs above [`Driver`], so tests run it on any machine.
+//! The backend of Apple's GPUs: kernels of our own for attention over block tables, products, norms, embeddings, recurrent
+//! layers and greedy tokens, and formulas in candle's ops for the rest. All of this runs above [`Driver`], so tests run it
+//! on any machine.
 //!
-//! At load the kernels are held against the formulas, and none of them is used on a device where they differ.
+//! At load each library of kernels is held against the formulas, which stand in for one that differs on this device.
 
 use candle_core::{DType, Tensor};
 use pensieve_kernels::Activation;

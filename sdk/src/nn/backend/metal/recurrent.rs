@@ -64,7 +64,8 @@ impl<D: Driver> MetalKernels<D> {
     pub(super) fn recur(&self, spec: &Recurrence, x: Inputs<'_>, pass: &Pass<'_>) -> Result<Option<Tensor>> {
         let Some((states, step)) = self.memory_of(spec.layer, spec.part, pass)? else { return Ok(None) };
         let shape = RecurrenceShape::new(spec, x.corrects, x.skip.is_some());
-        let Some(launch) = shape.launch(step.host.sequences.len()) else { return Ok(None) };
+        let launch = shape.launch(step.host.sequences.len()).filter(|launch| self.driver.takes(launch));
+        let Some(launch) = launch else { return Ok(None) };
         let out = self.room(x.v.dim(0)?, x.v.dim(1)?)?;
         let mut args: Vec<Arg<'_>> =
             [x.q, x.k, x.v, x.decay, x.beta, x.skip.unwrap_or(x.q)].into_iter().map(Arg::Read).collect();

@@ -21,7 +21,11 @@ use std::{
     time::Instant,
 };
 
-use super::{kernels::failed, libraries::LIBRARIES};
+use super::{
+    apple::options_of,
+    kernels::failed,
+    libraries::{LIBRARIES, Math},
+};
 use crate::Result;
 
 const FAMILIES: [(MTLGPUFamily, &str); 10] = [
@@ -110,17 +114,17 @@ pub(in crate::nn) fn device(metal: &MetalDevice) -> Value {
 
 /// What the compiler says of each library, how long it takes, and the pipelines of our kernels.
 pub(in crate::nn) fn compiler(metal: &MetalDevice) -> Value {
-    let ours = LIBRARIES.into_iter().map(|library| (library.name, library.source, library.kernels));
-    let candle = OF_CANDLE.into_iter().map(|(name, source)| (name, source, &[][..]));
-    let libraries: Vec<Value> =
-        ours.chain(candle).map(|(name, source, kernels)| library(metal, name, source, kernels)).collect();
+    let ours = LIBRARIES.into_iter().map(|ours| library(metal, ours.name, ours.source, ours.kernels, Some(ours.math)));
+    let candle = OF_CANDLE.into_iter().map(|(name, source)| library(metal, name, source, &[], None));
+    let libraries: Vec<Value> = ours.chain(candle).collect();
     json!({ "libraries": libraries })
 }
 
-/// Compiles a source. The compiler's text may be there beside a library, as warnings, which the bindings drop.
-fn compile(metal: &MetalDevice, source: &str) -> (Option<Library>, Option<String>) {
+/// Compiles a source as the backend does, or by the compiler's defaults. The compiler's text may be there beside a library, as warnings, which the bindings drop.
+fn compile(metal: &MetalDevice, source: &str, math: Option<Math>) -> (Option<Library>, Option<String>) {
     let Ok(source) = CString::new(source) else { return (None, Some("the source has a zero".into())) };
-    let (device, options): (_, Option<&MTLCompileOptions>) = (metal.metal_device().as_ref(), None);
+    let (device, options) = (metal.metal_device().as_ref(), math.map(options_of));
+    let options: Option<&MTLCompileOptions> = options.as_deref();
     let mut error: *mut AnyObject = ptr::null_mut();
     // SAFETY: the messages and their types are those of Apple's headers: the text ends with a zero and is copied, and `error`
     // is set to an object or left alone.
@@ -141,9 +145,9 @@ fn compile(metal: &MetalDevice, source: &str) -> (Option<Library>, Option<String
     (library.map(Library::new), Some(said))
 }
 
-fn library(metal: &MetalDevice, name: &str, source: &str, kernels: &[&str]) -> Value {
+fn library(metal: &MetalDevice, name: &str, source: &str, kernels: &[&str], math: Option<Math>) -> Value {
     let (device, started) = (metal.metal_device(), Instant::now());
-    let (compiled, said) = compile(metal, source);
+    let (compiled, said) = compile(metal, source, math);
     let ms = started.elapsed().as_secs_f64() * 1e3;
     let Some(library) = compiled else {
         return json!({ "library": name, "ms": ms, "error": said.unwrap_or_else(|| "no reason".into()) });
