@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Runs the Metal kernels of attention on an NVIDIA GPU: sdk/src/nn/backend/metal/on_cuda/check.py
+"""Runs the Metal kernels of attention, and no others, on an NVIDIA GPU: sdk/src/nn/backend/metal/on_cuda/check.py
 
-The emulation that the tests use runs one thread at a time, so it cannot show what memory order does. This rewrites the same
-sources for nvcc (a few words; `shim.cuh` has SIMD-group operations, barriers and matrices), holds them against numpy over the
-shapes of all families, runs compute-sanitizer's four tools over them, and times prompts and decodes against the scalar
-kernel, which takes any size of head. It needs nvcc, compute-sanitizer, numpy and a GPU; where they are missing, it says so
+The emulation that the tests use runs one thread at a time, so it cannot show what memory order does. This rewrites the
+sources of the attention library for nvcc (a few words; `shim.cuh` has SIMD-group operations, barriers and matrices), compares
+them with numpy over the shapes of all families, runs compute-sanitizer's four tools over them, and times prompts and decodes
+against the scalar kernel, which takes any size of head. Products, norms, embeddings, experts, recurrences and logits are not
+compared. It needs nvcc, compute-sanitizer, numpy and a GPU; where they are missing, it says so
 and ends with status 0, or 1 with PENSIEVE_REQUIRE_CUDA=1. Times say what an algorithm gives, nothing about a Mac.
 
     check.py                   all of it
@@ -51,7 +52,11 @@ except ImportError:
 def libraries():
     """The libraries' files and kernels, as libraries.rs has them."""
     text = (METAL / "libraries.rs").read_text(encoding="utf-8")
-    found = re.findall(r'library!\(\s*("[^;]*?")\s*,?\s*\);', text, re.DOTALL)
+    # `library!(…)`, or a `Library { …, ..library!(…) }` that is not compiled as the rest.
+    found = re.findall(r'= (?:Library \{[^;{}]*?\.\.)?library!\(\s*("[^;]*?")\s*,?\s*\)(?: \})?;',
+                       re.sub(r"=\s+", "= ", text), re.DOTALL)
+    count = int(re.search(r"static LIBRARIES: \[&Library; (\d+)\]", text)[1])
+    assert len(found) == count == 7, f"libraries.rs has {count} libraries, and {len(found)} of 7 were found"
     for library in found:
         files, kernels = library.split("=>")
         yield re.findall(r'"(\w+)"', files), re.findall(r'"(\w+)"', kernels)
