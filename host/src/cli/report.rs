@@ -29,7 +29,9 @@ use super::{
 };
 use document::{Document, Measured, State};
 use pensieve_protocol::{job::Failure, outside::Outside};
-use pensieve_server::fleet::{Claimed, Fleet, plugins::Status};
+use pensieve_server::fleet::{Claimed, Config, Fleet, plugins::Status};
+use redaction::Redaction;
+use tokio::signal::unix::SignalKind;
 
 pub(super) use section::RunSection;
 
@@ -86,36 +88,63 @@ pub(super) fn write(common: &CommonArgs, model: Option<&str>, file: &Path, quick
     let (mut resolved, id) = common.resolve_one(model)?;
     // Children share the home, and what one of them left in the prompt cache would be no measurement.
     resolved.config.cache.budget = 0;
-    let mut document = Document::begin(file, quick, &resolved.config)?;
-    announce(file, quick)?;
+    let target = document::target(file)?;
+    // An older report stays until the model is found.
     let config = resolved.fleet()?;
     let program = std::env::current_exe().map_err(|error| CliError::system("this program's file", &error))?;
+    let models: Vec<PathBuf> = config.models.iter().map(|model| model.source.clone()).collect();
+    let redaction = Redaction::of_this_machine(&resolved.config, &models);
+    let mut document = Document::begin(&target, quick, redaction)?;
+    announce(file, quick)?;
+    // Found with the fleet.
+    let claimed = Err(String::new());
+    let plan = Plan { common, model, quick, program, claimed, fenced: true };
     super::runtime()?.block_on(async {
-        // A machine on which no plugin is found, or none takes the model, is one to hear of.
-        let fleet = Fleet::start(config).await.map_err(|refusal| refusal.to_string());
-        let claimed = match &fleet {
-            Ok(fleet) => claim(fleet, &id, &mut document).await.map_err(|failure| failure.to_string()),
-            Err(why) => Err(why.clone()),
+        let ended = tokio::select! {
+            biased;
+            Ok(()) = tokio::signal::ctrl_c() => None,
+            ended = measure_all(plan, config, &id, &mut document) => Some(ended),
         };
-        let mut plan = Plan { common, model, quick, program, claimed, fenced: true };
-        for (number, section) in (1..).zip(&SECTIONS) {
-            let label = format!("{number} of {}, {}", SECTIONS.len(), section.0);
-            let started = Instant::now();
-            let mut measured = match (section.1, &fleet) {
-                (Way::Plugins, Ok(fleet)) => plugins(fleet).await,
-                (Way::Plugins, Err(why)) => Measured::failed(section.0, why),
-                _ => plan.measure(section, &label).await,
-            };
-            measured.seconds = started.elapsed().as_secs_f64();
-            tell(measured.line());
-            document.add(measured)?;
-        }
-        if let Ok(fleet) = fleet {
-            fleet.shutdown(Duration::ZERO).await;
-        }
-        document.complete()?;
-        say(&format!("\nthe report is in '{}': it is JSON, to be read before it is sent", Outside::path(&file)))
+        let (name, all) = (Outside::path(&file), SECTIONS.len());
+        let Some(ended) = ended else {
+            tell(format_args!("\npensieve: interrupted; '{name}' has {} of {all} sections", document.written()));
+            // 128 + N is what shells expect of a program ended by signal N.
+            std::process::exit(128 + SignalKind::interrupt().as_raw_value());
+        };
+        ended?;
+        let failed = match document.failed() {
+            0 => String::new(),
+            failed => format!("{failed} of {all} sections failed; "),
+        };
+        say(&format!("\n{failed}the report is in '{name}': it is JSON, to be read before it is sent"))
     })
+}
+
+async fn measure_all(mut plan: Plan<'_>, config: Config, id: &str, document: &mut Document) -> CliResult {
+    // A machine on which no plugin is found, or none takes the model, is one to hear of.
+    let fleet = Fleet::start(config).await.map_err(|refusal| refusal.to_string());
+    plan.claimed = match &fleet {
+        Ok(fleet) => claim(fleet, id, document).await.map_err(|failure| failure.to_string()),
+        Err(why) => Err(why.clone()),
+    };
+    let mut said = None;
+    for (number, section) in (1..).zip(&SECTIONS) {
+        let label = format!("{number} of {}, {}", SECTIONS.len(), section.0);
+        let started = Instant::now();
+        let mut measured = match (section.1, &fleet) {
+            (Way::Plugins, Ok(fleet)) => plugins(fleet).await,
+            (Way::Plugins, Err(why)) => Measured::failed(section.0, why),
+            _ => plan.measure(section, &label).await,
+        };
+        measured.seconds = started.elapsed().as_secs_f64();
+        tell(measured.line(said.as_deref()));
+        said.clone_from(&measured.why);
+        document.add(measured)?;
+    }
+    if let Ok(fleet) = fleet {
+        fleet.shutdown(Duration::ZERO).await;
+    }
+    document.complete()
 }
 
 /// Finds the plugin that takes the model, and notes the model in the report.

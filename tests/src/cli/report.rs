@@ -230,13 +230,18 @@ fn a_crash_costs_its_section_and_an_interrupted_report_keeps_what_it_has() {
     let desk = Desk::new();
     desk.install(&starter::PLUGINS);
     let mut running = desk.command(&["doctor", "--report", "report.json", "--quick", "--device", "cpu"]);
-    let mut running = running.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let running = running.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let kernels = wait_for("the section's process", || process_of(&desk, "kernels"));
     // Rust's handler of SIGSEGV returns from one that nothing in the process has caused.
     assert!(Command::new("kill").args(["-ABRT", &kernels]).status().unwrap().success());
     let sections = wait_for("the section after it", || Some(written(&desk)).filter(|sections| sections.len() > 6));
     interrupt(running.id());
-    assert!(!running.wait().unwrap().success());
+    let said = said(running.wait_with_output().unwrap());
+    assert_eq!(said.code, Some(130), "{said:?}");
+    assert!(
+        said.stderr.contains("interrupted; 'report.json' has ") && said.stderr.contains(" of 15 sections"),
+        "{said:?}"
+    );
     let crashed = &sections[5];
     assert_eq!(
         (&crashed["name"], &crashed["state"], &crashed["signal"]),
@@ -254,6 +259,8 @@ fn a_machine_on_which_no_plugin_is_found_has_a_report_that_says_so() {
     let desk = Desk::new();
     let (said, report) = report(&desk, &[]);
     assert_eq!((said.code, &report["complete"]), (Some(0), &true.into()), "{said:?}");
+    assert!(said.stdout.contains(" of 15 sections failed; the report is in"), "{said:?}");
+    assert!(said.stderr.contains("for the same reason"), "{said:?}");
     assert_eq!(result(&report, "plugins")["plugins"], Value::Array(Vec::new()));
     assert_eq!(section(&report, "system")["state"], "measured");
     for name in ["kernels", "laws", "soak"] {
@@ -268,6 +275,17 @@ fn a_report_that_cannot_be_written_is_refused_before_anything_is_measured() {
     let refused = desk.run(&["doctor", "--report", "nowhere/report.json", "--quick"]);
     assert_eq!(refused.code, Some(3), "{refused:?}");
     assert!(refused.stderr.contains("nowhere/report.json") && refused.stdout.is_empty(), "{refused:?}");
+    let no_file = desk.run(&["doctor", "--report", "/dev/full", "--quick"]);
+    assert!(no_file.code == Some(2) && no_file.stderr.contains("no regular file"), "{no_file:?}");
     let alone = desk.run(&["doctor", "--quick"]);
     assert!(alone.code == Some(2) && alone.stderr.contains("--report"), "{alone:?}");
+}
+
+#[test]
+fn a_model_that_is_not_there_leaves_an_older_report_as_it_is() {
+    let desk = Desk::new();
+    fs::write(desk.path("report.json"), "older").unwrap();
+    let refused = desk.run(&["doctor", "--report", "report.json", "--quick", "--model", "nosuch"]);
+    assert_eq!(refused.code, Some(3), "{refused:?}");
+    assert_eq!(fs::read_to_string(desk.path("report.json")).unwrap(), "older");
 }
