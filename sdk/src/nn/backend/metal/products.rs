@@ -33,29 +33,31 @@ pub(super) struct Group {
     pub(super) outputs: usize,
 }
 
+/// The formats that the kernels read, by their numbers in `formats.metal`.
+pub(super) const READ: [Dtype; 18] = [
+    Dtype::F32,
+    Dtype::F16,
+    Dtype::BF16,
+    Dtype::Q4_0,
+    Dtype::Q4_1,
+    Dtype::Q5_0,
+    Dtype::Q5_1,
+    Dtype::Q8_0,
+    Dtype::Q2K,
+    Dtype::Q3K,
+    Dtype::Q4K,
+    Dtype::Q5K,
+    Dtype::Q6K,
+    Dtype::MXFP4,
+    Dtype::IQ4NL,
+    Dtype::IQ4XS,
+    Dtype::Int4,
+    Dtype::Int8,
+];
+
 /// The number of a format in `formats.metal`; `None` for those that no kernel reads.
 pub(super) fn format_number(dtype: Dtype) -> Option<u32> {
-    const ORDER: [Dtype; 18] = [
-        Dtype::F32,
-        Dtype::F16,
-        Dtype::BF16,
-        Dtype::Q4_0,
-        Dtype::Q4_1,
-        Dtype::Q5_0,
-        Dtype::Q5_1,
-        Dtype::Q8_0,
-        Dtype::Q2K,
-        Dtype::Q3K,
-        Dtype::Q4K,
-        Dtype::Q5K,
-        Dtype::Q6K,
-        Dtype::MXFP4,
-        Dtype::IQ4NL,
-        Dtype::IQ4XS,
-        Dtype::Int4,
-        Dtype::Int8,
-    ];
-    ORDER.iter().position(|format| *format == dtype).map(|number| number as u32)
+    READ.iter().position(|format| *format == dtype).map(|number| number as u32)
 }
 
 /// Bytes that the start of a weight must be a multiple of: what the kernels load from it at once.

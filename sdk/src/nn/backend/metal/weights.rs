@@ -5,27 +5,7 @@ use pensieve_kernels::dequantize_row;
 
 use crate::weights::Dtype;
 
-/// The formats that the kernels read.
-pub(super) const READ: [Dtype; 18] = [
-    Dtype::F32,
-    Dtype::F16,
-    Dtype::BF16,
-    Dtype::Q4_0,
-    Dtype::Q4_1,
-    Dtype::Q5_0,
-    Dtype::Q5_1,
-    Dtype::Q8_0,
-    Dtype::Q2K,
-    Dtype::Q3K,
-    Dtype::Q4K,
-    Dtype::Q5K,
-    Dtype::Q6K,
-    Dtype::MXFP4,
-    Dtype::IQ4NL,
-    Dtype::IQ4XS,
-    Dtype::Int4,
-    Dtype::Int8,
-];
+pub(super) use super::products::READ;
 
 /// Numbers without regularities that an indexing error could hide behind.
 pub(super) struct Noise(u64);
