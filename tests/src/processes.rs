@@ -130,7 +130,7 @@ fn a_child_is_seen_until_it_has_ended() {
     }
     assert!(is_alive(pid) && under("31537", own).contains(&pid));
     child.kill().unwrap();
-    // Nobody has waited for it yet.
+    // It has not been waited for yet, so it is a zombie.
     let deadline = Instant::now() + Duration::from_secs(20);
     while is_alive(pid) || by_ps().is_some_and(|listing| listing.iter().any(|process| process.pid == pid)) {
         assert!(Instant::now() < deadline, "it is still there");

@@ -9,7 +9,7 @@ use crate::{
     http::{client::get, server::Options},
 };
 
-/// Names of files without their ends. A title for the terminal, a colour in one byte, text from right to left, a line that nobody wrote, and what cannot be seen.
+/// Names of files without their ends. A title for the terminal, a colour in one byte, text from right to left, a forged line, and invisible characters.
 const HOSTILE: &str = "lib\u{1b}]0;owned\u{7}\u{9b}31m\u{202e}so\u{2066}\n!!  forged\u{200b}";
 const SHOWN: &str = "lib\\u{1b}]0;owned\\u{7}\\u{9b}31m\\u{202e}so\\u{2066}\\n!!  forged\\u{200b}";
 /// An ordinary one.

@@ -83,7 +83,7 @@ fn a_test_that_writes_out_one_systems_way_is_found() {
     assert_eq!(of("src/processes.rs", "nothing"), 1);
 }
 
-/// Steps of a workflow that compute on a GPU, whoever's it is.
+/// Steps of a workflow that compute on a GPU.
 fn unguarded(workflow: &str) -> Vec<&str> {
     let steps =
         workflow.split("      - ").skip(1).filter(|step| step.contains("--device metal") || step.contains("metal:0"));

@@ -170,7 +170,7 @@ fn after_start<'a>(text: &'a str, start: &str, any_case: bool) -> Option<&'a str
     is_start.then_some(letters.as_str())
 }
 
-/// Replaces absolute paths that nobody has named: to the quote that closes one, else to a space or a mark.
+/// Replaces absolute paths that are not known: to the quote that closes one, else to a space or a mark.
 fn without_unknown_paths(text: &str) -> String {
     let (mut replaced, mut rest, mut previous) = (String::new(), text, None);
     while let Some(letter) = rest.chars().next() {

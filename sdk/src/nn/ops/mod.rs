@@ -137,7 +137,7 @@ impl Ops {
         self.parts.backend(self.place_of(&x)?)?.read(&x, out)
     }
 
-    /// Waits until a step has been computed whose output nobody wants, and returns its errors: steps must not pile up on the
+    /// Waits until a step without outputs has been computed, and returns its errors: steps must not pile up on the
     /// device, and the host measures how long each takes.
     pub(super) fn finish(&self) -> Result<()> {
         (0..self.parts.count()).try_for_each(|at| self.parts.backend(at)?.finish())

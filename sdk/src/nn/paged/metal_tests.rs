@@ -206,7 +206,7 @@ fn assert_close(ours: &[f32], formula: &[f32]) {
 
 const PROMPT: New = New { sequence: 0, past: 0, len: 40, want: Want::None };
 
-/// A prompt in chunks, whose first nobody wants anything of, beside another sequence, and decodes.
+/// A prompt in chunks, the first of them without an output, beside another sequence, and decodes.
 const STEPS: [&[New]; 4] = [
     &[PROMPT],
     &[New { past: 40, len: 30, want: Want::Last, ..PROMPT }, New { sequence: 1, len: 5, want: Want::Last, ..PROMPT }],
@@ -251,7 +251,7 @@ fn a_failed_command_buffer_fails_its_step_with_the_driver_s_words_and_no_other()
     const WORDS: &str = "Caused GPU Timeout Error (00000002:kIOGPUCommandBufferCallbackErrorTimeout)";
     let (mut ours, double) = recorded::<2>(1 << 20);
     let expected = step(&mut formulas::<2>(), &[New { want: Want::Last, ..PROMPT }]).unwrap();
-    // A chunk that nobody wants anything of, too, and wherever in it the fault is.
+    // A chunk without an output, too, and wherever in it the fault is.
     for (dispatch, want) in [(0, Want::Last), (3, Want::Last), (1, Want::None)] {
         double.record().failure = Some((dispatch, WORDS));
         let error = step(&mut ours, &[New { want, ..PROMPT }]).unwrap_err();

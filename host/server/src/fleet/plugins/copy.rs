@@ -37,7 +37,7 @@ use pensieve_protocol::{
 
 /// How often a name is tried that other servers give and remove at the same time, before the copy gets a name of its own.
 const NAME_ATTEMPTS_MAX: usize = 64;
-/// The bytes of all copies that nobody uses: those of several releases.
+/// Limit on the bytes of all unused copies: room for those of several releases.
 const UNUSED_BYTES_MAX: u64 = 2 << 30;
 
 #[derive(Debug)]
@@ -295,7 +295,7 @@ fn existing(path: &Path, sha256: &str, bytes: u64) -> Existing {
     if sound {
         return Existing::Sound(file);
     }
-    // Nobody can lock what this process has locked, but it may have been damaged since its last user ended.
+    // No other process can lock it now, but it may have been damaged since its last user ended.
     if file.unlock().is_ok() && remove_unused(path, &file) { Existing::Removed } else { Existing::Damaged }
 }
 

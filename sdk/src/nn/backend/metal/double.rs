@@ -86,7 +86,7 @@ impl CustomOp1 for Lease {
     fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
         let shape = Shape::from(self.dims.clone());
         let count = shape.elem_count();
-        // What nobody has written shows.
+        // NaN, so that a value that was never written shows.
         let storage = match self.dtype {
             DType::F32 => CpuStorage::F32(vec![f32::NAN; count]),
             DType::F16 => CpuStorage::F16(vec![f16::NAN; count]),

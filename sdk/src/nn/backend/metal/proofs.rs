@@ -64,7 +64,7 @@ const FORMS: [Form; 4] = [
     Form { name: "capped attention in f32", head_dim: 80, rotated: 80, kind: KvType::F32, softcap: Some(5.0), ..PLAIN },
 ];
 
-/// Checks that a kernel's output is its formula's, within `most`; what is no number is not.
+/// Checks that a kernel's output is its formula's, within `most`; NaN and infinities are not.
 pub(super) fn same(what: &str, ours: &Tensor, formula: &Tensor, most: f32) -> Result<()> {
     let difference = (ours - formula)?.abs()?.max_all()?.to_scalar::<f32>()?;
     let total = ours.sum_all()?.to_scalar::<f32>()?;

@@ -8,7 +8,7 @@ use std::{
 
 /// How long a copy may take that is not locked yet.
 pub(super) const UNLOCKED_AGE_MAX: Duration = Duration::from_secs(60);
-/// For how long a copy stays that nobody uses.
+/// How long an unused copy is kept.
 pub(super) const UNUSED_AGE_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
 const DIGEST_CHARS: usize = 64;
 
@@ -37,7 +37,7 @@ impl Unused {
     }
 }
 
-/// The files to remove if nobody holds them: old copies, copies beyond the limit of bytes, and everything that is none. Another
+/// The files to remove unless they are locked: old copies, copies beyond the limit of bytes, and files that are no copies. Another
 /// server may be about to lock the copy that it has just begun.
 pub(super) fn expired(mut files: Vec<Unused>, bytes_max: u64) -> Vec<PathBuf> {
     files.sort_by_key(|file| file.age);
