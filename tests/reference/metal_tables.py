@@ -163,6 +163,8 @@ def pipelines(report):
     threads = [row["max_threads_per_threadgroup"] for row in rows if "max_threads_per_threadgroup" in row]
     failed = [row["kernel"] for row in rows if row.get("error")]
     text = f"{min(threads)} to {max(threads)}" if threads else NONE
+    if made := sum(row.get("ms", 0) for row in rows):
+        text += f", made in {made / 1000:,.1f} s"
     return text + (f"; not made: {', '.join(failed)}" if failed else "")
 
 
@@ -280,6 +282,13 @@ def figure(section, name, digits=0):
     return lambda report: number(report.result(section).get(name), digits) if report.result(section) else None
 
 
+def allocated(report):
+    """What the device allocates in steps of attention that are repeated."""
+    steps = report.result("attention").get("steps") or []
+    grown = [step["allocated_bytes"] for step in steps if step.get("allocated_bytes") is not None]
+    return number(max(grown)) if grown else None
+
+
 def soak_speed(report):
     result = report.result("soak")
     first, last = result.get("first_quarter_tokens_per_s"), result.get("last_quarter_tokens_per_s")
@@ -321,6 +330,7 @@ SPEED = [
 ]
 
 ENDURANCE = [
+    ("GPU memory that repeated steps of attention allocate, at most, bytes", "attention", allocated),
     ("tokens", "soak", figure("soak", "tokens")),
     ("tokens/s, first and last quarter", "soak", soak_speed),
     ("growth for 1,000 tokens, bytes", "soak", figure("soak", "bytes_per_1000_tokens")),

@@ -71,7 +71,7 @@ const SECTIONS: [Section; 15] = [
     ("soak", Way::Served, "ten minutes of answers: memory, speed, errors"),
 ];
 
-/// What the sections of a report share.
+/// Inputs that the sections of a report share.
 struct Plan<'a> {
     common: &'a CommonArgs,
     model: Option<&'a str>,
@@ -173,7 +173,7 @@ fn announce(file: &Path, quick: bool) -> CliResult {
     super::terminal::print(&text)
 }
 
-/// What the fleet found when it opened the plugin folders.
+/// The plugins that the fleet found in its folders.
 async fn plugins(fleet: &Fleet) -> Measured {
     let states = fleet.plugins().snapshot();
     let plugins: Vec<Value> = states

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::sample::MediaSample;
 use pensieve_plugin_api::{AdapterData, CacheGroup, CacheKind, Card};
 
 /// Default length of the longest text, unless a window needs more.
@@ -37,6 +38,12 @@ impl From<&Card> for Shape {
 }
 
 impl Shape {
+    /// Returns whether the model keeps nothing between steps and has hidden rows, as encoders do: a text is one span then.
+    pub fn keeps_nothing(&self) -> bool {
+        let is_empty = |group: &CacheGroup| group.kind == CacheKind::OPAQUE && group.bytes == 0;
+        self.hidden > 0 && self.caches.iter().all(is_empty)
+    }
+
     /// Length of the longest text in the laws, for which the model must be loaded: longer than its windows, unless the
     /// options say otherwise.
     pub fn farthest(&self, options: &Options) -> u32 {
@@ -70,8 +77,12 @@ pub struct Options {
     pub positionless: bool,
     /// Logits of another implementation for the same weights.
     pub references: Vec<Reference>,
+    /// Only the comparison with them is wanted, and the laws that it rests on.
+    pub only_references: bool,
     /// An adapter that fits the model, for the laws of adapters.
     pub adapter: Option<AdapterData>,
+    /// Images for the laws of models that read some ([`crate::MediaSample::images`]); empty to leave these laws out.
+    pub media: Vec<MediaSample>,
 }
 
 impl Default for Options {
@@ -85,18 +96,22 @@ impl Default for Options {
             finest: 1e-4,
             positionless,
             references: Vec::new(),
+            only_references: false,
             adapter: None,
+            media: Vec::new(),
         }
     }
 }
 
-/// Logits computed by a trusted implementation with the same weights.
-#[derive(Clone, Debug)]
+/// Logits or hidden rows computed by a trusted implementation with the same weights.
+#[derive(Clone, Debug, Default)]
 pub struct Reference {
     /// A text from its first token on.
     pub tokens: Vec<u32>,
-    /// A row of logits for each token.
+    /// A row of logits for each token; empty for an encoder.
     pub logits: Vec<f32>,
+    /// A hidden row for each token; empty if only logits are compared.
+    pub hidden: Vec<f32>,
     /// Maximum absolute difference.
     pub tolerance: f32,
 }

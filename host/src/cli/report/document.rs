@@ -41,7 +41,7 @@ pub(super) struct Measured {
     /// The signal that ended its process.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) signal: Option<String>,
-    /// What it was about to measure when it failed.
+    /// The measurement during which it failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) at: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]

@@ -15,7 +15,7 @@ pub(super) enum SectionEvent {
     Warns {
         message: String,
     },
-    /// What is known so far.
+    /// The findings so far.
     Found(Value),
     NotHere {
         why: String,

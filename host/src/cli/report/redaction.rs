@@ -73,7 +73,7 @@ impl Redaction {
         redaction
     }
 
-    /// What is longer goes first; of the same path, what was added first.
+    /// Longer ones go first; of the same path, those that were added first.
     fn sort(&mut self) {
         self.paths.sort_by_key(|(path, _)| std::cmp::Reverse(path.len()));
         self.names.sort_by_key(|(name, _)| std::cmp::Reverse(name.len()));
@@ -159,7 +159,7 @@ fn replace_whole(text: &str, sought: &str, instead: &str, is_in: fn(char) -> boo
     replaced
 }
 
-/// What follows `start` at the beginning of a text.
+/// The rest of a text that begins with `start`.
 fn after_start<'a>(text: &'a str, start: &str, any_case: bool) -> Option<&'a str> {
     if !any_case {
         return text.strip_prefix(start);

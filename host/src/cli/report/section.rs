@@ -137,7 +137,7 @@ pub(super) fn ended(measured: Measured, followed: Result<(), ChildError>, at: Op
     Measured { state: State::Failed, why: Some(format!("its process {}", predicate(&error))), signal, at, ..measured }
 }
 
-/// What became of a section's process; [`ChildError`]'s own words are about a plugin's file.
+/// The end of a section's process; [`ChildError`]'s own words are about a plugin's file.
 fn predicate(error: &ChildError) -> String {
     let said = |stderr: &str| if stderr.is_empty() { String::new() } else { format!("; it said: {stderr}") };
     match error {

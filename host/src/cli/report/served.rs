@@ -47,7 +47,7 @@ pub(super) fn configure(common: &CommonArgs, model: Option<&str>) -> Result<(Con
 }
 
 impl Served {
-    /// A fleet whose model has room for so many streams of so many tokens each.
+    /// A fleet whose model has room for this many streams of this many tokens each.
     pub(super) async fn start((mut config, id): (Config, String), streams: u32, tokens: u32) -> Result<Self, CliError> {
         let card = Fleet::start(config.clone()).await?.target(&id).await?.card;
         let each = match card.state {

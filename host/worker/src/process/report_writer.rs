@@ -13,12 +13,16 @@ use std::{
 };
 
 use super::{EXIT_REPORTS_UNREAD, EXIT_SERVER_GONE, StepClock, leave, start};
-use pensieve_protocol::wire::{self, Report};
+use pensieve_protocol::{
+    awake::Silence,
+    wire::{self, Report},
+};
 
 /// Maximum number of queued reports. A single report has all events of a step.
 const REPORTS_MAX: usize = 1024;
-/// Maximum time that `send` waits for room in a full queue.
-const SEND_TIMEOUT: Duration = Duration::from_secs(30);
+/// Maximum time that `send` waits for room in a full queue. A server that was stopped (Ctrl-Z) goes on later; one that has
+/// ended closes the socket.
+const SEND_TIMEOUT: Duration = Duration::from_secs(3600);
 /// Time limit for writing the last reports.
 const FLUSH_TIMEOUT: Duration = Duration::from_millis(200);
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
@@ -45,11 +49,13 @@ impl ReportWriter {
 
     /// Queues a report. Waits while the queue is full, and exits the process on timeout.
     pub(super) fn send(&self, report: Report) {
-        let until = Instant::now() + SEND_TIMEOUT;
+        let mut silence = Silence::new(SEND_TIMEOUT, Instant::now());
         let mut queue = self.lock();
         while queue.reports.len() >= REPORTS_MAX {
-            let Some(left) = until.checked_duration_since(Instant::now()) else { leave(EXIT_REPORTS_UNREAD) };
-            queue = self.changed.wait_timeout(queue, left).unwrap_or_else(PoisonError::into_inner).0;
+            if silence.is_over(Instant::now()) {
+                leave(EXIT_REPORTS_UNREAD);
+            }
+            queue = self.changed.wait_timeout(queue, silence.wait()).unwrap_or_else(PoisonError::into_inner).0;
         }
         queue.reports.push_back(report);
         self.changed.notify_all();

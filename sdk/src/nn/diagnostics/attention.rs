@@ -3,12 +3,14 @@
 use serde_json::{Value, json};
 
 use super::{
-    Bench,
-    cases::{Activations, CASES, Case, Layer, Part},
-    figure,
+    Bench, figure,
+    layer::Layer,
     timing::{Timed, time},
 };
-use crate::Result;
+use crate::{
+    Result,
+    nn::backend::cases::{Activations, CASES, Case, Part},
+};
 
 /// Steps as streams, past and new tokens of each: Llama-3.1-8B's and Mistral-7B's 32 heads over 8.
 const STEPS: [Step; 9] = [
@@ -42,13 +44,14 @@ pub(super) fn measure(bench: &Bench<'_>) -> Result<Value> {
         })();
         let mut row = json!({ "streams": streams, "past": past, "new": new });
         match timed {
-            Ok(Timed { ms, repeats }) => {
+            Ok(Timed { ms, repeats, allocated_bytes }) => {
                 // Scores and sums of values: two products of each query with each key that it sees.
                 let seen = (past as f64 + (new as f64 + 1.0) / 2.0) * new as f64 * streams as f64;
                 let multiply_adds = 2.0 * seen * (case.heads * case.head_dim) as f64;
                 let kv_bytes = 2.0 * ((past + new) * streams * case.kv_heads * case.head_dim * case.kv.bytes()) as f64;
                 row["ms"] = figure(ms);
                 row["repeats"] = json!(repeats);
+                row["allocated_bytes"] = json!(allocated_bytes);
                 row["multiply_adds_per_s"] = figure(multiply_adds / ms * 1e3);
                 row["cache_bytes_per_s"] = figure(kv_bytes / ms * 1e3);
             }

@@ -4,15 +4,14 @@ use candle_core::{Device, Tensor};
 use pensieve_kernels::Activation;
 use serde_json::{Value, json};
 
-use super::{
-    Bench,
-    cases::{Activations, CASES, Case, Layer, Part},
-    difference, figure, wave,
-};
+use super::{Bench, difference, figure, layer::Layer, layers};
 use crate::{
     Result,
     nn::{
-        backend::{Backend, Formulas},
+        backend::{
+            Backend, Formulas,
+            cases::{Activations, CASES, Case, Part, wave},
+        },
         spec::KvType,
     },
 };
@@ -21,7 +20,7 @@ use crate::{
 const FIRST: [Part; 3] = [(0, 137), (0, 20), (0, 0)];
 const SECOND: [Part; 3] = [(137, 1), (20, 9), (0, 70)];
 
-/// What attention may differ by, where keys and values are rounded to f16 and where they are not.
+/// The difference that attention may have, where keys and values are rounded to f16 and where they are not.
 const TOLERANCES: [f32; 2] = [5e-3, 2e-3];
 const NORM_TOLERANCE: f32 = 1e-4;
 
@@ -34,7 +33,8 @@ pub(super) fn measure(bench: &Bench<'_>) -> Result<Value> {
 /// Every case, with its largest error or the reason why it was not computed.
 pub(super) fn cases(backend: &dyn Backend, progress: impl Fn(usize, usize, &str)) -> Vec<Value> {
     let formulas = Formulas::plain(Device::Cpu);
-    let (mut rows, total) = (Vec::new(), CASES.len() + NORMS.len() + ACTIVATIONS.len());
+    let ops = layers::ops();
+    let (mut rows, total) = (Vec::new(), CASES.len() + NORMS.len() + ACTIVATIONS.len() + ops.len());
     for (at, case) in CASES.into_iter().enumerate() {
         progress(at, total, case.name);
         let tolerance = TOLERANCES[usize::from(case.kv == KvType::F32)];
@@ -66,6 +66,13 @@ pub(super) fn cases(backend: &dyn Backend, progress: impl Fn(usize, usize, &str)
             difference(&ours, &gated(&formulas)?)
         });
         rows.push(row(&format!("gate: {name}"), result, NORM_TOLERANCE));
+    }
+    for (at, op) in ops.iter().enumerate() {
+        progress(total - ops.len() + at, total, &op.name);
+        let compared = op.both(backend).and_then(|both| both.map(|[a, b]| difference(&a, &b)).transpose());
+        let Some(result) = compared.transpose() else { continue };
+        let size = result.as_ref().map_or(1.0, |[_, size]| size.max(1.0));
+        rows.push(row(&op.name, result, op.tolerance * size));
     }
     rows
 }

@@ -5,8 +5,9 @@
 //! itself go through the [`Backend`] that a model would get, so that they run on every machine.
 
 mod attention;
-mod cases;
 mod kernels;
+mod layer;
+mod layers;
 mod ops;
 mod products;
 mod timing;
@@ -105,12 +106,6 @@ fn guards(bench: &Bench<'_>) -> Result<Value> {
     Err(bench.no_metal())
 }
 
-/// Values between -2 and 2 that repeat nowhere, the same on every device.
-fn wave(rows: usize, columns: usize, device: &Device) -> Result<Tensor> {
-    let values = (0..rows * columns).map(|i| (i as f32 * 1.7).sin() + (i as f32 * 0.31).cos());
-    Ok(Tensor::from_iter(values, &Device::Cpu)?.reshape((rows, columns))?.to_device(device)?)
-}
-
 /// The largest difference between two results, and the largest value of the second. Neither is a number if a result has
 /// values that are none.
 fn difference(ours: &Tensor, reference: &Tensor) -> Result<[f32; 2]> {
@@ -136,6 +131,7 @@ fn figure(value: impl Into<f64>) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::nn::backend::cases::CASES;
 
     fn section(name: &str) -> Value {
         let result = measure(name, r#"{"device": "cpu", "quick": true}"#, &Services::silent()).unwrap();
@@ -161,7 +157,10 @@ mod tests {
         let launched = driver.record().command_buffers.concat();
         let launches = |start: &str| launched.iter().filter(|name| name.starts_with(start)).count();
         // Two steps of each shape, and a norm of each size; a case that fell back to formulas would be missing.
-        assert!(launches("store") >= 2 * cases::CASES.len() && launches("add_rms_norm") >= 4, "{launched:?}");
+        assert!(launches("store") >= 2 * CASES.len() && launches("add_rms_norm") >= 4, "{launched:?}");
+        for kernel in crate::nn::backend::kernels_beside_attention() {
+            assert!(launched.contains(&kernel), "no case launches {kernel}");
+        }
     }
 
     #[test]

@@ -4,22 +4,21 @@ use candle_core::{
     Device, Tensor,
     quantized::{GgmlDType, QTensor},
 };
-use half::f16;
 use serde_json::{Value, json};
 
 use super::{
     Bench, difference, figure,
     timing::{Timed, time},
-    wave,
 };
 use crate::{
-    Error, Result,
-    nn::backend::{Backend, Matrix},
+    Result,
+    nn::backend::{Backend, Matrix, cases::wave, noise},
     weights::{Bytes, Dtype, RawTensor},
 };
 
-/// Formats, and what quantizes them.
-const FORMATS: [(Dtype, Option<GgmlDType>); 7] = [
+/// Formats that kernels read, and what quantizes them; the rest have made-up blocks. The first ones, which most models have, are
+/// measured in all shapes.
+pub(super) const FORMATS: [(Dtype, Option<GgmlDType>); 18] = [
     (Dtype::Q4K, Some(GgmlDType::Q4K)),
     (Dtype::Q5K, Some(GgmlDType::Q5K)),
     (Dtype::Q6K, Some(GgmlDType::Q6K)),
@@ -27,7 +26,19 @@ const FORMATS: [(Dtype, Option<GgmlDType>); 7] = [
     (Dtype::Q4_0, Some(GgmlDType::Q4_0)),
     (Dtype::F16, None),
     (Dtype::F32, None),
+    (Dtype::BF16, None),
+    (Dtype::Q4_1, Some(GgmlDType::Q4_1)),
+    (Dtype::Q5_0, Some(GgmlDType::Q5_0)),
+    (Dtype::Q5_1, Some(GgmlDType::Q5_1)),
+    (Dtype::Q2K, Some(GgmlDType::Q2K)),
+    (Dtype::Q3K, Some(GgmlDType::Q3K)),
+    (Dtype::MXFP4, None),
+    (Dtype::IQ4NL, None),
+    (Dtype::IQ4XS, None),
+    (Dtype::Int4, None),
+    (Dtype::Int8, None),
 ];
+const IN_ALL_SHAPES: usize = 7;
 
 /// Outputs and inputs: projections and both halves of the MLP of a model of 8 B.
 const SHAPES: [[usize; 2]; 3] = [[4_096, 4_096], [14_336, 4_096], [4_096, 14_336]];
@@ -46,9 +57,10 @@ const DISTINCT: usize = 32;
 pub(super) fn measure(bench: &Bench<'_>) -> Result<Value> {
     let backend = bench.backend();
     let (shapes, rows) = if bench.quick { (&QUICK_SHAPES[..], &QUICK_ROWS[..]) } else { (&SHAPES[..], &ROWS[..]) };
-    let (mut products, total) = (Vec::new(), FORMATS.len() * shapes.len() * rows.len());
-    for (dtype, ggml) in FORMATS {
-        for &[outputs, inputs] in shapes {
+    let all = IN_ALL_SHAPES * shapes.len() + FORMATS.len() - IN_ALL_SHAPES;
+    let (mut products, total) = (Vec::new(), all * rows.len());
+    for (at, (dtype, ggml)) in FORMATS.into_iter().enumerate() {
+        for &[outputs, inputs] in if at < IN_ALL_SHAPES { shapes } else { &shapes[..1] } {
             let weight = Weight::new(&*backend, dtype, ggml, outputs, inputs);
             for &count in rows {
                 let name = format!("{dtype} {outputs} × {inputs}, {count} rows");
@@ -58,9 +70,10 @@ pub(super) fn measure(bench: &Bench<'_>) -> Result<Value> {
                 let measured =
                     weight.as_ref().map_err(Clone::clone).and_then(|weight| weight.measure(bench, &*backend, count));
                 match measured {
-                    Ok((Timed { ms, repeats }, [error, size], bytes)) => {
+                    Ok((Timed { ms, repeats, allocated_bytes }, [error, size], bytes)) => {
                         row["ms"] = figure(ms);
                         row["repeats"] = json!(repeats);
+                        row["allocated_bytes"] = json!(allocated_bytes);
                         row["weight_bytes_per_s"] = figure(bytes as f64 / ms * 1e3);
                         row["multiply_adds_per_s"] = figure((outputs * inputs * count) as f64 / ms * 1e3);
                         row["largest_error"] = figure(error);
@@ -91,11 +104,9 @@ impl Weight {
         outputs: usize,
         inputs: usize,
     ) -> Result<Self> {
-        let values = wave(DISTINCT, inputs, &Device::Cpu)?;
-        let rows = match (dtype, ggml) {
-            (_, Some(ggml)) => QTensor::quantize(&values, ggml)?.data()?.into_owned(),
-            (Dtype::F16, _) => of(&values)?.iter().flat_map(|value| f16::from_f32(*value).to_le_bytes()).collect(),
-            _ => of(&values)?.iter().flat_map(|value| value.to_le_bytes()).collect(),
+        let rows = match ggml {
+            Some(ggml) => QTensor::quantize(&wave(DISTINCT, inputs, &Device::Cpu)?, ggml)?.data()?.into_owned(),
+            None => noise::weight(dtype, DISTINCT, inputs, 1),
         };
         let raw = |outputs: usize, data: &[u8]| -> Result<RawTensor> {
             let data = Bytes::copy_of(data)?;
@@ -120,8 +131,4 @@ impl Weight {
         })?;
         Ok((timed, error, self.bytes))
     }
-}
-
-fn of(values: &Tensor) -> Result<Vec<f32>, Error> {
-    Ok(values.flatten_all()?.to_vec1()?)
 }

@@ -138,7 +138,7 @@ impl Driver for Apple {
         Ok(self.keep(buffer))
     }
 
-    fn weight(&self, bytes: &Bytes, alignment: usize) -> Result<Tensor> {
+    fn mapped(&self, bytes: &Bytes, alignment: usize) -> Result<Option<Tensor>> {
         let address = bytes.as_ptr() as usize;
         let window = Window::around(address, bytes.len());
         if address.is_multiple_of(alignment)
@@ -151,11 +151,9 @@ impl Driver for Apple {
         {
             let buffer = self.keep(Buffer::new(buffer));
             let tensor = self.tensor(&buffer, DType::U8, &[window.bytes])?;
-            return Ok(tensor.narrow(0, address - window.start, bytes.len())?);
+            return Ok(Some(tensor.narrow(0, address - window.start, bytes.len())?));
         }
-        let tensor = self.tensor(&self.allocate(bytes.len())?, DType::U8, &[bytes.len()])?;
-        self.write(&tensor, 0, bytes)?;
-        Ok(tensor)
+        Ok(None)
     }
 
     fn capacity(buffer: &Buffer) -> usize {

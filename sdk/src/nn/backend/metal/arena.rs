@@ -97,7 +97,16 @@ impl<D: Driver> Arena<D> {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::double::Double, *};
+    use candle_core::Device;
+
+    use super::{
+        super::{double::Double, driver::Arg, kernels::MetalKernels, products::EmbedShape},
+        *,
+    };
+    use crate::{
+        nn::backend::{Backend, Formulas},
+        weights::Dtype,
+    };
 
     #[test]
     fn what_the_host_writes_stays_until_the_gpu_has_finished() {
@@ -116,5 +125,54 @@ mod tests {
         arena.release();
         drop((arena.ids(&[4]).unwrap(), arena.ids(&[5]).unwrap()));
         assert_eq!((allocations(), ids.to_vec1::<u32>().unwrap()), (4, vec![3]));
+    }
+
+    const WIDTH: usize = 8;
+
+    /// Kernels that run when the host waits, and a table whose row `i` has `i` alone.
+    fn deferred() -> (MetalKernels<Double>, Tensor) {
+        let double = Double::default();
+        double.record().is_deferred = true;
+        let rows: Vec<f32> = (0..4 * WIDTH).map(|at| (at / WIDTH) as f32).collect();
+        let table = Tensor::from_vec(rows, (4, WIDTH), &Device::Cpu).unwrap();
+        (MetalKernels::new(double, Formulas::plain(Device::Cpu)), table)
+    }
+
+    fn read(kernels: &MetalKernels<Double>, row: &Tensor) -> [f32; WIDTH] {
+        let mut values = [f32::NAN; WIDTH];
+        kernels.read(row, &mut values).unwrap();
+        values
+    }
+
+    #[test]
+    fn ids_that_are_written_over_before_the_gpu_has_finished_show() {
+        let (kernels, table) = deferred();
+        for (is_mistaken, expected) in [(false, 1.0), (true, 2.0)] {
+            let first = kernels.rows_at(&table, &[1]).unwrap().unwrap();
+            if is_mistaken {
+                kernels.arena.release();
+            }
+            let second = kernels.rows_at(&table, &[2]).unwrap().unwrap();
+            assert_eq!(read(&kernels, &first), [expected; WIDTH]);
+            assert_eq!(read(&kernels, &second), [2.0; WIDTH]);
+        }
+    }
+
+    #[test]
+    fn a_buffer_that_is_given_to_a_second_tensor_too_early_shows() {
+        let (kernels, table) = deferred();
+        for (is_mistaken, expected) in [(false, 1.0), (true, 2.0)] {
+            let buffer = kernels.driver.allocate(4 * WIDTH).unwrap();
+            let other = if is_mistaken { buffer.clone() } else { kernels.driver.allocate(4 * WIDTH).unwrap() };
+            let rows = [(1, buffer), (2, other)].map(|(row, buffer)| {
+                let out = kernels.driver.tensor(&buffer, DType::F32, &[1, WIDTH]).unwrap();
+                let (shape, ids) = (EmbedShape::new(1, WIDTH, Dtype::F32).unwrap(), kernels.arena.ids(&[row]).unwrap());
+                let args =
+                    [Arg::Read(&table), Arg::Read(&ids), Arg::Bytes(bytemuck::bytes_of(&shape)), Arg::Written(&out)];
+                kernels.launch(&shape.launch(), &args).unwrap();
+                out
+            });
+            assert_eq!(read(&kernels, &rows[0]), [expected; WIDTH]);
+        }
     }
 }

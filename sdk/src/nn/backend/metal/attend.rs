@@ -25,7 +25,8 @@ impl<D: Driver> MetalKernels<D> {
         rotation: Option<&Rotation>,
         pass: &mut Pass<'_>,
     ) -> Result<Option<Tensor>> {
-        if !self.usable.attention {
+        // The kernels are causal; images that are seen as a whole are not.
+        if !self.usable.attention || pass.seen(spec).is_some() {
             return Ok(None);
         }
         let Some(inputs) = self.inputs_of(pass.kv.group(spec.layer)?) else { return Ok(None) };

@@ -1,5 +1,9 @@
 //! A driver for tests. It records allocations, dispatches, command buffers and read-backs, fails where a test wants it to, and
-//! computes each dispatch at once by the same kernels compiled as C++. What drives it is the code that drives Apple's.
+//! computes each dispatch by the same kernels compiled as C++. What drives it is the code that drives Apple's.
+//!
+//! It computes at once, into fresh memory for each tensor, so that candle's ops may come between and a value that was never
+//! written shows. Or, where a test asks for it and the kernels compute everything, as a GPU does: when the host waits, in the
+//! buffers' own memory, so that a buffer that is written or given to another tensor too early shows.
 
 use candle_core::{
     CpuStorage, CustomOp1, DType, Device, InplaceOp1, Layout, Shape, Storage, Tensor, Var, backend::BackendStorage,
@@ -7,6 +11,8 @@ use candle_core::{
 use half::f16;
 use std::{
     cell::RefCell,
+    collections::HashMap,
+    ops::Range,
     sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError},
 };
 
@@ -23,11 +29,13 @@ use crate::{
     weights::Bytes,
 };
 
-/// What was asked of the driver.
+/// The calls made to the driver.
 #[derive(Clone, Debug, Default)]
 pub(in crate::nn) struct Record {
     /// Bytes of each buffer.
     pub(in crate::nn) allocations: Vec<usize>,
+    /// Bytes of each window on a mapped file.
+    pub(in crate::nn) mapped: Vec<usize>,
     /// The kernels of each command buffer that was waited for.
     pub(in crate::nn) command_buffers: Vec<Vec<&'static str>>,
     /// Bytes of each read-back.
@@ -42,15 +50,42 @@ pub(in crate::nn) struct Record {
     pub(in crate::nn) missing: Option<&'static str>,
     /// Dispatches are recorded and not computed.
     pub(in crate::nn) is_idle: bool,
+    /// Dispatches are computed when the host waits, in the memory of buffers.
+    pub(in crate::nn) is_deferred: bool,
+}
+
+/// A buffer's memory, which tensors over it share.
+type Memory = Arc<Mutex<Vec<u8>>>;
+
+/// Of each tensor over a buffer, by the address of its values.
+type Memories = Arc<Mutex<HashMap<usize, Memory>>>;
+
+/// A dispatch that has not been computed.
+struct Job {
+    launch: Launch,
+    args: Vec<JobArg>,
+}
+
+enum JobArg {
+    Memory { memory: Memory, range: Range<usize>, is_written: bool },
+    Bytes(Vec<u8>),
 }
 
 /// The driver, and what a test sees of it.
 #[derive(Clone, Default)]
-pub(in crate::nn) struct Double(Arc<Mutex<Record>>);
+pub(in crate::nn) struct Double {
+    record: Arc<Mutex<Record>>,
+    memories: Memories,
+    queue: Arc<Mutex<Vec<Job>>>,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 impl Double {
     pub(in crate::nn) fn record(&self) -> MutexGuard<'_, Record> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.record)
     }
 
     /// The backend on this driver, whose kernels have not been tried.
@@ -59,20 +94,30 @@ impl Double {
     }
 }
 
-pub(in crate::nn) struct Buffer(usize);
+pub(in crate::nn) struct Buffer(Memory);
 
 /// Makes a tensor that holds its buffer: candle keeps the op of a tensor as long as the tensor, its views, and what candle
 /// computes of it, since it could be asked for their gradients.
 struct Lease {
-    _buffer: Arc<Buffer>,
+    buffer: Arc<Buffer>,
+    memories: Memories,
+    address: OnceLock<usize>,
     dtype: DType,
     dims: Vec<usize>,
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if let Some(address) = self.address.get() {
+            locked(&self.memories).remove(address);
+        }
+    }
 }
 
 /// The libraries, each compiled once.
 static PROGRAMS: [OnceLock<Program>; LIBRARIES.len()] = [const { OnceLock::new() }; LIBRARIES.len()];
 
-/// What candle tracks the use of.
+/// A tensor whose use candle tracks.
 static TRACKED: LazyLock<Tensor> = LazyLock::new(|| {
     let one = Tensor::ones(1, DType::F32, &Device::Cpu).unwrap();
     Var::from_tensor(&one).unwrap().into_inner()
@@ -94,6 +139,9 @@ impl CustomOp1 for Lease {
             DType::U8 => CpuStorage::U8(vec![0xFF; count]),
             other => return Err(candle_core::Error::Msg(format!("no buffer of {other:?}"))),
         };
+        let address = bytes_of(&storage)?.as_ptr() as usize;
+        locked(&self.memories).insert(address, self.buffer.0.clone());
+        self.address.get_or_init(|| address);
         Ok((storage, shape))
     }
 }
@@ -108,14 +156,22 @@ fn bytes_of(storage: &CpuStorage) -> candle_core::Result<&[u8]> {
     })
 }
 
-/// The bytes of a contiguous tensor.
-fn bytes(tensor: &Tensor) -> Result<Vec<u8>> {
+/// The address of a tensor's values, and its bytes among them.
+fn place(tensor: &Tensor) -> Result<(usize, Range<usize>)> {
     let (storage, layout) = tensor.storage_and_layout();
     let (Storage::Cpu(storage), Some((start, end))) = (&*storage, layout.contiguous_offsets()) else {
         return Err(failed(format!("a tensor of shape {:?} is not contiguous", tensor.dims())));
     };
     let size = tensor.dtype().size_in_bytes();
-    Ok(bytes_of(storage)?[start * size..end * size].to_vec())
+    Ok((bytes_of(storage)?.as_ptr() as usize, start * size..end * size))
+}
+
+/// The bytes of a contiguous tensor.
+fn bytes(tensor: &Tensor) -> Result<Vec<u8>> {
+    let (_, range) = place(tensor)?;
+    let (storage, _) = tensor.storage_and_layout();
+    let Storage::Cpu(storage) = &*storage else { return Err(failed("a tensor lies on another device")) };
+    Ok(bytes_of(storage)?[range].to_vec())
 }
 
 /// Changes the bytes of a tensor in place.
@@ -146,26 +202,90 @@ fn change(tensor: &Tensor, change: impl FnMut(&mut [u8])) -> Result<()> {
     Ok(tensor.inplace_op1(&Change(RefCell::new(change)))?)
 }
 
+/// Every kernel but those of attention, of which a step takes what suits its shape.
+pub(in crate::nn) fn kernels_beside_attention() -> impl Iterator<Item = &'static str> {
+    LIBRARIES.into_iter().skip(1).flat_map(|library| library.kernels).copied()
+}
+
+/// Computes a kernel.
+fn run(launch: &Launch, buffers: &[Vec<u8>]) -> Result<Vec<Vec<u8>>> {
+    let library = LIBRARIES.iter().position(|library| library.kernels.contains(&launch.kernel));
+    let library = library.ok_or_else(|| failed(format!("there is no kernel '{}'", launch.kernel)))?;
+    PROGRAMS[library].get_or_init(|| Program::compile(LIBRARIES[library])).run(launch, buffers).map_err(failed)
+}
+
+impl Job {
+    fn run(self) -> Result<()> {
+        let before = |arg: &JobArg| match arg {
+            JobArg::Memory { memory, range, .. } => locked(memory)[range.clone()].to_vec(),
+            JobArg::Bytes(bytes) => bytes.clone(),
+        };
+        let results = run(&self.launch, &self.args.iter().map(before).collect::<Vec<_>>())?;
+        for (arg, result) in self.args.into_iter().zip(results) {
+            if let JobArg::Memory { memory, range, is_written: true } = arg {
+                locked(&memory)[range].copy_from_slice(&result);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Double {
+    /// The memory of the buffer that a tensor of this driver lies in, and its bytes there.
+    fn memory_of(&self, tensor: &Tensor) -> Result<Option<(Memory, Range<usize>)>> {
+        let (address, range) = place(tensor)?;
+        Ok(locked(&self.memories).get(&address).map(|memory| (memory.clone(), range)))
+    }
+
+    /// Buffers that others made are read as it is now: weights stay as they are.
+    fn job_arg(&self, arg: &Arg<'_>) -> Result<JobArg> {
+        let (tensor, is_written) = match arg {
+            Arg::Bytes(bytes) => return Ok(JobArg::Bytes(bytes.to_vec())),
+            Arg::Read(tensor) => (tensor, false),
+            Arg::Written(tensor) => (tensor, true),
+        };
+        match self.memory_of(tensor)? {
+            Some((memory, range)) => Ok(JobArg::Memory { memory, range, is_written }),
+            None if is_written => Err(failed("a kernel writes what this driver has not made")),
+            None => Ok(JobArg::Bytes(bytes(tensor)?)),
+        }
+    }
+
+    /// Changes a tensor of this driver, now.
+    fn change(&self, tensor: &Tensor, mut to: impl FnMut(&mut [u8])) -> Result<()> {
+        if let Some((memory, range)) = self.memory_of(tensor)? {
+            to(&mut locked(&memory)[range]);
+        }
+        change(tensor, to)
+    }
+}
+
 impl Driver for Double {
     type Buffer = Buffer;
 
     fn allocate(&self, bytes: usize) -> Result<Arc<Buffer>> {
         self.record().allocations.push(bytes);
-        Ok(Arc::new(Buffer(bytes)))
+        Ok(Arc::new(Buffer(Arc::new(Mutex::new(vec![0xFF; bytes])))))
     }
 
-    fn weight(&self, bytes: &Bytes, _: usize) -> Result<Tensor> {
-        Ok(Tensor::from_slice(bytes, bytes.len(), &Device::Cpu)?)
+    fn mapped(&self, bytes: &Bytes, alignment: usize) -> Result<Option<Tensor>> {
+        if !(bytes.as_ptr() as usize).is_multiple_of(alignment) {
+            return Ok(None);
+        }
+        self.record().mapped.push(bytes.len());
+        Ok(Some(Tensor::from_slice(bytes, bytes.len(), &Device::Cpu)?))
     }
 
     fn capacity(buffer: &Buffer) -> usize {
-        buffer.0
+        locked(&buffer.0).len()
     }
 
     fn tensor(&self, buffer: &Arc<Buffer>, dtype: DType, dims: &[usize]) -> Result<Tensor> {
         let bytes = dtype.size_in_bytes() * dims.iter().product::<usize>();
-        assert!(bytes <= buffer.0, "a tensor of {bytes} bytes in a buffer of {}", buffer.0);
-        Ok(TRACKED.apply_op1(Lease { _buffer: buffer.clone(), dtype, dims: dims.to_vec() })?)
+        let capacity = Self::capacity(buffer);
+        assert!(bytes <= capacity, "a tensor of {bytes} bytes in a buffer of {capacity}");
+        let (memories, address) = (self.memories.clone(), OnceLock::new());
+        Ok(TRACKED.apply_op1(Lease { buffer: buffer.clone(), memories, address, dtype, dims: dims.to_vec() })?)
     }
 
     fn takes(&self, launch: &Launch) -> bool {
@@ -174,7 +294,7 @@ impl Driver for Double {
 
     fn launch(&self, launch: &Launch, args: &[Arg<'_>]) -> Result<()> {
         assert!(self.takes(launch), "{} is missing", launch.kernel);
-        let is_idle = {
+        let (is_idle, is_deferred) = {
             let mut record = self.record();
             record.encoded.push(launch.kernel);
             match &mut record.failure {
@@ -182,7 +302,7 @@ impl Driver for Double {
                 Some((left, _)) => *left -= 1,
                 None => {}
             }
-            record.is_idle
+            (record.is_idle, record.is_deferred)
         };
         let buffers = args.iter().map(|arg| match arg {
             Arg::Read(tensor) | Arg::Written(tensor) => bytes(tensor),
@@ -191,11 +311,12 @@ impl Driver for Double {
         if is_idle {
             return Ok(());
         }
-        let library = LIBRARIES.iter().position(|library| library.kernels.contains(&launch.kernel));
-        let library = library.ok_or_else(|| failed(format!("there is no kernel '{}'", launch.kernel)))?;
-        let program = PROGRAMS[library].get_or_init(|| Program::compile(LIBRARIES[library]));
-        let results = program.run(launch, &buffers.collect::<Result<Vec<_>>>()?).map_err(failed)?;
-        for (arg, result) in args.iter().zip(results) {
+        if is_deferred {
+            let args = args.iter().map(|arg| self.job_arg(arg)).collect::<Result<_>>()?;
+            locked(&self.queue).push(Job { launch: *launch, args });
+            return Ok(());
+        }
+        for (arg, result) in args.iter().zip(run(launch, &buffers.collect::<Result<Vec<_>>>()?)?) {
             if let Arg::Written(tensor) = arg {
                 change(tensor, |bytes| bytes.copy_from_slice(&result))?;
             }
@@ -204,6 +325,8 @@ impl Driver for Double {
     }
 
     fn finish(&self) -> Result<()> {
+        let jobs = std::mem::take(&mut *locked(&self.queue));
+        jobs.into_iter().try_for_each(Job::run)?;
         let mut record = self.record();
         let encoded = std::mem::take(&mut record.encoded);
         if !encoded.is_empty() {
@@ -215,6 +338,10 @@ impl Driver for Double {
     fn read(&self, tensor: &Tensor, from: usize, out: &mut [u8]) -> Result<bool> {
         assert!(self.record().encoded.is_empty(), "the host reads what is not computed yet");
         self.record().reads.push(out.len());
+        if let Some((memory, _)) = self.memory_of(tensor)?.filter(|_| self.record().is_deferred) {
+            out.copy_from_slice(&locked(&memory)[from..from + out.len()]);
+            return Ok(true);
+        }
         let (storage, _) = tensor.storage_and_layout();
         let Storage::Cpu(storage) = &*storage else { return Ok(false) };
         out.copy_from_slice(&bytes_of(storage)?[from..from + out.len()]);
@@ -222,10 +349,10 @@ impl Driver for Double {
     }
 
     fn write(&self, tensor: &Tensor, to: usize, from: &[u8]) -> Result<()> {
-        change(tensor, |bytes| bytes[to..to + from.len()].copy_from_slice(from))
+        self.change(tensor, |bytes| bytes[to..to + from.len()].copy_from_slice(from))
     }
 
     fn zero(&self, tensor: &Tensor) -> Result<()> {
-        change(tensor, |bytes| bytes.fill(0))
+        self.change(tensor, |bytes| bytes.fill(0))
     }
 }

@@ -23,16 +23,16 @@ pub(super) trait Driver: Send + Sync + 'static {
     /// Allocates exactly `bytes` of memory that host and GPU share, resident as long as it exists.
     fn allocate(&self, bytes: usize) -> Result<Arc<Self::Buffer>>;
 
-    /// The bytes of a weight as a tensor of `u8` that starts at a multiple of `alignment` in memory. It lies in the pages that are
-    /// mapped already where it can, so the caller keeps those.
-    fn weight(&self, bytes: &Bytes, alignment: usize) -> Result<Tensor>;
+    /// The mapped pages of a weight as a tensor of `u8`; the caller keeps them. `None` if they do not begin at a multiple of
+    /// `alignment`, or the device does not take them.
+    fn mapped(&self, bytes: &Bytes, alignment: usize) -> Result<Option<Tensor>>;
 
     fn capacity(buffer: &Self::Buffer) -> usize;
 
     /// A tensor over the beginning of a buffer, which it holds; its values are undefined.
     fn tensor(&self, buffer: &Arc<Self::Buffer>, dtype: DType, dims: &[usize]) -> Result<Tensor>;
 
-    /// True if the kernel has been compiled, and the GPU has registers for so many of its threads.
+    /// True if the kernel has been compiled, and the GPU has registers for that many of its threads.
     fn takes(&self, launch: &Launch) -> bool;
 
     fn launch(&self, launch: &Launch, args: &[Arg<'_>]) -> Result<()>;

@@ -105,6 +105,10 @@ impl SortShape {
         Some(Self { choices: choices as u32, experts: experts as u32, tile_rows: rows as u32, tiles: count as u32 })
     }
 
+    pub(super) fn tiles(&self) -> usize {
+        self.tiles as usize
+    }
+
     pub(super) fn launch() -> Launch {
         Launch { kernel: "sort_choices", groups: [1, 1, 1], threads: SORT_THREADS, shared_bytes: 0 }
     }

@@ -8,9 +8,14 @@ use super::{
     libraries::EXPERTS,
     product_tests::{allowed, gated, near},
     program::{Program, bytes, close, values},
-    weights::{Noise, Weight},
 };
-use crate::{nn::backend::Routing, weights::Dtype};
+use crate::{
+    nn::backend::{
+        Routing,
+        noise::{Noise, Weight},
+    },
+    weights::Dtype,
+};
 
 static PROGRAM: LazyLock<Program> = LazyLock::new(|| Program::compile(&EXPERTS));
 

@@ -1,6 +1,6 @@
 //! The memory that a model may take of a Mac, whose GPU and programs share it.
 
-/// What the system reports, in bytes.
+/// Figures of the system, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Figures {
     /// `recommendedMaxWorkingSetSize`, about three quarters of the memory.

@@ -2,9 +2,10 @@
 //
 // A threadgroup holds 8 · R rows of a key head, a row being a token of a tile with one query head, so that all query heads
 // of a key head read its keys once. R · C SIMD-groups share the work: each has 8 rows, and one of C slices of the head's
-// values. Keys and then values lie in threadgroup memory, a tile at a time; SIMD-groups of the same rows add up their slices'
-// scores, and each computes the online softmax (arXiv 1805.02867) and its slice of the sums. Larger heads have fewer rows, and
-// wider rows of keys have shorter tiles, so that a threadgroup's memory stays within 32 KiB.
+// values. Keys and then values lie in threadgroup memory, a tile at a time, and a tile is fetched into registers while the one
+// before it is multiplied. SIMD-groups of the same rows add up their slices' scores, and each computes the online softmax
+// (arXiv 1805.02867) and its slice of the sums. Larger heads have fewer rows, and wider rows of keys have shorter tiles, so
+// that a threadgroup's memory stays within 32 KiB.
 //
 // Only documented operations on matrices are used: scores pass through threadgroup memory, since which lane has which value
 // of a matrix is not specified. All rows of a tile of keys are read, so none may lie behind the context: 0 · NaN is NaN.
@@ -26,15 +27,35 @@ struct FlashShape {
 // Keys of a tile, by the bytes of a row of them.
 constexpr uint tile_keys(uint row_bytes) { return row_bytes <= 512 ? 32 : row_bytes <= 1024 ? 16 : 8; }
 
-// Brings a tile of keys or values: those outside of low..end are copies of the nearest within.
+// A thread's share of a tile, in pieces of 16 bytes.
+constexpr uint share_pieces(uint row_bytes) { return (tile_keys(row_bytes) * row_bytes / 16 + THREADS - 1) / THREADS; }
+template <typename T, uint D> struct Share {
+    uint4 pieces[share_pieces(D * sizeof(T))];
+};
+
+// Fetches a thread's share of a tile of keys or values: those outside of low..end are copies of the nearest within.
 template <typename T, uint D>
-inline void load_tile(threadgroup T *tile, device const T *from, device const uint *table, uint start, uint low, uint end,
-                      uint thread_index) {
-    constexpr uint STRIDE = D + 16 / sizeof(T), PIECES = D * sizeof(T) / 16, ALL = tile_keys(D * sizeof(T)) * PIECES;
-    for (uint i = thread_index; i < ALL; i += THREADS) {
-        const uint key = i / PIECES, piece = i % PIECES, at = min(max(start + key, low), end - 1);
+inline void fetch(thread Share<T, D> &share, device const T *from, device const uint *table, uint start, uint low, uint end,
+                  uint thread_index) {
+    constexpr uint PIECES = D * sizeof(T) / 16;
+#pragma unroll
+    for (uint j = 0; j < share_pieces(D * sizeof(T)); j++) {
+        const uint i = thread_index + j * THREADS, key = i / PIECES, piece = i % PIECES;
+        if (key >= tile_keys(D * sizeof(T))) continue;
+        const uint at = min(max(start + key, low), end - 1);
         const ulong slot = (ulong)table[at / BLOCK_TOKENS] * BLOCK_TOKENS + at % BLOCK_TOKENS;
-        ((threadgroup uint4 *)(tile + key * STRIDE))[piece] = ((device const uint4 *)(from + slot * D))[piece];
+        share.pieces[j] = ((device const uint4 *)(from + slot * D))[piece];
+    }
+}
+
+// Puts it into the tile.
+template <typename T, uint D>
+inline void put(threadgroup T *tile, thread const Share<T, D> &share, uint thread_index) {
+    constexpr uint STRIDE = D + 16 / sizeof(T), PIECES = D * sizeof(T) / 16;
+#pragma unroll
+    for (uint j = 0; j < share_pieces(D * sizeof(T)); j++) {
+        const uint i = thread_index + j * THREADS, key = i / PIECES, piece = i % PIECES;
+        if (key < tile_keys(D * sizeof(T))) ((threadgroup uint4 *)(tile + key * STRIDE))[piece] = share.pieces[j];
     }
 }
 
@@ -54,9 +75,9 @@ inline void flash(device const float *q, device const T *keys, device const T *v
     device const uint *table = tables + tile.w;
 
     // The last row sees the most keys, the first one the oldest of a window.
-    const uint first_at = tile.z + first_row / shared_by;
+    const uint first_at = tile.z + first_row / shared_by, last_at = tile.z + last_row / shared_by;
     uint low = shape.window > 0 && first_at + 1 > shape.window ? first_at + 1 - shape.window : 0;
-    uint end = tile.z + last_row / shared_by + 1;
+    uint end = last_at + 1;
     uint start = low / KEYS * KEYS;
     if (shape.splits > 1) {
         start += split * shape.part_keys;
@@ -79,7 +100,9 @@ inline void flash(device const float *q, device const T *keys, device const T *v
     for (uint i = 0; i < N; i++) {
         if (i % 4 == 0) {
             simdgroup_barrier(mem_flags::mem_threadgroup);
-            for (uint j = part; j < min(32u, SLICE - 8 * i); j += 4) scratch[line * SCRATCH + j] = query[8 * i + j];
+            for (uint j = part; j < min(32u, SLICE - 8 * i); j += 4) {
+                scratch[line * SCRATCH + j] = query[8 * i + j] * shape.scale;
+            }
             simdgroup_barrier(mem_flags::mem_threadgroup);
         }
         simdgroup_load(queries[i], scratch + i % 4 * 8, SCRATCH);
@@ -88,10 +111,13 @@ inline void flash(device const float *q, device const T *keys, device const T *v
     for (uint i = 0; i < N; i++) sums[i] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
     float peak = UNSEEN, mass = 0.0f;
 
+    Share<T, D> share;
+    if (start < end) fetch(share, keys + head_start, table, start, low, end, thread_index);
     for (; start < end; start += KEYS) {
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        load_tile<T, D>(key_tile, keys + head_start, table, start, low, end, thread_index);
+        put(key_tile, share, thread_index);
         threadgroup_barrier(mem_flags::mem_threadgroup);
+        fetch(share, values + head_start, table, start, low, end, thread_index);
         simdgroup_float8x8 products[KEYS / 8];
 #pragma unroll
         for (uint k = 0; k < KEYS / 8; k++) products[k] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
@@ -107,20 +133,30 @@ inline void flash(device const float *q, device const T *keys, device const T *v
 #pragma unroll
         for (uint k = 0; k < KEYS / 8; k++) simdgroup_store(products[k], scratch + 8 * k, SCRATCH);
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        load_tile<T, D>(key_tile, values + head_start, table, start, low, end, thread_index);
+        put(key_tile, share, thread_index);
+        if (start + KEYS < end) fetch(share, keys + head_start, table, start + KEYS, low, end, thread_index);
         float weights[KEYS / 4], now = peak;
 #pragma unroll
         for (uint j = 0; j < KEYS / 4; j++) {
-            const uint key = 4 * j + part, at = start + key;
-            float score = 0.0f;
+            weights[j] = 0.0f;
 #pragma unroll
-            for (uint c = 0; c < C; c++) score += same_rows[(8 * c + line) * SCRATCH + key];
-            score *= shape.scale;
-            if (shape.softcap > 0.0f) score = shape.softcap * precise::tanh(score / shape.softcap);
-            const bool is_seen = at <= position && (shape.window == 0 || position - at < shape.window);
-            weights[j] = is_seen ? score : UNSEEN;
-            now = max(now, weights[j]);
+            for (uint c = 0; c < C; c++) weights[j] += same_rows[(8 * c + line) * SCRATCH + 4 * j + part];
         }
+        if (shape.softcap > 0.0f) {
+#pragma unroll
+            for (uint j = 0; j < KEYS / 4; j++) weights[j] = shape.softcap * precise::tanh(weights[j] / shape.softcap);
+        }
+        // Most tiles are seen whole by all rows.
+        if (start + KEYS > first_at + 1 || (shape.window > 0 && last_at - start >= shape.window)) {
+#pragma unroll
+            for (uint j = 0; j < KEYS / 4; j++) {
+                const uint at = start + 4 * j + part;
+                const bool is_seen = at <= position && (shape.window == 0 || position - at < shape.window);
+                weights[j] = is_seen ? weights[j] : UNSEEN;
+            }
+        }
+#pragma unroll
+        for (uint j = 0; j < KEYS / 4; j++) now = max(now, weights[j]);
         now = max(now, simd_shuffle_xor(now, 1));
         now = max(now, simd_shuffle_xor(now, 2));
         const float factor = exp(peak - now);

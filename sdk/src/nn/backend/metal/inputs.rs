@@ -1,5 +1,7 @@
 //! The index data of a step for the attention kernels: slots, tiles and block tables.
 
+use std::cmp::Reverse;
+
 use crate::{Batch, nn::BLOCK_TOKENS};
 
 /// The slot of a row that only fills up a batch: it is not remembered.
@@ -14,7 +16,7 @@ pub(super) struct Inputs {
     /// Of each new token.
     pub(super) slots: Vec<u32>,
     /// Neighbouring new tokens of a sequence: the first of them in the batch, how many there are, how many tokens of the
-    /// sequence come before, and where its table begins. Those of one token come first.
+    /// sequence come before, and where its table begins. Those of one token come first, and of each kind those that see most.
     pub(super) tiles: Vec<[u32; 4]>,
     pub(super) tables: Vec<u32>,
     /// Tokens of the longest tile.
@@ -51,6 +53,9 @@ impl Inputs {
                 if span.len == 1 { singles.push(tile) } else { inputs.tiles.push(tile) }
             }
         }
+        // Long ones first: a GPU starts threadgroups in order, and would end with few of its cores at work.
+        singles.sort_by_key(|tile| Reverse(tile[2]));
+        inputs.tiles.sort_by_key(|tile| Reverse(tile[2]));
         inputs.singles = singles.len();
         inputs.tiles.splice(0..0, singles);
         inputs

@@ -1,42 +1,22 @@
 //! Launches the kernels of linear layers, embeddings, norms and what lies between them.
 
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
 use pensieve_kernels::{Activation, Glu};
 
 use super::{
     driver::{Arg, Driver},
-    elementwise::{BestShape, ColumnsShape, ElementShape, Norm, NormShape, RANGES},
-    kernels::MetalKernels,
-    products::{EmbedShape, MATRICES, Part, ProductShape, Use, alignment, format_number},
+    elementwise::{BestShape, CandidatesShape, ColumnsShape, ElementShape, HeadNormShape, Norm, NormShape, RANGES},
+    kernels::{MetalKernels, failed},
+    placement::Weight,
+    products::{EmbedShape, MATRICES, Part, ProductShape, Use, format_number},
 };
 use crate::{
     Result,
-    nn::backend::{Columns, Form, Layer, Matrix},
+    nn::backend::{Backend, Columns, Form, Layer, Matrix},
     weights::{Dtype, RawTensor},
 };
 
-/// A weight in its checkpoint's format, where the GPU reads it.
-#[derive(Clone, Debug)]
-pub(in crate::nn) struct Weight {
-    /// Its bytes.
-    tensor: Tensor,
-    dtype: Dtype,
-    /// The mapping whose pages the tensor may lie in.
-    raw: RawTensor,
-}
-
-impl Weight {
-    pub(in crate::nn) fn is_f32(&self) -> bool {
-        self.dtype == Dtype::F32
-    }
-
-    /// Bytes, and whether they are pages of a file.
-    pub(in crate::nn) fn bytes(&self) -> (u64, bool) {
-        (self.raw.data.len() as u64, self.raw.data.is_in_file())
-    }
-}
-
-fn weight_of(matrix: &Matrix) -> Option<&Weight> {
+pub(super) fn weight_of(matrix: &Matrix) -> Option<&Weight> {
     match &matrix.form {
         Form::Metal(weight) => Some(weight),
         _ => None,
@@ -44,14 +24,13 @@ fn weight_of(matrix: &Matrix) -> Option<&Weight> {
 }
 
 impl<D: Driver> MetalKernels<D> {
-    /// Brings a weight to the GPU as it is; `None` if no kernel reads it.
+    /// A weight that kernels read as it is; `None` if they do not.
     pub(super) fn weight(&self, raw: &RawTensor) -> Result<Option<Form>> {
         let is_read = format_number(raw.dtype).is_some() && raw.dtype.row_bytes(raw.shape[1]).is_some();
         if !is_read || !self.usable.products {
             return Ok(None);
         }
-        let tensor = self.driver.weight(&raw.data, alignment(raw.dtype))?;
-        Ok(Some(Form::Metal(Weight { tensor, dtype: raw.dtype, raw: raw.clone() })))
+        Ok(Some(Form::Metal(Weight::new(raw))))
     }
 
     /// Products of one activation; `None` if there is no kernel for them.
@@ -65,6 +44,7 @@ impl<D: Driver> MetalKernels<D> {
         let (rows, inputs) = x.dims2()?;
         let weights: Option<Vec<&Weight>> = layers.iter().map(|(matrix, _)| weight_of(matrix)).collect();
         let Some(weights) = weights else { return Ok(None) };
+        let tensors = weights.iter().map(|weight| self.placed(weight)).collect::<Result<Vec<_>>>()?;
         let part = |((matrix, bias), weight): (&Layer<'_>, &&Weight)| Part {
             dtype: weight.dtype,
             outputs: matrix.outputs,
@@ -76,7 +56,7 @@ impl<D: Driver> MetalKernels<D> {
         let outs = parts[..count].iter().map(|part| self.room(rows, part.outputs)).collect::<Result<Vec<_>>>()?;
         // What a dispatch does not have is bound to anything.
         let mut args = vec![Arg::Read(x)];
-        args.extend((0..MATRICES).map(|at| Arg::Read(weights.get(at).map_or(x, |weight| &weight.tensor))));
+        args.extend((0..MATRICES).map(|at| Arg::Read(tensors.get(at).unwrap_or(x))));
         args.extend((0..MATRICES).map(|at| Arg::Read(layers.get(at).and_then(|(_, bias)| *bias).unwrap_or(x))));
         args.push(Arg::Read(residual.unwrap_or(x)));
         args.push(Arg::Bytes(bytemuck::bytes_of(&shape)));
@@ -99,7 +79,7 @@ impl<D: Driver> MetalKernels<D> {
     /// Rows of a table by their ids; `None` if there is no kernel for its form.
     pub(super) fn look_up(&self, matrix: &Matrix, ids: &[u32]) -> Result<Option<Tensor>> {
         let Some(weight) = weight_of(matrix) else { return Ok(None) };
-        self.rows_of(&weight.tensor, weight.dtype, matrix.inputs, ids)
+        self.rows_of(&self.placed(weight)?, weight.dtype, matrix.inputs, ids)
     }
 
     /// Rows of an activation.
@@ -126,6 +106,30 @@ impl<D: Driver> MetalKernels<D> {
         args.extend([Arg::Bytes(bytemuck::bytes_of(&shape)), Arg::Written(&out)]);
         self.launch(&NormShape::launch(norm, rows), &args)?;
         Ok(out)
+    }
+
+    /// The norms of each head of queries and keys, in one dispatch.
+    pub(super) fn norms_of_heads(
+        &self,
+        [q, k]: [&Tensor; 2],
+        [q_weight, k_weight]: [&Tensor; 2],
+        eps: f32,
+    ) -> Result<(Tensor, Tensor)> {
+        let ((tokens, q_width), (_, k_width)) = (q.dims2()?, k.dims2()?);
+        let head_dim = q_weight.dim(0)?;
+        let narrow = |value: usize| u32::try_from(value).map_err(|_| failed(format!("{value} is too much")));
+        let shape = HeadNormShape {
+            tokens: narrow(tokens)?,
+            heads: narrow(q_width / head_dim)?,
+            kv_heads: narrow(k_width / head_dim)?,
+            head_dim: narrow(head_dim)?,
+            eps,
+        };
+        let outs = (self.room(tokens, q_width)?, self.room(tokens, k_width)?);
+        let mut args: Vec<Arg<'_>> = [q, k, q_weight, k_weight].into_iter().map(Arg::Read).collect();
+        args.extend([Arg::Bytes(bytemuck::bytes_of(&shape)), Arg::Written(&outs.0), Arg::Written(&outs.1)]);
+        self.launch(&shape.launch(), &args)?;
+        Ok(outs)
     }
 
     /// `x + delta`, and its norm.
@@ -209,6 +213,28 @@ impl<D: Driver> MetalKernels<D> {
         let bytes = bytemuck::bytes_of(&shape);
         self.launch(&BestShape::launch(rows), &[Arg::Read(logits), Arg::Bytes(bytes), Arg::Written(&out)])?;
         Ok(Some(out))
+    }
+
+    /// The best of each row of logits that its mask allows: `top` ids and as many scores for each, and two totals,
+    /// all read back at once. `None` if there is no kernel for so many of them.
+    pub(super) fn candidates_of(&self, logits: &Tensor, masks: &[u32], top: usize) -> Result<Option<Vec<u32>>> {
+        let (rows, width) = logits.dims2()?;
+        let shape = CandidatesShape::new(width, top, !masks.is_empty()).filter(|_| self.finds_candidates(top));
+        let Some(shape) = shape else { return Ok(None) };
+        let masks = if masks.is_empty() { None } else { Some(self.arena.ids(masks)?) };
+        let out = self.arena.tensor(DType::U32, &[rows * (2 * top + 2)])?;
+        let part = |from: usize, words: usize| out.narrow(0, from, words);
+        let parts = [part(0, rows * top)?, part(rows * top, rows * top)?, part(2 * rows * top, 2 * rows)?];
+        let mut args = vec![Arg::Read(logits), Arg::Read(masks.as_ref().unwrap_or(logits))];
+        args.push(Arg::Bytes(bytemuck::bytes_of(&shape)));
+        args.extend(parts.iter().map(Arg::Written));
+        self.launch(&CandidatesShape::launch(rows), &args)?;
+        let mut words = vec![0; out.elem_count()];
+        self.finish()?;
+        match self.driver.read(&out, 0, bytemuck::cast_slice_mut(&mut words))? {
+            true => Ok(Some(words)),
+            false => Err(failed("candidates lie where the host cannot read them")),
+        }
     }
 
     /// `kind(gate(x)) · up(x)` in one dispatch; `None` if the two differ in form.

@@ -1,6 +1,6 @@
 //! The sources of the kernels. Each library is compiled by itself, so that a fault in one leaves the others usable.
 
-/// What the compiler may assume of numbers.
+/// The compiler's assumptions about numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Math {
     /// None is infinite or NaN, and operations may be reordered: Metal's default.

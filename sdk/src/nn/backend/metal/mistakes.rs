@@ -5,15 +5,16 @@
 use super::{
     libraries::{ATTENTION, Library},
     program::Program,
-    tests::{CASES, Way, check},
+    tests::{Way, check},
 };
+use crate::nn::backend::cases::CASES;
 
 pub(super) const BARRIER: &str = "threadgroup_barrier(mem_flags::mem_threadgroup);";
 
 /// How a mistake is found.
 #[derive(Clone, Copy)]
 pub(super) enum Found {
-    /// The numbers are not the formula's for the heads of this family.
+    /// The numbers are not the formula's for the heads of this case.
     In(&'static str),
     /// The same, by the kernels of matrices, over whole contexts or parts of them.
     InFlash(&'static str, Way),
@@ -30,7 +31,7 @@ pub(super) enum Found {
 
 pub(super) struct Mistake {
     pub(super) what: &'static str,
-    /// What is changed is right behind this in the source, or begins it.
+    /// The changed text is right behind this in the source, or begins it.
     pub(super) behind: &'static str,
     pub(super) right: &'static str,
     /// In this, `HERE` is whether the mistake is made.
@@ -150,7 +151,7 @@ const SCALAR_MISTAKES: &[Mistake] = &[
 const FLASH_MISTAKES: &[Mistake] = &[
     Mistake {
         what: "a tile of keys is read before it is there",
-        behind: "load_tile<T, D>(key_tile, keys + head_start, table, start, low, end, thread_index);",
+        behind: "put(key_tile, share, thread_index);",
         right: BARRIER,
         wrong: "if (!HERE) threadgroup_barrier(mem_flags::mem_threadgroup);",
         found: Found::InFlash("llama", Way::Whole),
@@ -234,14 +235,35 @@ const FLASH_MISTAKES: &[Mistake] = &[
     },
     Mistake {
         what: "a token sees the one behind it",
-        behind: "precise::tanh(score / shape.softcap);",
+        behind: "// Most tiles are seen whole",
         right: "at <= position &&",
         wrong: "at <= position + HERE &&",
         found: Found::InFlash("llama", Way::Whole),
     },
     Mistake {
+        what: "a tile that only the last row sees whole counts as seen by all",
+        behind: "// Most tiles are seen whole",
+        right: "start + KEYS > first_at + 1",
+        wrong: "start + KEYS > (HERE ? last_at : first_at) + 1",
+        found: Found::InFlash("llama", Way::Whole),
+    },
+    Mistake {
+        what: "a tile whose first keys only the first row sees counts as seen by all",
+        behind: "// Most tiles are seen whole",
+        right: "last_at - start >= shape.window",
+        wrong: "(HERE ? first_at : last_at) - start >= shape.window",
+        found: Found::InFlash("window of 47", Way::Whole),
+    },
+    Mistake {
+        what: "the next tile's keys are fetched from this one's",
+        behind: "if (start + KEYS < end) ",
+        right: "table, start + KEYS, low",
+        wrong: "table, start + (HERE ? 0 : KEYS), low",
+        found: Found::InFlash("llama", Way::Whole),
+    },
+    Mistake {
         what: "a window is one token too wide",
-        behind: "precise::tanh(score / shape.softcap);",
+        behind: "// Most tiles are seen whole",
         right: "position - at < shape.window)",
         wrong: "position - at < shape.window + HERE)",
         found: Found::InFlash("mistral", Way::Whole),
@@ -262,7 +284,7 @@ const FLASH_MISTAKES: &[Mistake] = &[
     },
     Mistake {
         what: "scores have no cap",
-        behind: "score *= shape.scale;\n            ",
+        behind: "SCRATCH + 4 * j + part];\n        }\n        ",
         right: "if (shape.softcap > 0.0f)",
         wrong: "if (shape.softcap > 0.0f && !HERE)",
         found: Found::InFlash("gemma", Way::Whole),
@@ -346,7 +368,7 @@ fn are_found_in(
 }
 
 fn attends(program: &Program, found: Found) -> Result<(), String> {
-    let family = |name: &str| CASES.into_iter().find(|case| case.family == name).unwrap();
+    let family = |name: &str| CASES.into_iter().find(|case| case.name == name).unwrap();
     match found {
         Found::In(name) => check(program, family(name), &[Way::Scalar]),
         Found::InFlash(name, way) => check(program, family(name), &[way]),

@@ -5,14 +5,13 @@ mod apple;
 mod arena;
 mod attend;
 mod attention;
+mod backend;
 #[cfg(test)]
 mod double;
 mod driver;
-#[cfg_attr(not(test), allow(dead_code))]
 mod elementwise;
 #[cfg(test)]
 mod elementwise_tests;
-#[cfg_attr(not(test), allow(dead_code))]
 mod experts;
 #[cfg(test)]
 mod experts_tests;
@@ -26,13 +25,14 @@ mod layers;
 mod libraries;
 #[cfg(test)]
 mod mistakes;
+mod mixtures;
 #[cfg(test)]
 mod ops;
+mod placement;
 #[cfg(test)]
 mod product_mistakes;
 #[cfg(test)]
 mod product_tests;
-#[cfg_attr(not(test), allow(dead_code))]
 mod products;
 #[cfg(test)]
 mod program;
@@ -47,13 +47,12 @@ mod recurrent;
 pub(in crate::nn) mod report;
 #[cfg(test)]
 mod tests;
-#[cfg(test)]
-mod weights;
 #[cfg(any(test, target_os = "macos"))]
 mod window;
 
 #[cfg(target_os = "macos")]
 pub(in crate::nn) use apple::{free_bytes, proved};
 #[cfg(test)]
-pub(in crate::nn) use double::Double;
-pub(in crate::nn) use layers::Weight;
+pub(in crate::nn) use double::{Double, kernels_beside_attention};
+pub(in crate::nn) use mixtures::ExpertTable;
+pub(in crate::nn) use placement::Weight;

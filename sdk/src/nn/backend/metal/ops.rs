@@ -58,8 +58,8 @@ const METHODS: &[(&str, &[&str])] = &[
 
 /// Methods that numbers and collections have by the same name, so that a call says nothing; what ran of them is in the table.
 const SHARED_NAMES: &[&str] = &[
-    "abs", "add", "apply", "ceil", "cmp", "cos", "div", "exp", "floor", "flatten", "get", "log", "max", "min", "mul",
-    "new", "powf", "round", "sin", "sqrt", "sub", "sum", "tanh", "var",
+    "abs", "add", "apply", "ceil", "cmp", "cos", "div", "exp", "floor", "flatten", "gather", "get", "log", "max",
+    "min", "mul", "new", "pow", "powf", "round", "sin", "sqrt", "sub", "sum", "tanh", "var",
 ];
 
 /// Methods that only look at a tensor, view it, make it from the host's memory or bring it there.
@@ -107,7 +107,7 @@ const NOT_COMPUTED: &[&str] = &[
     "zeros_like",
 ];
 
-/// What candle does in the host's memory on any device: the number that a tensor is compared with is cast before it goes there.
+/// Done by candle in the host's memory on any device: the number that a tensor is compared with is cast before it goes there.
 const ON_THE_HOST: &[&str] = &["to_f32: f64 dense"];
 
 /// The source of candle's Metal backend.
@@ -164,7 +164,7 @@ impl Candle {
         &rest[..rest.find("\n    }\n").unwrap_or(rest.len())]
     }
 
-    /// What is wrong with an op, if candle's Metal backend has no kernel for it, or a wrong one.
+    /// The fault of an op, if candle's Metal backend has no kernel for it, or a wrong one.
     fn refuses(&self, op: &Op<'_>) -> Option<String> {
         let [(first, layout), rest @ ..] = op.operands.as_slice() else { return Some("it has no operands".into()) };
         let (is_dense, upper) = (*layout == "dense", first.to_uppercase());

@@ -5,11 +5,13 @@ use std::sync::LazyLock;
 
 use super::{
     libraries::PRODUCTS,
-    products::{EmbedShape, MATRICES, Part, ProductShape, Use, alignment, format_number},
+    products::{EmbedShape, MATRICES, Part, ProductShape, READ, Use, alignment, format_number},
     program::{Program, bytes, values},
-    weights::{Noise, READ, Weight},
 };
-use crate::weights::Dtype;
+use crate::{
+    nn::backend::noise::{Noise, Weight},
+    weights::Dtype,
+};
 
 static PROGRAM: LazyLock<Program> = LazyLock::new(|| Program::compile(&PRODUCTS));
 

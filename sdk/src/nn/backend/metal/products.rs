@@ -101,7 +101,7 @@ pub(super) struct Part {
     pub(super) has_bias: bool,
 }
 
-/// What becomes of the products.
+/// How the products are used.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Use {
     /// Each is an output.

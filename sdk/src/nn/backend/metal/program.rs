@@ -10,7 +10,7 @@ use std::{
 
 use super::{launch::Launch, libraries::Library};
 
-/// What stands for Apple's headers, and the program around the kernels.
+/// Stand-ins for Apple's headers, and the program around the kernels.
 pub(super) fn emulation() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("src/nn/backend/metal/emulation")
 }

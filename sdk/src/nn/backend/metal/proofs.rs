@@ -1,9 +1,6 @@
 //! The proof at load: each kernel is held against its formula on this device.
 
-use candle_core::{
-    Device, Tensor,
-    quantized::{GgmlDType, QTensor},
-};
+use candle_core::{Device, Tensor, quantized::GgmlDType};
 use pensieve_kernels::Activation;
 
 use super::{
@@ -11,61 +8,23 @@ use super::{
     kernels::{MetalKernels, Usable, failed},
 };
 use crate::{
-    Batch, Output, Result, Span, Table, Want,
+    Batch, CandidateRows, Result,
     nn::{
-        backend::{Backend, Formulas, Matrix},
+        backend::{
+            Backend, Formulas,
+            cases::{Activations, CASES, Case, MIXTURES, Mixture, Part, RECURRENT, quantized, spans, tables},
+        },
         memory::{kv::KvCache, pass::Pass},
-        spec::{Attention, KvShape, KvType, Rotation},
+        spec::KvShape,
     },
-    weights::{Bytes, Dtype, RawTensor, RopeStyle},
+    weights::Dtype,
 };
 
-/// Blocks of the caches that are attended to.
-const BLOCKS: usize = 12;
-
-/// A form of attention that kernels have a case for.
-struct Form {
-    name: &'static str,
-    heads: usize,
-    head_dim: usize,
-    rotated: usize,
-    style: RopeStyle,
-    kind: KvType,
-    window: Option<usize>,
-    softcap: Option<f32>,
-    has_sinks: bool,
-}
-
-const PLAIN: Form = Form {
-    name: "attention",
-    heads: 4,
-    head_dim: 64,
-    rotated: 64,
-    style: RopeStyle::NeoX,
-    kind: KvType::F16,
-    window: None,
-    softcap: None,
-    has_sinks: false,
-};
-
-const FORMS: [Form; 4] = [
-    PLAIN,
-    // With this window, the oldest keys of a tile are out of reach for some of its rows, and all of them for others.
-    Form { name: "attention within a window", head_dim: 128, rotated: 128, window: Some(20), ..PLAIN },
-    Form {
-        name: "attention with sinks and interleaved rotation",
-        heads: 16,
-        rotated: 32,
-        style: RopeStyle::Interleaved,
-        has_sinks: true,
-        window: Some(24),
-        ..PLAIN
-    },
-    Form { name: "capped attention in f32", head_dim: 80, rotated: 80, kind: KvType::F32, softcap: Some(5.0), ..PLAIN },
-];
+/// A chunk of a prompt after a past of several tiles, and two decodes.
+const SEQUENCES: [Part; 3] = [(81, 9), (40, 1), (0, 1)];
 
 /// Checks that a kernel's output is its formula's, within `most`; NaN and infinities are not.
-pub(super) fn same(what: &str, ours: &Tensor, formula: &Tensor, most: f32) -> Result<()> {
+fn same(what: &str, ours: &Tensor, formula: &Tensor, most: f32) -> Result<()> {
     let difference = (ours - formula)?.abs()?.max_all()?.to_scalar::<f32>()?;
     let total = ours.sum_all()?.to_scalar::<f32>()?;
     match difference < most && total.is_finite() {
@@ -83,19 +42,22 @@ fn near(what: &str, ours: &Tensor, formula: &Tensor, most: f32) -> Result<()> {
 impl<D: Driver> MetalKernels<D> {
     /// Tries each library, and does without those whose kernels compute anything else; an error if that is all of them.
     pub(super) fn prove(&mut self) -> Result<()> {
-        let attention = || FORMS.iter().try_for_each(|form| self.prove_attention(form));
+        let mut cases = CASES.into_iter().filter(|case| case.at_load);
+        let mut attention = || cases.try_for_each(|case| self.prove_attention(case));
         let proved = [
             attention(),
             self.prove_norms(),
             self.prove_products(),
             self.prove_elementwise(),
-            self.prove_best(),
+            self.prove_logits(),
             self.prove_recurrence(),
+            self.prove_experts(),
         ];
         // Comparisons have read everything, so an error of the device has shown there; this only forgets it.
         let finished = self.finish();
-        let [attention, norms, products, elementwise, logits, recurrence] = proved.each_ref().map(Result::is_ok);
-        self.usable = Usable { attention, norms, products, elementwise, logits, recurrence };
+        let [attention, norms, products, elementwise, logits, recurrence, experts] =
+            proved.each_ref().map(Result::is_ok);
+        self.usable = Usable { attention, norms, products, elementwise, logits, recurrence, experts };
         self.declined = proved.into_iter().filter_map(|result| result.err().map(|error| error.message)).next();
         match &self.declined {
             Some(why) if self.usable == Usable::default() => Err(failed(why)),
@@ -111,6 +73,13 @@ impl<D: Driver> MetalKernels<D> {
         same("the sum", &sum, &(&x + y)?, 1e-5)?;
         same("rms_norm", &normed, &self.formulas.rms_norm(&sum, &weight, 1e-5)?, 1e-4)?;
         same("rms_norm", &self.rms_norm(&x, &weight, 1e-5)?, &self.formulas.rms_norm(&x, &weight, 1e-5)?, 1e-4)?;
+        let (q, k, of_head) = (self.formulas.wave(5, 96)?, self.formulas.wave(5, 32)?, self.formulas.wave(1, 16)?);
+        let of_head = of_head.squeeze(0)?;
+        let weights = [&of_head; 2];
+        let (ours, formula) =
+            (self.norm_heads([&q, &k], weights, 1e-5)?, self.formulas.norm_heads([&q, &k], weights, 1e-5)?);
+        same("the norms of queries", &ours.0, &formula.0, 1e-4)?;
+        same("the norms of keys", &ours.1, &formula.1, 1e-4)?;
         let (ours, formula) =
             (self.layer_norm(&x, &weight, &weight, 1e-5)?, self.formulas.layer_norm(&x, &weight, &weight, 1e-5)?);
         same("layer_norm", &ours, &formula, 1e-4)
@@ -127,12 +96,8 @@ impl<D: Driver> MetalKernels<D> {
             (GgmlDType::Q4K, Dtype::Q4K),
             (GgmlDType::Q6K, Dtype::Q6K),
         ] {
-            let quantized = QTensor::quantize(&values, ggml)?;
-            let data = Bytes::copy_of(&quantized.data()?)?;
-            let raw = RawTensor { name: "proof".into(), dtype, shape: vec![OUTPUTS, INPUTS], data };
-            let form = self.weight(&raw)?.ok_or_else(|| failed(format!("no kernel reads {}", dtype.name())))?;
-            let matrix = Matrix { outputs: OUTPUTS, inputs: INPUTS, place: 0, form };
-            let dense = quantized.dequantize(&Device::Cpu)?.to_device(&self.formulas.device)?;
+            let (matrix, dense) = quantized(self, &values, ggml, dtype)?;
+            let dense = dense.to_device(&self.formulas.device)?;
             for rows in [1, 2, 3, 7, 40] {
                 let x = self.formulas.wave(rows, INPUTS)?;
                 let formula = x.matmul(&dense.t()?)?;
@@ -150,6 +115,8 @@ impl<D: Driver> MetalKernels<D> {
             let x = (x * 0.05)?;
             let product = (product * 0.05)?;
             let gated = (self.formulas.activate(&product, Activation::Silu)? * &product)?;
+            let activated = self.linear_act(&x, &matrix, None, Activation::Silu)?;
+            near("an activated product", &activated, &self.formulas.activate(&product, Activation::Silu)?, 2e-2)?;
             let layers = [(&matrix, None), (&matrix, None)];
             near("a gated product", &self.gated(&x, layers, Activation::Silu)?, &gated, 2e-2)?;
             let rows = self.look_up(&matrix, &[7, 0, 49])?.ok_or_else(|| failed("no table is looked up"))?;
@@ -177,47 +144,54 @@ impl<D: Driver> MetalKernels<D> {
         Ok(())
     }
 
-    fn prove_best(&self) -> Result<()> {
-        let logits = self.formulas.wave(3, 1500)?;
-        same("the best of logits", &self.best(&logits)?, &self.formulas.best(&logits)?, 1e-3)
+    fn prove_logits(&self) -> Result<()> {
+        let (rows, width, top) = (3, 1500, 40);
+        let logits = self.formulas.wave(rows, width)?;
+        same("the best of logits", &self.best(&logits)?, &self.formulas.best(&logits)?, 1e-3)?;
+        let mut values = vec![0.0; rows * width];
+        self.read(&logits, &mut values)?;
+        let masks = vec![0x5555_5555; rows * width.div_ceil(32)];
+        let ours = self.candidates_of(&logits, &masks, top)?.ok_or_else(|| failed("no kernel finds candidates"))?;
+        let (mut ids, mut scores, mut totals) = (vec![0; rows * top], vec![0.0; rows * top], vec![0.0; 2 * rows]);
+        let mut expected = CandidateRows { ids: &mut ids, scores: &mut scores, totals: &mut totals };
+        for (row, (logits, mask)) in values.chunks(width).zip(masks.chunks(width.div_ceil(32))).enumerate() {
+            expected.choose(row, top, logits, mask);
+        }
+        let (ours_ids, ours) = ours.split_at(ids.len());
+        let ours = ours.iter().map(|word| f32::from_bits(*word));
+        let is_near = ours.zip(scores.iter().chain(&totals)).all(|(ours, value)| (ours - value).abs() < 1e-3);
+        if ours_ids == ids && is_near { Ok(()) } else { Err(failed("candidates are others than on the host")) }
     }
 
-    /// A chunk of a prompt after a past of several tiles, and two decodes, over a cache in any order.
-    fn prove_attention(&self, form: &Form) -> Result<()> {
-        let (kv_heads, formulas, head_dim) = (2, &self.formulas, form.head_dim);
-        let sequences: [(usize, usize, &[u32]); 3] =
-            [(81, 9, &[7, 1, 9, 0, 4, 11]), (40, 1, &[3, 10, 5]), (0, 1, &[8])];
-        let (mut spans, mut start) = (Vec::new(), 0);
-        for (past, len, blocks) in sequences {
-            spans.push(Span {
-                sequence: start as u64,
-                start,
-                len,
-                past,
-                want: Want::Last,
-                output: Output::Logits,
-                mask: &[],
-                adapter: 0,
-                adapter_scale: 0.0,
-                caches: vec![Table::Blocks(blocks.into())],
-            });
-            start += len;
+    fn prove_recurrence(&self) -> Result<()> {
+        RECURRENT.iter().try_for_each(|case| {
+            let what = format!("a recurrent layer, {},", case.name);
+            same(&what, &case.compute_flat(self)?, &case.compute_flat(&self.formulas)?, 1e-3)
+        })
+    }
+
+    fn prove_experts(&self) -> Result<()> {
+        let mixture = Mixture::new(self)?;
+        for (rows, glu) in MIXTURES {
+            let ours = mixture.compute(self, rows, glu)?.ok_or_else(|| failed("no kernel computes experts"))?;
+            self.finish()?;
+            let what = format!("a mixture for {rows} rows, {glu:?},");
+            near(&what, &ours.to_device(&Device::Cpu)?, &mixture.formula(rows, glu)?, 2e-2)?;
         }
-        let (tokens, ids) = (start, vec![0; start]);
-        let batch = Batch { tokens: &ids, positions: &ids, spans, top: 0 };
-        let [q, k, v] = [form.heads, kv_heads, kv_heads].map(|heads| formulas.wave(tokens, heads * head_dim));
-        let (q, k, v) = (q?, k?, v?);
-        let half = form.rotated / 2;
-        let (cos, sin) = (formulas.wave(tokens, half)?, (formulas.wave(tokens, half)? * 0.5)?);
-        let rotation = Rotation { cos, sin, style: form.style };
-        let sinks = form.has_sinks.then(|| formulas.wave(1, form.heads)?.squeeze(0)).transpose()?;
-        let (window, softcap) = (form.window, form.softcap);
-        let spec = Attention { window, softcap, sinks, ..Attention::new(0, form.heads, kv_heads, head_dim)? };
+        Ok(())
+    }
+
+    fn prove_attention(&self, case: Case) -> Result<()> {
+        let (formulas, tables) = (&self.formulas, tables(SEQUENCES.map(|(past, len)| past + len)));
+        let ids = vec![0; SEQUENCES.iter().map(|(_, len)| len).sum()];
+        let batch = Batch { tokens: &ids, positions: &ids, spans: spans(&SEQUENCES, &tables), top: 0 };
+        let x = Activations::of(case, ids.len(), &formulas.device)?;
+        let blocks = tables.iter().map(Vec::len).sum();
         self.begin(&batch)?;
         let compute = |backend: &dyn Backend| -> Result<Tensor> {
-            let shape = KvShape::uniform(1, kv_heads, head_dim);
+            let shape = KvShape::uniform(1, case.kv_heads, case.head_dim);
             let make = |_, shape, _| formulas.store(shape);
-            let mut cache = KvCache::new(&shape, form.kind, &[BLOCKS], |_| 0, make)?;
+            let mut cache = KvCache::new(&shape, case.kv, &[blocks], |_| 0, make)?;
             for store in cache.layer(0)? {
                 let store = store.tensor()?;
                 let (heads, slots, dim) = store.dims3()?;
@@ -225,9 +199,9 @@ impl<D: Driver> MetalKernels<D> {
                 store.slice_set(&past.to_dtype(store.dtype())?, 1, 0)?;
             }
             let mut pass = Pass::new(&batch, &mut cache);
-            backend.rotated_attention(&spec, [&q, &k, &v], &rotation, &mut pass)
+            backend.rotated_attention(&x.spec, x.qkv.each_ref(), &x.rotation, &mut pass)
         };
-        same(form.name, &compute(self)?, &compute(formulas)?, 1e-2)
+        same(&format!("attention as of {}", case.name), &compute(self)?, &compute(formulas)?, 1e-2)
     }
 }
 
@@ -241,9 +215,7 @@ mod tests {
     #[test]
     fn kernels_that_compute_the_formulas_are_all_used() {
         let kernels = MetalKernels::on(Double::default(), Formulas::plain(Device::Cpu)).unwrap();
-        let all =
-            Usable { attention: true, norms: true, products: true, elementwise: true, logits: true, recurrence: true };
-        assert_eq!((kernels.usable, kernels.declined), (all, None));
+        assert_eq!((kernels.usable, kernels.declined), (Usable::ALL, None));
     }
 
     #[test]

@@ -11,8 +11,9 @@ use super::{
     product_tests,
     program::{Program, emulation},
     recurrence_tests,
-    tests::{CASES, Way, check},
+    tests::{Way, check},
 };
+use crate::nn::backend::cases::CASES;
 
 /// The first clang that has address spaces for these headers, and the first that folds infinities away and warns of them.
 const WITH_ADDRESS_SPACES: u32 = 17;
@@ -36,7 +37,7 @@ fn clang(least: u32) -> Option<String> {
     found
 }
 
-/// What clang says of a source, read with the strict headers; empty if nothing.
+/// Clang's messages for a source, read with the strict headers; empty if nothing.
 fn read(clang: &str, source: &str, flags: &[&str]) -> String {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("kernels.metal");
@@ -81,7 +82,7 @@ fn the_sources_keep_to_metal_s_address_spaces_and_overloads() {
     }
 }
 
-/// What is right in the library of attention, a mistake, and what is said of it.
+/// A correct text in the library of attention, a mistake in its place, and the message for it.
 const MISTAKES: [(&str, &str, &str); 12] = [
     ("device const float *query =", "threadgroup float *query =", "an rvalue of type 'device float const *'"),
     ("device const float *query =", "float *query =", "cannot initialize a variable of type 'float *'"),
@@ -176,7 +177,7 @@ fn the_kernels_compute_the_formulas_in_their_math_modes() {
     let (right, wrong) = INFINITE;
     let kernels = ["store_f16", "attend_f16", "flash_f16_128", "flash_f16_128_few"];
     let program = compile(Math::Fast, &with(&ATTENTION, right, wrong), &kernels);
-    let mistral = CASES.into_iter().find(|case| case.family == "mistral").unwrap();
+    let mistral = CASES.into_iter().find(|case| case.name == "mistral").unwrap();
     for way in [Way::Scalar, Way::Whole] {
         let said = check(&program, mistral, &[way]).expect_err("an infinite mask");
         assert!(said.contains("NaN"), "{said}");

@@ -9,11 +9,13 @@ use super::{
     product_tests::{activated, near},
     program::{Program, bytes, values},
     recurrence::{ConvShape, RecurrenceShape, Sequences},
-    weights::Noise,
 };
 use crate::{
     Batch, Output, Span, StateCopy, Table, Want,
-    nn::spec::{Recurrence, ShortConv},
+    nn::{
+        backend::noise::Noise,
+        spec::{Recurrence, ShortConv},
+    },
 };
 
 static PROGRAM: LazyLock<Program> = LazyLock::new(|| Program::compile(&RECURRENCE));
@@ -95,6 +97,7 @@ pub(super) fn check_conv(program: &Program, taps: usize, has_bias: bool) -> Resu
         let (weight, bias) = (Noise::new(3).values(taps * channels), Noise::new(4).values(channels));
         let conv = ShortConv {
             layer: 0,
+            part: 0,
             taps: Tensor::from_slice(&weight, (taps, channels), &Device::Cpu).unwrap(),
             bias: has_bias.then(|| Tensor::from_slice(&bias, channels, &Device::Cpu).unwrap()),
             activation: has_bias.then_some(Activation::Silu),
@@ -241,6 +244,6 @@ fn recurrences_that_no_kernel_takes_are_declined() {
     assert!(RecurrenceShape::new(&wide, true, false).launch(1).is_none());
     let of = with_batch(STEPS[1], |batch| Sequences::of(batch, 0)).unwrap();
     let taps = Tensor::zeros((9, 4), candle_core::DType::F32, &Device::Cpu).unwrap();
-    assert!(ConvShape::new(&ShortConv { layer: 0, taps, bias: None, activation: None }, &of).is_none());
+    assert!(ConvShape::new(&ShortConv { layer: 0, part: 0, taps, bias: None, activation: None }, &of).is_none());
     assert!(with_batch(STEPS[0], |batch| Sequences::of(batch, 1)).is_none());
 }

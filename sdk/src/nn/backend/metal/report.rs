@@ -56,7 +56,7 @@ const OF_CANDLE: [(&str, &str); 11] = [
     ("candle: unary", source::UNARY),
 ];
 
-/// What the compiler's optimizations may take for impossible, each with the value that it has to have: the infinities
+/// Values that the compiler's optimizations may take for impossible, each with the value that it has to have: the infinities
 /// come from memory, so that nothing but the mode decides.
 const GUARDS: &str = r"#include <metal_stdlib>
 using namespace metal;
@@ -112,7 +112,12 @@ pub(in crate::nn) fn device(metal: &MetalDevice) -> Value {
     })
 }
 
-/// What the compiler says of each library, how long it takes, and the pipelines of our kernels.
+/// Bytes of this process's buffers.
+pub(in crate::nn) fn allocated(metal: &MetalDevice) -> u64 {
+    metal.metal_device().current_allocated_size() as u64
+}
+
+/// The compiler's messages for each library, how long it takes, and the pipelines of our kernels.
 pub(in crate::nn) fn compiler(metal: &MetalDevice) -> Value {
     let ours = LIBRARIES.into_iter().map(|ours| library(metal, ours.name, ours.source, ours.kernels, Some(ours.math)));
     let candle = OF_CANDLE.into_iter().map(|(name, source)| library(metal, name, source, &[], None));

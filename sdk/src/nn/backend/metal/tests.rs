@@ -12,69 +12,20 @@ use super::{
     program::{Program, bytes, close, of, values},
 };
 use crate::{
-    Batch, Output, Span, Table, Want,
+    Batch,
     nn::{
-        Attention, BLOCK_TOKENS, KvShape, KvType,
-        backend::{Backend, Formulas},
+        BLOCK_TOKENS, KvShape, KvType,
+        backend::{
+            Backend, Formulas,
+            cases::{Activations, CASES, Case, Part, spans, tables},
+        },
         memory::kv::KvCache,
         memory::pass::Pass,
-        spec::Rotation,
     },
     weights::RopeStyle,
 };
 
 static ATTENTION: LazyLock<Program> = LazyLock::new(|| Program::compile(&libraries::ATTENTION));
-
-/// A model's attention, and how its heads are rotated.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Case {
-    pub(super) family: &'static str,
-    heads: usize,
-    kv_heads: usize,
-    head_dim: usize,
-    rotated: usize,
-    style: RopeStyle,
-    window: Option<usize>,
-    softcap: Option<f32>,
-    has_sinks: bool,
-    kv: KvType,
-}
-
-const PLAIN: Case = Case {
-    family: "llama",
-    heads: 8,
-    kv_heads: 2,
-    head_dim: 64,
-    rotated: 64,
-    style: RopeStyle::NeoX,
-    window: None,
-    softcap: None,
-    has_sinks: false,
-    kv: KvType::F16,
-};
-
-/// The shapes of all families, with fewer heads.
-pub(super) const CASES: [Case; 12] = [
-    PLAIN,
-    Case { family: "llama as GGUF, in f32", style: RopeStyle::Interleaved, kv: KvType::F32, ..PLAIN },
-    Case { family: "mistral", head_dim: 128, rotated: 128, window: Some(24), heads: 4, kv_heads: 1, ..PLAIN },
-    Case { family: "phi", head_dim: 80, rotated: 32, heads: 3, kv_heads: 3, ..PLAIN },
-    Case { family: "qwen, odd group", heads: 7, kv_heads: 1, ..PLAIN },
-    Case { family: "gemma", head_dim: 256, rotated: 256, heads: 2, kv_heads: 1, softcap: Some(5.0), ..PLAIN },
-    Case { family: "glm", head_dim: 96, rotated: 48, heads: 32, kv_heads: 2, style: RopeStyle::Interleaved, ..PLAIN },
-    Case { family: "gpt-oss", heads: 16, window: Some(20), has_sinks: true, ..PLAIN },
-    Case { family: "deepseek", head_dim: 192, rotated: 64, heads: 2, ..PLAIN },
-    Case { family: "gemma 4", head_dim: 512, rotated: 512, heads: 4, kv_heads: 1, ..PLAIN },
-    Case {
-        family: "mistral, wide window in f32",
-        window: Some(600),
-        head_dim: 128,
-        kv: KvType::F32,
-        heads: 4,
-        ..PLAIN
-    },
-    Case { family: "a head that no matrix kernel takes", head_dim: 72, rotated: 72, heads: 2, ..PLAIN },
-];
 
 /// How attention is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,45 +39,18 @@ pub(super) enum Way {
 }
 
 /// A step of four sequences: a decode after a long context, the chunk of a prompt after a past, a whole prompt, and another
-/// decode; blocks in any order.
-fn spans() -> (Vec<Vec<u32>>, [(usize, usize); 4]) {
-    let sizes: [(usize, usize); 4] = [(1100, 1), (600, 9), (0, 70), (37, 1)];
-    let mut next = 0;
-    let tables = sizes.map(|(past, len)| {
-        let blocks = (past + len).div_ceil(BLOCK_TOKENS) as u32;
-        next += blocks;
-        (next - blocks..next).rev().collect::<Vec<u32>>()
-    });
-    (tables.to_vec(), sizes)
-}
+/// decode.
+const SEQUENCES: [Part; 4] = [(1100, 1), (600, 9), (0, 70), (37, 1)];
 
 /// Holds the kernels of a model's attention against the formulas.
 pub(super) fn check(program: &Program, case: Case, ways: &[Way]) -> Result<(), String> {
     let formulas = Formulas::plain(Device::Cpu);
-    let (tables, sizes) = spans();
-    let (mut spans, mut start) = (Vec::new(), 0);
-    for (place, ((past, len), blocks)) in sizes.into_iter().zip(&tables).enumerate() {
-        let (adapter, adapter_scale, want, output, mask) = (0, 0.0, Want::Last, Output::Logits, &[][..]);
-        let caches = vec![Table::Blocks(blocks.into())];
-        spans.push(Span {
-            sequence: place as u64,
-            start,
-            len,
-            past,
-            want,
-            output,
-            mask,
-            adapter,
-            adapter_scale,
-            caches,
-        });
-        start += len;
-    }
-    let tokens = start;
+    let tables = tables(SEQUENCES.map(|(past, len)| past + len));
+    let tokens = SEQUENCES.iter().map(|(_, len)| len).sum();
     let blocks = tables.iter().map(Vec::len).sum::<usize>();
-    let Case { heads, kv_heads, head_dim, kv: kind, .. } = case;
+    let Case { heads, kv_heads, head_dim, kv: kind, window, softcap, .. } = case;
     let ids = vec![0; tokens];
-    let batch = Batch { tokens: &ids, positions: &ids, spans, top: 0 };
+    let batch = Batch { tokens: &ids, positions: &ids, spans: spans(&SEQUENCES, &tables), top: 0 };
 
     let shape = KvShape::uniform(1, kv_heads, head_dim);
     let mut cache = KvCache::new(&shape, kind, &[blocks], |_| 0, |_, shape, _| formulas.store(shape)).unwrap();
@@ -142,15 +66,8 @@ pub(super) fn check(program: &Program, case: Case, ways: &[Way]) -> Result<(), S
         memory.slice_set(&past.to_dtype(memory.dtype()).unwrap(), 1, 0).unwrap();
     }
 
-    let [q, k, v] = [heads, kv_heads, kv_heads].map(|heads| formulas.wave(tokens, heads * head_dim).unwrap());
-    let k = (k * 0.7).unwrap();
-    let half = case.rotated / 2;
-    let (cos, sin) = (formulas.wave(tokens, half).unwrap(), (formulas.wave(tokens, half).unwrap() * 0.5).unwrap());
-    let rotation = Rotation { cos, sin, style: case.style };
-    let sinks = case.has_sinks.then(|| formulas.wave(1, heads).unwrap().squeeze(0).unwrap());
-    let (window, softcap) = (case.window, case.softcap);
-    let attention = Attention::new(0, heads, kv_heads, head_dim).unwrap();
-    let spec = Attention { window, softcap, sinks: sinks.clone(), ..attention };
+    let Activations { qkv: [q, k, v], rotation, spec } = Activations::of(case, tokens, &Device::Cpu).unwrap();
+    let (sinks, half) = (spec.sinks.clone(), case.rotated / 2);
     let mut pass = Pass::new(&batch, &mut cache);
     let formula = formulas.rotated_attention(&spec, [&q, &k, &v], &rotation, &mut pass).unwrap();
 
@@ -195,7 +112,7 @@ pub(super) fn check(program: &Program, case: Case, ways: &[Way]) -> Result<(), S
         }
     };
     for (at, name) in [(0, "keys"), (1, "values")] {
-        close(&unpack(&stored[8 + at]), &memory(at), 2e-3, &format!("{}: {name}", case.family))?;
+        close(&unpack(&stored[8 + at]), &memory(at), 2e-3, &format!("{}: {name}", case.name))?;
     }
     let layer =
         Layer { heads, kv_heads, head_dim, slots, window, has_sinks: case.has_sinks, scale: spec.scale, softcap, kind };
@@ -232,7 +149,7 @@ pub(super) fn check(program: &Program, case: Case, ways: &[Way]) -> Result<(), S
         }
         // In half precision, a stored key may be rounded to the other side.
         let most = if is_half { 2e-3 } else { 1e-5 };
-        close(&values(&out), &of(&formula), most, &format!("{}, {way:?}", case.family))?;
+        close(&values(&out), &of(&formula), most, &format!("{}, {way:?}", case.name))?;
     }
     Ok(())
 }

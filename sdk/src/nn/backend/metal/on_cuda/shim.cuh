@@ -60,34 +60,35 @@ using simdgroup_half8x8 = simdgroup_matrix<half, 8, 8>;
 
 static __device__ __forceinline__ unsigned matrix_lane() { return threadIdx.x % 32; }
 
-// Two neighbours at once: a row of a matrix begins at an even value in all kernels, which memcheck confirms.
-static __device__ __forceinline__ void load_two(float *to, const float *from) {
-    const float2 two = *(const float2 *)from;
-    to[0] = two.x, to[1] = two.y;
-}
-static __device__ __forceinline__ void load_two(half *to, const half *from) {
-    const half2 two = *(const half2 *)from;
-    to[0] = __low2half(two), to[1] = __high2half(two);
-}
-
-template <typename T>
-static __device__ __forceinline__ void simdgroup_load(simdgroup_matrix<T, 8, 8> &to, const T *from, unsigned long per_row = 8,
-                                                      ulong2 origin = ulong2{0, 0}, bool is_transposed = false) {
+// A row of a matrix begins at an even value in all kernels, and at an eighth one where values are halves; memcheck confirms
+// it.
+static __device__ __forceinline__ void simdgroup_load(simdgroup_matrix<float, 8, 8> &to, const float *from,
+                                                      unsigned long per_row = 8, ulong2 origin = ulong2{0, 0},
+                                                      bool is_transposed = false) {
     const unsigned lane = matrix_lane();
-    load_two(to.values, from + (origin.y + lane / 4) * per_row + origin.x + lane % 4 * 2);
+    const float2 two = *(const float2 *)(from + (origin.y + lane / 4) * per_row + origin.x + lane % 4 * 2);
+    to.values[0] = two.x, to.values[1] = two.y;
     to.is_transposed = is_transposed;
 }
-
-static __device__ __forceinline__ void transpose(simdgroup_matrix<half, 8, 8> &matrix) {
-    const half2 both = __halves2half2(matrix.values[0], matrix.values[1]);
-    uint32_t from, to;
-    memcpy(&from, &both, 4);
-    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(to) : "r"(from));
-    half2 moved;
-    memcpy(&moved, &to, 4);
-    matrix.values[0] = __low2half(moved), matrix.values[1] = __high2half(moved);
-    matrix.is_transposed = !matrix.is_transposed;
+// Halves lie transposed always, as only second factors are halves.
+static __device__ __forceinline__ void simdgroup_load(simdgroup_matrix<half, 8, 8> &to, const half *from,
+                                                      unsigned long per_row = 8, ulong2 origin = ulong2{0, 0},
+                                                      bool is_transposed = false) {
+    const unsigned lane = matrix_lane();
+    from += origin.y * per_row + origin.x;
+    half2 two;
+    if (is_transposed) {
+        two = *(const half2 *)(from + lane / 4 * per_row + lane % 4 * 2);
+    } else {
+        uint32_t both;
+        const uint32_t row = __cvta_generic_to_shared(from + lane % 8 * per_row);
+        asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];" : "=r"(both) : "r"(row) : "memory");
+        memcpy(&two, &both, 4);
+    }
+    to.values[0] = __low2half(two), to.values[1] = __high2half(two);
+    to.is_transposed = true;
 }
+
 static __device__ __forceinline__ void transpose(simdgroup_matrix<float, 8, 8> &matrix) {
     const unsigned lane = matrix_lane(), a = lane / 4, b = lane % 4;
     float moved[2];
@@ -114,8 +115,23 @@ static __device__ __forceinline__ simdgroup_matrix<T, Columns, Rows> make_filled
     return {{value, value}, false};
 }
 
-// mma multiplies 16 × 8 by 8 × 8 values of 19 bits. A float is two of those but for its last bits: the second ones of the first
-// factor take the rows that a matrix of 8 does not need. Sums are rounded here, as mma cuts bits off.
+// mma multiplies 16 × 8 by 8 × 8 values of 11 bits. A float is two of those but for its last bits: the second ones of the first
+// factor take the rows that a matrix of 8 does not need, 2048 times as large, so that small ones do not vanish. Sums are
+// rounded here, as mma cuts bits off.
+static __device__ __forceinline__ void product(float *sum, const float *a, const half *b) {
+    const half2 high = __floats2half2_rn(a[0], a[1]), second = __halves2half2(b[0], b[1]);
+    const float2 kept = __half22float2(high);
+    const half2 low = __floats2half2_rn((a[0] - kept.x) * 2048.0f, (a[1] - kept.y) * 2048.0f);
+    uint32_t first[2], other;
+    memcpy(&first[0], &high, 4), memcpy(&first[1], &low, 4), memcpy(&other, &second, 4);
+    float products[4];
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%7,%7,%7,%7};"
+        : "=f"(products[0]), "=f"(products[1]), "=f"(products[2]), "=f"(products[3])
+        : "r"(first[0]), "r"(first[1]), "r"(other), "f"(0.0f));
+    for (unsigned i = 0; i < 2; i++) sum[i] += fmaf(products[i + 2], 1.0f / 2048.0f, products[i]);
+}
+
+// The same with values of 19 bits, for factors that are both floats.
 static __device__ __forceinline__ void product(float *sum, const float *a, const float *b) {
     uint32_t high[2], low[2], second[2];
     for (unsigned i = 0; i < 2; i++) {
@@ -123,38 +139,37 @@ static __device__ __forceinline__ void product(float *sum, const float *a, const
         low[i] = __float_as_uint(a[i] - __uint_as_float(high[i]));
         second[i] = __float_as_uint(b[i]);
     }
-    float products[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(products[0]), "+f"(products[1]), "+f"(products[2]), "+f"(products[3])
-                 : "r"(high[0]), "r"(low[0]), "r"(high[1]), "r"(low[1]), "r"(second[0]), "r"(second[1]));
-    sum[0] += products[0] + products[2], sum[1] += products[1] + products[3];
+    float products[4];
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
+        : "=f"(products[0]), "=f"(products[1]), "=f"(products[2]), "=f"(products[3])
+        : "r"(high[0]), "r"(low[0]), "r"(high[1]), "r"(low[1]), "r"(second[0]), "r"(second[1]), "f"(0.0f));
+    for (unsigned i = 0; i < 2; i++) sum[i] += products[i] + products[i + 2];
 }
 
-template <typename A, typename B>
+template <typename B>
 static __device__ __forceinline__ void simdgroup_multiply_accumulate(simdgroup_matrix<float, 8, 8> &to,
-                                                                     simdgroup_matrix<A, 8, 8> a, simdgroup_matrix<B, 8, 8> b,
+                                                                     simdgroup_matrix<float, 8, 8> a, simdgroup_matrix<B, 8, 8> b,
                                                                      simdgroup_matrix<float, 8, 8> sum) {
     if (a.is_transposed) transpose(a);
-    if (!b.is_transposed) transpose(b);
     if (sum.is_transposed) transpose(sum);
-    const float first[2] = {(float)a.values[0], (float)a.values[1]};
-    float second[2] = {(float)b.values[0], (float)b.values[1]};
     if constexpr (sizeof(B) == 4) {
-        float rest[2];
+        if (!b.is_transposed) transpose(b);
+        float high[2], rest[2];
         for (unsigned i = 0; i < 2; i++) {
-            uint32_t high;
-            asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(high) : "f"(second[i]));
-            rest[i] = second[i] - __uint_as_float(high);
-            second[i] = __uint_as_float(high);
+            uint32_t cut;
+            asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(cut) : "f"(b.values[i]));
+            high[i] = __uint_as_float(cut), rest[i] = b.values[i] - high[i];
         }
-        product(sum.values, first, rest);
+        product(sum.values, a.values, rest);
+        product(sum.values, a.values, high);
+    } else {
+        product(sum.values, a.values, b.values);
     }
-    product(sum.values, first, second);
     to = sum;
 }
 
-template <typename A, typename B>
-static __device__ __forceinline__ void simdgroup_multiply(simdgroup_matrix<float, 8, 8> &to, simdgroup_matrix<A, 8, 8> a,
+template <typename B>
+static __device__ __forceinline__ void simdgroup_multiply(simdgroup_matrix<float, 8, 8> &to, simdgroup_matrix<float, 8, 8> a,
                                                           simdgroup_matrix<B, 8, 8> b) {
     simdgroup_multiply_accumulate(to, a, b, make_filled_simdgroup_matrix<float, 8, 8>(0.0f));
 }

@@ -1,15 +1,19 @@
 //! Whole models on the Metal backend, over the recording driver.
 
+mod chunks;
+mod mixture;
+
 use candle_core::Device;
 use std::{path::Path, sync::Arc};
 
-use super::{Chosen, Opened, Ops, Paged, PagedModel, Shape};
+use super::{Ops, Paged, PagedModel, Shape};
 use crate::{
     Batch, CandidateRows, LoadRequest, Model, Output, Outputs, Result, Services, Source, Span, Table, Want,
     nn::{
         Activation, Attention, BLOCK_TOKENS, Decoder, Embedding, GatedMlp, KvShape, Linear, Loader, Qkv, RmsNorm, Rope,
         Step, Tensor,
         backend::{Backend, Double, Formulas},
+        device::Chosen,
     },
     testing::random_checkpoint,
     weights::{Checkpoint, RopeConfig},
@@ -45,6 +49,7 @@ impl<const LAYERS: usize> Decoder for Tiny<LAYERS> {
     const NAME: &'static str = "tiny";
     const GGUF: &'static [&'static str] = &[];
     const CLASSES: &'static [&'static str] = &["Tiny"];
+    const FEATURES: bool = true;
     type Config = RopeConfig;
 
     fn config(checkpoint: &Checkpoint) -> Result<RopeConfig> {
@@ -92,6 +97,10 @@ impl<const LAYERS: usize> Decoder for Tiny<LAYERS> {
     fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         self.lm_head.forward(&self.norm.forward(hidden, step)?, step)
     }
+
+    fn features(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        self.norm.forward(hidden, step)
+    }
 }
 
 fn checkpoint(folder: &Path, layers: usize) {
@@ -118,11 +127,18 @@ fn checkpoint(folder: &Path, layers: usize) {
 fn load<const LAYERS: usize>(backend: Arc<dyn Backend>, state_bytes: u64) -> PagedModel<Tiny<LAYERS>> {
     let folder = tempfile::tempdir().unwrap();
     checkpoint(folder.path(), LAYERS);
-    let source = Source { path: folder.path().to_owned(), options: r#"{"kv": "f16"}"#.into() };
+    open(folder.path(), backend, state_bytes)
+}
+
+/// A checkpoint's model on a backend, with caches of `state_bytes`.
+fn open<D: Decoder>(folder: &Path, backend: Arc<dyn Backend>, state_bytes: u64) -> PagedModel<D> {
+    let source = Source { path: folder.to_owned(), options: r#"{"kv": "f16"}"#.into() };
     let request = LoadRequest { source, device: "cpu".into(), context: 0, state_bytes, threads: 1 };
-    let opened = Opened::open(&request.source).unwrap();
+    let (plan, config) = Paged::<D>::plan(&request.source).unwrap();
     let chosen = Chosen { device: Device::Cpu, beside: Vec::new(), name: "cpu".into(), note: String::new() };
-    Paged::load_on((&chosen, Ops::on(backend)), &opened, &request, &Services::silent(), &[]).unwrap()
+    let (target, services) = ((&chosen, Ops::on(backend)), Services::silent());
+    let loaded = plan.load_on(target, &request, (&services, &[]), |loader| Ok((D::load(loader, &config)?, None)));
+    PagedModel::new(loaded.unwrap()).unwrap()
 }
 
 fn formulas<const LAYERS: usize>() -> PagedModel<Tiny<LAYERS>> {
@@ -214,8 +230,10 @@ const STEPS: [&[New]; 4] = [
     &[New { past: 71, len: 1, want: Want::Last, ..PROMPT }],
 ];
 
-fn agrees_with_formulas<const LAYERS: usize>() {
+/// Holds a Llama against the formulas, `is_deferred` as a GPU computes.
+fn agrees_with_formulas<const LAYERS: usize>(is_deferred: bool) {
     let (mut ours, double) = recorded::<LAYERS>(1 << 20);
+    double.record().is_deferred = is_deferred;
     let mut formula = formulas::<LAYERS>();
     for new in STEPS {
         assert_close(&step(&mut ours, new).unwrap(), &step(&mut formula, new).unwrap());
@@ -227,12 +245,17 @@ fn agrees_with_formulas<const LAYERS: usize>() {
 
 #[test]
 fn a_llama_of_two_layers_computes_on_metal_what_the_formulas_compute() {
-    agrees_with_formulas::<2>();
+    agrees_with_formulas::<2>(false);
+}
+
+#[test]
+fn a_llama_in_buffers_that_are_used_again_and_again_computes_what_the_formulas_compute() {
+    agrees_with_formulas::<2>(true);
 }
 
 #[test]
 fn a_llama_of_16_layers_computes_on_metal_what_the_formulas_compute() {
-    agrees_with_formulas::<16>();
+    agrees_with_formulas::<16>(true);
 }
 
 #[test]
@@ -258,24 +281,6 @@ fn a_failed_command_buffer_fails_its_step_with_the_driver_s_words_and_no_other()
         assert!(error.message.contains(WORDS), "{error}");
         assert_close(&step(&mut ours, &[New { want: Want::Last, ..PROMPT }]).unwrap(), &expected);
     }
-}
-
-#[test]
-fn a_prompt_of_18_000_tokens_is_computed_in_chunks_that_are_each_waited_for() {
-    const PROMPT_TOKENS: usize = 18_000;
-    const CHUNK: usize = 512;
-    let (mut model, double) = recorded::<2>(16 << 20);
-    double.record().is_idle = true;
-    for past in (0..PROMPT_TOKENS).step_by(CHUNK) {
-        let len = CHUNK.min(PROMPT_TOKENS - past);
-        step(&mut model, &[New { past, len, ..PROMPT }]).unwrap();
-        let record = double.record();
-        assert!(record.encoded.is_empty(), "what was launched is still running");
-        assert_eq!(record.command_buffers.len(), past / CHUNK + 1);
-    }
-    let record = double.record();
-    assert_eq!(record.reads, Vec::<usize>::new());
-    assert_eq!(record.allocations, Vec::<usize>::new(), "all chunks use what was allocated at load");
 }
 
 #[test]

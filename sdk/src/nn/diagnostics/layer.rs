@@ -1,0 +1,45 @@
+//! A layer's attention over a cache of any device.
+
+use candle_core::Tensor;
+
+use crate::{
+    Batch, Result,
+    nn::{
+        backend::{
+            Backend,
+            cases::{Activations, Case, Part, spans, tables},
+        },
+        memory::{kv::KvCache, pass::Pass},
+        spec::KvShape,
+    },
+};
+
+/// A cache, and the attention over it, on one backend.
+pub(super) struct Layer<'a> {
+    backend: &'a dyn Backend,
+    cache: KvCache,
+    tables: Vec<Vec<u32>>,
+}
+
+impl<'a> Layer<'a> {
+    /// Room for sequences of these lengths.
+    pub(super) fn new(backend: &'a dyn Backend, case: Case, lengths: &[usize]) -> Result<Self> {
+        let tables = tables(lengths.iter().copied());
+        let (shape, blocks) = (KvShape::uniform(1, case.kv_heads, case.head_dim), tables.iter().map(Vec::len).sum());
+        let cache = KvCache::new(&shape, case.kv, &[blocks], |_| 0, |_, shape, _| backend.store(shape))?;
+        Ok(Self { backend, cache, tables })
+    }
+
+    /// Attends for new tokens of the sequences, `times` over, as layers of one step do.
+    pub(super) fn step(&mut self, parts: &[Part], x: &Activations, times: u32) -> Result<Tensor> {
+        let ids = vec![0; parts.iter().map(|(_, len)| len).sum()];
+        let batch = Batch { tokens: &ids, positions: &ids, spans: spans(parts, &self.tables), top: 0 };
+        self.backend.begin(&batch)?;
+        let mut pass = Pass::new(&batch, &mut self.cache);
+        let [q, k, v] = &x.qkv;
+        for _ in 1..times {
+            self.backend.rotated_attention(&x.spec, [q, k, v], &x.rotation, &mut pass)?;
+        }
+        self.backend.rotated_attention(&x.spec, [q, k, v], &x.rotation, &mut pass)
+    }
+}
