@@ -54,7 +54,8 @@ pub struct Card {
     pub hidden: u32,
     /// Scratch bytes per token of a batch.
     pub token_bytes: u64,
-    /// Bytes of the loaded weights.
+    /// Bytes of the loaded weights: all that a step may read, and that has to fit memory therefore. A table that stays in
+    /// its file, of which a step reads a few rows, does not count; facts may give its size as `mapped_bytes`.
     pub weight_bytes: u64,
     /// Contents of a `tokenizer.json`.
     pub tokenizer: RString,
@@ -82,7 +83,7 @@ pub struct Resident {
     pub device: RString,
     /// Why it was chosen and which kernels run, for display.
     pub note: RString,
-    /// Bytes of weights, attached adapters included: a host learns an adapter's size by asking before and after.
+    /// Bytes of weights as in [`Card::weight_bytes`], attached adapters included: a host learns an adapter's size by asking before and after.
     pub weight_bytes: u64,
     /// Bytes of blocks, slots or opaque states.
     pub state_bytes: u64,
@@ -118,6 +119,9 @@ pub trait Model: Send {
     /// `[engine thread, loaded]` Computes one step. `outputs` has room for exactly the wanted rows, in the order of the
     /// spans and of the tokens within them. A batch that breaks the rules of [`Batch`] is
     /// [`crate::ErrorCode::INVALID`], and changes no sequence.
+    ///
+    /// The row of a token depends on that token and those before it in its sequence, and on no later one, unless an
+    /// extension that the model offers says otherwise: a host may cut a prompt into steps where it likes.
     fn forward(&mut self, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> RResult<(), PluginError>;
 
     /// `[engine thread, loaded]` Copies an adapter into the model and returns an id for it other than

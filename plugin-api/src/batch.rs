@@ -81,7 +81,8 @@ pub struct Span<'a> {
     pub past: u32,
     /// Tokens for which rows are wanted.
     pub want: Want,
-    /// Contents of those rows.
+    /// Contents of those rows: one kind for all rows of a span. A host that wants two kinds of one token computes it in
+    /// two steps.
     pub output: Output,
     /// For candidates: the allowed tokens, one bit per token, lowest first in words of 32 bits, one mask per wanted
     /// row; empty to allow all. Empty for all other outputs.

@@ -11,7 +11,9 @@
 pub mod concurrent_stages;
 pub mod diagnostics;
 pub mod kv_transfer;
+pub mod media;
 pub mod merge;
+pub mod rows;
 pub mod sequence_state;
 
 use abi_stable::{
