@@ -7,6 +7,7 @@
 use crate::{
     report::{Outcome, broken, noted, skipped},
     rig::{Finding, Known, Pace, Rig, SEEN, Text, difference},
+    texts,
 };
 use pensieve_plugin_api::Want;
 use std::rc::Rc;
@@ -116,6 +117,13 @@ pub(crate) fn reference(rig: &mut Rig<'_>) -> Finding {
     }
     let (width, mut worst) = (rig.shape.vocabulary as usize, 0_f32);
     for (number, reference) in options.references.iter().enumerate() {
+        if !reference.hidden.is_empty() {
+            let apart = texts::compare_hidden(rig, number, reference)?;
+            if reference.logits.is_empty() {
+                worst = worst.max(apart);
+                continue;
+            }
+        }
         if reference.tokens.len() > rig.resident.context as usize {
             let (have, context) = (reference.tokens.len(), rig.resident.context);
             return Err(uncompared(number, &format!("it has {have} tokens, more than the context of {context}")));
@@ -134,7 +142,8 @@ pub(crate) fn reference(rig: &mut Rig<'_>) -> Finding {
             let differ = |apart: f32| apart.is_nan() || apart > reference.tolerance;
             if let Some(place) = ours.iter().zip(theirs).map(apart).position(differ) {
                 let from = (number, token, reference.tokens.len());
-                return Err(differs(from, place, (ours[place], theirs[place]), worst));
+                let hint = cause(token, options.positionless);
+                return Err(differs(from, place, (ours[place], theirs[place]), (worst, hint)));
             }
             worst = ours.iter().zip(theirs).map(apart).fold(worst, f32::max);
         }
@@ -143,20 +152,33 @@ pub(crate) fn reference(rig: &mut Rig<'_>) -> Finding {
 }
 
 /// The first differing token narrows down the cause: the first token of a text attends only to itself, at any position.
-fn differs((number, token, tokens): (usize, usize, usize), place: usize, logits: (f32, f32), before: f32) -> Outcome {
-    let (ours, theirs) = logits;
-    let at = format!("text {number}, token {token} of {tokens}, logit {place}");
-    let before = if token == 0 { String::new() } else { format!("; up to there they differ by {before:.1e} at most") };
-    let hint = match token {
+fn cause(token: usize, positionless: bool) -> &'static str {
+    match token {
         0 => {
             "if no other law is broken, the cause lies where each token is by itself, as the first one differs already: \
               embeddings, a norm's epsilon, a scale, the activation, the head, or two weights taken for each other"
         }
+        _ if positionless => {
+            "if no other law is broken, the cause lies where tokens meet, as the first one does not differ: a recurrence's \
+              decay or gates, the order of a convolution's taps, a scale of attention; where rows go to experts, compare with \
+              the option kernels = exact, as rounding alone may choose others"
+        }
         _ => {
             "if no other law is broken, the cause lies where tokens meet, as the first one does not differ: the rotation's \
-              pairing (halves or neighbours) or base, a scale of attention, a window that begins there"
+              pairing (halves or neighbours) or base, a scale of attention, a window that begins there; where rows go to \
+              experts, compare with the option kernels = exact, as rounding alone may choose others"
         }
-    };
+    }
+}
+
+fn differs(
+    (number, token, tokens): (usize, usize, usize),
+    place: usize,
+    (ours, theirs): (f32, f32),
+    (before, hint): (f32, &str),
+) -> Outcome {
+    let at = format!("text {number}, token {token} of {tokens}, logit {place}");
+    let before = if token == 0 { String::new() } else { format!("; up to there they differ by {before:.1e} at most") };
     Outcome::Broken { what: format!("{at}: {ours} where the reference says {theirs}{before}"), hint: hint.into() }
 }
 
