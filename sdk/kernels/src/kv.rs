@@ -66,6 +66,22 @@ pub fn store_kv(layout: KvLayout, cache: KvMut<'_>, rows: &[f32], spans: &[Span<
     }
 }
 
+/// Reads all positions of one span so far: `rows[past + len, kv_heads, head_dim]`.
+pub fn load_kv(layout: KvLayout, cache: Kv<'_>, span: Span<'_>, rows: &mut [f32]) {
+    assert!(layout.holds(cache), "a cache of {layout:?}");
+    layout.check(span.start.saturating_add(span.len), &[span]);
+    let (dim, positions) = (layout.head_dim, span.past + span.len);
+    assert_eq!(rows.len(), positions * layout.kv_heads * dim, "values of {positions} positions");
+    for (index, row) in rows.chunks_exact_mut(dim.max(1)).enumerate() {
+        let (position, head) = (index / layout.kv_heads, index % layout.kv_heads);
+        let start = (head * layout.slots + layout.slot(span.blocks, position)) * dim;
+        match cache {
+            Kv::F32(cache) => row.copy_from_slice(&cache[start..start + dim]),
+            Kv::F16(cache) => row.iter_mut().zip(&cache[start..start + dim]).for_each(|(to, from)| *to = from.to_f32()),
+        }
+    }
+}
+
 fn store<T>(layout: KvLayout, cache: &mut [T], rows: &[f32], spans: &[Span<'_>], copy: impl Fn(&mut [T], &[f32])) {
     assert_eq!(cache.len(), layout.elements(), "a cache of {layout:?}");
     let dim = layout.head_dim;

@@ -12,6 +12,7 @@
 mod activation;
 mod attention;
 mod conv;
+mod elementwise;
 mod experts;
 mod float;
 mod kv;
@@ -26,14 +27,15 @@ mod simd;
 mod tile;
 
 pub use activation::{Activation, activate, activate_mul};
-pub use attention::{Past, Scores, attention};
+pub use attention::{Distances, Past, Scores, TextHeads, attention, attention_chosen, attention_within};
 pub use conv::{Taps, short_conv};
+pub use elementwise::{Operand, Step, Values, columns, elementwise};
 pub use experts::{Expert, Glu, Layer, combine, experts};
-pub use kv::{Kv, KvLayout, KvMut, Span, store_kv};
+pub use kv::{Kv, KvLayout, KvMut, Span, load_kv, store_kv};
 pub use low_rank::{Change, Factors, Input, low_rank};
 pub use matmul::{Matrix, dequantize, dequantize_row, each_group, matmul};
 pub use norm::{layer_norm, rms_norm};
 pub use pool::Pool;
 pub use quant::levels;
-pub use recurrence::{Heads, Recurred, Stretch, recurrence};
+pub use recurrence::{Decay, Heads, Recurred, Stretch, Update, recurrence};
 pub use rope::rope;

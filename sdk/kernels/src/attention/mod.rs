@@ -1,4 +1,4 @@
-//! Causal paged attention on the CPU.
+//! Paged attention on the CPU: causal, or within whole texts in both directions.
 //!
 //! Positions are processed in tiles of 64 that start at multiples of 64, regardless of the batch, the prompt's chunks
 //! and the order of the blocks; each output row goes through the tiles that it sees, in order, with a running maximum
@@ -6,8 +6,10 @@
 //! and values widened, for all heads that share them and for several rows; scores and outputs are then two panel
 //! products, like any other matrix product here.
 
+mod chosen;
 #[cfg(test)]
 mod tests;
+mod texts;
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -17,6 +19,9 @@ use super::kv::{Kv, KvLayout, Span};
 use super::pool::{Disjoint, Pool};
 use super::simd::{Kernel, Rows, Simd, exp, tanh};
 use super::tile::{PAIR, TILE, in_tiles, tile};
+
+pub use chosen::attention_chosen;
+pub use texts::{TextHeads, attention_within};
 
 /// Positions per tile.
 const POSITIONS: usize = 64;
@@ -29,10 +34,33 @@ pub struct Scores<'a> {
     pub scale: f32,
     /// Sliding window in positions, including the row's own.
     pub window: Option<usize>,
+    /// Positions after its own that a row attends to: 0 for causal attention, `usize::MAX` for the whole text.
+    pub ahead: usize,
+    /// For each row of the queries the number of its sequence's positions that it sees, instead of those up to its own:
+    /// within a span not fewer than of the row before.
+    pub seen: Option<&'a [u32]>,
     /// Bounds scores to `± cap` by `cap · tanh(score / cap)`.
     pub softcap: Option<f32>,
     /// Attention sinks: an extra score per query head that takes part in the softmax but has no value.
     pub sinks: Option<&'a [f32]>,
+    pub distances: Option<Distances<'a>>,
+}
+
+/// What is added to the scores of each head by the distance from a row's position to a key's.
+#[derive(Clone, Copy, Debug)]
+pub struct Distances<'a> {
+    /// `[heads, 2 · far + 1]`, from `far` positions before the row to `far` behind it.
+    pub biases: &'a [f32],
+    /// Keys that are further away count as if they were here.
+    pub far: usize,
+}
+
+impl<'a> Distances<'a> {
+    #[inline(always)]
+    fn of_head(&self, head: usize) -> &'a [f32] {
+        let each = 2 * self.far + 1;
+        &self.biases[head * each..][..each]
+    }
 }
 
 /// The key and value caches. A value is the first `value_dim` elements of a row; the value cache may be the key cache.
@@ -43,9 +71,9 @@ pub struct Past<'a> {
     pub value_dim: usize,
 }
 
-/// Attends from the rows of some spans, `q[n, heads, head_dim]`, to their sequences' positions up to their own, whose
-/// keys and values are already in the caches: `out[n, heads, value_dim]`. Consecutive query heads share a cache head.
-/// Rows of `out` outside all spans are left unchanged; spans must not overlap.
+/// Attends from the rows of some spans, `q[n, heads, head_dim]`, to their sequences' positions up to their own and
+/// `ahead` further ones of the span, whose keys and values are already in the caches: `out[n, heads, value_dim]`.
+/// Consecutive query heads share a cache head. Rows of `out` outside all spans are left unchanged; spans must not overlap.
 pub fn attention(
     pool: &Pool,
     past: Past<'_>,
@@ -65,8 +93,11 @@ pub fn attention(
     assert!(is_alike && (1..=value_layout.head_dim).contains(&value_dim), "values of {value_dim} in {value_layout:?}");
     assert!(scores.window != Some(0), "a window of no positions");
     assert!(scores.sinks.is_none_or(|sinks| sinks.len() == heads), "a sink for each of {heads} heads");
+    let is_whole = |distances: Distances<'_>| distances.biases.len() == heads * (2 * distances.far + 1);
+    assert!(scores.distances.is_none_or(is_whole), "biases of {heads} heads");
     let half = matches!(keys, Kv::F16(_));
     assert_eq!(half, matches!(values, Kv::F16(_)), "keys and values are of one kind");
+    assert!(scores.seen.is_none_or(|seen| seen.len() == rows), "{rows} rows that see further");
     layout.check(rows, spans);
     let mut starts: Vec<_> = spans.iter().map(|span| (span.start, span.start + span.len)).collect();
     starts.sort_unstable();
@@ -78,7 +109,8 @@ pub fn attention(
         .flat_map(|span| (0..span.len).step_by(tokens).map(move |at| (span, at, tokens.min(span.len - at))))
         .collect();
     // Longest first, so that threads finish together.
-    parts.sort_by_key(|(span, at, len)| std::cmp::Reverse((span.past + at) * len));
+    let seen = |span: &Span<'_>, at: usize| (span.past + at).saturating_add(scores.ahead).min(span.past + span.len);
+    parts.sort_by_key(|(span, at, len)| std::cmp::Reverse(seen(span, *at) * len));
     let out = Disjoint::new(out);
     pool.run(parts.len() * layout.kv_heads, |index| {
         let (span, at, len) = parts[index / layout.kv_heads];
@@ -120,16 +152,28 @@ impl<S: Simd, F: Float> Kernel<S> for Attend<'_, F> {
         let end = first + len;
         let window = self.scores.window.unwrap_or(usize::MAX);
         let seen_from = |position: usize| (position + 1).saturating_sub(window);
-        for start in (seen_from(first) / POSITIONS * POSITIONS..end).step_by(POSITIONS) {
-            let seen = POSITIONS.min(end - start);
-            // Rows before the tile do not see it, nor do rows whose window has moved past it.
-            let tokens = start.max(first)..end.min((start + POSITIONS - 1).saturating_add(window));
+        let ahead = self.scores.ahead;
+        // The number of positions that a row sees, which never falls.
+        let seen_to = |position: usize| match self.scores.seen {
+            Some(seen) => (seen[span.start + position - span.past] as usize).max(position + 1),
+            None => position.saturating_add(ahead).saturating_add(1),
+        };
+        let last = seen_to(end - 1).min(span.past + span.len);
+        for start in (seen_from(first) / POSITIONS * POSITIONS..last).step_by(POSITIONS) {
+            let seen = POSITIONS.min(last - start);
+            // Rows too far before the tile do not see it, nor do rows whose window has moved past it.
+            let from = (first..end).find(|position| seen_to(*position) > start).unwrap_or(end);
+            let tokens = from..end.min((start + POSITIONS - 1).saturating_add(window)).max(from);
             let rows = (tokens.start - first) * group..(tokens.end - first) * group;
             work.fetch::<F>(simd, &self, start, seen);
             work.score(simd, self.past.keys.0.head_dim, rows.clone(), seen);
             for row in rows.clone() {
                 let position = first + row / group;
-                let visible = seen_from(position).saturating_sub(start)..seen.min(position + 1 - start);
+                let visible = seen_from(position).saturating_sub(start)..seen.min(seen_to(position) - start);
+                if let Some(distances) = self.scores.distances {
+                    let biases = distances.of_head(self.head(row) % self.heads);
+                    work.add_biases(row, visible.clone(), biases, start.cast_signed() - position.cast_signed());
+                }
                 work.weigh(simd, row, visible, self.scores.softcap);
             }
             work.gather(simd, rows, seen);
@@ -255,6 +299,22 @@ impl<S: Simd> Work<S> {
                     simd.store(*product, &mut weights[(pair * PAIR + p) * S::LANES..]);
                 }
             }
+        }
+    }
+
+    /// Adds a head's biases to a row's visible scores. `tile` is the distance from the row's position to the tile's first.
+    #[inline(always)]
+    fn add_biases(&mut self, row: usize, visible: Range<usize>, biases: &[f32], tile: isize) {
+        let far = (biases.len() / 2).cast_signed();
+        let weights = &mut self.weights[row * POSITIONS..][..POSITIONS];
+        // The visible scores from `-far` to `far`, and those beyond either end.
+        let inside = |distance: isize| (distance - tile).clamp(visible.start.cast_signed(), visible.end.cast_signed());
+        let (low, high) = (inside(-far).cast_unsigned(), inside(far + 1).cast_unsigned());
+        weights[visible.start..low].iter_mut().for_each(|weight| *weight += biases[0]);
+        weights[high..visible.end].iter_mut().for_each(|weight| *weight += biases[biases.len() - 1]);
+        if low < high {
+            let first = (low.cast_signed() + tile + far).cast_unsigned();
+            weights[low..high].iter_mut().zip(&biases[first..]).for_each(|(weight, bias)| *weight += bias);
         }
     }
 

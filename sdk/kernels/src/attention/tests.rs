@@ -16,7 +16,8 @@ struct Case {
     half: bool,
 }
 
-const PLAIN: Scores<'static> = Scores { scale: 0.3, window: None, softcap: None, sinks: None };
+const PLAIN: Scores<'static> =
+    Scores { scale: 0.3, window: None, ahead: 0, seen: None, softcap: None, sinks: None, distances: None };
 const CASE: Case = Case { heads: 6, kv_heads: 2, dim: 64, block_len: 16, scores: PLAIN, half: false };
 
 /// A sequence: its keys, values and queries, and its assigned blocks.
@@ -79,13 +80,14 @@ impl Case {
     }
 
     fn expected(&self, sequence: &Sequence, position: usize, head: usize) -> Vec<f64> {
-        let Scores { scale, window, softcap, sinks } = self.scores;
+        let Scores { scale, window, ahead, seen, softcap, sinks, .. } = self.scores;
         let kv_head = head / (self.heads / self.kv_heads);
         let row = |of: &[f32], position: usize, heads: usize, head: usize| -> Vec<f64> {
             of[(position * heads + head) * self.dim..][..self.dim].iter().map(|x| f64::from(*x)).collect()
         };
         let q = row(&sequence.q, position, self.heads, head);
-        let seen = window.map_or(0, |window| (position + 1).saturating_sub(window))..=position;
+        let last = seen.map_or(position + ahead, |seen| seen[position] as usize - 1);
+        let seen = window.map_or(0, |window| (position + 1).saturating_sub(window))..=last;
         let weights: Vec<f64> = (seen.clone())
             .map(|at| {
                 let k = row(&sequence.k, at, self.kv_heads, kv_head);
@@ -150,6 +152,27 @@ fn heads_of_odd_sizes_and_blocks_of_odd_lengths_work() {
 fn a_window_hides_what_lies_before_it() {
     for window in [1, 2, 16, 63, 64, 65, 100, 1000] {
         Case { scores: Scores { window: Some(window), ..PLAIN }, dim: 16, ..CASE }.check(140);
+    }
+}
+
+#[test]
+fn rows_may_see_to_the_end_of_the_run_that_they_stand_in() {
+    let runs = [3..9, 10..100, 126..131];
+    // Fixtures are static.
+    let seen = |row| runs.iter().find(|run| run.contains(&row)).map_or(row + 1, |run| run.end) as u32;
+    let seen: &[u32] = (0..140).map(seen).collect::<Vec<_>>().leak();
+    for window in [None, Some(30)] {
+        let case = Case { scores: Scores { seen: Some(seen), window, ..PLAIN }, ..CASE };
+        let sequence = [case.sequence(140, 1, 0..9)];
+        for level in Level::available() {
+            let outs = &case.run(level, 9 * 16, &sequence, &[vec![140]])[0];
+            for (row, out) in outs.chunks(case.dim).enumerate() {
+                let expected = case.expected(&sequence[0], row / case.heads, row % case.heads);
+                for (out, expected) in out.iter().zip(expected) {
+                    assert!((f64::from(*out) - expected).abs() < 1e-5, "{} row {row}: {out} {expected}", level.name());
+                }
+            }
+        }
     }
 }
 
