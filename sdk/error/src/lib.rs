@@ -36,9 +36,9 @@ pub enum Code {
 pub struct Error {
     /// The kind, by which a host decides how to react.
     pub code: Code,
-    /// What happened, to what; lowercase, without a full stop.
+    /// States what happened, and to what; lowercase, without a full stop.
     pub message: String,
-    /// What to do about it; may be empty.
+    /// How to fix it; may be empty.
     pub help: String,
 }
 

@@ -57,6 +57,15 @@ impl Bytes {
         self.is_in_file
     }
 
+    /// Tells the system that single pages of this range are read in no order, so that it reads no others ahead. It is
+    /// advice only: nothing depends on it.
+    pub fn read_at_random(&self) {
+        #[cfg(unix)]
+        if self.is_in_file && !self.range.is_empty() {
+            let _ = self.map.advise_range(memmap2::Advice::Random, self.range.start, self.range.len());
+        }
+    }
+
     /// A subrange; `None` if it is out of bounds.
     pub fn slice(&self, range: Range<usize>) -> Option<Self> {
         let start = self.range.start.checked_add(range.start)?;
@@ -66,6 +75,18 @@ impl Bytes {
             range: start..end,
             is_in_file: self.is_in_file,
         })
+    }
+
+    /// The smallest range of their map that has all of these, and where each begins in it; `None` if they are of different maps.
+    pub fn spanning(parts: &[Self]) -> Option<(Self, Vec<usize>)> {
+        let first = parts.first()?;
+        if parts.iter().any(|part| !Arc::ptr_eq(&part.map, &first.map)) {
+            return None;
+        }
+        let start = parts.iter().map(|part| part.range.start).min()?;
+        let end = parts.iter().map(|part| part.range.end).max()?;
+        let starts = parts.iter().map(|part| part.range.start - start).collect();
+        Some((Self { range: start..end, ..first.clone() }, starts))
     }
 }
 
@@ -110,6 +131,16 @@ mod tests {
         assert!(bytes.slice(1..3).is_none());
         assert!(bytes.slice(Range { start: 2, end: 1 }).is_none());
         assert!(bytes.slice(usize::MAX..usize::MAX).is_none());
+    }
+
+    #[test]
+    fn ranges_of_one_map_span_what_lies_between_them() {
+        let bytes = Bytes::copy_of(&[1, 2, 3, 4, 5]).unwrap();
+        let part = |range| bytes.slice(range).unwrap();
+        let (span, starts) = Bytes::spanning(&[part(3..4), part(1..2), part(1..3)]).unwrap();
+        assert_eq!((&*span, starts), (&[2, 3, 4][..], vec![2, 0, 0]));
+        assert!(Bytes::spanning(&[part(0..1), Bytes::copy_of(&[1]).unwrap()]).is_none());
+        assert!(Bytes::spanning(&[]).is_none());
     }
 
     #[test]

@@ -5,14 +5,17 @@
 
 use std::path::{Path, PathBuf};
 
+use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use super::{
-    Bytes, Config, GgufFamily, RawTensor, Tokenizer, Weights, gguf, names, packed, quote, safetensors, tensors,
+    Bytes, Config, DenseLayer, GgufFamily, RawTensor, Tokenizer, Weights, dense, gguf, gguf_config::PROCESSOR, json,
+    names, packed, quote, safetensors, tensors,
 };
 use crate::{Error, Result};
 
 const ARCHITECTURE_BYTES_MAX: usize = 128;
+const PROCESSOR_BYTES_MAX: u64 = 1 << 20;
 
 /// The format of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +33,7 @@ pub struct Checkpoint {
     config: Config,
     weights: Weights,
     metadata: Option<gguf::Metadata>,
+    dense: Vec<DenseLayer>,
     family: GgufFamily,
     /// Header and size of each file.
     files: Vec<(Bytes, usize)>,
@@ -87,9 +91,46 @@ impl Checkpoint {
         self.metadata.as_ref()
     }
 
+    /// The dense layers that follow pooling, in order.
+    pub fn dense(&self) -> &[DenseLayer] {
+        &self.dense
+    }
+
     /// The complete files of a GGUF model, the one with the metadata first; empty for a folder.
     pub fn gguf(&self) -> &[Bytes] {
         &self.gguf
+    }
+
+    /// The settings of the image processor: of `preprocessor_config.json`, or in newer folders of `processor_config.json`;
+    /// `None` if the checkpoint has none.
+    pub fn processor(&self) -> Result<Option<Config>> {
+        if self.format == Format::Gguf {
+            let vision = self.config.vision()?;
+            let settings = vision.as_ref().and_then(|vision| vision.value().get(PROCESSOR));
+            return settings.map(|settings| Config::part(PROCESSOR, settings)).transpose();
+        }
+        let read = |file: &str| -> Result<Option<Value>> {
+            let path = self.path.join(file);
+            let file = if path.exists() { Some(json::object(&path, PROCESSOR_BYTES_MAX)?) } else { None };
+            Ok(file.map(Value::Object))
+        };
+        let settings = match read("preprocessor_config.json")? {
+            Some(settings) => Some(settings),
+            None => read("processor_config.json")?.and_then(|file| file.get("image_processor").cloned()),
+        };
+        let settings = settings.as_ref().map(|settings| Config::part("image_processor", settings)).transpose();
+        settings.map_err(|error| error.context(self.path.display()))
+    }
+
+    pub(super) fn family(&self) -> &GgufFamily {
+        &self.family
+    }
+
+    /// Adds a tower from another file.
+    pub(super) fn add(&mut self, vision: Value, weights: Weights, files: Vec<(Bytes, usize)>) -> Result<()> {
+        self.config = self.config.with_defaults([("vision_config", vision)])?;
+        self.files.extend(files);
+        self.weights.add(weights)
     }
 
     /// Reads the tokenizer: a folder's own, or the one that a GGUF file's metadata describes.
@@ -126,7 +167,9 @@ impl Checkpoint {
         let shards = safetensors::open(folder)?;
         let files = shards.iter().map(|shard| (shard.header.clone(), shard.file_len)).collect();
         let stored = shards.into_iter().flat_map(|shard| shard.tensors).collect();
-        let entries = packed::entries(config.value(), stored).map_err(|error| error.context(folder.display()))?;
+        let mut entries = packed::entries(config.value(), stored).map_err(|error| error.context(folder.display()))?;
+        let (dense, tensors) = dense::of_folder(folder)?;
+        entries.extend(tensors);
         let weights = Weights::new(entries).map_err(|error| error.context(folder.display()))?;
         let class = config.value().pointer("/architectures/0").or(config.value().get("model_type"));
         let architecture = class.and_then(|class| class.as_str()).ok_or_else(|| {
@@ -142,6 +185,7 @@ impl Checkpoint {
             config,
             weights,
             metadata: None,
+            dense,
             family: GgufFamily::USUAL,
             files,
             gguf: Vec::new(),
@@ -164,10 +208,11 @@ impl Checkpoint {
         let renamed = entries.into_iter().map(|entry| entry.rename(|name| names::hugging_face(name, family.names)));
         let weights = Weights::new(renamed)?;
         let config = Config::from_gguf(&architecture, &family, &metadata, &weights)?;
+        let dense = dense::of_weights(&weights);
         let path = path.to_path_buf();
         let format = Format::Gguf;
         let metadata = Some(metadata);
-        Ok(Self { path, format, architecture, config, weights, metadata, family, files, gguf })
+        Ok(Self { path, format, architecture, config, weights, metadata, dense, family, files, gguf })
     }
 }
 

@@ -30,6 +30,21 @@ pub struct Config {
 }
 
 impl Config {
+    /// Settings of an author's own, such as those of an image processor.
+    pub fn of<'a>(settings: impl IntoIterator<Item = (&'a str, Value)>) -> Self {
+        let settings = settings.into_iter().map(|(key, value)| (key.to_owned(), value));
+        Self { value: Value::Object(settings.collect()), eos: Vec::new() }
+    }
+
+    /// Reads back the JSON of [`Self::of`].
+    pub fn from_json(text: &str) -> Result<Self> {
+        match serde_json::from_str(text) {
+            Ok(value @ Value::Object(_)) => Ok(Self { value, eos: Vec::new() }),
+            Ok(_) => Err(Error::invalid("settings are a JSON object".to_owned())),
+            Err(error) => Err(Error::invalid(format!("settings are no JSON: {error}"))),
+        }
+    }
+
     /// The whole JSON object.
     pub fn value(&self) -> &Value {
         &self.value
@@ -69,12 +84,36 @@ impl Config {
         Ok(None)
     }
 
+    /// The integer of each layer under this key, which has one for all layers or a list of `layers`, as GGUF files have
+    /// for `num_key_value_heads`.
+    pub fn per_layer(&self, key: &str, layers: usize) -> Result<Vec<usize>> {
+        match self.find(key) {
+            Some(Value::Array(_)) => {
+                let list = self.usizes(key)?;
+                let count = list.len();
+                if count == layers {
+                    Ok(list)
+                } else {
+                    Err(Error::corrupt(format!("{key} has {count} items for {layers} layers")))
+                }
+            }
+            _ => Ok(vec![self.usize(key)?; layers]),
+        }
+    }
+
     /// The integers under this key; empty if absent or null.
     pub fn usizes(&self, key: &str) -> Result<Vec<usize>> {
         let Some(value) = self.find(key) else { return Ok(vec![]) };
         let integer = |value: &Value| value.as_u64().and_then(|number| usize::try_from(number).ok());
         let list = value.as_array().and_then(|list| list.iter().map(integer).collect::<Option<Vec<_>>>());
         list.ok_or_else(|| is_not(key, value, "a list of unsigned integers"))
+    }
+
+    /// The numbers under this key; empty if absent or null.
+    pub fn f64s(&self, key: &str) -> Result<Vec<f64>> {
+        let Some(value) = self.find(key) else { return Ok(vec![]) };
+        let list = value.as_array().and_then(|list| list.iter().map(Value::as_f64).collect::<Option<Vec<_>>>());
+        list.ok_or_else(|| is_not(key, value, "a list of numbers"))
     }
 
     pub fn f64(&self, key: &str) -> Result<f64> {
@@ -121,6 +160,16 @@ impl Config {
             }
             _ => Ok(()),
         }
+    }
+
+    /// A copy without these keys, whose values a plugin reads in its own way.
+    #[must_use]
+    pub fn without(&self, keys: &[&str]) -> Self {
+        let mut config = self.clone();
+        if let Some(object) = config.value.as_object_mut() {
+            object.retain(|key, _| !keys.contains(&key.as_str()));
+        }
+        config
     }
 
     /// Fills in defaults for absent keys, as the family's configuration class in transformers has them. Vision-language
@@ -230,6 +279,18 @@ impl Config {
         Self::new(from_gguf::translate(architecture, family, metadata, weights)?)
     }
 
+    /// The configuration of the vision tower, `vision_config`; `None` if the checkpoint has no tower.
+    pub fn vision(&self) -> Result<Option<Self>> {
+        self.find("vision_config").map(|value| Self::part("vision_config", value)).transpose()
+    }
+
+    /// A configuration within another, or in a file of its own.
+    pub(super) fn part(key: &str, value: &Value) -> Result<Self> {
+        let object = value.as_object().ok_or_else(|| is_not(key, value, "an object"))?;
+        check_limits(object)?;
+        Ok(Self { value: value.clone(), eos: Vec::new() })
+    }
+
     fn new(mut object: Map<String, Value>) -> Result<Self> {
         lift_text_config(&mut object);
         if !object.contains_key("dtype")
@@ -238,11 +299,7 @@ impl Config {
             object.insert("dtype".to_owned(), dtype);
         }
         rope::normalise(&mut object)?;
-        for (limit, value) in LIMITS.iter().filter_map(|limit| Some((limit, object.get(limit.key)?))) {
-            if value.as_f64().is_some_and(|number| !limit.holds(number)) {
-                return Err(limit.broken(limit.key, value, "a number"));
-            }
-        }
+        check_limits(&object)?;
         let eos = eos(&object)?;
         Ok(Self { value: Value::Object(object), eos })
     }
@@ -348,6 +405,15 @@ impl Limit {
         }
         is_not(key, value, &format!("{what} from {} to {}", self.min, self.max))
     }
+}
+
+fn check_limits(object: &Map<String, Value>) -> Result<()> {
+    for (limit, value) in LIMITS.iter().filter_map(|limit| Some((limit, object.get(limit.key)?))) {
+        if value.as_f64().is_some_and(|number| !limit.holds(number)) {
+            return Err(limit.broken(limit.key, value, "a number"));
+        }
+    }
+    Ok(())
 }
 
 fn missing(key: &str) -> Error {

@@ -32,6 +32,47 @@ pub struct GgufFamily {
     pub strips_behind_special: fn(&Metadata) -> Result<bool>,
     /// Adds settings to the configuration that take more than renaming a metadata key.
     pub complete: fn(&mut GgufConfig<'_>) -> Result<()>,
+    /// The files with the family's vision towers; `None` if it reads none.
+    pub tower: Option<&'static GgufTower>,
+}
+
+/// A family's conventions for `mmproj` files, which hold the vision tower of a GGUF model.
+#[derive(Clone, Copy, Debug)]
+pub struct GgufTower {
+    /// Values of `clip.projector_type`.
+    pub projectors: &'static [&'static str],
+    /// Names of modules or whole tensors with transformers', where `*` stands for the number of a layer, such as
+    /// `("v.blk.*.ln1", "vision_tower.encoder.layers.*.layer_norm1")`.
+    pub names: Names,
+    /// Metadata keys without `clip.vision.`, with the corresponding keys of `vision_config`. They add to the SDK's.
+    pub keys: Names,
+    /// `hidden_act` of the tower in transformers' terms.
+    pub activation: &'static str,
+    /// Adds settings to `vision_config` that take more than renaming a metadata key.
+    pub complete: fn(&mut GgufConfig<'_>) -> Result<()>,
+}
+
+impl GgufTower {
+    /// The names of a SigLIP tower, as `vision_tower`.
+    pub const SIGLIP: Names = &[
+        ("v.patch_embd", "vision_tower.embeddings.patch_embedding"),
+        ("v.position_embd", "vision_tower.embeddings.position_embedding"),
+        ("v.post_ln", "vision_tower.post_layernorm"),
+        ("v.blk.*.ln1", "vision_tower.encoder.layers.*.layer_norm1"),
+        ("v.blk.*.ln2", "vision_tower.encoder.layers.*.layer_norm2"),
+        ("v.blk.*.attn_q", "vision_tower.encoder.layers.*.self_attn.q_proj"),
+        ("v.blk.*.attn_k", "vision_tower.encoder.layers.*.self_attn.k_proj"),
+        ("v.blk.*.attn_v", "vision_tower.encoder.layers.*.self_attn.v_proj"),
+        ("v.blk.*.attn_out", "vision_tower.encoder.layers.*.self_attn.out_proj"),
+        ("v.blk.*.ffn_up", "vision_tower.encoder.layers.*.mlp.fc1"),
+        ("v.blk.*.ffn_down", "vision_tower.encoder.layers.*.mlp.fc2"),
+        ("mm.input_projection.weight", "multi_modal_projector.mm_input_projection_weight"),
+        ("mm.soft_emb_norm", "multi_modal_projector.mm_soft_emb_norm"),
+        ("mm.input_norm", "multi_modal_projector.layer_norm"),
+        ("mm.model.fc", "connector.modality_projection.proj"),
+        ("mm.1", "multi_modal_projector.linear_1"),
+        ("mm.2", "multi_modal_projector.linear_2"),
+    ];
 }
 
 /// Order of rotated pairs in a GGUF file. llama.cpp calls the first `NEOX` and the other two `NORM`.
@@ -58,6 +99,7 @@ impl GgufFamily {
         pre_tokenizer: None,
         strips_behind_special: |_| Ok(false),
         complete: |_| Ok(()),
+        tower: None,
     };
 
     /// The default with permuted queries and keys, as in files of the architecture `llama`.

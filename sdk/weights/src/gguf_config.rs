@@ -12,6 +12,8 @@ use crate::{
 };
 
 const LIST_LEN_MAX: usize = 4096;
+/// The member of `vision_config` with the settings of a GGUF model's image processor.
+pub(super) const PROCESSOR: &str = "preprocessor_config";
 
 /// Returns a single value if all layers agree, else the list.
 fn one_or_list(list: Vec<Value>) -> Value {
@@ -122,6 +124,18 @@ impl GgufConfig<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Copies the architecture's other metadata under its own keys, such as `ssm.conv_kernel`, so that a plugin for a new
+    /// family can read it. Values that a configuration cannot have are left out.
+    pub(super) fn keep_unknown(&mut self, is_known: impl Fn(&str) -> bool) {
+        let prefix = self.key("");
+        let keys = self.metadata.keys().filter_map(|key| key.strip_prefix(&prefix));
+        for key in keys.filter(|key| !is_known(key)).collect::<Vec<_>>() {
+            if let Ok(Some(value)) = self.value(key) {
+                self.default(key, value);
+            }
+        }
     }
 
     fn value(&self, key: &str) -> Result<Option<Value>> {

@@ -8,6 +8,7 @@
 mod bytes;
 mod checkpoint;
 mod config;
+mod dense;
 mod dtype;
 mod family;
 #[cfg(test)]
@@ -15,12 +16,14 @@ mod fixture;
 pub mod gguf;
 mod gguf_config;
 mod json;
+mod mmproj;
 #[doc(hidden)]
 pub mod names;
 mod packed;
 mod parts;
 mod pretokenizer;
 mod rope;
+mod rows;
 mod safetensors;
 mod tensor;
 mod tensors;
@@ -30,12 +33,15 @@ pub use self::{
     bytes::Bytes,
     checkpoint::{Checkpoint, Format},
     config::Config,
+    dense::DenseLayer,
     dtype::Dtype,
-    family::{GgufFamily, GgufRope},
+    family::{GgufFamily, GgufRope, GgufTower},
     gguf_config::GgufConfig,
+    mmproj::TowerFile,
     names::Names,
     pretokenizer::{PreTokenizer, Split},
     rope::{RopeConfig, RopeScaling, RopeStyle},
+    rows::{Pooling, RowsKind, RowsUse},
     tensor::RawTensor,
     tensors::Weights,
     tokenizer::Tokenizer,

@@ -28,7 +28,13 @@ fn look_up(part: &str, own: Names, table: Names) -> Option<&'static str> {
 }
 
 /// Names outside of the layers.
-const MODEL: Names = &[("token_embd", "model.embed_tokens"), ("output_norm", "model.norm"), ("output", "lm_head")];
+const MODEL: Names = &[
+    ("token_embd", "model.embed_tokens"),
+    ("output_norm", "model.norm"),
+    ("output", "lm_head"),
+    ("dense_2", "2_Dense.linear"),
+    ("dense_3", "3_Dense.linear"),
+];
 
 /// Names within a layer.
 const LAYER: Names = &[

@@ -55,9 +55,19 @@ const KNOWN: &[PreTokenizer] = &[
     PLAIN.named(&["qwen2", "deepseek-r1-qwen", "megrez", "stablelm2", "kormo"]).cut(QWEN2).composed(),
     PLAIN.named(&["qwen35"]).cut(QWEN35).composed(),
     PLAIN
-        .named(&["gpt-2", "phi-2", "jais", "trillion", "mellum", "granite-docling", "exaone4", "a.x-4.0"])
+        .named(&[
+            "gpt-2",
+            "phi-2",
+            "jais",
+            "trillion",
+            "mellum",
+            "granite-docling",
+            "exaone4",
+            "a.x-4.0",
+            "roberta-bpe",
+        ])
         .cut(&[Split::Gpt2]),
-    PLAIN.named(&["olmo", "mpt"]).cut(&[Split::Gpt2]).composed(),
+    PLAIN.named(&["olmo", "mpt", "modern-bert"]).cut(&[Split::Gpt2]).composed(),
     PLAIN.named(&["smollm", "starcoder", "refact", "codeshell", "exaone", "minerva-7b"]).cut(DIGITS),
     PLAIN.named(&["command-r"]).cut(DIGITS).composed(),
     PLAIN.named(&["falcon"]).cut(FALCON),

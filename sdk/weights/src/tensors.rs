@@ -41,6 +41,17 @@ impl Weights {
         Ok(Self { tensors: named })
     }
 
+    /// Adds the tensors of another file.
+    pub(super) fn add(&mut self, other: Self) -> Result<()> {
+        for (name, entry) in other.tensors {
+            if self.tensors.contains_key(&name) {
+                return Err(Error::corrupt(format!("tensor {} is in the text model, too", quote(&name))));
+            }
+            self.tensors.insert(name, entry);
+        }
+        Ok(())
+    }
+
     /// Opens one safetensors file, keeping its tensor names. Fails if any tensor is unusable.
     pub fn of_safetensors(path: &Path) -> Result<Self> {
         let shard = safetensors::open_file(path)?;

@@ -66,6 +66,11 @@ pub(super) fn translate(
             config.set(name, number);
         }
     }
+    // Keys of rotary embeddings become `rope_parameters` below.
+    config.keep_unknown(|key| {
+        key.starts_with("rope.")
+            || [INTEGERS, NUMBERS, family.keys].iter().any(|table| table.iter().any(|(known, _)| *known == key))
+    });
     config.rename(family.keys)?;
     config.leave_out_prediction_layers()?;
     if let Some(heads) = config.get("num_attention_heads").cloned() {

@@ -10,9 +10,9 @@ use serde_json::{Value, json};
 use super::{Tokenizer, vocabulary::Vocabulary};
 use crate::{Error, Result};
 
-/// A whole `tokenizer.json`.
+/// A whole `tokenizer.json`, with a model of one kind.
 #[derive(Serialize)]
-pub(super) struct Document<'a> {
+pub(super) struct Document<'a, M = Bpe<'a>> {
     pub version: &'static str,
     pub truncation: Option<()>,
     pub padding: Option<()>,
@@ -21,7 +21,7 @@ pub(super) struct Document<'a> {
     pub pre_tokenizer: Value,
     pub post_processor: Value,
     pub decoder: Value,
-    pub model: Bpe<'a>,
+    pub model: M,
 }
 
 /// A token that is matched in the text before anything else happens to it.
@@ -38,7 +38,7 @@ pub(super) struct AddedToken<'a> {
     pub special: bool,
 }
 
-/// The only model type that is written: BPE, over bytes or over characters with byte fallback.
+/// BPE, over bytes or over characters with byte fallback.
 #[derive(Serialize)]
 pub(super) struct Bpe<'a> {
     #[serde(rename = "type")]
@@ -64,7 +64,7 @@ impl Serialize for Ids<'_> {
     }
 }
 
-impl Document<'_> {
+impl<M: Serialize> Document<'_, M> {
     pub(super) fn text(&self) -> Result<String> {
         serde_json::to_string(self).map_err(|error| Error::corrupt(format!("the tokenizer cannot be written: {error}")))
     }
@@ -84,6 +84,25 @@ pub(super) fn added_tokens(vocabulary: &Vocabulary) -> Vec<AddedToken<'_>> {
             special,
         })
         .collect()
+}
+
+/// Puts `open` before a text and `close` after it, and `between` times `close` between the two of a pair. The type of the
+/// second is 1 in models with one separator, as in BERT.
+pub(super) fn pair_template((open_id, open): (u32, &str), (close_id, close): (u32, &str), between: usize) -> Value {
+    let special = |text: &str, type_id: u32| json!({ "SpecialToken": { "id": text, "type_id": type_id } });
+    let text = |name: &str, type_id: u32| json!({ "Sequence": { "id": name, "type_id": type_id } });
+    let second = u32::from(between == 1);
+    let single = vec![special(open, 0), text("A", 0), special(close, 0)];
+    let mut pair = single.clone();
+    pair.extend((1..between).map(|_| special(close, 0)));
+    pair.extend([text("B", second), special(close, second)]);
+    let token = |id: u32, text: &str| json!({ "id": text, "ids": [id], "tokens": [text] });
+    json!({
+        "type": "TemplateProcessing",
+        "single": single,
+        "pair": pair,
+        "special_tokens": { open: token(open_id, open), close: token(close_id, close) },
+    })
 }
 
 /// Adds BOS before and EOS after the text if the model was trained that way; null if there is nothing to add.

@@ -9,7 +9,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::{
-    HOW_TO_CONVERT, Tokenizer, document,
+    HOW_TO_CONVERT, Tokenizer, document, longest,
     model_file::ModelFile,
     outline::{Outline, Place, rewritten},
     sentencepiece,
@@ -38,6 +38,10 @@ pub(super) fn read(folder: &Path) -> Result<Tokenizer> {
     let path = folder.join("tokenizer.model");
     if let Some(file) = read_bytes(&path)? {
         return settings.with_model_file(&file).map_err(|error| error.context(path.display()));
+    }
+    let path = folder.join(longest::FILE);
+    if let Some(file) = read_text(&path)? {
+        return settings.with_longest(&file).map_err(|error| error.context(path.display()));
     }
     Err(Error::not_found(format!("{}: has neither tokenizer.json nor tokenizer.model", folder.display()))
         .help(HOW_TO_CONVERT))
@@ -102,6 +106,14 @@ impl Settings {
         tokenizer.add_eos = self.flag("add_eos_token").unwrap_or(false) && !tokenizer.eos.is_empty();
         tokenizer.json = sentencepiece::build(&mut vocabulary, &model.scores, model.prefix, &tokenizer)?;
         Ok(tokenizer)
+    }
+
+    /// RWKV's vocabulary, in which one token begins and ends a text.
+    fn with_longest(self, file: &str) -> Result<Tokenizer> {
+        let (vocabulary, json) = longest::from_file(file)?;
+        let tokenizer = self.ids(vocabulary.len(), vec![], |text| vocabulary.find(text))?;
+        let eos = if tokenizer.eos.is_empty() { vec![0] } else { tokenizer.eos.clone() };
+        Ok(Tokenizer { json, eos, ..tokenizer })
     }
 
     /// Reads the special ids, each checked against the number of tokens.

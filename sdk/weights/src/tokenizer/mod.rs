@@ -14,13 +14,16 @@ mod bpe;
 mod document;
 mod folder;
 mod lines;
+mod longest;
 mod model_file;
 mod outline;
 mod sentencepiece;
 mod special;
 #[cfg(test)]
 mod tests;
+mod unigram;
 mod vocabulary;
+mod wordpiece;
 
 use std::path::Path;
 
@@ -88,6 +91,9 @@ impl Tokenizer {
                 .help("convert the model again with its vocabulary, or download another conversion"));
         }
         let mut vocabulary = Vocabulary::read(metadata)?;
+        if kind == "bert" {
+            wordpiece::respell(&mut vocabulary).map_err(|error| error.context("metadata 'tokenizer.ggml.tokens'"))?;
+        }
         let mut tokenizer = special::read(metadata, kind, &mut vocabulary)?;
         let beside = beside::find(path, metadata, &vocabulary)?;
         if let Some(json) = beside.json {
@@ -98,8 +104,11 @@ impl Tokenizer {
             "gpt2" => bpe::build(metadata, architecture, family, &vocabulary, tokenizer),
             "llama" => sentencepiece::build_from_gguf(metadata, family, &mut vocabulary, tokenizer),
             "gemma4" => lines::build(metadata, &mut vocabulary, tokenizer),
+            "bert" => wordpiece::build(metadata, &mut vocabulary, tokenizer),
+            "t5" => unigram::build(metadata, &vocabulary, tokenizer),
+            "rwkv" => longest::build(&vocabulary, tokenizer),
             _ => Err(Error::unsupported(format!(
-                "metadata 'tokenizer.ggml.model': tokenizers of the kind {} cannot be read (known: gpt2, llama, gemma4)",
+                "metadata 'tokenizer.ggml.model': tokenizers of the kind {} cannot be read (known: gpt2, llama, gemma4, bert, t5, rwkv)",
                 quote(kind)
             ))
             .help("put the model's own tokenizer.json beside the .gguf file")),
@@ -110,6 +119,11 @@ impl Tokenizer {
             None => error,
         })?;
         Ok(Self { json, ..tokenizer })
+    }
+
+    /// Returns the id of a token by its text; `None` if there is no such token.
+    pub fn id(&self, text: &str) -> Result<Option<u32>> {
+        Ok(outline::Outline::read(&self.json)?.id(text))
     }
 
     /// Adopts a ready `tokenizer.json`, whose post-processor determines BOS and EOS.

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{Error, GgufFamily, Result, gguf::Metadata, quote};
 
-const SCORES: &str = "tokenizer.ggml.scores";
+pub(super) const SCORES: &str = "tokenizer.ggml.scores";
 pub(super) const SPACE: char = '▁';
 
 /// Pieces are split at every position, so their length is bounded; real ones have less than a hundred bytes.

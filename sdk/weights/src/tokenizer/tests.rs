@@ -79,9 +79,12 @@ fn rejects_a_file_without_a_tokenizer() {
 
 #[test]
 fn rejects_kinds_and_pre_tokenizers_that_it_does_not_know() {
+    let plamo = Gguf::new("plamo").text("tokenizer.ggml.model", "plamo").texts("tokenizer.ggml.tokens", &TOKENS);
+    let message = "metadata 'tokenizer.ggml.model': tokenizers of the kind 'plamo' cannot be read \
+                   (known: gpt2, llama, gemma4, bert, t5, rwkv)";
+    check_refused(&plamo, Code::Unsupported, message);
     let bert = Gguf::new("bert").text("tokenizer.ggml.model", "bert").texts("tokenizer.ggml.tokens", &TOKENS);
-    let message =
-        "metadata 'tokenizer.ggml.model': tokenizers of the kind 'bert' cannot be read (known: gpt2, llama, gemma4)";
+    let message = "metadata 'tokenizer.ggml.tokens': the WordPiece vocabulary has no [CLS]";
     check_refused(&bert, Code::Unsupported, message);
     let strange = Gguf::new("llama")
         .text("tokenizer.ggml.model", "gpt2")
@@ -462,5 +465,134 @@ fn rejects_sentencepiece_files_of_another_kind_or_cut_short() {
     assert!(read(&whole).is_ok());
     for end in 0..whole.len() {
         assert!(read(&whole[..end]).is_err(), "{end} bytes");
+    }
+}
+
+/// A WordPiece vocabulary as files spell it.
+fn wordpiece(words: &[&str; 6]) -> Gguf {
+    let tokens = [&["[PAD]", "[UNK]", "[CLS]", "[SEP]"][..], words].concat();
+    Gguf::new("bert")
+        .text("tokenizer.ggml.model", "bert")
+        .texts("tokenizer.ggml.tokens", &tokens)
+        .i32s("tokenizer.ggml.token_type", &[3, 3, 3, 3, 1, 1, 1, 1, 1, 1])
+}
+
+#[test]
+fn a_wordpiece_vocabulary_is_spelled_as_its_own_and_puts_its_tokens_around_texts() {
+    let tokenizer =
+        read(&wordpiece(&["▁fox", "▁the", "es", "▁f", "ox", "▁,"]).u32("tokenizer.ggml.seperator_token_id", 3))
+            .unwrap();
+    assert_eq!(encode(&tokenizer, "The foxes, FOX", true), [2, 5, 4, 6, 9, 4, 3]);
+    assert_eq!(encode(&tokenizer, "zebra", false), [1]);
+    let document = parsed(&tokenizer);
+    assert_eq!(document["model"]["vocab"]["##es"], 6);
+    assert_eq!(document["normalizer"]["lowercase"], true);
+    let loaded: tokenizers::Tokenizer = tokenizer.json.parse().unwrap();
+    let pair = loaded.encode(("the fox", "fox"), true).unwrap();
+    assert_eq!((pair.get_ids(), pair.get_type_ids()), (&[2, 5, 4, 3, 4, 3][..], &[0, 0, 0, 0, 1, 1][..]));
+}
+
+#[test]
+fn a_wordpiece_vocabulary_with_capitals_keeps_them() {
+    let cased = || wordpiece(&["▁Fox", "▁fox", "▁x", "▁y", "▁z", "▁w"]);
+    let tokenizer = read(&cased()).unwrap();
+    assert_eq!(encode(&tokenizer, "Fox fox", false), [4, 5]);
+    let told = read(&cased().bool("tokenizer.ggml.normalizer.lowercase", true)).unwrap();
+    assert_eq!(encode(&told, "Fox fox", false), [5, 5]);
+}
+
+#[test]
+fn a_unigram_vocabulary_takes_the_most_probable_pieces() {
+    let tokens = ["<s>", "<pad>", "</s>", "<unk>", "▁", "a", "b", "▁ab", "▁a", "ba"];
+    let file = |scores: &[f32]| {
+        Gguf::new("bert")
+            .text("tokenizer.ggml.model", "t5")
+            .texts("tokenizer.ggml.tokens", &tokens)
+            .f32s("tokenizer.ggml.scores", scores)
+            .i32s("tokenizer.ggml.token_type", &[3, 3, 3, 2, 1, 1, 1, 1, 1, 1])
+            .u32("tokenizer.ggml.bos_token_id", 0)
+            .u32("tokenizer.ggml.eos_token_id", 2)
+            .u32("tokenizer.ggml.unknown_token_id", 3)
+            .bool("tokenizer.ggml.add_bos_token", true)
+            .bool("tokenizer.ggml.add_eos_token", true)
+            .bool("tokenizer.ggml.remove_extra_whitespaces", true)
+    };
+    let tokenizer = read(&file(&[0.0, 0.0, 0.0, 0.0, -4.0, -3.0, -3.0, -3.5, -2.0, -2.5])).unwrap();
+    assert_eq!(encode(&tokenizer, "ab  aba ", true), [0, 7, 8, 9, 2]);
+    let loaded: tokenizers::Tokenizer = tokenizer.json.parse().unwrap();
+    assert_eq!(loaded.encode(("a", "b"), true).unwrap().get_ids(), [0, 8, 2, 2, 4, 6, 2]);
+    assert_eq!(read(&file(&[0.0; 3])).unwrap_err().code, Code::Corrupt);
+}
+
+/// Tokens as Python writes bytes: all single ones, some of several, and the one that ends a text.
+fn longest() -> Vec<String> {
+    let single = (0..=255_u8).map(|byte| match byte {
+        b'\'' => "\\'".to_owned(),
+        b'\n' => "\\n".to_owned(),
+        b'\\' => r"\\".to_owned(),
+        b' '..=b'~' => char::from(byte).to_string(),
+        _ => format!("\\x{byte:02x}"),
+    });
+    let several = ["ab", "abc", "bcd", r"\xe6\x97", r"\xe6\x97\xa5", r"\n\n"].map(str::to_owned);
+    std::iter::once("<s>".to_owned()).chain(single).chain(several).collect()
+}
+
+#[test]
+fn the_longest_token_at_each_place_is_taken_from_rwkv_s_vocabulary() {
+    let tokens = longest();
+    let id = |text: &str| tokens.iter().position(|token| token == text).unwrap() as u32;
+    let types: Vec<i32> = tokens.iter().map(|token| if token == "<s>" { 3 } else { 1 }).collect();
+    let file = Gguf::new("rwkv7")
+        .text("tokenizer.ggml.model", "rwkv")
+        .texts("tokenizer.ggml.tokens", &tokens.iter().map(String::as_str).collect::<Vec<_>>())
+        .i32s("tokenizer.ggml.token_type", &types)
+        .u32("tokenizer.ggml.eos_token_id", 0)
+        .u32("tokenizer.ggml.eot_token_id", id(r"\n\n"))
+        .text("tokenizer.chat_template", "rwkv-world");
+    let from_file = read(&file).unwrap();
+    assert_eq!((from_file.eos.as_slice(), from_file.chat_template.as_deref()), (&[0, id(r"\n\n")][..], None));
+    // The same as a folder has it: without the first, with quotes, and with characters where they are whole.
+    let folder = tempfile::tempdir().unwrap();
+    let line = |(id, token): (usize, &String)| {
+        let (literal, bytes) = match token.as_str() {
+            r"\xe6\x97\xa5" => ("'日'".to_owned(), 3),
+            token if token.contains(r"\x") => (format!("b'{token}'"), token.len() / 4),
+            token => (
+                format!("'{token}'"),
+                token.len() - token.matches('\\').count().div_ceil(1 + usize::from(token == r"\\")),
+            ),
+        };
+        format!("{id} {literal} {bytes}\n")
+    };
+    let text: String = tokens.iter().enumerate().skip(1).map(line).collect();
+    std::fs::write(folder.path().join("rwkv_vocab_v20230424.txt"), text).unwrap();
+    let from_folder = Tokenizer::open(folder.path()).unwrap();
+    assert_eq!((from_folder.eos.as_slice(), from_folder.add_bos), (&[0][..], false));
+    for tokenizer in [&from_file, &from_folder] {
+        let expected = ["abc", "d", "bcd", r"\xe6\x97\xa5", r"\xe6\x97", r"\xa6", " ", r"\n\n", r"\n", "\\'", r"\\"];
+        assert_eq!(encode(tokenizer, "abcdbcd日旦 \n\n\n'\\", true), expected.map(id), "{}", tokenizer.json);
+        assert_eq!(encode(tokenizer, "a<s>", true), [id("a"), 0]);
+    }
+}
+
+#[test]
+fn rejects_a_vocabulary_of_rwkv_that_lacks_a_byte_or_has_none() {
+    for (tokens, message) in [
+        (longest().into_iter().filter(|token| token != "q").collect::<Vec<_>>(), "no token is the byte 113"),
+        ([longest(), vec![r"\q".into()]].concat(), r"is not written as Python writes it"),
+        ([longest(), vec![r"\x4".into()]].concat(), r"is not written as Python writes it"),
+        ([longest(), vec![r"\x61b".into()]].concat(), "has two ids"),
+    ] {
+        let file = Gguf::new("rwkv7")
+            .text("tokenizer.ggml.model", "rwkv")
+            .texts("tokenizer.ggml.tokens", &tokens.iter().map(String::as_str).collect::<Vec<_>>());
+        let error = read(&file).unwrap_err();
+        assert!(error.code == Code::Corrupt && error.message.contains(message), "{error}");
+    }
+    for line in ["", "1", "1 'a'", "1 a 1", "1 'a' 2", "x 'a' 1", "0 'a' 1", "4000000000 'a' 1"] {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("rwkv_vocab_v20230424.txt"), format!("{line}\n")).unwrap();
+        let error = Tokenizer::open(folder.path()).unwrap_err();
+        assert_eq!(error.code, Code::Corrupt, "{line}: {error}");
     }
 }

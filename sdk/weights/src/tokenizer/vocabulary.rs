@@ -136,6 +136,14 @@ impl Vocabulary {
         }
     }
 
+    /// Replaces the text of every token.
+    pub(super) fn respell(&mut self, spell: impl Fn(&str, Kind) -> String) -> Result<()> {
+        for (text, kind) in self.texts.iter_mut().zip(&self.kinds) {
+            *text = spell(text, *kind);
+        }
+        self.check_unique()
+    }
+
     /// Writes user-defined tokens with literal spaces, as they are matched before spaces are replaced.
     pub(super) fn spell_out_spaces(&mut self, replacement: char) -> Result<()> {
         for (text, kind) in self.texts.iter_mut().zip(&self.kinds) {
