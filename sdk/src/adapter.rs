@@ -1,6 +1,6 @@
 //! The trait of an adapter format: an [`AdapterFormat`] reads low-rank pairs out of files. `nn::Linear` applies them.
 
-use crate::Result;
+use crate::{Result, abi::Extension};
 use std::path::Path;
 
 /// One way of writing adapters to disk.
@@ -14,6 +14,12 @@ pub trait AdapterFormat: Send + Sync + 'static {
     /// Reads the adapter, or refuses it if it cannot be expressed as low-rank pairs. Returns [`crate::Error::declined`]
     /// for a file that has another format after all, so that the next claimant is asked.
     fn open(&self, path: &Path) -> Result<AdapterData>;
+
+    /// An extension of the author's own ([`extension`](crate::extension)), if the format offers one of this id.
+    fn extension(&self, id: &str) -> Option<Extension> {
+        let _ = id;
+        None
+    }
 }
 
 /// A whole adapter.

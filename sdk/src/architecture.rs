@@ -4,11 +4,18 @@
 //! model's own [`Resident`]: ids, lengths, block tables and the size of the outputs are valid. Most authors do not
 //! implement `Model` at all: `nn::Paged` creates one from a decoder.
 
-use crate::{AdapterData, Batch, Error, Merged, Outputs, Result, Services};
-use std::path::{Path, PathBuf};
+use std::{
+    any::Any,
+    path::{Path, PathBuf},
+};
+
+use crate::{
+    AdapterData, Batch, Error, Measured, MediaItem, MediaSize, Merged, Outputs, Placement, Result, Services,
+    abi::Extension,
+};
 
 /// A model family.
-pub trait Architecture: Send + Sync + 'static {
+pub trait Architecture: Any + Send + Sync {
     /// The name in the plugin's manifest and in cards, such as `llama`.
     fn name(&self) -> &'static str;
 
@@ -29,6 +36,18 @@ pub trait Architecture: Send + Sync + 'static {
     /// Loads the checkpoint.
     fn load(&self, request: &LoadRequest, services: &Services) -> Result<Box<dyn Model>>;
 
+    /// Describes what the checkpoint's hidden rows are for, as the JSON of the contract's `draft/rows/1`; empty if
+    /// nothing is known.
+    fn rows(&self, source: &Source) -> Result<String> {
+        let _ = source;
+        Ok(String::new())
+    }
+
+    /// Images and sounds in prompts (`draft/media/1`), if the architecture reads some.
+    fn media(&self) -> Option<&dyn Prepare> {
+        None
+    }
+
     /// Returns whether [`Architecture::load_merged`] is supported (`merge/1`).
     fn merges(&self) -> bool {
         false
@@ -40,10 +59,16 @@ pub trait Architecture: Send + Sync + 'static {
         let _ = (request, services, merged);
         Err(Error::unsupported("this architecture merges no adapters"))
     }
+
+    /// An extension of the author's own ([`extension`](crate::extension)), if the architecture offers one of this id.
+    fn extension(&self, id: &str) -> Option<Extension> {
+        let _ = id;
+        None
+    }
 }
 
 /// A loaded model: weights and the states of its sequences. All calls come from one thread.
-pub trait Model: Send {
+pub trait Model: Any + Send {
     /// Returns its memory and its limits.
     fn resident(&self) -> Resident;
 
@@ -54,6 +79,18 @@ pub trait Model: Send {
     /// does not support hidden rows.
     fn forward_to(&mut self, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Result<()> {
         outputs.fill_from_logits(batch, |batch, logits| self.forward(batch, logits))
+    }
+
+    /// Width of a row of [`Model::finish`]; 0 if nothing follows the pooling of hidden rows.
+    fn finish_width(&self) -> usize {
+        0
+    }
+
+    /// Computes what follows pooling: a row of [`Model::finish_width`] values for each of the `rows`, whose lengths are
+    /// valid.
+    fn finish(&mut self, rows: &[f32], out: &mut [f32]) -> Result<()> {
+        let _ = (rows, out);
+        Err(Error::unsupported("nothing follows the pooling of this model's hidden rows"))
     }
 
     /// Forgets a sequence; an unknown id is not an error. Nothing to do for models that keep all caches in blocks and
@@ -80,6 +117,17 @@ pub trait Model: Send {
     fn sequence_state(&mut self) -> Option<&mut dyn SequenceState> {
         None
     }
+
+    /// Images and sounds in prompts (`draft/media/1`), if the model reads some.
+    fn media(&mut self) -> Option<&mut dyn Encode> {
+        None
+    }
+
+    /// An extension of the author's own ([`extension`](crate::extension)), if the model offers one of this id.
+    fn extension(&self, id: &str) -> Option<Extension> {
+        let _ = id;
+        None
+    }
 }
 
 /// Copies blocks and slots out of a model's memory and back. Groups and ids are in range.
@@ -100,6 +148,34 @@ pub trait SequenceState {
     fn snapshot(&self, sequence: u64) -> Result<Vec<u8>>;
     /// Creates a new sequence from a snapshot, whose bytes an implementation must validate.
     fn restore(&mut self, sequence: u64, bytes: &[u8]) -> Result<()>;
+}
+
+/// Describes, measures and prepares items, without the weights.
+pub trait Prepare {
+    /// The description of a checkpoint, as the contract's JSON; an empty text if it reads text alone.
+    fn describe(&self, source: &Source) -> Result<String>;
+
+    /// An item's part of a prompt. `processor` is the description's member for this kind, as JSON.
+    fn measure(&self, processor: &str, size: MediaSize) -> Result<Measured>;
+
+    /// The bytes that [`Encode::open`] takes.
+    fn prepare(&self, processor: &str, item: &MediaItem<'_>) -> Result<Vec<u8>>;
+}
+
+/// Computes the rows of prepared items, and puts them into sequences.
+pub trait Encode {
+    /// Takes an item under a handle that is not in use. The bytes may come from a damaged process.
+    fn open(&mut self, handle: u64, size: MediaSize, layout: &[u8], prepared: &[u8]) -> Result<()>;
+
+    /// Computes rows of these items for about `budget` microseconds, but at least one piece; returns the number of pieces
+    /// left.
+    fn encode(&mut self, handles: &[u64], budget: u32) -> Result<u32>;
+
+    /// Replaces the items of a sequence by these, in order and disjoint.
+    fn place(&mut self, sequence: u64, placements: &[Placement<'_>]) -> Result<()>;
+
+    /// Drops an item; an unknown handle is not an error.
+    fn close(&mut self, handle: u64);
 }
 
 /// The location of a checkpoint, and the architecture's options.

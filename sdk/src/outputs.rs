@@ -26,7 +26,12 @@ pub struct CandidateRows<'a> {
     pub totals: &'a mut [f32],
 }
 
-impl Outputs<'_> {
+impl<'a> Outputs<'a> {
+    /// Buffers for rows of `vocabulary` logits, candidates and hidden rows, each as long as its rows need.
+    pub fn new(logits: &'a mut [f32], candidates: CandidateRows<'a>, hidden: &'a mut [f32], vocabulary: usize) -> Self {
+        Self { logits, candidates, hidden, vocabulary }
+    }
+
     /// Logits in a row.
     pub fn vocabulary(&self) -> usize {
         self.vocabulary
@@ -91,6 +96,20 @@ impl Outputs<'_> {
 }
 
 impl CandidateRows<'_> {
+    /// Fills all rows from words as a kernel writes them: ids, the bits of scores, and those of totals.
+    #[cfg(any(all(test, feature = "nn"), all(target_os = "macos", feature = "nn")))]
+    pub(crate) fn take(&mut self, words: &[u32]) -> Result<()> {
+        let (ids, scores, totals) = (self.ids.len(), self.scores.len(), self.totals.len());
+        if words.len() != ids + scores + totals {
+            let message = format!("{} words do not fill {ids} ids, {scores} scores and {totals} totals", words.len());
+            return Err(Error::invalid(message));
+        }
+        self.ids.copy_from_slice(&words[..ids]);
+        let values = self.scores.iter_mut().chain(self.totals.iter_mut());
+        values.zip(&words[ids..]).for_each(|(value, word)| *value = f32::from_bits(*word));
+        Ok(())
+    }
+
     /// Fills a row with the best candidates of a row of logits.
     pub(crate) fn choose(&mut self, row: usize, top: usize, logits: &[f32], mask: &[u32]) {
         let allowed = |token: usize| mask.is_empty() || mask[token / 32] >> (token % 32) & 1 == 1;

@@ -1,6 +1,6 @@
 //! The contents of a plugin; `export!` turns them into the library's only exported symbol.
 
-use crate::{AdapterFormat, Architecture, sampler::Sampler};
+use crate::{AdapterFormat, Architecture, abi::Extension, sampler::Sampler};
 
 /// A plugin under construction: its id, and the providers in it.
 ///
@@ -24,12 +24,14 @@ pub struct Plugin {
     pub(crate) architectures: Vec<Box<dyn Architecture>>,
     pub(crate) samplers: Vec<Box<dyn Sampler>>,
     pub(crate) adapter_formats: Vec<Box<dyn AdapterFormat>>,
+    pub(crate) extensions: Vec<(&'static str, Extension)>,
 }
 
 impl Plugin {
     /// Creates a plugin without providers. The id is short and unique among installed plugins.
     pub fn new(id: &'static str, description: &'static str) -> Self {
-        Self { id, description, architectures: Vec::new(), samplers: Vec::new(), adapter_formats: Vec::new() }
+        let (architectures, samplers, adapter_formats) = (Vec::new(), Vec::new(), Vec::new());
+        Self { id, description, architectures, samplers, adapter_formats, extensions: Vec::new() }
     }
 
     /// Adds a model family.
@@ -57,6 +59,13 @@ impl Plugin {
     #[must_use]
     pub fn adapter_format(mut self, format: impl AdapterFormat) -> Self {
         self.adapter_formats.push(Box::new(format));
+        self
+    }
+    /// Adds an extension of the author's own that belongs to the library rather than to a provider
+    /// ([`extension`](crate::extension)).
+    #[must_use]
+    pub fn extension(mut self, id: &'static str, extension: Extension) -> Self {
+        self.extensions.push((id, extension));
         self
     }
 }

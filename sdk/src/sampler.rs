@@ -8,7 +8,7 @@ mod candidates;
 
 pub use candidates::{Candidates, rank, unrank};
 
-use crate::Result;
+use crate::{Result, abi::Extension};
 
 /// A kind of stage, under the name that requests and configurations use.
 pub trait Sampler: Send + Sync + 'static {
@@ -20,6 +20,12 @@ pub trait Sampler: Send + Sync + 'static {
     /// the same picks. Every stage of a chain gets the same seed, so a stage that draws random numbers mixes its own
     /// name into it.
     fn create(&self, parameters: &str, vocabulary: u32, seed: u64) -> Result<Box<dyn Stage>>;
+
+    /// An extension of the author's own ([`extension`](crate::extension)), if the sampler offers one of this id.
+    fn extension(&self, id: &str) -> Option<Extension> {
+        let _ = id;
+        None
+    }
 }
 
 /// One stage of one sequence's chain; it may keep state from token to token.

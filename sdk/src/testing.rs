@@ -1,8 +1,7 @@
 //! Conformance: the laws that every model must obey, tried on an author's model in `cargo test`.
 //!
 //! The laws are the contract's own (`pensieve plugins check` tries the same ones), and the model is called through the
-//! same glue as by a host. Depend on the SDK with the feature `testing` under `[dev-dependencies]`, load a small
-//! checkpoint, and:
+//! same glue as by a host. Needs the feature `testing`, which is on by default. Load a small checkpoint, and:
 //!
 //! ```
 //! # use pensieve_sdk::{Batch, Cache, Model, Resident, Result};
@@ -26,7 +25,9 @@
 //! assert!(report.passed(), "{report}");
 //! ```
 
-pub use pensieve_laws::{Options, Outcome, Reference, Report, SamplerOptions, Verdict};
+pub use pensieve_plugin_api::ModelBox;
+
+pub use pensieve_laws::{MediaSample, Options, Outcome, Reference, Report, SamplerOptions, Verdict};
 
 use crate::{
     AdapterData, AdapterFormat, Model, Result,
@@ -36,10 +37,12 @@ use crate::{
 use std::path::Path;
 
 #[cfg(feature = "weights")]
-pub use checkpoint::random_checkpoint;
+pub use {checkpoint::random_checkpoint, media::pictures};
 
 #[cfg(feature = "weights")]
 mod checkpoint;
+#[cfg(feature = "weights")]
+mod media;
 
 /// Runs all laws on a freshly loaded model.
 pub fn conformance(model: Box<dyn Model>) -> Report {
@@ -63,6 +66,11 @@ pub fn conformance_with(model: Box<dyn Model>, options: &Options) -> Report {
             Report { verdicts: vec![Verdict { law: "resident", says: "a host can take the model in", outcome }] }
         }
     }
+}
+
+/// Wraps a model as a host gets it, for tests of an extension of one's own.
+pub fn exported(model: Box<dyn Model>) -> Result<ModelBox> {
+    export_model(model)
 }
 
 /// Adds an adapter that fits the model.

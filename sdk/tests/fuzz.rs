@@ -29,7 +29,7 @@ fn read_config(config: &Config) -> Result<()> {
     config.experts()?;
     config.rope()?;
     config.sliding_window()?;
-    // A model has at most so many layers, as its plugin checks.
+    // The limit on layers that a plugin checks.
     config.sliding_windows(layers.min(1024))?;
     config.ropes()?;
     Ok(())

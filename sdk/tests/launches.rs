@@ -40,6 +40,7 @@ impl Decoder for Tiny {
     const NAME: &'static str = "tiny";
     const GGUF: &'static [&'static str] = &[];
     const CLASSES: &'static [&'static str] = &["Tiny"];
+    const FEATURES: bool = true;
     type Config = pensieve_sdk::weights::RopeConfig;
 
     fn config(checkpoint: &Checkpoint) -> Result<Self::Config> {
@@ -88,6 +89,10 @@ impl Decoder for Tiny {
     fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         self.lm_head.forward(&self.norm.forward(hidden, step)?, step)
     }
+
+    fn features(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        self.norm.forward(hidden, step)
+    }
 }
 
 /// The same model with a mistake: what it does last, it does for each sequence by itself.
@@ -97,6 +102,7 @@ impl Decoder for PerSequence {
     const NAME: &'static str = Tiny::NAME;
     const GGUF: &'static [&'static str] = Tiny::GGUF;
     const CLASSES: &'static [&'static str] = Tiny::CLASSES;
+    const FEATURES: bool = true;
     type Config = <Tiny as Decoder>::Config;
 
     fn config(checkpoint: &Checkpoint) -> Result<Self::Config> {
@@ -119,6 +125,10 @@ impl Decoder for PerSequence {
 
     fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         self.0.logits(hidden, step)
+    }
+
+    fn features(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        self.0.features(hidden, step)
     }
 }
 

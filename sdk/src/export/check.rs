@@ -58,6 +58,11 @@ impl BatchCheck {
         self.vocabulary
     }
 
+    /// Values in a hidden row.
+    pub(super) fn hidden(&self) -> usize {
+        self.hidden
+    }
+
     /// Number of blocks or slots of a group; 0 for an opaque group, or if there is no such group.
     pub(super) fn places(&self, group: usize) -> u32 {
         self.groups.get(group).map_or(0, |group| group.written.len() as u32)

@@ -2,10 +2,13 @@
 
 use pensieve_plugin_api::{
     self as api,
-    abi_stable::std_types::{ROption, RString, RVec},
+    abi_stable::std_types::{ROption, RSlice, RString, RVec},
 };
 
-use crate::{AdapterData, Cache, Card, Code, Error, LoadRequest, LowRankPair, Merged, Output, Resident, Source, Want};
+use crate::{
+    AdapterData, Cache, Card, Code, Error, LoadRequest, LowRankPair, MediaKind, MediaSize, Merged, Output, Resident,
+    Source, Want,
+};
 
 /// Converts an error for the host.
 pub(super) fn error_out(error: Error) -> api::PluginError {
@@ -168,4 +171,31 @@ pub(super) fn names<'a>(names: impl IntoIterator<Item = &'a str>) -> RVec<RStrin
 /// Converts an optional value for the host.
 pub(super) fn option<T>(value: Option<T>) -> ROption<T> {
     value.into()
+}
+
+/// Converts the size of an item, if its kind is known and it has one.
+pub(super) fn size_in(size: api::ext::media::MediaSize) -> Result<MediaSize, Error> {
+    let kind = match size.kind {
+        api::ext::media::MediaKind::IMAGE => MediaKind::Image,
+        api::ext::media::MediaKind::AUDIO => MediaKind::Audio,
+        other => return Err(Error::unsupported(format!("items of kind {} are unknown", other.0))),
+    };
+    if size.width == 0 || size.height == 0 || kind == MediaKind::Audio && size.height != 1 {
+        return Err(Error::invalid(format!("an item of {} by {}", size.width, size.height)));
+    }
+    Ok(MediaSize { kind, width: size.width, height: size.height })
+}
+
+/// Returns a layout of bounded length.
+pub(super) fn layout_in<'a>(layout: &RSlice<'a, u8>) -> Result<&'a [u8], Error> {
+    bounded("a layout", layout.len(), api::ext::media::LAYOUT_BYTES_MAX)?;
+    Ok(layout.as_slice())
+}
+
+/// Fails if `what` is longer than the contract allows.
+pub(super) fn bounded(what: &str, bytes: usize, limit: usize) -> Result<(), Error> {
+    if bytes > limit {
+        return Err(Error::invalid(format!("{what} of {bytes} bytes exceeds the limit of {limit}")));
+    }
+    Ok(())
 }

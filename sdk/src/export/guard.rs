@@ -1,6 +1,9 @@
 //! Keeps panics from crossing the boundary: they become errors with the panic's message.
 
-use pensieve_plugin_api::{PluginError, abi_stable::std_types::RResult};
+use pensieve_plugin_api::{
+    Extension, PluginError,
+    abi_stable::std_types::{ROption, RResult},
+};
 use std::{
     any::Any,
     panic::{AssertUnwindSafe, catch_unwind},
@@ -22,6 +25,11 @@ pub(crate) fn caught<T>(what: &str, code: impl FnOnce() -> Result<T>) -> Result<
         discard(panic);
         Err(Error::new(Code::Panicked, message).help("this is a defect of the plugin; tell its author"))
     })
+}
+
+/// An author's own extension; none if the author's code panics.
+pub(super) fn own(extension: impl FnOnce() -> Option<Extension>) -> ROption<Extension> {
+    guard("extension", || Ok(extension())).unwrap_or(None).into()
 }
 
 /// Drops an author's value, ignoring panics.

@@ -8,6 +8,7 @@ mod check;
 mod convert;
 #[cfg(feature = "nn")]
 mod diagnostics;
+pub mod extension;
 mod guard;
 mod model;
 mod pool;
@@ -18,6 +19,8 @@ pub(crate) use convert::{adapter_out, group};
 #[cfg(feature = "bridge")]
 pub(crate) use guard::{caught, discard};
 pub(crate) use model::export_model;
+#[cfg(all(feature = "testing", feature = "weights"))]
+pub(crate) use providers::export_architecture;
 #[cfg(feature = "testing")]
 pub(crate) use providers::{export_format, export_sampler};
 
@@ -133,8 +136,9 @@ extern "C" fn extension(id: RStr<'_>) -> ROption<api::Extension> {
     if id == api::ext::diagnostics::ID {
         return ROption::RSome(api::Extension::offer(&diagnostics::TABLE));
     }
-    let _ = id;
-    ROption::RNone
+    let own =
+        EXPORTED.get().and_then(|exported| exported.plugin.extensions.iter().find(|(own, _)| *own == id.as_str()));
+    own.map(|(_, extension)| *extension).into()
 }
 
 #[cfg(test)]

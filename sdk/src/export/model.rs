@@ -1,5 +1,7 @@
 //! Wraps a model as the contract's object.
 
+mod media;
+
 use pensieve_plugin_api::{
     self as api, PluginError,
     abi_stable::{
@@ -9,6 +11,8 @@ use pensieve_plugin_api::{
     },
     ext::{
         kv_transfer::{self, KvTransfer},
+        media::ID as MEDIA,
+        rows::{self, Finish},
         sequence_state::{self, SequenceState},
     },
 };
@@ -17,7 +21,7 @@ use std::collections::HashSet;
 use super::{
     check::BatchCheck,
     convert,
-    guard::{discard, guard},
+    guard::{discard, guard, own},
 };
 use crate::{CandidateRows, Error, Model, Outputs, Result};
 
@@ -25,23 +29,35 @@ use crate::{CandidateRows, Error, Model, Outputs, Result};
 pub(crate) fn export_model(mut model: Box<dyn Model>) -> Result<api::ModelBox> {
     let transfers_kv = model.kv_transfer().is_some();
     let copies_sequences = model.sequence_state().is_some();
-    let check = BatchCheck::new(&model.resident())?;
-    let exported =
-        ExportedModel { model: Some(model), check, adapters: HashSet::new(), transfers_kv, copies_sequences };
+    let reads_media = model.media().is_some();
+    let (check, finish_width) = (BatchCheck::new(&model.resident())?, model.finish_width());
+    let adapters = HashSet::new();
+    let exported = ExportedModel {
+        model: Some(model),
+        check,
+        adapters,
+        finish_width,
+        transfers_kv,
+        copies_sequences,
+        reads_media,
+    };
     Ok(api::Model_TO::from_value(exported, TD_Opaque))
 }
 
-struct ExportedModel {
+pub(super) struct ExportedModel {
     /// `None` only during drop.
     model: Option<Box<dyn Model>>,
     check: BatchCheck,
     adapters: HashSet<u32>,
+    /// 0 if nothing follows pooling.
+    finish_width: usize,
     transfers_kv: bool,
     copies_sequences: bool,
+    reads_media: bool,
 }
 
 impl ExportedModel {
-    fn model(&mut self) -> Result<&mut dyn Model> {
+    pub(super) fn model(&mut self) -> Result<&mut dyn Model> {
         match &mut self.model {
             Some(model) => Ok(&mut **model),
             None => Err(Error::invalid("the model has been dropped")),
@@ -113,8 +129,10 @@ impl api::Model for ExportedModel {
     fn extension(&self, id: RStr<'_>) -> ROption<api::Extension> {
         match id.as_str() {
             kv_transfer::ID if self.transfers_kv => ROption::RSome(api::Extension::offer(&KV_TRANSFER)),
+            MEDIA if self.reads_media => ROption::RSome(api::Extension::offer(&media::ENCODE)),
+            rows::ID if self.finish_width > 0 => ROption::RSome(api::Extension::offer(&FINISH)),
             sequence_state::ID if self.copies_sequences => ROption::RSome(api::Extension::offer(&SEQUENCE_STATE)),
-            _ => ROption::RNone,
+            id => own(|| self.model.as_ref().and_then(|model| model.extension(id))),
         }
     }
 }
@@ -126,11 +144,12 @@ impl Drop for ExportedModel {
 }
 
 static KV_TRANSFER: KvTransfer = KvTransfer { bytes, export, import };
+static FINISH: Finish = Finish { finish };
 static SEQUENCE_STATE: SequenceState = SequenceState { fork, snapshot, restore };
 
 /// Returns the object behind a table's first argument.
 fn exported(model: RMut<'_, ()>) -> &mut ExportedModel {
-    // SAFETY: only the functions of the two tables call this, and only `ExportedModel::extension` offers these tables.
+    // SAFETY: only the functions of the SDK's tables call this, and only `ExportedModel::extension` offers these tables.
     // The host passes the object that offered the table, exclusively, for the duration of the call.
     unsafe { &mut *model.into_raw().cast::<ExportedModel>() }
 }
@@ -195,4 +214,22 @@ unsafe extern "C" fn snapshot(model: RMut<'_, ()>, sequence: u64) -> RResult<RVe
 
 unsafe extern "C" fn restore(model: RMut<'_, ()>, sequence: u64, bytes: RSlice<'_, u8>) -> RResult<(), PluginError> {
     guard("restore", || copying(model)?.restore(sequence, bytes.as_slice()))
+}
+
+unsafe extern "C" fn finish(
+    model: RMut<'_, ()>,
+    rows: RSlice<'_, f32>,
+    mut out: RSliceMut<'_, f32>,
+) -> RResult<(), PluginError> {
+    guard("finish", || {
+        let exported = exported(model);
+        let (hidden, width) = (exported.check.hidden(), exported.finish_width);
+        let count = rows.len().checked_div(hidden).unwrap_or(0);
+        if count == 0 || (rows.len(), out.len()) != (count * hidden, count * width) {
+            let message =
+                format!("{} values in rows of {hidden} do not make {} in rows of {width}", rows.len(), out.len());
+            return Err(Error::invalid(message));
+        }
+        exported.model()?.finish(rows.as_slice(), out.as_mut_slice())
+    })
 }

@@ -1,5 +1,7 @@
 //! Wraps a plugin's providers as the contract's objects.
 
+mod media;
+
 use pensieve_plugin_api::{
     self as api, ErrorCode, PluginError,
     abi_stable::{
@@ -9,12 +11,17 @@ use pensieve_plugin_api::{
     },
     ext::{
         concurrent_stages::{self, ConcurrentStages},
+        media::ID as MEDIA,
         merge::{self, Merge},
+        rows::{self, Describe},
     },
 };
 use std::path::Path;
 
-use super::{Exported, convert, export_model, guard::guard};
+use super::{
+    Exported, convert, export_model,
+    guard::{guard, own},
+};
 use crate::{
     AdapterFormat, Architecture, Plugin, Services,
     sampler::{Candidates, History, Sampler, Stage, rank},
@@ -57,7 +64,12 @@ pub(super) fn architecture(
     index: u32,
 ) -> RResult<api::ArchitectureBox, PluginError> {
     pick(exported, index, "architecture", |exported| &exported.plugin.architectures)
-        .map(|architecture| api::Architecture_TO::from_value(ExportedArchitecture(&**architecture), TD_Opaque))
+        .map(|architecture| export_architecture(&**architecture))
+}
+
+/// Wraps an architecture for the host.
+pub(crate) fn export_architecture(architecture: &'static dyn Architecture) -> api::ArchitectureBox {
+    api::Architecture_TO::from_value(ExportedArchitecture(architecture), TD_Opaque)
 }
 
 pub(super) fn sampler(exported: Option<&'static Exported>, index: u32) -> RResult<api::SamplerBox, PluginError> {
@@ -98,7 +110,7 @@ fn pick<T>(
     }
 }
 
-struct ExportedArchitecture(&'static dyn Architecture);
+pub(super) struct ExportedArchitecture(pub(super) &'static dyn Architecture);
 
 impl api::Architecture for ExportedArchitecture {
     fn describe(&self, source: &api::Source<'_>) -> RResult<api::Card, PluginError> {
@@ -110,9 +122,37 @@ impl api::Architecture for ExportedArchitecture {
     }
 
     fn extension(&self, id: RStr<'_>) -> ROption<api::Extension> {
-        let merges = guard("merges", || Ok(self.0.merges())).unwrap_or(false);
-        if id == merge::ID && merges { ROption::RSome(api::Extension::offer(&MERGE)) } else { ROption::RNone }
+        let merges = || guard("merges", || Ok(self.0.merges())).unwrap_or(false);
+        let reads = || guard("media", || Ok(self.0.media().is_some())).unwrap_or(false);
+        match id.as_str() {
+            merge::ID if merges() => ROption::RSome(api::Extension::offer(&MERGE)),
+            MEDIA if reads() => ROption::RSome(api::Extension::offer(&media::PREPARE)),
+            rows::ID => ROption::RSome(api::Extension::offer(&DESCRIBE)),
+            id => own(|| self.0.extension(id)),
+        }
     }
+}
+
+/// Returns the author's architecture behind a table's first argument.
+///
+/// # Safety
+///
+/// The table is one that only [`ExportedArchitecture::extension`] offers, and `architecture` the object that offered it.
+unsafe fn exported_architecture(architecture: RRef<'_, ()>) -> &'static dyn Architecture {
+    // SAFETY: the caller's promise.
+    unsafe { architecture.transmute_into_ref::<ExportedArchitecture>() }.0
+}
+
+static DESCRIBE: Describe = Describe { describe: describe_rows };
+
+unsafe extern "C" fn describe_rows(
+    architecture: RRef<'_, ()>,
+    source: &api::Source<'_>,
+) -> RResult<RString, PluginError> {
+    // SAFETY: this function is in a single table, which only `ExportedArchitecture::extension` offers, and the caller
+    // passes the object that offered it.
+    let architecture = unsafe { exported_architecture(architecture) };
+    guard("rows", || architecture.rows(&source.into()).map(RString::from))
 }
 
 static MERGE: Merge = Merge { load: load_merged };
@@ -125,10 +165,10 @@ unsafe extern "C" fn load_merged(
 ) -> RResult<api::ModelBox, PluginError> {
     // SAFETY: this function is in a single table, which only `ExportedArchitecture::extension` offers, and the caller
     // passes the object that offered it.
-    let architecture = unsafe { architecture.transmute_into_ref::<ExportedArchitecture>() };
+    let architecture = unsafe { exported_architecture(architecture) };
     guard("load", || {
         let merged = merged.iter().map(convert::merged_in).collect::<Result<Vec<_>, _>>()?;
-        let model = architecture.0.load_merged(&request.into(), &Services::from_host(services), &merged)?;
+        let model = architecture.load_merged(&request.into(), &Services::from_host(services), &merged)?;
         export_model(model)
     })
 }
@@ -152,7 +192,7 @@ impl api::Sampler for ExportedSampler {
         if id.as_str() == concurrent_stages::ID {
             ROption::RSome(api::Extension::offer(&STAGES))
         } else {
-            ROption::RNone
+            own(|| self.sampler.extension(id.as_str()))
         }
     }
 }
@@ -203,7 +243,7 @@ impl api::AdapterFormat for ExportedFormat {
         guard("open", || self.0.open(Path::new(path.as_str())).and_then(convert::adapter_out))
     }
 
-    fn extension(&self, _id: RStr<'_>) -> ROption<api::Extension> {
-        ROption::RNone
+    fn extension(&self, id: RStr<'_>) -> ROption<api::Extension> {
+        own(|| self.0.extension(id.as_str()))
     }
 }

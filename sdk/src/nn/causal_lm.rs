@@ -46,13 +46,14 @@ impl<B, N: Norm> CausalLm<B, N> {
         })
     }
 
-    /// Runs the step's tokens through the embedding and all blocks; `block` applies one.
+    /// Runs the step's tokens, and the rows of images among them, through the embedding and all blocks; `block` applies
+    /// one.
     pub fn hidden(
         &self,
         step: &mut Step<'_>,
         block: impl Fn(&B, &Tensor, &mut Step<'_>) -> Result<Tensor>,
     ) -> Result<Tensor> {
-        let x = self.embed_tokens.forward(step)?;
+        let x = step.with_items(self.embed_tokens.forward(step)?)?;
         self.hidden_from(x, step, block)
     }
 
@@ -68,7 +69,12 @@ impl<B, N: Norm> CausalLm<B, N> {
 
     /// Applies the final norm and the output layer.
     pub fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
-        self.lm_head.forward(&self.norm.normalize(hidden, step)?, step)
+        self.lm_head.forward(&self.features(hidden, step)?, step)
+    }
+
+    /// Applies the final norm.
+    pub fn features(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        self.norm.normalize(hidden, step)
     }
 }
 

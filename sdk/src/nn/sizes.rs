@@ -36,6 +36,13 @@ pub struct Sizes {
 impl Sizes {
     /// Reads the configuration; only sizes without a sensible default are required.
     pub fn read(config: &Config) -> Result<Self> {
+        Self::read_except(config, &[])
+    }
+
+    /// [`Self::read`] without these keys, which get their defaults: for a model file that reads them in its own way, such
+    /// as an activation that the SDK does not know, or a size that is a list.
+    pub fn read_except(config: &Config, keys: &[&str]) -> Result<Self> {
+        let config = &config.without(keys);
         let hidden_size = config.usize("hidden_size")?;
         let num_attention_heads = config.usize("num_attention_heads")?;
         Ok(Self {

@@ -7,6 +7,7 @@ use std::ops::Range;
 
 use super::{
     adapters::{AdaptedRows, Adapters, registry::LayerId},
+    items::{Encoded, Items, Taken},
     memory::{kv::KvCache, pass::Pass, states::StateWrite},
     ops::Ops,
 };
@@ -18,6 +19,8 @@ pub struct Step<'a> {
     pub(super) pass: Pass<'a>,
     adapters: &'a Adapters,
     adapted: Vec<AdaptedRows>,
+    /// The items of its sequences, if a token belongs to one or stands before one.
+    pub(super) items: Option<&'a Items>,
 }
 
 /// The adapters of rows gathered from a step's, in the order of the gathered rows.
@@ -35,7 +38,7 @@ impl<'a> Step<'a> {
             scale: span.adapter_scale,
         });
         let adapted = adapted.collect();
-        Self { ops, pass: Pass::new(batch, kv), adapters, adapted }
+        Self { ops, pass: Pass::new(batch, kv), adapters, adapted, items: None }
     }
 
     /// The operations on the model's devices.
@@ -56,6 +59,62 @@ impl<'a> Step<'a> {
     /// The position of each new token in its sequence.
     pub fn positions(&self) -> &'a [u32] {
         self.batch().positions
+    }
+
+    /// Puts the rows of images and sounds in place of the embeddings of their slots; `x` has a row for each token.
+    pub fn with_items(&self, x: Tensor) -> Result<Tensor> {
+        let Some(items) = self.items else { return Ok(x) };
+        let taken = items.taken(self.batch())?;
+        if taken.is_empty() {
+            return Ok(x);
+        }
+        let mut sources = vec![x];
+        let mut rows: Vec<u32> = (0..self.tokens().len() as u32).collect();
+        self.gather(&taken, items, |encoded| Some(&encoded.rows), &mut sources, &mut rows)?;
+        self.ops.select_rows(&Tensor::cat(&sources, 0)?, &rows)
+    }
+
+    /// Adds the rows of a tap to the hidden states of their slots, `x`; nothing for items without that tap.
+    pub fn add_taps(&self, x: Tensor, tap: usize) -> Result<Tensor> {
+        let Some(items) = self.items else { return Ok(x) };
+        let taken = items.taken(self.batch())?;
+        let nothing = Tensor::zeros((1, x.dim(1)?), x.dtype(), x.device())?;
+        let (mut sources, mut rows) = (vec![nothing], vec![0; self.tokens().len()]);
+        self.gather(&taken, items, |encoded| encoded.taps.get(tap), &mut sources, &mut rows)?;
+        if sources.len() == 1 {
+            return Ok(x);
+        }
+        self.ops.add(&x, &self.ops.select_rows(&Tensor::cat(&sources, 0)?, &rows)?)
+    }
+
+    /// Appends what items have for their slots to `sources`, and points the slots' `rows` there.
+    fn gather(
+        &self,
+        taken: &[Taken],
+        items: &'a Items,
+        of: impl Fn(&'a Encoded) -> Option<&'a Tensor>,
+        sources: &mut Vec<Tensor>,
+        rows: &mut [u32],
+    ) -> Result<()> {
+        let mut next = sources[0].dim(0)?;
+        for Taken { handle, tokens, row } in taken {
+            let Some(encoded) = items.encoded(*handle) else {
+                return Err(Error::not_found(format!("item {handle} was closed, and a sequence is placed on it")));
+            };
+            let Some(source) = of(encoded) else { continue };
+            let source = self.ops.beside(&source.narrow(0, *row, tokens.len())?.force_contiguous()?, &sources[0])?;
+            sources.push(source);
+            for token in tokens {
+                rows[*token as usize] = next as u32;
+                next += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Position of each token in time, height and width, where an item makes these differ.
+    pub(super) fn item_positions(&self) -> Option<Vec<[u32; 3]>> {
+        self.items.map(|items| items.positions(self.batch()))
     }
 
     /// The states from which the step's sequences continue in a recurrent layer: `[spans, values]` in `f32`, zeros for
@@ -93,20 +152,52 @@ impl<'a> Step<'a> {
         layer: usize,
         mut advance: impl FnMut(&Step<'_>, Tensor, Range<usize>) -> Result<Tensor>,
     ) -> Result<()> {
-        let (states, writes, spans) = (self.states(layer)?, self.state_writes(layer)?, &self.batch().spans);
-        let mut advanced: Vec<Tensor> = Vec::with_capacity(writes.len());
+        self.recur_parts(layer, [0], |step, [state], rows| Ok([advance(step, state, rows)?]))
+    }
+
+    /// [`Self::recur`] for some parts of a multi-part state, which `advance` takes and returns in the order of `parts`.
+    pub fn recur_parts<const N: usize>(
+        &mut self,
+        layer: usize,
+        parts: [usize; N],
+        mut advance: impl FnMut(&Step<'_>, [Tensor; N], Range<usize>) -> Result<[Tensor; N]>,
+    ) -> Result<()> {
+        let (writes, spans) = (self.state_writes(layer)?, &self.batch().spans);
+        let states = parts.iter().map(|part| self.states_of(layer, *part)).collect::<Result<Vec<_>>>()?;
+        let mut advanced: Vec<[Tensor; N]> = Vec::with_capacity(writes.len());
         let mut last: Option<StateWrite> = None;
         for write in &writes {
             let before = last.filter(|last| last.span == write.span);
             let row = before.map_or(spans[write.span].start, |last| last.end);
             let state = match (before, advanced.last()) {
                 (Some(_), Some(state)) => state.clone(),
-                _ => states.get(write.span)?,
+                _ => each(states.iter().map(|states| Ok(states.get(write.span)?)))?,
             };
             advanced.push(if write.end > row { advance(self, state, row..write.end)? } else { state });
             last = Some(*write);
         }
-        self.write_states(layer, &writes, &Tensor::stack(&advanced, 0)?)
+        for (index, part) in parts.into_iter().enumerate() {
+            let rows: Vec<&Tensor> = advanced.iter().map(|state| &state[index]).collect();
+            self.write_states_of(layer, part, &writes, &Tensor::stack(&rows, 0)?)?;
+        }
+        Ok(())
+    }
+
+    /// Writes the new tokens' keys, and values if the layer's cache keeps some, without attending: `[tokens, kv_heads ·
+    /// key_dim]`, as for the keys of an indexer.
+    pub fn remember(&mut self, layer: usize, k: &Tensor, v: Option<&Tensor>) -> Result<()> {
+        self.ops.remember(layer, k, v, &mut self.pass)
+    }
+
+    /// The cached keys of one sequence, with those that this step has written: `[past + len, kv_heads · key_dim]`. `span`
+    /// is its index in [`Batch::spans`](crate::Batch). For caches without a window.
+    pub fn cached_keys(&mut self, layer: usize, span: usize) -> Result<Tensor> {
+        self.ops.cached(layer, 0, span, &mut self.pass)
+    }
+
+    /// The cached values of one sequence, like [`Self::cached_keys`].
+    pub fn cached_values(&mut self, layer: usize, span: usize) -> Result<Tensor> {
+        self.ops.cached(layer, 1, span, &mut self.pass)
     }
 
     /// Copies the columns `start..start + len` of `x`.
@@ -140,8 +231,9 @@ impl<'a> Step<'a> {
         !self.adapted.is_empty()
     }
 
-    /// Gathers the rows of `x` whose logits are wanted; the rest of the step works only on them.
-    pub(super) fn wanted(&mut self, x: &Tensor, rows: &[u32]) -> Result<Tensor> {
+    /// Gathers the rows of `x` whose logits are wanted, as listed by [`Batch::wanted`]; the rest of the step works only
+    /// on them.
+    pub fn wanted(&mut self, x: &Tensor, rows: &[u32]) -> Result<Tensor> {
         self.adapted = self.rows(rows).adapted;
         if rows.len() == x.dim(0)? { Ok(x.clone()) } else { self.ops.select_rows(x, rows) }
     }
@@ -163,4 +255,10 @@ impl<'a> Step<'a> {
         }
         self.adapters.apply_to_table(self.ops, table, self.tokens(), out, &self.adapted)
     }
+}
+
+/// Collects as many tensors as there are parts.
+fn each<const N: usize>(tensors: impl Iterator<Item = Result<Tensor>>) -> Result<[Tensor; N]> {
+    let tensors: Vec<Tensor> = tensors.collect::<Result<_>>()?;
+    tensors.try_into().map_err(|_| Error::invalid("a state has other parts than were asked for"))
 }

@@ -85,7 +85,7 @@ fn reference() -> Reference {
         Table::Slots { read: None, write: 0, copies: Vec::new() },
     ];
     let logits = crate::logits(&mut Grouped::new(Fault::None), &tokens, tables);
-    Reference { tokens, logits, tolerance: 1e-4 }
+    Reference { tokens, logits, tolerance: 1e-4, ..Reference::default() }
 }
 
 impl Grouped {

@@ -5,6 +5,7 @@
 
 mod adapting;
 mod attending;
+mod encoding;
 mod grouped;
 mod mutants;
 mod recurrent;
@@ -72,8 +73,10 @@ fn a_good_sampler_and_a_good_adapter_format_break_no_law() {
 
 #[test]
 fn good_models_pass_to_the_last_bit() {
-    let grouped = grouped::check(grouped::Fault::None, true);
-    for report in [attending::check(attending::Fault::None, true), recurrent(recurrent::Fault::None), grouped] {
+    let attending = attending::check(attending::Fault::None, true);
+    let (encoding, grouped) =
+        (encoding::check(encoding::Fault::None, true), grouped::check(grouped::Fault::None, true));
+    for report in [attending, recurrent(recurrent::Fault::None), encoding, grouped] {
         assert!(report.passed(), "\n{report}");
         let inexact = report.verdicts.iter().find(|verdict| matches!(verdict.outcome, Outcome::WithinRounding { .. }));
         assert!(inexact.is_none(), "\n{report}");
@@ -88,15 +91,17 @@ fn a_good_model_is_tried_on_all_that_concerns_it() {
     };
     let paged = untried(&attending(attending::Fault::None));
     let adapters = ["adapter-fits", "adapter-scale", "adapter-apart"];
+    let media =
+        ["media", "media-order", "media-pieces", "media-batched", "media-passed", "media-closed", "media-refuses"];
     let others = ["hidden", "counts", "checkpoints", "window", "sequence-state"];
-    assert_eq!(paged, [&others[..], &adapters, &["reference"]].concat());
+    assert_eq!(paged, [&others[..], &adapters, &media, &["reference"]].concat());
     let grouped = untried(&grouped::check(grouped::Fault::None, true));
-    assert_eq!(grouped, [&["counts", "sequence-state", "adapters"][..], &adapters].concat());
+    assert_eq!(grouped, [&["counts", "sequence-state", "adapters"][..], &adapters, &media].concat());
     assert_eq!(untried(&adapting::check(adapting::Fault::None, false)).last(), Some(&"reference"));
     let per_sequence = untried(&recurrent(recurrent::Fault::None));
     let places =
         ["garbage", "shuffled", "hidden", "own-places", "shared-prefix", "drafted", "checkpoints", "window", "reach"];
-    assert_eq!(per_sequence, [&places[..], &["kv-transfer", "adapters"], &adapters, &["reference"]].concat());
+    assert_eq!(per_sequence, [&places[..], &["kv-transfer", "adapters"], &adapters, &media, &["reference"]].concat());
 }
 
 #[test]
@@ -138,7 +143,10 @@ fn an_architecture_without_positions_passes_when_it_says_so() {
 #[test]
 fn a_reference_that_does_not_fit_the_model_is_no_pass() {
     let (tokens, logits) = (vec![1; 65], vec![0.0; 65 * VOCABULARY]);
-    let options = Options { references: vec![Reference { tokens, logits, tolerance: 1.0 }], ..Options::default() };
+    let options = Options {
+        references: vec![Reference { tokens, logits, tolerance: 1.0, ..Reference::default() }],
+        ..Options::default()
+    };
     for (context, blocks, why) in [(64, 64, "65 tokens, more than the context of 64"), (256, 4, "needs more blocks")] {
         let report = conformance_with(Box::new(Attending::new(attending::Fault::None, context, blocks)), &options);
         assert_first_broken(&report, "reference");

@@ -5,7 +5,7 @@
 
 use pensieve_sdk::testing::Report;
 
-use crate::{adapting, attending, grouped, recurrent, sampling};
+use crate::{adapting, attending, encoding, grouped, recurrent, sampling};
 
 /// No law finds it, the logits of another implementation do.
 const REFERENCE: &str = "reference";
@@ -114,6 +114,24 @@ const TABLE: &[Mutant] = table! {
         ScaleMissing: "attention is not scaled" => REFERENCE,
         SelfExcluded: "a token does not read itself" => REFERENCE,
         StateGateFlipped: "a gate keeps what it should forget" => REFERENCE,
+    }
+    encoding {
+        ReadsAllTexts: "the tokens of all texts in the batch are read" => "company",
+        Padded: "padding up to the longest text takes part" => "company",
+        PositionsFromBatch: "positions count from the batch's start" => "company",
+        TextsReversed: "rows come in the reverse order of the texts" => "company",
+        PositionsIgnored: "positions are not applied" => "order",
+        LastIsFirst: "the first token's row stands for the last one's" => "want",
+        UnwantedGiven: "a text of which no row is wanted gives one" => "want",
+        IdIsIndex: "a sequence's id is taken for an index" => "names",
+        GivesLogits: "logits are given" => "whole",
+        TakesTheRest: "the rest of a text is taken for a text" => "whole",
+        Random: "rows change from call to call" => "repeatable",
+        Nan: "a value of a long text is not a number" => "repeatable",
+        Causal: "a token does not read later ones" => REFERENCE,
+        PositionsFromTwo: "positions count from 2" => REFERENCE,
+        EpsilonTimes100: "a norm's epsilon is a hundred times too large" => REFERENCE,
+        NotNormalized: "the weights of attention do not add up to one" => REFERENCE,
     }
     sampling {
         PlaceForId: "a place in the list is picked for a token" => "own",

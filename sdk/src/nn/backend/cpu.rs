@@ -1,20 +1,22 @@
 //! The CPU backend: kernels from `pensieve-kernels`, which read weights and the KV cache in place.
 
+mod states;
+
 use candle_core::{Device, Tensor};
 use memmap2::MmapMut;
-use pensieve_kernels::{self as kernels, Activation, Pool};
+use pensieve_kernels::{self as kernels, Activation, Operand, Pool, Step};
 
-use super::{Backend, Changed, ExpertRows, Form, Formulas, LowRankForm, Matrix, StoreShape, foreign};
+use self::states::change_states;
+use super::{Backend, Changed, Columns, ExpertRows, Form, Formulas, LowRankForm, Matrix, StoreShape, foreign};
 use crate::{
     Error, Result,
     nn::{
         memory::{
             pass::Pass,
-            states::StateWrite,
             store::Store,
-            view::{change, tensor, view},
+            view::{tensor, view},
         },
-        spec::{Attention, Inputs, Recurrence, Rotation, ShortConv},
+        spec::{Attention, Decay, Formula, Inputs, Positions, Recurrence, Rotation, ShortConv, TextAttention, Update},
     },
     weights::{Dtype, RawTensor},
 };
@@ -49,6 +51,50 @@ impl CpuKernels {
             rows.for_each(|row| row.iter_mut().zip(&*bias).for_each(|(out, bias)| *out += bias));
         }
         Ok(out)
+    }
+
+    /// Attends to all positions in the cache, or to the chosen ones.
+    fn attend(&self, spec: &Attention, q: &Tensor, chosen: Option<&Positions>, pass: &mut Pass<'_>) -> Result<Tensor> {
+        let spans = spans(spec.layer, pass)?;
+        let ([key_layout, value_layout], kind) = (pass.kv.layouts(spec.layer)?, pass.kv.kind);
+        let seen = pass.seen(spec);
+        let [keys, values] = pass.kv.layer(spec.layer)?;
+        let sinks = spec.sinks.as_ref().map(view).transpose()?;
+        let (scale, window, softcap) = (spec.scale, spec.window, spec.softcap);
+        let (seen, sinks) = (seen.as_deref(), sinks.as_deref());
+        let scores = kernels::Scores { scale, window, ahead: 0, seen, softcap, sinks, distances: None };
+        let keys = (key_layout, keys.mapped(kind)?);
+        let values = if value_layout.head_dim == 0 { keys } else { (value_layout, values.mapped(kind)?) };
+        let (tokens, width) = (q.dim(0)?, spec.heads * spec.value_dim);
+        let mut out = vec![0.0; tokens * width];
+        let past = kernels::Past { keys, values, value_dim: spec.value_dim };
+        match chosen {
+            None => kernels::attention(&self.pool, past, &spans, scores, spec.heads, &view(q)?, &mut out),
+            Some(chosen) => {
+                let rows = (&spans[..], chosen.rows());
+                kernels::attention_chosen(&self.pool, past, rows, scores, spec.heads, &view(q)?, &mut out);
+            }
+        }
+        tensor(out, (tokens, width))
+    }
+
+    /// Runs the steps of a formula over inputs of the same shape.
+    fn formula(
+        &self,
+        (steps, outputs): (&[Step], &[Operand]),
+        columns: &[&Tensor],
+        inputs: &[&Tensor],
+    ) -> Result<Vec<Tensor>> {
+        let Some(first) = inputs.first() else { return Err(Error::invalid("a formula without inputs")) };
+        let (rows, width) = first.dims2()?;
+        let inputs = inputs.iter().map(|x| view(x)).collect::<Result<Vec<_>>>()?;
+        let columns = columns.iter().map(|x| view(x)).collect::<Result<Vec<_>>>()?;
+        let inputs: Vec<&[f32]> = inputs.iter().map(|values| &**values).collect();
+        let columns: Vec<&[f32]> = columns.iter().map(|values| &**values).collect();
+        let mut outs = vec![vec![0.0; rows * width]; outputs.len()];
+        let values = kernels::Values { inputs: &inputs, columns: &columns, width };
+        kernels::elementwise(&self.pool, steps, outputs, values, &mut outs);
+        outs.into_iter().map(|out| tensor(out, (rows, width))).collect()
     }
 
     /// Adds `scale · inner · up` to groups of rows.
@@ -92,6 +138,11 @@ impl Backend for CpuKernels {
         let mut out = self.product(x, weight, bias)?;
         out.iter_mut().zip(&*view(residual)?).for_each(|(out, residual)| *out += residual);
         tensor(out, (x.dim(0)?, weight.outputs))
+    }
+
+    fn add(&self, x: &Tensor, y: &Tensor) -> Result<Tensor> {
+        let sum = [Step::Add(Operand::Input(0), Operand::Input(1))];
+        only(self.formula((&sum, &[Operand::Step(0)]), &[], &[x, y])?)
     }
 
     fn experts(&self, x: &Tensor, experts: &[ExpertRows<'_>], glu: kernels::Glu) -> Result<Option<Tensor>> {
@@ -187,6 +238,47 @@ impl Backend for CpuKernels {
         tensor(out, x.dims2()?)
     }
 
+    fn bias_act_scale(
+        &self,
+        x: &Tensor,
+        bias: Option<&Tensor>,
+        kind: Option<Activation>,
+        factor: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        let (mut steps, mut columns, mut last) = (Vec::new(), Vec::new(), Operand::Input(0));
+        let mut add = |step: Step| {
+            steps.push(step);
+            Operand::Step(steps.len() - 1)
+        };
+        if let Some(bias) = bias {
+            columns.push(bias);
+            last = add(Step::Add(last, Operand::Columns(0)));
+        }
+        if let Some(kind) = kind {
+            last = add(Step::Activate(kind, last));
+        }
+        if let Some(factor) = factor {
+            columns.push(factor);
+            last = add(Step::Mul(last, Operand::Columns(columns.len() - 1)));
+        }
+        only(self.formula((&steps, &[last]), &columns, &[x])?)
+    }
+
+    fn columns(&self, x: &Tensor, parts: &[Columns]) -> Result<Vec<Tensor>> {
+        let (rows, width) = x.dims2()?;
+        let values = view(x)?;
+        let part = |&(start, len): &Columns| {
+            let mut out = vec![0.0; rows * len];
+            kernels::columns(&self.pool, &values, width, start, len, &mut out);
+            tensor(out, (rows, len))
+        };
+        parts.iter().map(part).collect()
+    }
+
+    fn elementwise(&self, formula: &Formula, columns: &[Tensor], inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
+        self.formula((&formula.steps, &formula.outputs), &columns.iter().collect::<Vec<_>>(), inputs)
+    }
+
     fn gate(&self, gate: &Tensor, up: &Tensor, kind: Activation) -> Result<Tensor> {
         let mut out = vec![0.0; gate.elem_count()];
         kernels::activate_mul(&self.pool, kind, &view(gate)?, &view(up)?, &mut out);
@@ -210,28 +302,56 @@ impl Backend for CpuKernels {
         new: Option<(&Tensor, Option<&Tensor>)>,
         pass: &mut Pass<'_>,
     ) -> Result<Tensor> {
-        let group = pass.kv.group(spec.layer)?;
-        let spans = (pass.batch().spans.iter())
-            .map(|span| kernels::Span { start: span.start, len: span.len, past: span.past, blocks: span.blocks(group) })
-            .collect::<Vec<_>>();
-        let ([key_layout, value_layout], kind) = (pass.kv.layouts(spec.layer)?, pass.kv.kind);
-        let [keys, values] = pass.kv.layer(spec.layer)?;
         if let Some((k, v)) = new {
-            kernels::store_kv(key_layout, keys.mapped_mut(kind)?, &view(k)?, &spans);
-            if let Some(v) = v {
-                kernels::store_kv(value_layout, values.mapped_mut(kind)?, &view(v)?, &spans);
-            }
+            self.remember(spec.layer, k, v, pass)?;
         }
-        let sinks = spec.sinks.as_ref().map(view).transpose()?;
-        let (scale, window, softcap) = (spec.scale, spec.window, spec.softcap);
-        let scores = kernels::Scores { scale, window, softcap, sinks: sinks.as_deref() };
-        let keys = (key_layout, keys.mapped(kind)?);
-        let values = if value_layout.head_dim == 0 { keys } else { (value_layout, values.mapped(kind)?) };
-        let (tokens, width) = (q.dim(0)?, spec.heads * spec.value_dim);
-        let mut out = vec![0.0; tokens * width];
-        let past = kernels::Past { keys, values, value_dim: spec.value_dim };
-        kernels::attention(&self.pool, past, &spans, scores, spec.heads, &view(q)?, &mut out);
-        tensor(out, (tokens, width))
+        self.attend(spec, q, None, pass)
+    }
+
+    fn remember(&self, layer: usize, k: &Tensor, v: Option<&Tensor>, pass: &mut Pass<'_>) -> Result<()> {
+        let spans = spans(layer, pass)?;
+        let ([key_layout, value_layout], kind) = (pass.kv.layouts(layer)?, pass.kv.kind);
+        let [keys, values] = pass.kv.layer(layer)?;
+        kernels::store_kv(key_layout, keys.mapped_mut(kind)?, &view(k)?, &spans);
+        if let Some(v) = v {
+            kernels::store_kv(value_layout, values.mapped_mut(kind)?, &view(v)?, &spans);
+        }
+        Ok(())
+    }
+
+    fn cached(&self, layer: usize, part: usize, span: usize, pass: &mut Pass<'_>) -> Result<Tensor> {
+        let (span, kind) = (spans(layer, pass)?[span], pass.kv.kind);
+        let (layout, positions) = (pass.kv.layouts(layer)?[part], span.past + span.len);
+        let mut rows = vec![0.0; positions * layout.kv_heads * layout.head_dim];
+        kernels::load_kv(layout, pass.kv.layer(layer)?[part].mapped(kind)?, span, &mut rows);
+        tensor(rows, (positions, layout.kv_heads * layout.head_dim))
+    }
+
+    fn attention_chosen(
+        &self,
+        spec: &Attention,
+        q: &Tensor,
+        chosen: &Positions,
+        pass: &mut Pass<'_>,
+    ) -> Result<Tensor> {
+        self.attend(spec, q, Some(chosen), pass)
+    }
+
+    fn attention_within(
+        &self,
+        spec: &TextAttention,
+        [q, k, v]: [&Tensor; 3],
+        biases: Option<&Tensor>,
+        pass: &Pass<'_>,
+    ) -> Result<Tensor> {
+        let TextAttention { heads, kv_heads, head_dim, scale, reach } = *spec;
+        let texts: Vec<_> = pass.batch().spans.iter().map(|span| span.start..span.start + span.len).collect();
+        let mut out = vec![0.0; q.elem_count()];
+        let biases = biases.map(|biases| Ok::<_, Error>((view(biases)?, biases.dim(1)? / 2))).transpose()?;
+        let distances = biases.as_ref().map(|(biases, far)| kernels::Distances { biases, far: *far });
+        let of = kernels::TextHeads { heads, kv_heads, head_dim, scale, reach, distances };
+        kernels::attention_within(&self.pool, of, &texts, [&view(q)?, &view(k)?, &view(v)?], &mut out);
+        tensor(out, q.dims2()?)
     }
 
     fn short_conv(&self, conv: &ShortConv, x: &Tensor, pass: &Pass<'_>) -> Result<Tensor> {
@@ -244,20 +364,39 @@ impl Backend for CpuKernels {
         };
         let x_values = view(x)?;
         let mut out = vec![0.0; x_values.len()];
-        change_states(conv.layer, 0, pass, |sequences| {
+        change_states(conv.layer, conv.part, pass, |sequences| {
             kernels::short_conv(&self.pool, shape, &x_values, sequences, &mut out);
         })?;
         tensor(out, x.dims2()?)
     }
 
     /// Updates the state matrices in place.
-    fn recurrence(&self, spec: &Recurrence, x: Inputs<'_>, pass: &Pass<'_>) -> Result<Tensor> {
+    fn recurrence(&self, spec: &Recurrence, x: &Inputs, pass: &Pass<'_>) -> Result<Tensor> {
         let Recurrence { heads, key_heads, interleaved_heads, key_dim, value_dim, .. } = *spec;
         let shape = kernels::Heads { heads, key_heads, interleaved_heads, key_dim, value_dim };
-        let (q, k, v, decay) = (view(x.q)?, view(x.k)?, view(x.v)?, view(x.decay)?);
-        let (beta, skip) = (view(x.beta)?, x.skip.map(view).transpose()?);
-        let (beta, skip) = (&*beta, skip.as_deref());
-        let rows = kernels::Recurred { q: &q, k: &k, v: &v, decay: &decay, beta, corrects: x.corrects, skip };
+        let (q, k, v) = (view(&x.q)?, view(&x.k)?, view(&x.v)?);
+        let (beta, skip) = (x.beta.as_ref().map(view).transpose()?, x.skip.as_ref().map(view).transpose()?);
+        let (decay, rates) = match &x.decay {
+            Decay::Head(decay) | Decay::Key(decay) | Decay::Value(decay) => (view(decay)?, None),
+            Decay::Element { steps, rates } => (view(steps)?, Some(view(rates)?)),
+        };
+        let decay = match (&x.decay, &rates) {
+            (Decay::Head(_), _) => kernels::Decay::Head(&decay),
+            (Decay::Key(_), _) => kernels::Decay::Key(&decay),
+            (Decay::Value(_), _) | (_, None) => kernels::Decay::Value(&decay),
+            (Decay::Element { .. }, Some(rates)) => kernels::Decay::Element { steps: &decay, rates },
+        };
+        let keys = match &x.update {
+            Update::RankOne { from, into } => Some((view(from)?, view(into)?)),
+            Update::Sum | Update::Delta => None,
+        };
+        let update = match (&x.update, &keys) {
+            (Update::Delta, _) => kernels::Update::Delta,
+            (Update::RankOne { .. }, Some((from, into))) => kernels::Update::RankOne { from, into },
+            _ => kernels::Update::Sum,
+        };
+        let (beta, skip) = (beta.as_deref(), skip.as_deref());
+        let rows = kernels::Recurred { q: &q, k: &k, v: &v, decay, beta, update, skip };
         let mut out = vec![0.0; v.len()];
         change_states(spec.layer, spec.part, pass, |sequences| {
             kernels::recurrence(&self.pool, shape, rows, sequences, &mut out);
@@ -266,68 +405,18 @@ impl Backend for CpuKernels {
     }
 }
 
-/// Runs a kernel that advances one part of a layer's states over the rows of a step.
-fn change_states(
-    layer: usize,
-    part: usize,
-    pass: &Pass<'_>,
-    mut kernel: impl FnMut(Vec<kernels::Stretch<'_>>),
-) -> Result<()> {
-    let (read, kept, spans) = (pass.read_slots(layer)?, pass.state_writes(layer)?, &pass.batch().spans);
-    let states = pass.kv.states(layer, part)?;
-    let values = states.dim(2)?;
-    change(states, |memory| {
-        let mut slots = Slots::open(memory, values, &read, &kept)?;
-        let mut sequences = Vec::with_capacity(spans.len());
-        for (index, span) in spans.iter().enumerate() {
-            let mut copies = Vec::new();
-            for one in kept.iter().filter(|one| one.span == index) {
-                copies.push((one.end, slots.take(one.slot)?));
-            }
-            let Some((_, state)) = copies.pop() else { return Err(no_slot()) };
-            sequences.push(kernels::Stretch { rows: span.start..span.start + span.len, state, copies });
-        }
-        kernel(sequences);
-        Ok(())
-    })
+/// The step's sequences with their blocks for a layer's cache.
+fn spans<'a>(layer: usize, pass: &Pass<'a>) -> Result<Vec<kernels::Span<'a>>> {
+    let group = pass.kv.group(layer)?;
+    let spans = pass.batch().spans.iter();
+    Ok(spans
+        .map(|span| kernels::Span { start: span.start, len: span.len, past: span.past, blocks: span.blocks(group) })
+        .collect())
 }
 
-/// Mutable access to the slots of a layer's states; each slot can be taken once.
-struct Slots<'a>(Vec<Option<&'a mut [f32]>>);
-
-impl<'a> Slots<'a> {
-    /// Splits the memory into slots, after copying each sequence's state to the slot where it continues.
-    fn open(memory: &'a mut [f32], values: usize, read: &[Option<u32>], kept: &[StateWrite]) -> Result<Self> {
-        let all = memory.len() / values.max(1);
-        let range = |slot: u32| {
-            let slot = slot as usize;
-            if slot < all { Ok(slot * values..(slot + 1) * values) } else { Err(no_slot()) }
-        };
-        // Read all before writing any, as a sequence may continue from a slot that another overwrites.
-        let mut moved = Vec::new();
-        for (index, read) in read.iter().enumerate() {
-            let Some(write) = kept.iter().rfind(|one| one.span == index) else { return Err(no_slot()) };
-            if *read != Some(write.slot) {
-                let state = read.map(|slot| Ok::<_, Error>(memory[range(slot)?].to_vec())).transpose()?;
-                moved.push((range(write.slot)?, state));
-            }
-        }
-        for (place, state) in moved {
-            match state {
-                Some(state) => memory[place].copy_from_slice(&state),
-                None => memory[place].fill(0.0),
-            }
-        }
-        Ok(Self(memory.chunks_exact_mut(values).map(Some).collect()))
-    }
-
-    fn take(&mut self, slot: u32) -> Result<&'a mut [f32]> {
-        self.0.get_mut(slot as usize).and_then(Option::take).ok_or_else(no_slot)
-    }
-}
-
-fn no_slot() -> Error {
-    Error::invalid("a sequence has no slot of its own for its state")
+/// The output of a formula that has one.
+fn only(outs: Vec<Tensor>) -> Result<Tensor> {
+    outs.into_iter().next().ok_or_else(|| Error::invalid("a formula without outputs"))
 }
 
 fn cpu_matrix<'a>(raw: &'a RawTensor, weight: &Matrix) -> kernels::Matrix<'a> {

@@ -339,9 +339,14 @@ impl Formulas {
 
     /// A tensor without regularities that could hide an indexing error.
     pub(super) fn wave(&self, rows: usize, columns: usize) -> Result<Tensor> {
-        let values = (0..rows * columns).map(|i| (i as f32 * 1.7).sin() + (i as f32 * 0.31).cos());
-        Ok(Tensor::from_iter(values, &self.device)?.reshape((rows, columns))?)
+        wave(rows, columns, &self.device)
     }
+}
+
+/// Values between -2 and 2 that repeat nowhere, the same on every device: no regularity hides an indexing error.
+pub(in crate::nn) fn wave(rows: usize, columns: usize, device: &Device) -> Result<Tensor> {
+    let values = (0..rows * columns).map(|i| (i as f32 * 1.7).sin() + (i as f32 * 0.31).cos());
+    Ok(Tensor::from_iter(values, &Device::Cpu)?.reshape((rows, columns))?.to_device(device)?)
 }
 
 fn rotate_by_formula(x: &Tensor, rotation: &Rotation) -> Result<Tensor> {

@@ -23,7 +23,7 @@ use crate::{
 const SCORES_MAX: usize = 16 << 20;
 
 /// Limit on the gathered key elements in memory at once, and on the value elements: 128 MB.
-const GATHERED_MAX: usize = 32 << 20;
+pub(super) const GATHERED_MAX: usize = 32 << 20;
 
 /// Some rows of each span of a group.
 #[derive(Clone, Copy)]
@@ -40,7 +40,7 @@ pub(super) fn attention(
     pass: &mut Pass<'_>,
 ) -> Result<Tensor> {
     if let Some((k, v)) = new {
-        remember(formulas, spec, [Some(k), v], pass)?;
+        remember(formulas, spec.layer, [Some(k), v], pass)?;
     }
     let groups = groups(&pass.batch().spans, spec.kv_heads * spec.head_dim);
     let outs = groups.into_iter().map(|group| attend(formulas, spec, q, group, pass));
@@ -66,13 +66,18 @@ fn groups(spans: &[Span<'_>], width: usize) -> Vec<Group> {
 }
 
 /// Writes the new tokens' keys and values into their slots.
-fn remember(formulas: &Formulas, spec: &Attention, new: [Option<&Tensor>; 2], pass: &mut Pass<'_>) -> Result<()> {
-    let (tokens, kv_heads) = (pass.input().tokens.len(), spec.kv_heads);
+pub(super) fn remember(
+    formulas: &Formulas,
+    layer: usize,
+    new: [Option<&Tensor>; 2],
+    pass: &mut Pass<'_>,
+) -> Result<()> {
+    let (tokens, kv_heads) = (pass.input().tokens.len(), pass.kv.attention(layer)?.kv_heads);
     for (place, values) in new.into_iter().enumerate() {
         let Some(values) = values else { continue };
         let dim = values.dim(1)? / kv_heads;
-        let targets = targets(formulas, spec, dim, pass)?;
-        let memory = pass.kv.layer(spec.layer)?[place].tensor()?;
+        let targets = targets(formulas, (layer, kv_heads), dim, pass)?;
+        let memory = pass.kv.layer(layer)?[place].tensor()?;
         let heads = values.reshape((tokens, kv_heads, dim))?.transpose(0, 1)?.contiguous()?;
         memory.scatter_set(&targets, &heads.to_dtype(memory.dtype())?, 1)?;
     }
@@ -81,9 +86,9 @@ fn remember(formulas: &Formulas, spec: &Attention, new: [Option<&Tensor>; 2], pa
 
 /// Target slots for the new tokens' heads of size `dim`: one per element, in the source's shape, as `scatter_set`
 /// requires.
-fn targets(formulas: &Formulas, spec: &Attention, dim: usize, pass: &Pass<'_>) -> Result<Tensor> {
-    let (tokens, kv_heads, group) = (pass.tokens().len(), spec.kv_heads, pass.kv.group(spec.layer)?);
-    let key = (pass.kv.place(spec.layer)?, group, kv_heads, dim);
+fn targets(formulas: &Formulas, (layer, kv_heads): (usize, usize), dim: usize, pass: &Pass<'_>) -> Result<Tensor> {
+    let (tokens, group) = (pass.tokens().len(), pass.kv.group(layer)?);
+    let key = (pass.kv.place(layer)?, group, kv_heads, dim);
     if let Some(targets) = pass.prepared.borrow().targets.get(&key) {
         return Ok(targets.clone());
     }
@@ -185,15 +190,23 @@ fn mask(formulas: &Formulas, spec: &Attention, group: Group, rows: Rows, pass: &
     if spans[0].len == 1 && window.is_none() && !is_padded {
         return Ok(None);
     }
-    let key = (pass.kv.place(spec.layer)?, group, rows.start, window);
+    let seen = pass.seen(spec);
+    let key = (pass.kv.place(spec.layer)?, group, rows.start, window, seen.is_some());
     if let Some(mask) = pass.prepared.borrow().masks.get(&key) {
         return Ok(Some(mask.clone()));
     }
-    let visible =
-        |position: usize, column: usize| column <= position && window.is_none_or(|window| position - column < window);
-    let positions = spans.iter().flat_map(|span| (0..rows.len).map(move |row| span.past + rows.start + row));
-    let mask: Vec<f32> = positions
-        .flat_map(|at| (0..group.all).map(move |column| if visible(at, column) { 0.0 } else { f32::NEG_INFINITY }))
+    let hidden = |(position, end): (usize, usize), column: usize| {
+        column >= end || window.is_some_and(|window| position.saturating_sub(column) >= window)
+    };
+    let row = |span: &Span<'_>, row: usize| {
+        let position = span.past + row;
+        (position, seen.as_ref().map_or(position + 1, |seen| seen[span.start + row] as usize))
+    };
+    let rows_of = |span| (rows.start..rows.start + rows.len).map(move |at| row(span, at));
+    let mask: Vec<f32> = spans
+        .iter()
+        .flat_map(rows_of)
+        .flat_map(|at| (0..group.all).map(move |column| if hidden(at, column) { f32::NEG_INFINITY } else { 0.0 }))
         .collect();
     let mask = Tensor::from_vec(mask, (group.len, rows.len, group.all), &formulas.device)?;
     // Caching the masks of a prompt split into many parts would take the memory that splitting saves.

@@ -8,15 +8,20 @@
 //! A backend's own representations of weights, adapters and the KV cache are variants of [`Form`], [`LowRankForm`] and
 //! [`Store`].
 
+pub(in crate::nn) mod cases;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod formulas;
 mod formulas_attention;
+mod formulas_chosen;
+mod formulas_elementwise;
 mod formulas_recurrence;
+mod formulas_texts;
 mod interconnect;
 #[cfg(any(test, target_os = "macos"))]
 mod metal;
+pub(in crate::nn) mod noise;
 #[cfg(any(test, feature = "cuda"))]
 mod repack;
 mod stand_ins;
@@ -37,7 +42,7 @@ pub(super) use cuda::{
 pub(super) use formulas::Formulas;
 pub(super) use interconnect::Interconnect;
 #[cfg(test)]
-pub(super) use metal::Double;
+pub(super) use metal::{Double, kernels_beside_attention};
 #[cfg(target_os = "macos")]
 pub(super) use metal::{free_bytes as metal_free_bytes, proved as metal_kernels, report as metal_report};
 pub(super) use stand_ins::StandIns;
@@ -48,10 +53,10 @@ use super::{
         store::{Store, StoreShape, foreign},
         view::copy_to,
     },
-    spec::{Attention, Inputs, Recurrence, Rotation, ShortConv},
+    spec::{Attention, Formula, Inputs, Positions, Recurrence, Rotation, ShortConv, TextAttention},
 };
 use crate::{
-    Batch, Result,
+    Batch, CandidateRows, Result,
     weights::{Dtype, RawTensor, RopeStyle},
 };
 
@@ -140,7 +145,7 @@ pub(in crate::nn) struct ExpertRows<'a> {
 }
 
 /// A router's settings for kernels, which do not support [`Scoring::SparseMixer`](super::Scoring::SparseMixer).
-#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+#[cfg_attr(not(any(test, target_os = "macos", feature = "cuda")), allow(dead_code))]
 pub(in crate::nn) struct Routing<'a> {
     pub(in crate::nn) top_k: usize,
     /// Scores are sigmoids rather than a softmax.
@@ -164,6 +169,8 @@ pub(in crate::nn) struct Routed {
 pub(in crate::nn) enum ExpertTable {
     /// The backend has no kernel for them.
     None,
+    #[cfg(any(test, target_os = "macos"))]
+    Metal(metal::ExpertTable),
     #[cfg(feature = "cuda")]
     Cuda(cuda::ExpertTable),
 }
@@ -187,6 +194,8 @@ pub(in crate::nn) enum Taken<'a> {
     /// For each row the id of the first token with the highest logit, that logit, and the log-sum-exp of the row, which
     /// is NaN if any logit is.
     Best(&'a mut [[f32; 3]]),
+    /// For each row the `top` tokens with the highest logits that its mask allows; no masks allow all.
+    Candidates { top: usize, masks: Vec<u32>, rows: CandidateRows<'a> },
 }
 
 /// [`Taken::Best`] for one row.
@@ -241,6 +250,16 @@ pub(in crate::nn) trait Backend: Send + Sync {
         !self.device().is_cpu()
     }
 
+    /// Finding so many candidates of a row where the logits are is cheaper than copying the row to the host.
+    fn finds_candidates(&self, _top: usize) -> bool {
+        false
+    }
+
+    /// [`Taken::Candidates`] for rows of logits; `false` without a kernel.
+    fn candidates(&self, _logits: &Tensor, _masks: &[u32], _top: usize, _rows: &mut CandidateRows<'_>) -> Result<bool> {
+        Ok(false)
+    }
+
     /// Copies a dense `f32` tensor to the host, once the step has been computed.
     fn read(&self, tensor: &Tensor, out: &mut [f32]) -> Result<()> {
         self.finish()?;
@@ -271,6 +290,11 @@ pub(in crate::nn) trait Backend: Send + Sync {
     /// `residual + x · Wᵀ + b`.
     fn add_linear(&self, residual: &Tensor, x: &Tensor, weight: &Matrix, bias: Option<&Tensor>) -> Result<Tensor> {
         self.add(residual, &self.linear(x, weight, bias)?)
+    }
+
+    /// `kind(x · Wᵀ + b)`.
+    fn linear_act(&self, x: &Tensor, weight: &Matrix, bias: Option<&Tensor>, kind: Activation) -> Result<Tensor> {
+        self.activate(&self.linear(x, weight, bias)?, kind)
     }
 
     /// `kind(gate(x)) · up(x)`, the first half of a gated MLP.
@@ -339,6 +363,20 @@ pub(in crate::nn) trait Backend: Send + Sync {
         self.formulas().rms_norm(x, weight, eps)
     }
 
+    /// Root-mean-square norms of each head of queries and keys, whose weights are as wide as a head.
+    fn norm_heads(
+        &self,
+        [q, k]: [&Tensor; 2],
+        [q_weight, k_weight]: [&Tensor; 2],
+        eps: f32,
+    ) -> Result<(Tensor, Tensor)> {
+        let normed = |x: &Tensor, weight: &Tensor| -> Result<Tensor> {
+            let heads = x.reshape(((), weight.dim(0)?))?;
+            Ok(self.rms_norm(&heads, weight, eps)?.reshape(x.dims())?)
+        };
+        Ok((normed(q, q_weight)?, normed(k, k_weight)?))
+    }
+
     /// `x + delta`, and the root-mean-square norm of that sum.
     fn add_rms_norm(&self, x: &Tensor, delta: &Tensor, weight: &Tensor, eps: f32) -> Result<(Tensor, Tensor)> {
         let sum = self.add(x, delta)?;
@@ -388,6 +426,12 @@ pub(in crate::nn) trait Backend: Send + Sync {
         Ok(factor.map_or_else(|| Ok(x.clone()), |factor| x.broadcast_mul(factor))?)
     }
 
+    /// Computes an element-wise formula over `inputs`, `[rows, width]`; `columns` are its values per column, here. The
+    /// caller has checked the shapes.
+    fn elementwise(&self, formula: &Formula, columns: &[Tensor], inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
+        formulas_elementwise::elementwise(formula, columns, inputs, |x, kind| self.activate(x, kind))
+    }
+
     /// Copies ranges of columns of `x`.
     fn columns(&self, x: &Tensor, parts: &[Columns]) -> Result<Vec<Tensor>> {
         parts.iter().map(|&(start, len)| Ok(x.narrow(1, start, len)?.force_contiguous()?)).collect()
@@ -431,6 +475,40 @@ pub(in crate::nn) trait Backend: Send + Sync {
         formulas_attention::attention(self.formulas(), spec, q, new, pass)
     }
 
+    /// Makes each token attend to its whole text, or to as much of it as `spec` reaches. `biases` are added to scores by
+    /// distance, `[heads, 2 · far + 1]`. Spans are whole texts; the caller has checked the shapes.
+    fn attention_within(
+        &self,
+        spec: &TextAttention,
+        qkv: [&Tensor; 3],
+        biases: Option<&Tensor>,
+        pass: &Pass<'_>,
+    ) -> Result<Tensor> {
+        formulas_texts::attention(self.formulas(), spec, qkv, biases, pass)
+    }
+
+    /// Writes the new tokens' keys and values to a layer's cache. The caller has checked the shapes.
+    fn remember(&self, layer: usize, k: &Tensor, v: Option<&Tensor>, pass: &mut Pass<'_>) -> Result<()> {
+        formulas_attention::remember(self.formulas(), layer, [Some(k), v], pass)
+    }
+
+    /// All cached keys (`part` 0) or values (1) of a sequence, `[tokens, kv_heads · dim]`.
+    fn cached(&self, layer: usize, part: usize, span: usize, pass: &mut Pass<'_>) -> Result<Tensor> {
+        formulas_chosen::cached(self.formulas(), layer, part, span, pass)
+    }
+
+    /// Makes each token attend to its chosen positions, which are in the cache. The caller has checked shapes and
+    /// positions.
+    fn attention_chosen(
+        &self,
+        spec: &Attention,
+        q: &Tensor,
+        chosen: &Positions,
+        pass: &mut Pass<'_>,
+    ) -> Result<Tensor> {
+        formulas_chosen::attention(self.formulas(), spec, q, chosen, pass)
+    }
+
     /// Convolves each sequence's new tokens with the ones before them. The caller has checked the shapes.
     fn short_conv(&self, conv: &ShortConv, x: &Tensor, pass: &Pass<'_>) -> Result<Tensor> {
         formulas_recurrence::short_conv(self.formulas(), conv, x, pass)
@@ -438,7 +516,7 @@ pub(in crate::nn) trait Backend: Send + Sync {
 
     /// Advances a recurrent layer over each sequence's new tokens and returns its output. The caller has checked the
     /// shapes.
-    fn recurrence(&self, spec: &Recurrence, x: Inputs<'_>, pass: &Pass<'_>) -> Result<Tensor> {
+    fn recurrence(&self, spec: &Recurrence, x: &Inputs, pass: &Pass<'_>) -> Result<Tensor> {
         formulas_recurrence::recurrence(spec, x, pass)
     }
 

@@ -1,10 +1,14 @@
-//! Applying [`Attention`] to a step.
+//! Applying [`Attention`] and [`TextAttention`] to a step.
 
 use candle_core::Tensor;
 
 use crate::{
     Error, Result,
-    nn::{Angles, Step, memory::pass::Pass, spec::Attention},
+    nn::{
+        Angles, Step,
+        memory::pass::Pass,
+        spec::{Attention, Positions, TextAttention},
+    },
 };
 
 impl Attention {
@@ -60,16 +64,35 @@ impl Attention {
         step.ops().attention_over(self, rotated.as_ref().unwrap_or(q), None, &mut step.pass)
     }
 
+    /// Like [`Self::forward`] with rotated queries and keys, or without `v` like [`Self::forward_latent`], but each token
+    /// attends only to the positions chosen for it. Only their keys and values are read.
+    pub fn forward_chosen(
+        &self,
+        q: &Tensor,
+        k: &Tensor,
+        v: Option<&Tensor>,
+        chosen: &Positions,
+        step: &mut Step<'_>,
+    ) -> Result<Tensor> {
+        self.check(&[(q, self.heads, self.head_dim)], &step.pass)?;
+        self.check_cache(if v.is_some() { self.value_dim } else { 0 }, &step.pass)?;
+        if self.value_dim == 0 || v.is_none() && self.value_dim > self.head_dim {
+            let message = format!("values of {} are no view of keys of {}", self.value_dim, self.head_dim);
+            return Err(Error::invalid(message));
+        }
+        let spans = &step.batch().spans;
+        if chosen.are_all(spans) && self.window.is_none() {
+            self.check(&[(k, self.kv_heads, self.head_dim)], &step.pass)?;
+            return step.ops().attention_over(self, q, Some((k, v)), &mut step.pass);
+        }
+        chosen.check(spans, self.window)?;
+        step.ops().remember(self.layer, k, v, &mut step.pass)?;
+        step.ops().attention_chosen(self, q, chosen, &mut step.pass)
+    }
+
     fn check(&self, inputs: &[(&Tensor, usize, usize)], pass: &Pass<'_>) -> Result<()> {
         let tokens = pass.input().tokens.len();
-        for (x, heads, dim) in inputs {
-            if x.dims2()? != (tokens, heads * dim) {
-                let dims = x.dims();
-                let message = format!("attention over {heads} heads of {dim} was given {dims:?} for {tokens} tokens");
-                return Err(Error::invalid(message));
-            }
-        }
-        Ok(())
+        inputs.iter().try_for_each(|(x, heads, dim)| check_heads(x, tokens, *heads, *dim))
     }
 
     fn check_cache(&self, value_dim: usize, pass: &Pass<'_>) -> Result<()> {
@@ -88,4 +111,38 @@ impl Attention {
         }
         Ok(())
     }
+}
+
+impl TextAttention {
+    /// Makes each token of `q` (`[tokens, heads · head_dim]`) attend to the keys and values of its text, `k` and `v`
+    /// (`[tokens, kv_heads · head_dim]`): `[tokens, heads · head_dim]`. `angles` rotate queries and keys first.
+    pub fn forward(&self, [q, k, v]: [&Tensor; 3], angles: Option<&Angles>, step: &Step<'_>) -> Result<Tensor> {
+        self.check([q, k, v], step)?;
+        let Some(angles) = angles else { return step.ops().attention_within(self, [q, k, v], None, &step.pass) };
+        let (q, k) = (angles.rotate_queries(q, step)?, angles.rotate(k, step)?);
+        step.ops().attention_within(self, [&q, &k, v], None, &step.pass)
+    }
+
+    /// [`Self::forward`] with `biases` added to the scores of each head by the distance from a token to the one that it
+    /// attends to, `[heads, 2 · far + 1]`: from `far` tokens before it to `far` behind it. What is further away counts as
+    /// if it were there.
+    pub fn forward_biased(&self, [q, k, v]: [&Tensor; 3], biases: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        self.check([q, k, v], step)?;
+        step.ops().attention_within(self, [q, k, v], Some(biases), &step.pass)
+    }
+
+    fn check(&self, [q, k, v]: [&Tensor; 3], step: &Step<'_>) -> Result<()> {
+        let tokens = step.pass.input().tokens.len();
+        let inputs = [(q, self.heads), (k, self.kv_heads), (v, self.kv_heads)];
+        inputs.into_iter().try_for_each(|(x, heads)| check_heads(x, tokens, heads, self.head_dim))
+    }
+}
+
+fn check_heads(x: &Tensor, tokens: usize, heads: usize, dim: usize) -> Result<()> {
+    if x.dims2()? != (tokens, heads * dim) {
+        let dims = x.dims();
+        let message = format!("attention over {heads} heads of {dim} was given {dims:?} for {tokens} tokens");
+        return Err(Error::invalid(message));
+    }
+    Ok(())
 }

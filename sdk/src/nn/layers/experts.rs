@@ -8,232 +8,26 @@
 //!
 //! A backend may route and compute without the choices ever reaching the host, so that a step with such layers can
 //! still be a single launch. The host fetches the choices if adapters apply to any rows, if the backend has no kernel
-//! for the weights, or if the experts stay in host memory because the device's is too small.
+//! for the weights or the gate, or if the experts stay in host memory because the device's is too small.
 
 use candle_core::Tensor;
 use std::{
-    cmp::Ordering,
     ops::Range,
     sync::{Arc, OnceLock},
 };
 
+use super::{
+    gate::GateFn,
+    router::{Choices, Routes},
+};
 use crate::{
-    Error, Result,
+    Result,
     nn::{
-        Glu, Linear, Loader, Ops, Step,
-        backend::{ExpertRows, ExpertTable, Routed, Routing},
+        Linear, Loader, Ops, Step,
+        backend::{ExpertRows, ExpertTable},
     },
     weights::RawTensor,
 };
-
-/// Turns a router's logits into scores.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Scoring {
-    /// Softmax over all experts.
-    Softmax,
-    /// Sigmoid of each logit.
-    Sigmoid,
-    /// Phi-MoE's (arXiv 2409.12136): one softmax per choice, over the logits within a margin of the largest.
-    SparseMixer {
-        /// Relative to the larger of the logit and the maximum: twice the jitter noise in training.
-        margin: f32,
-    },
-}
-
-/// Group-limited routing: only experts of the best groups can be chosen (arXiv 2405.04434, 2412.19437).
-#[derive(Clone, Copy, Debug)]
-pub struct Groups {
-    /// Number of groups, all of equal size.
-    pub count: usize,
-    /// Number of groups whose experts can be chosen.
-    pub kept: usize,
-    /// Number of best scores whose sum ranks a group: 1 or 2.
-    pub compared: usize,
-}
-
-/// Chooses experts for each row.
-#[derive(Clone, Debug)]
-pub struct Router {
-    /// Computes one logit per expert.
-    pub gate: Linear,
-    /// Experts per row.
-    pub top_k: usize,
-    /// Applied to the logits.
-    pub scoring: Scoring,
-    /// Divides the weights of a row's experts by their sum.
-    pub renormalize: bool,
-    /// Factor for all weights, after any renormalizing.
-    pub scale: f32,
-    /// Additional factor for each expert's weights.
-    pub expert_scale: Option<Box<[f32]>>,
-    /// Added to the scores for ranking only; the experts' weights do not include it (`e_score_correction_bias`).
-    pub correction: Option<Vec<f32>>,
-    /// Limits the choice to the best groups.
-    pub groups: Option<Groups>,
-}
-
-/// The experts chosen for each row, and their weights.
-#[derive(Clone, Debug)]
-pub struct Routes(RoutesAt);
-
-/// Choices, on the host or on the router's device.
-#[derive(Clone, Debug)]
-enum RoutesAt {
-    Host(Choices),
-    Device(Routed),
-}
-
-/// Choices in host memory.
-#[derive(Clone, Debug)]
-struct Choices {
-    /// `top_k` per row, best first.
-    experts: Vec<usize>,
-    /// Factor of each chosen expert's output.
-    weights: Vec<f32>,
-    top_k: usize,
-}
-
-impl Router {
-    /// Loads the layer `name` as the gate of a router that chooses `top_k` of `count` experts by softmax.
-    pub fn load(loader: &Loader<'_>, name: &str, width: usize, count: usize, top_k: usize) -> Result<Self> {
-        if top_k == 0 || top_k > count {
-            return Err(Error::corrupt(format!("the configuration asks for {top_k} of {count} experts")));
-        }
-        let gate = loader.linear(name, width, count)?;
-        let (scoring, renormalize, scale) = (Scoring::Softmax, false, 1.0);
-        Ok(Self { gate, top_k, scoring, renormalize, scale, expert_scale: None, correction: None, groups: None })
-    }
-
-    /// Loads the correction for `count` experts from the first of these tensors that the checkpoint has, if any.
-    pub fn with_correction(self, loader: &Loader<'_>, names: &[&str], count: usize) -> Result<Self> {
-        let Some(name) = names.iter().find(|name| loader.has(name)) else { return Ok(self) };
-        let correction = loader.values(name)?;
-        let values = correction.as_ref().map_or(0, Vec::len);
-        if values != count {
-            let message = format!("tensor '{}.{name}' has {values} values for {count} experts", loader.path());
-            return Err(Error::corrupt(message));
-        }
-        Ok(Self { correction, ..self })
-    }
-
-    /// Routes each row of `x`.
-    pub fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Routes> {
-        let logits = self.gate.forward(x, step)?;
-        if let Some(routing) = self.routing()
-            && let Some(routed) = step.ops().route(&logits, &routing)?
-        {
-            return Ok(Routes(RoutesAt::Device(routed)));
-        }
-        let count = logits.dim(1)?;
-        let logits = logits.flatten_all()?.to_vec1::<f32>()?;
-        let mut routes = Choices { experts: Vec::new(), weights: Vec::new(), top_k: self.top_k };
-        for row in logits.chunks_exact(count) {
-            let start = routes.weights.len();
-            match self.scoring {
-                Scoring::SparseMixer { margin } => mix_sparsely(row, self.top_k, margin, &mut routes),
-                Scoring::Softmax => self.choose(&softmax(row), &mut routes),
-                Scoring::Sigmoid => {
-                    self.choose(&row.iter().map(|x| 1.0 / (1.0 + (-x).exp())).collect::<Vec<_>>(), &mut routes);
-                }
-            }
-            let weights = &mut routes.weights[start..];
-            let sum: f32 = if self.renormalize { weights.iter().sum() } else { 1.0 };
-            weights.iter_mut().for_each(|weight| *weight *= self.scale / sum);
-            if let Some(scale) = &self.expert_scale {
-                let chosen = routes.experts[start..].iter().map(|&expert| scale.get(expert).copied().unwrap_or(1.0));
-                weights.iter_mut().zip(chosen).for_each(|(weight, scale)| *weight *= scale);
-            }
-        }
-        Ok(Routes(RoutesAt::Host(routes)))
-    }
-
-    /// The router's settings for a backend's kernel; `None` if kernels do not support them.
-    fn routing(&self) -> Option<Routing<'_>> {
-        if self.expert_scale.is_some() {
-            return None;
-        }
-        let is_sigmoid = match self.scoring {
-            Scoring::Softmax => false,
-            Scoring::Sigmoid => true,
-            Scoring::SparseMixer { .. } => return None,
-        };
-        Some(Routing {
-            top_k: self.top_k,
-            is_sigmoid,
-            renormalize: self.renormalize,
-            scale: self.scale,
-            correction: self.correction.as_deref(),
-            groups: self.groups.map(|groups| [groups.count, groups.kept, groups.compared]),
-        })
-    }
-
-    fn choose(&self, scores: &[f32], routes: &mut Choices) {
-        let mut ranks = scores.to_vec();
-        if let Some(correction) = &self.correction {
-            ranks.iter_mut().zip(correction).for_each(|(rank, correction)| *rank += correction);
-        }
-        if let Some(groups) = self.groups {
-            mask_groups(&mut ranks, groups);
-        }
-        let best = best(&ranks, self.top_k);
-        routes.weights.extend(best.iter().map(|&expert| scores[expert]));
-        routes.experts.extend(best);
-    }
-}
-
-impl Routed {
-    /// Copies the choices to the host.
-    fn fetch(&self) -> Result<Choices> {
-        let experts = self.experts.flatten_all()?.to_vec1::<u32>()?.into_iter().map(|expert| expert as usize).collect();
-        Ok(Choices { experts, weights: self.weights.flatten_all()?.to_vec1()?, top_k: self.experts.dim(1)? })
-    }
-}
-
-/// Indices of the `count` largest values, in descending order; ties go to the lower index.
-fn best(values: &[f32], count: usize) -> Vec<usize> {
-    let mut indices: Vec<usize> = (0..values.len()).collect();
-    let larger = |a: &usize, b: &usize| values[*b].partial_cmp(&values[*a]).unwrap_or(Ordering::Equal).then(a.cmp(b));
-    if count < indices.len() {
-        indices.select_nth_unstable_by(count, larger);
-    }
-    indices.truncate(count);
-    indices.sort_unstable_by(larger);
-    indices
-}
-
-/// Masks the experts outside the best groups.
-fn mask_groups(ranks: &mut [f32], groups: Groups) {
-    let size = ranks.len() / groups.count.max(1);
-    let sum = |group: &[f32]| best(group, groups.compared).iter().map(|&expert| group[expert]).sum::<f32>();
-    let sums: Vec<f32> = ranks.chunks(size.max(1)).map(sum).collect();
-    let kept = best(&sums, groups.kept);
-    for (index, group) in ranks.chunks_mut(size.max(1)).enumerate() {
-        if !kept.contains(&index) {
-            group.fill(f32::NEG_INFINITY);
-        }
-    }
-}
-
-fn softmax(logits: &[f32]) -> Vec<f32> {
-    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let mut weights: Vec<f32> = logits.iter().map(|logit| (logit - max).exp()).collect();
-    let sum: f32 = weights.iter().sum();
-    weights.iter_mut().for_each(|weight| *weight /= sum);
-    weights
-}
-
-fn mix_sparsely(logits: &[f32], top_k: usize, margin: f32, routes: &mut Choices) {
-    let mut left = logits.to_vec();
-    for _ in 0..top_k {
-        let Some(&expert) = best(&left, 1).first() else { return };
-        let max = left[expert];
-        let is_near = |(left, logit): (&f32, &f32)| (max - logit) / logit.abs().max(max) <= margin && left.is_finite();
-        let near = left.iter().zip(logits).map(|pair| if is_near(pair) { *pair.0 } else { f32::NEG_INFINITY });
-        routes.weights.push(softmax(&near.collect::<Vec<_>>())[expert]);
-        routes.experts.push(expert);
-        left[expert] = f32::NEG_INFINITY;
-    }
-}
 
 /// The checkpoint's names for an expert's layers.
 #[derive(Clone, Copy, Debug)]
@@ -257,7 +51,7 @@ impl Default for ExpertNames {
 /// The three layers of one expert.
 #[derive(Clone, Debug)]
 pub struct Expert {
-    /// The gate. Unused with [`Glu::Square`], but must have the gate's shape.
+    /// The gate. Unused with [`Glu::Square`](crate::nn::Glu::Square) and [`GateFn::ungated`], but must have the gate's shape.
     pub gate: Linear,
     /// Layer whose output is gated.
     pub up: Linear,
@@ -323,7 +117,7 @@ pub struct Experts {
 /// Shared by the clones of a layer.
 #[derive(Debug)]
 struct Compute {
-    glu: Glu,
+    gate: GateFn,
     /// Computes experts that stay in host memory; `None` if the model's own backend does.
     host: Option<Ops>,
     /// The backend's view of the weights, built on first use.
@@ -338,8 +132,9 @@ impl Experts {
         loader: &Loader<'_>,
         names: ExpertNames,
         (count, width, inner): (usize, usize, usize),
-        glu: Glu,
+        gate: impl Into<GateFn>,
     ) -> Result<Self> {
+        let gate_fn = gate.into();
         let (loader, host) = loader.for_experts();
         let biases = |name: &str, rows: usize| -> Result<Option<RawTensor>> {
             let name = format!("{name}.bias");
@@ -369,42 +164,35 @@ impl Experts {
                 }
             };
             let up = layer(1)?;
-            let gate = if glu == Glu::Square { up.clone() } else { layer(0)? };
+            let gate = if gate_fn.has_gate() { layer(0)? } else { up.clone() };
             Ok(Expert { gate, up, down: layer(2)? })
         };
-        Ok(Self::new((0..count).map(expert).collect::<Result<_>>()?, glu).computed_by(host))
+        Ok(Self::new((0..count).map(expert).collect::<Result<_>>()?, gate_fn).computed_by(host))
     }
 
     /// Experts whose layers were loaded by the model file.
-    pub fn new(experts: Vec<Expert>, glu: Glu) -> Self {
-        let (host, table) = (None, OnceLock::new());
-        Self { experts, shared: Arc::new(Compute { glu, host, table }) }
+    pub fn new(experts: Vec<Expert>, gate: impl Into<GateFn>) -> Self {
+        let (gate, host, table) = (gate.into(), None, OnceLock::new());
+        Self { experts, shared: Arc::new(Compute { gate, host, table }) }
     }
 
     /// Lets `host`, the second value of [`Loader::for_experts`], compute experts whose weights came from the first.
     #[must_use]
     pub fn computed_by(self, host: Option<Ops>) -> Self {
-        let (glu, table) = (self.shared.glu, OnceLock::new());
-        Self { shared: Arc::new(Compute { glu, host, table }), ..self }
+        let (gate, table) = (self.shared.gate.clone(), OnceLock::new());
+        Self { shared: Arc::new(Compute { gate, host, table }), ..self }
     }
 
-    /// Returns the weighted sum of each row's expert outputs.
+    /// Returns the weighted sum of each row's expert outputs. `x` may be another input than the router's.
     pub fn forward(&self, x: &Tensor, routes: &Routes, step: &Step<'_>) -> Result<Tensor> {
-        let fetched;
-        let choices = match &routes.0 {
-            RoutesAt::Host(choices) => choices,
-            RoutesAt::Device(routed) => {
-                if self.shared.host.is_none()
-                    && !step.is_adapted()
-                    && let Some(out) = step.ops().mixture(x, routed, self.table(step.ops())?, self.shared.glu)?
-                {
-                    return Ok(out);
-                }
-                fetched = routed.fetch()?;
-                &fetched
-            }
-        };
-        self.forward_chosen(x, choices, step)
+        if let (Some(routed), Some(glu)) = (routes.routed(), self.shared.gate.known())
+            && self.shared.host.is_none()
+            && !step.is_adapted()
+            && let Some(out) = step.ops().mixture(x, routed, self.table(step.ops())?, glu)?
+        {
+            return Ok(out);
+        }
+        self.forward_chosen(x, &*routes.fetch()?, step)
     }
 
     fn table(&self, ops: &Ops) -> Result<&ExpertTable> {
@@ -417,43 +205,27 @@ impl Experts {
     }
 
     /// Sorts rows by expert on the host and computes each expert on its rows.
-    fn forward_chosen(&self, x: &Tensor, routes: &Choices, step: &Step<'_>) -> Result<Tensor> {
-        let (ops, top_k) = (step.ops(), routes.top_k);
-        // Stable sort by expert: the rows of one expert keep their order.
-        let mut order: Vec<usize> = (0..routes.experts.len()).collect();
-        order.sort_by_key(|&choice| routes.experts[choice]);
-        let sources: Vec<u32> = order.iter().map(|choice| (choice / top_k) as u32).collect();
-        let mut start = 0;
-        let groups: Vec<_> = order
-            .chunk_by(|a, b| routes.experts[*a] == routes.experts[*b])
-            .map(|group| {
-                let rows = start..start + group.len();
-                start = rows.end;
-                (&self.experts[routes.experts[group[0]]], rows)
-            })
-            .collect();
-        let gathered = ops.select_rows(x, &sources)?;
+    fn forward_chosen(&self, x: &Tensor, choices: &Choices, step: &Step<'_>) -> Result<Tensor> {
+        choices.check(x.dim(0)?, self.experts.len())?;
+        let sorted = choices.by_expert();
+        let groups = sorted.groups.iter().map(|(expert, rows)| (&self.experts[*expert], rows.clone()));
+        let groups: Vec<Group<'_>> = groups.collect();
+        let gathered = step.ops().select_rows(x, &sorted.sources)?;
         let outs = match self.forward_together(&gathered, &groups, step)? {
             Some(outs) => outs,
-            None => self.forward_one_by_one(&gathered, &sources, &groups, step)?,
+            None => self.forward_one_by_one(&gathered, &sorted.sources, &groups, step)?,
         };
-        let mut positions = vec![0; order.len()];
-        for (position, choice) in order.into_iter().enumerate() {
-            positions[choice] = position as u32;
-        }
-        ops.combine(&outs, &positions, &routes.weights, top_k)
+        choices.combine(&outs, &sorted, step.ops())
     }
 
     /// All experts in one call, if the backend has a kernel for them and no adapter applies.
     fn forward_together(&self, x: &Tensor, groups: &[Group<'_>], step: &Step<'_>) -> Result<Option<Tensor>> {
-        if step.is_adapted() {
-            return Ok(None);
-        }
+        let Some(glu) = self.shared.gate.known().filter(|_| !step.is_adapted()) else { return Ok(None) };
         let rows = groups.iter().map(|(expert, rows)| {
             let layers = [expert.gate.parts(), expert.up.parts(), expert.down.parts()];
             ExpertRows { layers, rows: rows.clone() }
         });
-        let (rows, glu) = (rows.collect::<Vec<_>>(), self.shared.glu);
+        let rows = rows.collect::<Vec<_>>();
         let Some(host) = &self.shared.host else { return step.ops().experts(x, &rows, glu) };
         let outs = host.experts(&x.to_device(host.device())?, &rows, glu)?;
         Ok(outs.map(|outs| outs.to_device(x.device())).transpose()?)
@@ -465,11 +237,11 @@ impl Experts {
         let forward = |(expert, rows): &Group<'_>| {
             let (x, of) = (step.ops().rows(x, rows.start, rows.len())?, step.rows(&sources[rows.clone()]));
             let up = expert.up.forward_rows_by(ops, &x, &of, step)?;
-            let gate = match self.shared.glu {
-                Glu::Square => up.clone(),
-                _ => expert.gate.forward_rows_by(ops, &x, &of, step)?,
+            let gate = match self.shared.gate.has_gate() {
+                true => expert.gate.forward_rows_by(ops, &x, &of, step)?,
+                false => up.clone(),
             };
-            expert.down.forward_rows_by(ops, &activated(self.shared.glu, &gate, &up, step)?, &of, step)
+            expert.down.forward_rows_by(ops, &self.shared.gate.forward(&gate, &up, step.ops())?, &of, step)
         };
         Ok(Tensor::cat(&groups.iter().map(forward).collect::<Result<Vec<_>>>()?, 0)?)
     }
@@ -478,50 +250,8 @@ impl Experts {
 /// An expert and its range of the gathered rows.
 type Group<'a> = (&'a Expert, Range<usize>);
 
-/// The input of an expert's down projection.
-fn activated(glu: Glu, gate: &Tensor, up: &Tensor, step: &Step<'_>) -> Result<Tensor> {
-    match glu {
-        Glu::Plain(act) => step.ops().gate(gate, up, act),
-        Glu::Clamped { alpha, limit } => {
-            let gate = gate.minimum(limit)?;
-            let swish = (&gate * ((&gate * -alpha)?.exp()? + 1.0)?.recip()?)?;
-            Ok((swish * (up.clamp(-limit, limit)? + 1.0)?)?)
-        }
-        Glu::Square => Ok(up.relu()?.sqr()?),
-    }
-}
-
 /// Multiplies each row of `x` by the sigmoid of its value in `gate`, of shape `[rows, 1]`, as for a gated shared
 /// expert.
 pub fn weighed(x: &Tensor, gate: &Tensor) -> Result<Tensor> {
     Ok(x.broadcast_mul(&(gate.neg()?.exp()? + 1.0)?.recip()?)?)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_best_are_found_in_order_and_of_equals_the_first() {
-        assert_eq!(best(&[0.1, 0.7, 0.3, 0.7, 0.2], 3), [1, 3, 2]);
-        assert_eq!(best(&[0.1, 0.2], 2), [1, 0]);
-        assert_eq!(best(&[f32::NAN, 0.2], 1).len(), 1);
-    }
-
-    #[test]
-    fn all_but_the_best_groups_are_left_out() {
-        let mut ranks = [0.5, 0.1, 0.4, 0.3, 0.0, 0.9];
-        mask_groups(&mut ranks, Groups { count: 3, kept: 2, compared: 2 });
-        assert_eq!(ranks[0..2], [f32::NEG_INFINITY; 2]);
-        assert_eq!(ranks[2..], [0.4, 0.3, 0.0, 0.9]);
-    }
-
-    #[test]
-    fn a_sparse_mixture_weighs_only_what_comes_near_the_best() {
-        let mut routes = Choices { experts: vec![], weights: vec![], top_k: 2 };
-        mix_sparsely(&[1.0, 0.99, -5.0], 2, 0.02, &mut routes);
-        assert_eq!(routes.experts, [0, 1]);
-        assert!((routes.weights[0] - 1.0 / (1.0 + (-0.01_f32).exp())).abs() < 1e-6);
-        assert_eq!(routes.weights[1], 1.0);
-    }
 }

@@ -3,23 +3,23 @@
 use candle_core::Tensor;
 
 use crate::{
-    Result,
-    nn::{Activation, ExpertNames, Linear, Loader, Step},
+    Error, Result,
+    nn::{ActivationFn, ExpertNames, GateFn, Linear, Loader, Step},
 };
 
-/// `down(act(gate(x)) · up(x))` (arXiv 2002.05202).
+/// `down(act(gate(x)) · up(x))` (arXiv 2002.05202), or with another gate than an activation.
 #[derive(Clone, Debug)]
 pub struct GatedMlp {
     gate_proj: Linear,
     up_proj: Linear,
     down_proj: Linear,
-    act: Activation,
+    act: GateFn,
 }
 
 impl GatedMlp {
     /// Loads `gate_proj`, `up_proj` (or both stacked as `gate_up_proj`) and `down_proj`, with biases if the checkpoint
     /// has them.
-    pub fn load(loader: &Loader<'_>, width: usize, inner: usize, act: Activation) -> Result<Self> {
+    pub fn load(loader: &Loader<'_>, width: usize, inner: usize, act: impl Into<GateFn>) -> Result<Self> {
         Self::load_named(loader, ExpertNames::default(), width, inner, act)
     }
 
@@ -29,8 +29,12 @@ impl GatedMlp {
         names: ExpertNames,
         width: usize,
         inner: usize,
-        act: Activation,
+        act: impl Into<GateFn>,
     ) -> Result<Self> {
+        let act = act.into();
+        if !act.has_gate() {
+            return Err(Error::invalid("a gated block whose gate is not used").help("use Mlp"));
+        }
         let parts = [(names.gate, inner), (names.up, inner)];
         let [gate_proj, up_proj] = loader.stacked(names.gate_up, width, parts)?;
         Ok(Self { gate_proj, up_proj, down_proj: loader.linear(names.down, inner, width)?, act })
@@ -47,11 +51,11 @@ impl GatedMlp {
     }
 
     fn inner(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
-        if step.is_adapted() {
-            let [gate, up] = Linear::forward_all([&self.gate_proj, &self.up_proj], x, step)?;
-            return step.ops().gate(&gate, &up, self.act);
+        if let Some(act) = self.act.known_activation().filter(|_| !step.is_adapted()) {
+            return step.ops().gated(x, [self.gate_proj.parts(), self.up_proj.parts()], act);
         }
-        step.ops().gated(x, [self.gate_proj.parts(), self.up_proj.parts()], self.act)
+        let [gate, up] = Linear::forward_all([&self.gate_proj, &self.up_proj], x, step)?;
+        self.act.forward(&gate, &up, step.ops())
     }
 }
 
@@ -60,13 +64,35 @@ impl GatedMlp {
 pub struct Mlp {
     fc1: Linear,
     fc2: Linear,
-    act: Activation,
+    act: ActivationFn,
 }
 
 impl Mlp {
     /// Loads `fc1` and `fc2`, with biases if the checkpoint has them.
-    pub fn load(loader: &Loader<'_>, width: usize, inner: usize, act: Activation) -> Result<Self> {
-        Ok(Self { fc1: loader.linear("fc1", width, inner)?, fc2: loader.linear("fc2", inner, width)?, act })
+    pub fn load(loader: &Loader<'_>, width: usize, inner: usize, act: impl Into<ActivationFn>) -> Result<Self> {
+        Self::load_named(loader, ["fc1", "fc2"], width, inner, act)
+    }
+
+    /// [`Self::load`] for checkpoints with other layer names.
+    pub fn load_named(
+        loader: &Loader<'_>,
+        names: [&str; 2],
+        width: usize,
+        inner: usize,
+        act: impl Into<ActivationFn>,
+    ) -> Result<Self> {
+        Self::load_projector(loader, names, [width, inner, width], act)
+    }
+
+    /// [`Self::load_named`] for a block whose output has another width than its input.
+    pub fn load_projector(
+        loader: &Loader<'_>,
+        [fc1, fc2]: [&str; 2],
+        [inputs, inner, outputs]: [usize; 3],
+        act: impl Into<ActivationFn>,
+    ) -> Result<Self> {
+        let (fc1, fc2) = (loader.linear(fc1, inputs, inner)?, loader.linear(fc2, inner, outputs)?);
+        Ok(Self { fc1, fc2, act: act.into() })
     }
 
     /// Applies the block to each row of `x`.
@@ -80,6 +106,9 @@ impl Mlp {
     }
 
     fn inner(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
-        step.ops().activate(&self.fc1.forward(x, step)?, self.act)
+        match self.act.known().filter(|_| !step.is_adapted()) {
+            Some(act) => step.ops().linear_act(x, self.fc1.parts(), act),
+            None => self.act.forward(&self.fc1.forward(x, step)?, step.ops()),
+        }
     }
 }

@@ -52,6 +52,17 @@ impl RmsNorm {
         step.ops().add(residual, &self.forward(x, step)?)
     }
 
+    /// [`Self::forward_heads`] for queries and keys, in one kernel if the backend has it.
+    pub fn forward_both(norms: [&Self; 2], [q, k]: [&Tensor; 2], step: &Step<'_>) -> Result<[Tensor; 2]> {
+        let [q_norm, k_norm] = norms;
+        // Norms may be as wide as all heads together.
+        if q_norm.eps != k_norm.eps || q_norm.weight.dims() != k_norm.weight.dims() {
+            return Ok([q_norm.forward_heads(q, step)?, k_norm.forward_heads(k, step)?]);
+        }
+        let (q, k) = step.ops().norm_heads([q, k], [&q_norm.weight, &k_norm.weight], q_norm.eps)?;
+        Ok([q, k])
+    }
+
     /// Normalizes each head of `x`, of shape `[tokens, heads · width]`, as norms of queries and keys do.
     pub fn forward_heads(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         let (tokens, all) = x.dims2()?;
@@ -70,12 +81,19 @@ pub struct LayerNorm {
 }
 
 impl LayerNorm {
-    /// Loads `name.weight` and, if present, `name.bias`, of `width` values each.
+    /// Loads `name.weight` and, if present, `name.bias`, of `width` values each. Checkpoints converted from TensorFlow call
+    /// them `gamma` and `beta`.
     pub fn load(loader: &Loader<'_>, name: &str, width: usize, eps: f64) -> Result<Self> {
         let loader = loader.at(name);
-        let weight = loader.vector("weight", width)?;
-        let bias = if loader.has("bias") { loader.vector("bias", width)? } else { weight.zeros_like()? };
+        let [weight, bias] = if loader.has("gamma") { ["gamma", "beta"] } else { ["weight", "bias"] };
+        let weight = loader.vector(weight, width)?;
+        let bias = if loader.has(bias) { loader.vector(bias, width)? } else { weight.zeros_like()? };
         Ok(Self { weight, bias, eps: eps as f32 })
+    }
+
+    /// A norm whose weight and bias the model file made or took from other tensors.
+    pub fn of(weight: Tensor, bias: Tensor, eps: f64) -> Self {
+        Self { weight, bias, eps: eps as f32 }
     }
 
     /// Normalizes each row of `x`.

@@ -53,7 +53,7 @@ impl Qkv {
     pub fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<[Tensor; 3]> {
         let [mut q, mut k, mut v] = Linear::forward_all(self.layers.each_ref(), x, step)?;
         if let Some([q_norm, k_norm]) = &self.norms {
-            (q, k) = (q_norm.forward_heads(&q, step)?, k_norm.forward_heads(&k, step)?);
+            [q, k] = RmsNorm::forward_both([q_norm, k_norm], [&q, &k], step)?;
         }
         if let Some(limit) = self.clip {
             (q, k, v) = (q.clamp(-limit, limit)?, k.clamp(-limit, limit)?, v.clamp(-limit, limit)?);

@@ -7,7 +7,7 @@ use candle_core::Tensor;
 use std::f64::consts::PI;
 
 use crate::{
-    Result,
+    Error, Result,
     nn::{Step, spec::Rotation},
     weights::{RopeConfig, RopeScaling, RopeStyle},
 };
@@ -20,6 +20,9 @@ pub struct Rope {
     amplitude: f32,
     style: RopeStyle,
     head_dim: usize,
+    /// For each frequency the axis of the positions that it multiplies, of time, height and width; empty if positions
+    /// have one dimension.
+    axes: Vec<u8>,
 }
 
 /// Sines and cosines of a step's positions.
@@ -78,11 +81,68 @@ impl Rope {
             }
         };
         let frequencies = frequencies.into_iter().map(|f| f as f32).collect();
-        Ok(Self { frequencies, amplitude: amplitude as f32, style: config.style, head_dim })
+        Ok(Self { frequencies, amplitude: amplitude as f32, style: config.style, head_dim, axes: Vec::new() })
+    }
+
+    /// A rotation by positions in several dimensions: each frequency multiplies the position along its axis (0 for time,
+    /// 1 for height, 2 for width). Value `i` of a head is rotated with `i + frequencies.len()`.
+    pub fn of_axes(frequencies: Vec<f32>, axes: Vec<u8>, head_dim: usize) -> Result<Self> {
+        if frequencies.len() != axes.len() || 2 * axes.len() > head_dim || axes.iter().any(|axis| *axis > 2) {
+            let message = format!("{} frequencies of {} axes for heads of {head_dim}", frequencies.len(), axes.len());
+            return Err(Error::corrupt(message));
+        }
+        Ok(Self { frequencies, amplitude: 1.0, style: RopeStyle::NeoX, head_dim, axes })
+    }
+
+    /// The rotation of vision transformers (2-D RoPE): half of a head's pairs by height, the other half by width.
+    pub fn axial(theta: f64, head_dim: usize) -> Result<Self> {
+        let quarter = head_dim / 4;
+        let frequency = |i: usize| theta.powf(-((2 * i) as f64) / (2 * quarter) as f64) as f32;
+        let frequencies = (0..2).flat_map(|_| (0..quarter).map(frequency)).collect();
+        let axes = [1, 2].into_iter().flat_map(|axis| std::iter::repeat_n(axis, quarter)).collect();
+        Self::of_axes(frequencies, axes, head_dim)
+    }
+
+    /// Multimodal RoPE (mRoPE, arXiv 2409.12191): the frequencies are divided into sections for time, height and width,
+    /// which follow each other or, if `interleaved`, take turns. Text, whose three positions are equal, is not affected.
+    pub fn in_sections(self, [time, height, width]: [usize; 3], interleaved: bool) -> Result<Self> {
+        let count = self.frequencies.len();
+        if time.checked_add(height).and_then(|sum| sum.checked_add(width)) != Some(count) {
+            let message = format!("mRoPE sections of {time}, {height} and {width} for {count} frequencies");
+            return Err(Error::corrupt(message).help("the model's configuration is inconsistent"));
+        }
+        let axis = |i: usize| match interleaved {
+            true if i % 3 == 1 && i < 3 * height => 1,
+            true if i % 3 == 2 && i < 3 * width => 2,
+            true => 0,
+            false => u8::from(i >= time) + u8::from(i >= time + height),
+        };
+        Ok(Self { axes: (0..count).map(axis).collect(), ..self })
+    }
+
+    /// Computes the angles of these positions, one for each row, in time, height and width.
+    pub fn angles_at(&self, positions: &[[u32; 3]], step: &Step<'_>) -> Result<Angles> {
+        let half = self.frequencies.len();
+        let (mut cos, mut sin) =
+            (Vec::with_capacity(positions.len() * half), Vec::with_capacity(positions.len() * half));
+        for position in positions {
+            for (index, frequency) in self.frequencies.iter().enumerate() {
+                let axis = self.axes.get(index).map_or(0, |axis| usize::from(*axis));
+                let (s, c) = (position[axis] as f32 * frequency).sin_cos();
+                cos.push(c * self.amplitude);
+                sin.push(s * self.amplitude);
+            }
+        }
+        let shape = (positions.len(), half);
+        let (cos, sin) = (step.ops().activation_of(cos, shape)?, step.ops().activation_of(sin, shape)?);
+        Ok(Angles { rotation: Rotation { cos, sin, style: self.style }, queries: None, head_dim: self.head_dim })
     }
 
     /// Computes the angles of a step's positions; all layers share them.
     pub fn angles(&self, step: &Step<'_>) -> Result<Angles> {
+        if let Some(positions) = step.item_positions().filter(|_| !self.axes.is_empty()) {
+            return self.angles_at(&positions, step);
+        }
         Ok(Angles { rotation: self.rotation(step, None)?, queries: None, head_dim: self.head_dim })
     }
 

@@ -44,6 +44,8 @@ impl Part {
     fn of(path: &str) -> Self {
         let mut parts = path.split('.').filter(|part| !["weight", "bias"].contains(part));
         match parts.clone().find_map(|part| part.parse().ok()) {
+            // Rows of images come before the first layer.
+            _ if is_beside_text(path) => Self::First,
             Some(layer) => Self::Layer(layer),
             None if parts.next_back().is_some_and(|name| LAST.contains(&name)) => Self::Last,
             None => Self::First,
@@ -152,14 +154,14 @@ pub(in crate::nn) fn is_on_host(path: &str, layers: usize) -> bool {
     matches!(Part::of(path), Part::Layer(layer) if layer < layers) && path.split('.').any(|part| part == "experts")
 }
 
-/// Returns whether a weight belongs to the vision or audio part of a multimodal checkpoint, which is not loaded.
+/// Returns whether a weight belongs to the vision or audio part of a multimodal checkpoint.
 pub(in crate::nn) fn is_beside_text(path: &str) -> bool {
     path.split('.').any(|part| BESIDE_TEXT.iter().any(|name| part.starts_with(name)))
 }
 
 /// Prefixes of the module names of vision and audio parts.
-const BESIDE_TEXT: [&str; 7] =
-    ["vision", "visual", "audio", "multi_modal_projector", "embed_vision", "embed_audio", "mm_projector"];
+const BESIDE_TEXT: [&str; 8] =
+    ["vision", "visual", "audio", "multi_modal_projector", "connector", "embed_vision", "embed_audio", "mm_projector"];
 
 /// A larger layer number is a sign of a corrupt file.
 const LAYERS_MAX: usize = 4096;

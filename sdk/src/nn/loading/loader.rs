@@ -13,7 +13,7 @@ use std::{
 };
 
 use super::{
-    layout::Layout,
+    layout::{Layout, is_beside_text},
     merge::{Merges, StackPart},
     resident::Resident,
 };
@@ -35,8 +35,9 @@ use crate::{
 const DERIVED: [&str; 4] =
     ["rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight", "rotary_emb.inv_freq"];
 
-/// Paths of the text model: in text-only checkpoints, and in multimodal ones.
-const TEXT_MODELS: [&str; 4] = ["model", "language_model.model", "model.language_model", "language_model"];
+/// Paths of the text model: in text-only checkpoints, in multimodal ones, and in those without an output layer.
+const TEXT_MODELS: [&str; 6] =
+    ["model", "language_model.model", "model.language_model", "language_model", "model.text_model", ""];
 
 /// Maximum number of unused tensors that a warning names.
 const NAMED_MAX: usize = 4;
@@ -69,6 +70,8 @@ pub(in crate::nn) struct Shared<'a> {
     layout: &'a Layout,
     host: Option<&'a HostExperts>,
     context: usize,
+    /// The user wants images and sounds to be read.
+    reads_items: bool,
     /// Rows of queries and keys are permuted relative to transformers', as in many GGUF files.
     is_permuted: bool,
     merges: Merges<'a>,
@@ -84,7 +87,7 @@ impl<'a> Shared<'a> {
         checkpoint: &'a Checkpoint,
         services: &'a Services,
         (parts, layout, host): (&'a [Ops], &'a Layout, Option<&'a HostExperts>),
-        context: usize,
+        (context, reads_items): (usize, bool),
         family: GgufFamily,
         merged: &'a [Merged],
     ) -> Self {
@@ -98,6 +101,7 @@ impl<'a> Shared<'a> {
             layout,
             host,
             context,
+            reads_items,
             is_permuted: family.rope == GgufRope::Permuted,
             merges,
             registry,
@@ -117,7 +121,12 @@ impl<'a> Shared<'a> {
     }
 
     pub(in crate::nn) fn unused(&self) -> Option<String> {
-        unused(self.checkpoint.weights(), &self.used.borrow())
+        let weights = self.checkpoint.weights();
+        if !self.reads_items {
+            let beside = weights.names().filter(|name| is_beside_text(name)).map(str::to_owned);
+            self.used.borrow_mut().extend(beside);
+        }
+        unused(weights, &self.used.borrow())
     }
 
     /// Returns the registry for adapters, and the layers' memory. Fails if a merged adapter has not found its weights.
@@ -173,12 +182,14 @@ impl Loader<'_> {
         (0..count).map(|index| load(&self.at("layers").at(index), index)).collect()
     }
 
-    /// Loads the output layer `lm_head`; if `tied` and the checkpoint has none, uses the embedding's weight.
+    /// Loads the output layer `lm_head`; if `tied` and the checkpoint has none, uses the embedding's weight, and so too in a
+    /// checkpoint of the model alone, as embedding models are published.
     pub fn lm_head(&self, embedding: &Embedding, tied: bool) -> Result<Linear> {
         let nested = "language_model.lm_head";
         let name = if self.at(nested).has("weight") { nested } else { "lm_head" };
         let here = self.at(name);
-        if tied && !here.has("weight") {
+        let is_alone = self.at("embed_tokens").has("weight");
+        if (tied || is_alone) && !here.has("weight") {
             let head = embedding.tied(self, name);
             // The table may be on another device than a separate `lm_head` would be; the bias must be on the same one.
             let beside = Self { ops: self.shared.parts.get(head.place()).unwrap_or(self.ops), ..here.clone() };
@@ -201,6 +212,11 @@ impl Loader<'_> {
     /// The context that the model is loaded with, in tokens.
     pub fn context(&self) -> usize {
         self.shared.context
+    }
+
+    /// Returns whether to load the layers that read images and sounds; the option `vision` turns them off.
+    pub fn reads_items(&self) -> bool {
+        self.shared.reads_items
     }
 
     /// The device of the weights.
@@ -335,6 +351,26 @@ impl Loader<'_> {
         let raw = self.shared.checkpoint.weights().get(&self.name(name))?.expect_shape(shape)?;
         self.count(&raw.name, raw.data.len())?;
         self.shared.used.borrow_mut().insert(raw.name.clone());
+        Ok(raw)
+    }
+
+    /// Returns a tensor that lies in its file in one piece, to be read there.
+    pub(in crate::nn) fn mapped(&self, name: &str, shape: &[usize]) -> Result<RawTensor> {
+        let name = self.name(name);
+        let weights = self.shared.checkpoint.weights();
+        let Some(raw) = weights.find(&name) else {
+            if !weights.contains(&name) {
+                // Its error names the nearest tensor.
+                return weights.get(&name);
+            }
+            let message =
+                format!("tensor {} is not stored in one piece, so its rows cannot be read in place", quote(&name));
+            return Err(Error::unsupported(message).help("store the table as one plain or GGUF-quantized tensor"));
+        };
+        let raw = raw.expect_shape(shape)?;
+        self.shared.services.go_on()?;
+        self.shared.resident.borrow_mut().add_table(raw.data.len());
+        self.shared.used.borrow_mut().insert(name);
         Ok(raw)
     }
 

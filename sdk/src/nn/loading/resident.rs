@@ -15,6 +15,8 @@ use crate::nn::{
 pub(in crate::nn) enum Class {
     Linear,
     Embedding,
+    /// Tables that are read row by row.
+    Table,
     /// Norms, biases and other small tensors.
     Small,
     Cache,
@@ -60,6 +62,11 @@ impl Resident {
         self.add(place, class, bytes as u64);
     }
 
+    /// Adds a table that stays in its file.
+    pub(in crate::nn) fn add_table(&mut self, bytes: usize) {
+        self.add(Place::Mapped, Class::Table, bytes as u64);
+    }
+
     /// Adds a small `f32` tensor on one of the model's devices.
     pub(in crate::nn) fn add_small(&mut self, values: usize, place: usize) {
         self.add(Place::Device(place), Class::Small, 4 * values as u64);
@@ -98,6 +105,7 @@ impl Class {
         match self {
             Self::Linear => "linear layers".into(),
             Self::Embedding => "embeddings".into(),
+            Self::Table => "tables".into(),
             Self::Small => "norms and biases".into(),
             Self::Cache => format!("cache in {}", if kind == KvType::F16 { "f16" } else { "f32" }),
         }

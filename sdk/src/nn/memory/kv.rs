@@ -76,14 +76,14 @@ impl KvCache {
             Ok((values, make(place, shape, false).map_err(|error| full(&error.message))?))
         };
         let memory = |layer: &LayerCache, count: usize, place: usize| -> Result<Memory> {
-            Ok(match *layer {
-                LayerCache::SharedWith(other) => Memory::SharedWith(other),
-                LayerCache::State(values) => Memory::State(vec![state(values, count, place)?]),
+            Ok(match layer {
+                LayerCache::SharedWith(other) => Memory::SharedWith(*other),
+                LayerCache::State(values) => Memory::State(vec![state(*values, count, place)?]),
                 LayerCache::States(parts) => {
-                    Memory::State(parts.into_iter().map(|values| state(values, count, place)).collect::<Result<_>>()?)
+                    Memory::State(parts.iter().map(|values| state(*values, count, place)).collect::<Result<_>>()?)
                 }
                 LayerCache::Attention(cache) => {
-                    let AttentionCache { kv_heads, key_dim, value_dim, .. } = cache;
+                    let AttentionCache { kv_heads, key_dim, value_dim, .. } = *cache;
                     let store = |head_dim: usize| -> Result<Store> {
                         let shape = StoreShape { kv_heads, slots: count * BLOCK_TOKENS, head_dim, kind };
                         if head_dim == 0 {
@@ -91,7 +91,7 @@ impl KvCache {
                         }
                         make(place, shape, true).map_err(|error| full(&error.message))
                     };
-                    Memory::Attention(cache, Box::new([store(key_dim)?, store(value_dim)?]))
+                    Memory::Attention(*cache, Box::new([store(key_dim)?, store(value_dim)?]))
                 }
             })
         };
@@ -104,9 +104,19 @@ impl KvCache {
         Ok(Self { kind, groups: groups.into_iter().zip(counts.iter().copied()).collect(), layers })
     }
 
+    /// The caches of an encoder: one group of states without size, for as many sequences as there are.
+    pub(in crate::nn) fn none(kind: KvType) -> Self {
+        Self { kind, groups: vec![(Cache::Opaque { bytes: 0 }, 0)], layers: Vec::new() }
+    }
+
     /// The groups, each with its number of blocks or slots.
     pub(in crate::nn) fn groups(&self) -> &[(Cache, usize)] {
         &self.groups
+    }
+
+    /// Bytes of all blocks and slots.
+    pub(in crate::nn) fn state_bytes(&self) -> u64 {
+        self.groups.iter().enumerate().map(|(group, (_, count))| (self.bytes(group) * count) as u64).sum()
     }
 
     /// The layer whose cache is read: the layer itself, or the one that it shares with.

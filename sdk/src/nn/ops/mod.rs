@@ -8,6 +8,7 @@
 
 mod kernels;
 mod memory;
+mod outputs;
 mod parts;
 #[cfg(test)]
 mod tests;
@@ -19,12 +20,10 @@ use std::fmt;
 pub(super) use self::kernels::{Kernels, best_of as backend_of};
 use self::parts::Parts;
 use super::{
-    backend::{
-        Backend, Changed, Columns, Compute, ExpertRows, ExpertTable, Layer, LowRank, Matrix, Routed, Routing, Taken,
-    },
+    backend::{Changed, Columns, Compute, ExpertRows, ExpertTable, Layer, LowRank, Matrix, Routed, Routing, Taken},
     device::Chosen,
     memory::pass::Pass,
-    spec::Rotation,
+    spec::{Formula, Rotation},
 };
 use crate::{
     Batch, Error, Result,
@@ -64,7 +63,7 @@ impl Ops {
 
     /// The operations of one backend.
     #[cfg(test)]
-    pub(super) fn on(backend: std::sync::Arc<dyn Backend>) -> Self {
+    pub(super) fn on(backend: std::sync::Arc<dyn super::backend::Backend>) -> Self {
         Self { parts: Parts::one(backend), place: 0 }
     }
 
@@ -114,32 +113,9 @@ impl Ops {
         self.parts.decode(batch, run, taken)
     }
 
-    /// Copies the requested output of rows of logits to the host.
-    pub(super) fn take(&self, logits: &Tensor, taken: &mut Taken<'_>) -> Result<()> {
-        let logits = logits.to_dtype(DType::F32)?;
-        match taken {
-            Taken::Logits(out) => self.read(&logits, out),
-            Taken::Best(out) => {
-                let best = self.parts.near([&logits], |part, [logits]| part.best(logits))?;
-                self.read(&best, out.as_flattened_mut())
-            }
-        }
-    }
-
-    /// Finding the best token of a row on its device is cheaper than copying the row to the host.
-    pub(super) fn finds_best(&self) -> bool {
-        self.parts.backend(self.place).is_ok_and(Backend::finds_best)
-    }
-
-    /// Copies a dense tensor's values to the host.
-    pub(super) fn read(&self, x: &Tensor, out: &mut [f32]) -> Result<()> {
-        let x = x.to_dtype(DType::F32)?;
-        self.parts.backend(self.place_of(&x)?)?.read(&x, out)
-    }
-
     /// Waits until a step without outputs has been computed, and returns its errors: steps must not pile up on the
     /// device, and the host measures how long each takes.
-    pub(super) fn finish(&self) -> Result<()> {
+    pub fn finish(&self) -> Result<()> {
         (0..self.parts.count()).try_for_each(|at| self.parts.backend(at)?.finish())
     }
 
@@ -159,6 +135,14 @@ impl Ops {
     /// Moves `f32` values to the device.
     pub(super) fn dense(&self, values: Vec<f32>, shape: &[usize]) -> Result<Tensor> {
         self.parts.keeps(Tensor::from_vec(values, shape, self.device())?, self.place)
+    }
+
+    /// Moves values that the host has computed to the model's first device, as an activation of this shape.
+    pub fn activation_of(&self, values: Vec<f32>, (rows, width): (usize, usize)) -> Result<Tensor> {
+        if rows.checked_mul(width) != Some(values.len()) {
+            return Err(Error::invalid(format!("{} values are not {rows} rows of {width}", values.len())));
+        }
+        self.parts.at(0, [], |part, []| Ok(Tensor::from_vec(values, (rows, width), part.device())?))
     }
 
     /// `x · Wᵀ + b`, for `x` of shape `[rows, inputs]`.
@@ -187,6 +171,12 @@ impl Ops {
             return Err(Error::invalid(message));
         }
         self.parts.at(weight.place, [residual, x], |part, [residual, x]| part.add_linear(residual, x, weight, bias))
+    }
+
+    /// `kind(x · Wᵀ + b)`.
+    pub(super) fn linear_act(&self, x: &Tensor, (weight, bias): Layer<'_>, kind: Activation) -> Result<Tensor> {
+        self.check_input(x, weight)?;
+        self.parts.at(weight.place, [x], |part, [x]| part.linear_act(x, weight, bias, kind))
     }
 
     /// `kind(gate(x)) · up(x)`, the first half of a gated MLP.
@@ -306,7 +296,7 @@ impl Ops {
     }
 
     /// Gathers rows of an activation by index.
-    pub(super) fn select_rows(&self, x: &Tensor, rows: &[u32]) -> Result<Tensor> {
+    pub fn select_rows(&self, x: &Tensor, rows: &[u32]) -> Result<Tensor> {
         self.check(x, 2)?;
         self.parts.near([x], |part, [x]| part.select_rows(x, rows))
     }
@@ -321,6 +311,19 @@ impl Ops {
         self.check(x, 2)?;
         let place = self.parts.of_weight(weight, &[x])?;
         self.parts.at(place, [x], |part, [x]| part.rms_norm(x, weight, eps))
+    }
+
+    /// Root-mean-square norms of each head of queries and keys, whose weights are as wide as a head.
+    pub(super) fn norm_heads(&self, [q, k]: [&Tensor; 2], weights: [&Tensor; 2], eps: f32) -> Result<(Tensor, Tensor)> {
+        for (x, weight) in [q, k].into_iter().zip(weights) {
+            self.check(x, 2)?;
+            let (width, head_dim) = (x.dim(1)?, weight.dim(0)?);
+            if head_dim == 0 || !width.is_multiple_of(head_dim) {
+                return Err(Error::invalid(format!("{width} columns are no whole number of heads of {head_dim}")));
+            }
+        }
+        let place = self.parts.of_weight(weights[0], &[q, k])?;
+        self.parts.at(place, [q, k], |part, x| part.norm_heads(x, weights, eps))
     }
 
     /// `x + delta`, and the root-mean-square norm of that sum.
@@ -383,6 +386,23 @@ impl Ops {
         let place = self.parts.latest(&[x])?;
         let (bias, factor) = (self.parts.bring_some(bias, place)?, self.parts.bring_some(factor, place)?);
         self.parts.at(place, [x], |part, [x]| part.bias_act_scale(x, bias.as_ref(), kind, factor.as_ref()))
+    }
+
+    /// Computes an element-wise formula in one pass.
+    pub(super) fn elementwise<const IN: usize>(&self, formula: &Formula, inputs: [&Tensor; IN]) -> Result<Vec<Tensor>> {
+        let Some(first) = inputs.first() else { return Err(Error::invalid("a formula without inputs")) };
+        let (_, width) = first.dims2()?;
+        for x in inputs {
+            self.check(x, 2)?;
+            if x.dims() != first.dims() {
+                return Err(Error::invalid(format!("a formula of {:?} and {:?}", first.dims(), x.dims())));
+            }
+        }
+        formula.check(IN, width)?;
+        let place = self.parts.latest(&inputs)?;
+        let columns =
+            formula.columns.iter().map(|values| self.parts.bring(values, place)).collect::<Result<Vec<_>>>()?;
+        self.parts.at(place, inputs, |part, inputs| part.elementwise(formula, &columns, &inputs))
     }
 
     /// Copies ranges of columns of an activation.

@@ -7,8 +7,8 @@ use super::{Ops, parts::Parts};
 use crate::{
     Batch, Output, Result, Span, Table, Want,
     nn::{
-        Attention, KvShape, KvType,
-        backend::{Backend, Formulas, Interconnect, Matrix, StandIns},
+        Activation, Attention, Elementwise, Expr, KvShape, KvType,
+        backend::{Backend, CpuKernels, Formulas, Interconnect, Matrix, StandIns},
         memory::{kv::KvCache, pass::Pass, store::Store},
     },
     weights::{Bytes, Dtype, RawTensor},
@@ -119,4 +119,54 @@ fn a_cache_on_the_wrong_device_is_found() {
     attend(1).unwrap();
     let error = attend(0).unwrap_err();
     assert!(error.message.contains("computed of what lies on devices"), "{error}");
+}
+
+/// A formula with every kind of step, by the CPU's kernel and by candle.
+#[test]
+fn a_formula_gives_the_same_by_kernel_and_by_tensor_operations() {
+    let values = |rows: usize, width: usize, by: f32| {
+        let values = (0..rows * width).map(|at| (at as f32 * by).sin()).collect();
+        Tensor::from_vec(values, (rows, width), &Device::Cpu).unwrap()
+    };
+    let (x, y, weight) = (values(5, 300, 0.3), values(5, 300, 0.7), values(1, 300, 0.9).squeeze(0).unwrap());
+    let columns = Expr::columns(&weight);
+    let formula: Elementwise<2, 4> = Elementwise::new(|[x, y]| {
+        let mixed = &x + (y - &x) * &columns;
+        let sums = mixed.relu().sum_groups(60);
+        [sums * &columns, Expr::from(0.5) - mixed.tanh(), columns.activate(Activation::Softplus), Expr::from(3.0)]
+    });
+    let on = |backend: Arc<dyn Backend>| formula.forward([&x, &y], &Ops::on(backend)).unwrap();
+    let (ours, theirs) = (on(Arc::new(CpuKernels::new(2))), on(Arc::new(Formulas::plain(Device::Cpu))));
+    for (ours, theirs) in ours.iter().zip(&theirs) {
+        let far = (ours - theirs).unwrap().abs().unwrap().max_all().unwrap().to_scalar::<f32>().unwrap();
+        assert!(far < 1e-5, "{far}");
+    }
+    let expected: f32 = {
+        let (x, y, weight) =
+            (x.to_vec2::<f32>().unwrap(), y.to_vec2::<f32>().unwrap(), weight.to_vec1::<f32>().unwrap());
+        let mixed = |at: usize| x[3][at] + (y[3][at] - x[3][at]) * weight[at];
+        (60..120).map(|at| mixed(at).max(0.0)).sum::<f32>() * weight[70]
+    };
+    assert!((ours[0].to_vec2::<f32>().unwrap()[3][70] - expected).abs() < 1e-4);
+}
+
+#[test]
+fn a_formula_is_refused_for_inputs_that_it_was_not_made_for() {
+    let ops = Ops::on(Arc::new(CpuKernels::new(1)));
+    let refused = |formula: &Elementwise<1, 1>, x: &Tensor| formula.forward([x], &ops).unwrap_err().message;
+    let wide = Expr::columns(&Tensor::zeros(33, DType::F32, &Device::Cpu).unwrap());
+    assert_eq!(refused(&Elementwise::new(|[x]| [x + wide]), &ones(3)), "32 columns cannot have [33] values");
+    let message = refused(&Elementwise::new(|[x]| [x.sum_groups(5)]), &ones(3));
+    assert_eq!(message, "32 columns are no whole number of groups of 5");
+    let mut other = None;
+    let _: Elementwise<2, 0> = Elementwise::new(|[_, y]| {
+        other = Some(y);
+        []
+    });
+    let foreign = Elementwise::new(|[_]| [other.unwrap()]);
+    assert_eq!(refused(&foreign, &ones(3)), "a formula of 1 inputs reads input 1 of another formula");
+    let half = ones(3).to_dtype(DType::F16).unwrap();
+    assert!(refused(&Elementwise::new(|[x]| [x.relu()]), &half).contains("not a dense f32 tensor"));
+    let two: Elementwise<2, 1> = Elementwise::new(|[x, y]| [x + y]);
+    assert!(two.forward([&ones(3), &ones(2)], &ops).unwrap_err().message.contains("a formula of [3, 32] and [2, 32]"));
 }

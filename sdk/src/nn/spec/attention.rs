@@ -26,6 +26,8 @@ pub struct Attention {
     /// Attention sinks (gpt-oss): an extra score per head that takes part in the softmax but has no value, so that a
     /// token can attend to nothing.
     pub sinks: Option<Tensor>,
+    /// The slots of an image see each other, later ones included (Gemma 3).
+    pub whole_items: bool,
 }
 
 impl Attention {
@@ -46,6 +48,7 @@ impl Attention {
             window: None,
             softcap: None,
             sinks: None,
+            whole_items: false,
         })
     }
 }

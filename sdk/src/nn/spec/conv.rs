@@ -9,6 +9,8 @@ use crate::nn::{Activation, LayerCache};
 #[derive(Clone, Debug)]
 pub struct ShortConv {
     pub(in crate::nn) layer: usize,
+    /// The part of the layer's state that holds the last inputs.
+    pub(in crate::nn) part: usize,
     /// `[taps, channels]`; the last tap is for the token's own input.
     pub(in crate::nn) taps: Tensor,
     pub(in crate::nn) bias: Option<Tensor>,
@@ -19,6 +21,11 @@ impl ShortConv {
     /// The state per sequence: the last `taps − 1` inputs.
     pub fn cache(channels: usize, taps: usize) -> LayerCache {
         LayerCache::State(channels.saturating_mul(taps.saturating_sub(1)))
+    }
+
+    /// Keeps the last inputs in this part of the layer's state rather than in the first.
+    pub fn in_part(self, part: usize) -> Self {
+        Self { part, ..self }
     }
 
     /// Adds an activation function after the convolution.

@@ -32,7 +32,7 @@ pub struct KvShape {
 }
 
 /// The cache of one layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LayerCache {
     /// Keys and values of all tokens, or of a window.
     Attention(AttentionCache),
@@ -40,8 +40,8 @@ pub enum LayerCache {
     SharedWith(usize),
     /// A recurrent state of this many `f32` values.
     State(usize),
-    /// A state in two parts, such as a convolution's last inputs and a recurrence's matrices.
-    States([usize; 2]),
+    /// A state in several parts, such as a convolution's last inputs and a recurrence's matrices.
+    States(Vec<usize>),
 }
 
 /// The sizes of one layer's keys and values.
@@ -99,10 +99,10 @@ impl KvShape {
         let mut kinds: Vec<(usize, Option<usize>)> = Vec::new();
         let mut kind_of = Vec::with_capacity(self.layers.len());
         for (place, layer) in self.layers.iter().enumerate() {
-            let kind = match *layer {
+            let kind = match layer {
                 LayerCache::Attention(cache) => (usize::from(cache.window.is_some()), cache.window),
                 LayerCache::State(_) | LayerCache::States(_) => (2, None),
-                LayerCache::SharedWith(other) if other < place => kind_of[other],
+                LayerCache::SharedWith(other) if *other < place => kind_of[*other],
                 LayerCache::SharedWith(_) => return Err(wrong("a layer shares what no earlier one has")),
             };
             kind_of.push(kind);
@@ -118,10 +118,11 @@ impl KvShape {
             let each = match layer {
                 LayerCache::Attention(cache) => cache.block_bytes(kv),
                 LayerCache::State(values) => values.checked_mul(size_of::<f32>()),
-                LayerCache::States([first, second]) if *first > 0 && *second > 0 => {
-                    first.checked_add(*second).and_then(|values| values.checked_mul(size_of::<f32>()))
-                }
-                LayerCache::States(_) => None,
+                LayerCache::States(parts) if parts.contains(&0) => None,
+                LayerCache::States(parts) => parts
+                    .iter()
+                    .try_fold(0_usize, |sum, values| sum.checked_add(*values))
+                    .and_then(|values| values.checked_mul(size_of::<f32>())),
                 LayerCache::SharedWith(_) => continue,
             };
             let each = each.filter(|&each| each > 0).ok_or_else(|| wrong("a layer without size"))?;
@@ -149,10 +150,13 @@ impl KvShape {
     pub(in crate::nn) fn layer_bytes(&self, kv: KvType, counts: &[usize]) -> Result<Vec<u64>> {
         let (_, group_of) = self.groups(kv)?;
         let bytes = |(layer, group): (&LayerCache, usize)| {
-            let each = match *layer {
+            let each = match layer {
                 LayerCache::Attention(cache) => cache.block_bytes(kv).unwrap_or(usize::MAX),
                 LayerCache::State(values) => values.saturating_mul(size_of::<f32>()),
-                LayerCache::States([first, second]) => first.saturating_add(second).saturating_mul(size_of::<f32>()),
+                LayerCache::States(parts) => {
+                    let values = parts.iter().fold(0_usize, |sum, values| sum.saturating_add(*values));
+                    values.saturating_mul(size_of::<f32>())
+                }
                 LayerCache::SharedWith(_) => 0,
             };
             (each as u64).saturating_mul(counts.get(group).copied().unwrap_or_default() as u64)
@@ -260,7 +264,7 @@ mod tests {
             attention(None),
             LayerCache::SharedWith(1),
             attention(Some(32)),
-            LayerCache::States([4, 2]),
+            LayerCache::States(vec![4, 1, 1]),
         ];
         let (groups, group_of) = KvShape::new(layers).groups(KvType::F16).unwrap();
         let block = 2 * 16 * BLOCK_TOKENS as u64 * 2;
@@ -272,6 +276,6 @@ mod tests {
         assert_eq!((&groups[..], &group_of[..]), (&expected[..], &[2, 1, 0, 1, 1, 2][..]));
         assert!(KvShape::new(vec![LayerCache::SharedWith(0)]).groups(KvType::F16).is_err());
         assert!(KvShape::new(vec![]).groups(KvType::F16).is_err());
-        assert!(KvShape::new(vec![LayerCache::States([4, 0])]).groups(KvType::F16).is_err());
+        assert!(KvShape::new(vec![LayerCache::States(vec![4, 0])]).groups(KvType::F16).is_err());
     }
 }

@@ -55,6 +55,10 @@ impl CudaKernels {
         rotation: Option<&Rotation>,
         pass: &mut Pass<'_>,
     ) -> Result<Option<Tensor>> {
+        // The kernels are causal; images that are seen as a whole are not.
+        if pass.seen(spec).is_some() {
+            return Ok(None);
+        }
         let (module, tokens, group) = (&self.module, pass.input().tokens.len(), pass.kv.group(spec.layer)?);
         let [keys, values] = pass.kv.layer(spec.layer)?;
         let (keys, values) = (keys.tensor()?, values.tensor()?);

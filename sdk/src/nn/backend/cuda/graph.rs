@@ -203,6 +203,9 @@ pub(super) fn decode(
         |span: &Span<'_>| span.len == 1 && span.want == Want::Last && (span.adapter == 0 || span.adapter_scale == 0.0);
     let rows = ROWS.into_iter().find(|&rows| rows >= batch.tokens.len());
     let Some(rows) = rows.filter(|_| batch.spans.iter().all(decodes)) else { return Ok(false) };
+    if matches!(taken, Taken::Candidates { .. }) {
+        return Ok(false);
+    }
     let mut graphs = locked(kernels.graphs);
     if graphs.refused.is_some() {
         return Ok(false);
@@ -228,6 +231,8 @@ pub(super) fn decode(
             let found = kernels.best_of(kernels.module.address(from), best.len(), graphs.width)?;
             stream.memcpy_dtoh(&found, best.as_flattened_mut()).map_err(failed)?;
         }
+        // Declined above.
+        Taken::Candidates { .. } => return Ok(false),
     }
     stream.synchronize().map_err(failed)?;
     Ok(true)

@@ -83,6 +83,8 @@ pub(in crate::nn) struct CudaKernels {
     mixes: bool,
     /// Why the kernels of recurrent layers are not used, if they disagreed.
     recurrence_differs: Option<String>,
+    /// The same for those whose states do not fade per head.
+    decay_differs: Option<String>,
 }
 
 /// Opens a device with a separate stream, which can be captured.
@@ -132,6 +134,7 @@ impl CudaKernels {
             finds_best: true,
             mixes: true,
             recurrence_differs: None,
+            decay_differs: None,
             module,
             formulas: Formulas::plain(device.clone()),
             inputs,
@@ -145,7 +148,8 @@ impl CudaKernels {
         kernels.prove_products()?;
         kernels.finds_best = kernels.prove_best().is_ok();
         kernels.mixes = kernels.prove_mixture().is_ok();
-        kernels.recurrence_differs = kernels.prove_recurrence().err().map(|error| error.message);
+        kernels.recurrence_differs = kernels.prove_recurrence(true).err().map(|error| error.message);
+        kernels.decay_differs = kernels.prove_recurrence(false).err().map(|error| error.message);
         Ok(kernels)
     }
 
@@ -274,7 +278,7 @@ impl Backend for CudaKernels {
     fn mixture(&self, x: &Tensor, routed: &Routed, table: &super::ExpertTable, glu: Glu) -> Result<Option<Tensor>> {
         match table {
             super::ExpertTable::Cuda(table) => self.mix(x, routed, table, glu),
-            super::ExpertTable::None => Ok(None),
+            _ => Ok(None),
         }
     }
 
@@ -441,7 +445,7 @@ impl Backend for CudaKernels {
         formulas_recurrence::short_conv(&self.formulas, conv, x, pass)
     }
 
-    fn recurrence(&self, spec: &Recurrence, x: Recurred<'_>, pass: &Pass<'_>) -> Result<Tensor> {
+    fn recurrence(&self, spec: &Recurrence, x: &Recurred, pass: &Pass<'_>) -> Result<Tensor> {
         if let Some(out) = self.recur(spec, x, pass)? {
             return Ok(out);
         }

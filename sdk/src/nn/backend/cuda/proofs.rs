@@ -8,10 +8,14 @@ use super::{CudaKernels, locked, memory::failed};
 use crate::{
     Batch, Output, Result, Span, StateCopy, Table, Want,
     nn::{
-        KvShape, KvType, Recurrence, ShortConv,
-        backend::{Backend, Matrix, Routing, formulas_recurrence},
+        KvType,
+        backend::{
+            Backend, Matrix, Routing,
+            cases::{RECURRENT, Recurrent},
+            formulas_recurrence,
+        },
         memory::{kv::KvCache, pass::Pass, store::StoreShape},
-        spec::{Inputs, Rotation},
+        spec::Rotation,
     },
     weights::{Bytes, Dtype, RawTensor, RopeStyle},
 };
@@ -146,36 +150,19 @@ impl CudaKernels {
         Ok(())
     }
 
-    /// Compares convolutions and recurrences with their formulas.
-    pub(super) fn prove_recurrence(&self) -> Result<()> {
-        let row = |columns: usize| Ok::<_, crate::Error>(self.formulas.wave(1, columns)?.squeeze(0)?);
-        // Key sizes that select different kernels, including Mamba-2's and Qwen's.
-        for (key_dim, corrects, interleaved_heads) in [(24, false, false), (128, true, false), (200, true, true)] {
-            let spec = Recurrence { interleaved_heads, ..Recurrence::new(0, 4, 2, key_dim, 40)? };
-            let conv = ShortConv {
-                layer: 0,
-                taps: self.formulas.wave(4, 36)?,
-                bias: if corrects { None } else { Some(row(36)?) },
-                activation: corrects.then_some(Activation::Silu),
-            };
-            self.prove_states(&conv, &spec, corrects)?;
-        }
-        Ok(())
+    /// Compares convolutions and recurrences with their formulas: those that fade per head, or all others.
+    pub(super) fn prove_recurrence(&self, by_head: bool) -> Result<()> {
+        RECURRENT.iter().filter(|case| case.is_by_head() == by_head).try_for_each(|case| self.prove_states(case))
     }
 
     /// Compares over two steps: new sequences, one of which saves a copy midway, then each continued by one token
     /// beside a padding row.
-    fn prove_states(&self, conv: &ShortConv, spec: &Recurrence, corrects: bool) -> Result<()> {
+    fn prove_states(&self, case: &Recurrent) -> Result<()> {
         let copy = |after: usize, slot: u32| Some(StateCopy { after, slot });
         let begin = [Sequence::new(9, 0, None, 0, copy(4, 2)), Sequence::new(2, 0, None, 1, None)];
         let go_on = [Sequence::new(1, 9, Some(0), 0, copy(10, 4)), Sequence::new(1, 2, Some(1), 3, None)];
-        let channels = conv.taps.dim(1)?;
-        let shape = KvShape::new(vec![Recurrence::cache(
-            (channels, conv.taps.dim(0)?),
-            spec.heads,
-            spec.key_dim,
-            spec.value_dim,
-        )]);
+        let device = self.device();
+        let (spec, conv, shape) = (case.spec()?, case.conv(device)?, case.shape());
         let cache =
             || KvCache::new(&shape, KvType::F32, &[5], |_| 0, |_, shape: StoreShape, _| self.formulas.store(shape));
         let (mut ours, mut theirs) = (cache()?, cache()?);
@@ -186,22 +173,18 @@ impl CudaKernels {
             let padded = vec![0; tokens.len() + padding];
             let padded = Batch { tokens: &padded, positions: &padded, spans: Vec::new(), top: 0 };
             let (ours, theirs) = (Pass::new(&padded, &mut ours), Pass::new(&batch, &mut theirs));
-            let wave = |columns: usize| self.formulas.wave(tokens.len() + padding, columns);
-            let real = |x: &Tensor| Ok::<_, crate::Error>(x.narrow(0, 0, tokens.len())?.force_contiguous()?);
-            let x = wave(channels)?;
-            let found = self.convolve(conv, &x, &ours)?.ok_or_else(|| failed("a convolution has no kernel"))?;
-            let formula = formulas_recurrence::short_conv(&self.formulas, conv, &real(&x)?, &theirs)?;
+            // Only inputs with a row per token have two dimensions.
+            let real = |x: &Tensor| -> Result<Tensor> {
+                Ok(if x.rank() == 2 { x.narrow(0, 0, tokens.len())?.force_contiguous()? } else { x.clone() })
+            };
+            let x = self.formulas.wave(tokens.len() + padding, conv.taps.dim(1)?)?;
+            let found = self.convolve(&conv, &x, &ours)?.ok_or_else(|| failed("a convolution has no kernel"))?;
+            let formula = formulas_recurrence::short_conv(&self.formulas, &conv, &real(&x)?, &theirs)?;
             same("a convolution", &real(&found)?, &formula)?;
-            let (skip, gates) = (wave(spec.heads)?.get(0)?.force_contiguous()?, wave(spec.heads)?);
-            let k = (wave(spec.key_heads * spec.key_dim)? * 0.05)?;
-            let (q, v) = ((k.neg()? + 0.1)?, wave(spec.heads * spec.value_dim)?);
-            let (decay, beta) = (gates.abs()?.neg()?, (gates.abs()? * 0.5)?);
-            let skip = (!corrects).then_some(&skip);
-            let x = Inputs { q: &q, k: &k, v: &v, decay: &decay, beta: &beta, corrects, skip };
-            let found = self.recur(spec, x, &ours)?.ok_or_else(|| failed("a recurrence has no kernel"))?;
-            let (q, k, v, decay, beta) = (real(&q)?, real(&k)?, real(&v)?, real(&decay)?, real(&beta)?);
-            let x = Inputs { q: &q, k: &k, v: &v, decay: &decay, beta: &beta, corrects, skip };
-            same("a recurrence", &real(&found)?, &formulas_recurrence::recurrence(spec, x, &theirs)?)?;
+            let x = case.inputs(tokens.len() + padding, device)?;
+            let found = self.recur(&spec, &x, &ours)?.ok_or_else(|| failed("a recurrence has no kernel"))?;
+            let formula = formulas_recurrence::recurrence(&spec, &x.try_map(real)?, &theirs)?;
+            same(&format!("a recurrence, {},", case.name), &real(&found)?, &formula)?;
         }
         for part in [0, 1] {
             same("a state", ours.states(0, part)?, theirs.states(0, part)?)?;

@@ -1,0 +1,172 @@
+//! Images as rectangles of patches, from the processor to the tower: whole images, or tiles of them with an overview.
+//!
+//! A patch lies in one piece: its rows of pixels, each with red, green and blue. The layout has the height and width of each
+//! rectangle in patches, which is all that a tower needs to know beside the pixels.
+
+use candle_core::Tensor;
+
+use super::{Grid, PatchBatch, Patches};
+use crate::{Error, Result, nn::Step, weights::Config};
+
+/// Tiles of one image; more are a sign of a damaged layout.
+const TILES_MAX: usize = 1024;
+
+/// Cuts an image of `width` pixels in a row into patches of `side` by `side`, row by row. What is left over on the right
+/// and at the bottom is dropped.
+pub fn patches(pixels: &[u8], width: usize, side: usize) -> (Grid, Vec<u8>) {
+    let height = pixels.len() / (3 * width).max(1);
+    let grid = Grid { height: height / side, width: width / side };
+    let mut cut = Vec::with_capacity(grid.patches() * 3 * side * side);
+    for (row, column) in (0..grid.height).flat_map(|row| (0..grid.width).map(move |column| (row, column))) {
+        for y in row * side..(row + 1) * side {
+            let start = 3 * (y * width + column * side);
+            cut.extend_from_slice(&pixels[start..start + 3 * side]);
+        }
+    }
+    (grid, cut)
+}
+
+/// The layout of these rectangles.
+pub fn layout(grids: &[Grid]) -> Vec<u8> {
+    let sides = grids.iter().flat_map(|grid| [grid.height, grid.width]);
+    sides.flat_map(|side| u16::try_from(side).unwrap_or(u16::MAX).to_le_bytes()).collect()
+}
+
+/// Reads a [`layout`].
+pub fn grids(layout: &[u8]) -> Result<Vec<Grid>> {
+    let damaged = || Error::invalid(format!("a layout of {} bytes has no rectangles of patches", layout.len()));
+    let (sides, rest) = layout.as_chunks::<4>();
+    if sides.is_empty() || !rest.is_empty() || sides.len() > TILES_MAX {
+        return Err(damaged());
+    }
+    let grid = |[a, b, c, d]: &[u8; 4]| {
+        let [height, width] = [[*a, *b], [*c, *d]].map(|side| usize::from(u16::from_le_bytes(side)));
+        if height == 0 || width == 0 { Err(damaged()) } else { Ok(Grid { height, width }) }
+    };
+    sides.iter().map(grid).collect()
+}
+
+/// Opens what was prepared of rectangles of patches of `side` by `side` pixels; each becomes `rows` of its grid.
+pub fn open(layout: &[u8], prepared: &[u8], side: usize, rows: impl Fn(Grid) -> usize) -> Result<Patches> {
+    let grids = grids(layout)?;
+    let patches: usize = grids.iter().map(|grid| grid.patches()).sum();
+    if prepared.len() != patches * 3 * side * side {
+        let message = format!("{patches} patches of {side} by {side} pixels in {} bytes", prepared.len());
+        return Err(Error::invalid(message));
+    }
+    let rows = grids.iter().map(|grid| rows(*grid)).sum();
+    Ok(Patches { pixels: prepared.to_vec(), grids, rows })
+}
+
+/// Puts the rows of each square of `side` by `side` patches behind one another, row by row: `[patches, width]` becomes
+/// `[squares, side · side · width]`. Grids have whole squares.
+pub fn squares(x: &Tensor, batch: &PatchBatch, side: usize, step: &Step<'_>) -> Result<Tensor> {
+    let (patches, width) = x.dims2()?;
+    let (mut order, mut start) = (Vec::with_capacity(patches), 0);
+    for grid in batch.grids() {
+        if !grid.height.is_multiple_of(side) || !grid.width.is_multiple_of(side) {
+            let Grid { height, width } = grid;
+            return Err(Error::invalid(format!("{height} by {width} patches are no squares of {side}")));
+        }
+        for (top, left) in
+            (0..grid.height).step_by(side).flat_map(|top| (0..grid.width).step_by(side).map(move |left| (top, left)))
+        {
+            let rows = top..top + side;
+            let of = |row: usize| (left..left + side).map(move |column| (start + row * grid.width + column) as u32);
+            order.extend(rows.flat_map(of));
+        }
+        start += grid.patches();
+    }
+    Ok(step.ops().select_rows(x, &order)?.reshape((patches / (side * side), side * side * width))?)
+}
+
+/// The mean of each square of `side` by `side` patches: `[patches, width]` becomes `[squares, width]`.
+pub fn averages(x: &Tensor, batch: &PatchBatch, side: usize, step: &Step<'_>) -> Result<Tensor> {
+    let width = x.dim(1)?;
+    let squares = squares(x, batch, side, step)?;
+    let sums = squares.reshape((squares.dim(0)?, side * side, width))?.sum(1)?;
+    Ok((sums * (1.0 / (side * side) as f64))?)
+}
+
+/// How pixels become numbers: `(value / 255 - mean) / std`, by color.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PixelRange {
+    mean: [f32; 3],
+    std: [f32; 3],
+}
+
+impl PixelRange {
+    /// Reads `image_mean` and `image_std`, each with a half as default.
+    pub fn read(settings: &Config) -> Result<Self> {
+        let of = |key: &str| {
+            let values = settings.f64s(key)?;
+            match values.len() {
+                0 => Ok([0.5; 3]),
+                3 => Ok([values[0] as f32, values[1] as f32, values[2] as f32]),
+                count => Err(Error::corrupt(format!("{key} of the image processor has {count} values, not 3"))),
+            }
+        };
+        let range = Self { mean: of("image_mean")?, std: of("image_std")? };
+        match range.std.iter().all(|std| *std > 0.0) {
+            true => Ok(range),
+            false => Err(Error::corrupt("image_std of the image processor is not above 0")),
+        }
+    }
+
+    /// The values of patches of `side` by `side` pixels; the colors of a patch one after the other if `is_planar`.
+    pub fn patches<'a>(&self, pixels: impl Iterator<Item = &'a [u8]>, side: usize, is_planar: bool) -> Vec<f32> {
+        let value = |color: usize, byte: u8| (f32::from(byte) / 255.0 - self.mean[color]) / self.std[color];
+        let mut values = Vec::new();
+        for patch in pixels.flat_map(|item| item.chunks_exact(3 * side * side)) {
+            if is_planar {
+                for color in 0..3 {
+                    values.extend(patch.iter().skip(color).step_by(3).map(|byte| value(color, *byte)));
+                }
+            } else {
+                values.extend(patch.iter().enumerate().map(|(index, byte)| value(index % 3, *byte)));
+            }
+        }
+        values
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patches_lie_in_one_piece_each() {
+        // Two rows of four pixels, of which each has its index as its red, and nothing else.
+        let pixels: Vec<u8> = (0..8).flat_map(|index| [index, 0, 0]).collect();
+        let (grid, cut) = patches(&pixels, 4, 2);
+        assert_eq!(grid, Grid { height: 1, width: 2 });
+        let reds: Vec<u8> = cut.iter().step_by(3).copied().collect();
+        assert_eq!(reds, [0, 1, 4, 5, 2, 3, 6, 7]);
+        assert_eq!(patches(&pixels, 4, 3).0, Grid { height: 0, width: 1 }, "what is left over is dropped");
+    }
+
+    #[test]
+    fn a_layout_is_read_back_and_damage_is_an_error() {
+        let tiles = [Grid { height: 2, width: 3 }, Grid { height: 1, width: 500 }];
+        assert_eq!(grids(&layout(&tiles)).unwrap(), tiles);
+        for damaged in [&[][..], &[1, 0, 1], &[0, 0, 1, 0], &[1, 0, 0, 0]] {
+            assert!(grids(damaged).is_err(), "{damaged:?}");
+        }
+        let layout = layout(&tiles[..1]);
+        let opened = open(&layout, &[7; 6 * 3 * 4], 2, |grid| grid.patches() / 2).unwrap();
+        assert_eq!((opened.rows, opened.patches()), (3, 6));
+        assert!(open(&layout, &[7; 71], 2, |_| 1).is_err());
+    }
+
+    #[test]
+    fn pixels_become_numbers_by_color_in_either_order() {
+        let values = [("image_mean", vec![0.0, 0.5, 1.0]), ("image_std", vec![1.0, 0.5, 2.0])];
+        let range = PixelRange::read(&Config::of(values.map(|(key, list)| (key, list.into())))).unwrap();
+        let pixels = [0, 255, 255, 255, 0, 0, 255, 255, 255, 0, 0, 0];
+        let of = |is_planar| range.patches([&pixels[..]].into_iter(), 2, is_planar);
+        assert_eq!(of(false), [0.0, 1.0, 0.0, 1.0, -1.0, -0.5, 1.0, 1.0, 0.0, 0.0, -1.0, -0.5]);
+        assert_eq!(of(true), [0.0, 1.0, 1.0, 0.0, 1.0, -1.0, 1.0, -1.0, 0.0, -0.5, 0.0, -0.5]);
+        assert!(PixelRange::read(&Config::of([("image_std", vec![0.0, 1.0, 1.0].into())])).is_err());
+        assert!(PixelRange::read(&Config::of([("image_mean", vec![0.0].into())])).is_err());
+    }
+}
