@@ -1,10 +1,12 @@
-//! Configurations of DeepSeek-V2 and V3, with the defaults of their classes in transformers.
+//! Configurations of DeepSeek-V2, V3 and V3.2, with the defaults of their classes in transformers.
 
 use pensieve_sdk::{
     Error, Result,
-    nn::{Groups, Scoring, Sizes},
+    nn::{Groups, Rope, Scoring, Sizes},
     weights::{Checkpoint, Config as Settings, Format, RopeConfig, RopeStyle},
 };
+
+use crate::indexer::IndexSizes;
 
 pub struct Config {
     pub sizes: Sizes,
@@ -19,6 +21,8 @@ pub struct Config {
     pub dense: Vec<bool>,
     /// `None` if all layers are dense.
     pub moe: Option<Moe>,
+    /// `None` if each token attends to all before it.
+    pub index: Option<IndexSizes>,
     pub rope: RopeConfig,
 }
 
@@ -41,7 +45,7 @@ impl Config {
         let is_v2 = is_softmax || checkpoint.architecture() == "DeepseekV2ForCausalLM";
         let (eps, first_dense) = match checkpoint.architecture() {
             "DeepseekV2ForCausalLM" => (1e-6, 0),
-            "DeepseekV3ForCausalLM" => (1e-6, 3),
+            "DeepseekV3ForCausalLM" | "DeepseekV32ForCausalLM" => (1e-6, 3),
             _ => (1e-5, 1),
         };
         let config = checkpoint.config().with_defaults([
@@ -66,11 +70,37 @@ impl Config {
             v_head_dim: config.usize("v_head_dim")?,
             scale: stretch(&config) / ((nope + rotated) as f64).sqrt(),
             dense,
+            index: if checkpoint.architecture() == "DeepseekV32ForCausalLM" { Some(index(&config)?) } else { None },
             moe: if has_experts { Some(moe(&config, is_gguf, is_v2)?) } else { None },
             rope: RopeConfig { style, ..config.rope()? },
             sizes,
         })
     }
+
+    /// The rotation of the indexers' heads: halves of their first part, by the angles of attention.
+    pub fn index_rope(&self, context: usize) -> Result<Option<Rope>> {
+        let Some(index) = self.index else { return Ok(None) };
+        let partial_rotary_factor = self.qk_rope_head_dim as f64 / index.index_head_dim as f64;
+        let config = RopeConfig { style: RopeStyle::NeoX, partial_rotary_factor, ..self.rope.clone() };
+        Rope::new(&config, index.index_head_dim, context).map(Some)
+    }
+}
+
+/// Reads the sizes of the indexers, with V3.2's defaults.
+fn index(config: &Settings) -> Result<IndexSizes> {
+    let sizes = IndexSizes {
+        index_topk: config.usize_or("index_topk", 2048)?,
+        index_n_heads: config.usize_or("index_n_heads", 64)?,
+        index_head_dim: config.usize_or("index_head_dim", 128)?,
+    };
+    let rotated = config.usize("qk_rope_head_dim")?;
+    if sizes.index_topk == 0 || sizes.index_n_heads == 0 || sizes.index_head_dim < rotated {
+        return Err(Error::corrupt("the configuration's indexer chooses nothing, or rotates more than its heads have"));
+    }
+    if config.find_usize("q_lora_rank")?.is_none() {
+        return Err(Error::corrupt("the configuration has an indexer, and no 'q_lora_rank' for its queries"));
+    }
+    Ok(sizes)
 }
 
 /// YaRN's correction to the scale of the scores (`mscale_all_dim`).

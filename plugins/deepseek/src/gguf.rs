@@ -18,7 +18,35 @@ const NAMES: Names = &[
     ("ffn_up_shexp", "mlp.shared_experts.up_proj"),
     ("ffn_down_shexp", "mlp.shared_experts.down_proj"),
     ("exp_probs_b", "mlp.gate.e_score_correction"),
+    // Kimi Linear's delta nets.
+    ("ssm_conv1d_q", "self_attn.q_conv1d"),
+    ("ssm_conv1d_k", "self_attn.k_conv1d"),
+    ("ssm_conv1d_v", "self_attn.v_conv1d"),
+    ("ssm_f_a", "self_attn.f_a_proj"),
+    ("ssm_f_b", "self_attn.f_b_proj"),
+    ("ssm_g_a", "self_attn.g_a_proj"),
+    ("ssm_g_b", "self_attn.g_b_proj"),
+    ("ssm_beta", "self_attn.b_proj"),
+    ("ssm_a", "self_attn.A"),
+    ("ssm_dt", "self_attn.dt_proj"),
+    ("ssm_norm", "self_attn.o_norm"),
 ];
+
+const KIMI_KEYS: Names = &[("ssm.conv_kernel", "linear_conv_kernel_dim"), ("kda.head_dim", "linear_head_dim")];
+
+pub fn kimi() -> GgufFamily {
+    GgufFamily { names: NAMES, norm_topk_prob: true, complete: complete_kimi, ..GgufFamily::default() }
+}
+
+/// Delta nets have as many heads as attention.
+fn complete_kimi(config: &mut GgufConfig<'_>) -> Result<()> {
+    config.attends_where_heads_are("linear_attention");
+    config.rename(KIMI_KEYS)?;
+    if let Some(heads) = config.size("num_attention_heads") {
+        config.set("linear_num_heads", heads);
+    }
+    complete(config)
+}
 
 pub fn family() -> GgufFamily {
     GgufFamily { names: NAMES, rope: GgufRope::Interleaved, complete, ..GgufFamily::default() }

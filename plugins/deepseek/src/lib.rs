@@ -1,25 +1,36 @@
-//! DeepSeek-V2 (arXiv 2405.04434) and V3 (2412.19437), and GLM-4.7-Flash: multi-head latent attention, which caches one
-//! latent per token for the keys and values of all heads, and mixtures with shared experts.
+//! DeepSeek-V2 (arXiv 2405.04434), V3 (2412.19437) and V3.2 (2512.02556), and GLM-4.7-Flash: multi-head latent
+//! attention, which caches one latent per token for the keys and values of all heads, sparse in V3.2, and mixtures with
+//! shared experts. Kimi Linear has both beside layers of its own.
 //!
-//! Reference: `modeling_deepseek_v2.py`, `modeling_deepseek_v3.py` and `modeling_glm4_moe_lite.py` in Hugging Face
-//! transformers; layers are named as in its checkpoints. The up-projections from latents to keys and values are
-//! absorbed into queries and outputs (2405.04434, section 2.1.2), so adapters on `kv_b_proj` are refused.
+//! Reference: `modeling_deepseek_v2.py`, `modeling_deepseek_v3.py`, `modeling_deepseek_v32.py` and
+//! `modeling_glm4_moe_lite.py` in Hugging Face transformers; layers are named as in its checkpoints. The up-projections
+//! from latents to keys and values are absorbed into queries and outputs (2405.04434, section 2.1.2), so adapters on
+//! `kv_b_proj` are refused.
 
 mod config;
 mod gguf;
+mod indexer;
+mod kimi;
+mod mlp;
 
 use pensieve_sdk::{
     Plugin, Result, export,
     nn::{
-        Angles, Attention, AttentionCache, CausalLm, Decoder, ExpertNames, Experts, FeedForward, GatedMlp, Glu,
-        KvShape, LayerCache, Linear, Loader, Paged, RmsNorm, Rope, Router, Shape, Sizes, SparseMlp, Step, Tensor,
+        Attention, AttentionCache, CausalLm, Decoder, FeedForward, KvShape, LayerCache, Linear, Loader, Paged, RmsNorm,
+        Rope, Shape, Sizes, Step, Tensor,
     },
     weights::{Checkpoint, GgufFamily},
 };
 
 use config::Config;
+use indexer::{Indexer, StepAngles};
+use mlp::mlp;
 
-export!(Plugin::new("deepseek", "DeepSeek-V2 and V3, GLM-4.7-Flash").architecture(Paged::<DeepSeek>::architecture()));
+export!(
+    Plugin::new("deepseek", "DeepSeek-V2, V3 and V3.2, GLM-4.7-Flash, Kimi Linear")
+        .architecture(Paged::<DeepSeek>::architecture())
+        .architecture(Paged::<kimi::KimiLinear>::architecture())
+);
 
 /// Epsilon of the latents' norms, which configurations do not contain.
 const LATENT_EPS: f64 = 1e-6;
@@ -41,6 +52,8 @@ struct LatentAttention {
     absorb_v: Tensor,
     o_proj: Linear,
     attention: Attention,
+    /// In V3.2.
+    indexer: Option<Indexer>,
     nope: usize,
     rotated: usize,
 }
@@ -67,8 +80,17 @@ impl LatentAttention {
             let both = both.reshape((heads, nope + value, rank))?;
             (both.narrow(1, 0, nope)?, both.narrow(1, nope, value)?)
         };
+        // A layer's caches are neighbours, so that several devices divide them as they divide the layers.
+        let cache = if config.index.is_some() { 2 * layer } else { layer };
+        let indexer = match (config.index, config.q_lora_rank) {
+            (Some(sizes), Some(latent)) => {
+                Some(Indexer::load(&loader.at("indexer"), config, sizes, latent, 2 * layer + 1)?)
+            }
+            _ => None,
+        };
         Ok(Self {
             queries,
+            indexer,
             kv_a_proj_with_mqa: loader.linear("kv_a_proj_with_mqa", width, rank + rotated)?,
             kv_a_layernorm: RmsNorm::load(loader, "kv_a_layernorm", rank, LATENT_EPS)?,
             absorb_k: absorb_k.contiguous()?,
@@ -77,62 +99,58 @@ impl LatentAttention {
             attention: Attention {
                 value_dim: rank,
                 scale: config.scale as f32,
-                ..Attention::new(layer, heads, 1, rank + rotated)?
+                ..Attention::new(cache, heads, 1, rank + rotated)?
             },
             nope,
             rotated,
         })
     }
 
-    /// `residual + attention(x)`.
-    fn add_to(&self, residual: &Tensor, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
+    /// `residual + attention(x)`, rotated by `angles` if there are any.
+    fn add_to(
+        &self,
+        residual: &Tensor,
+        x: &Tensor,
+        angles: Option<&StepAngles>,
+        step: &mut Step<'_>,
+    ) -> Result<Tensor> {
+        let rotate = |x: &Tensor, step: &Step<'_>| match angles {
+            Some(angles) => angles.attention.rotate(x, step),
+            None => Ok(x.clone()),
+        };
+        let mut chosen = None;
         let q = match &self.queries {
             Queries::Direct(q_proj) => q_proj.forward(x, step)?,
             Queries::Latent { q_a_proj, q_a_layernorm, q_b_proj } => {
-                q_b_proj.forward(&q_a_layernorm.forward(&q_a_proj.forward(x, step)?, step)?, step)?
+                let latent = q_a_layernorm.forward(&q_a_proj.forward(x, step)?, step)?;
+                if let (Some(indexer), Some(angles)) = (&self.indexer, angles.and_then(|angles| angles.index.as_ref()))
+                {
+                    chosen = Some(indexer.choose(x, &latent, angles, step)?);
+                }
+                q_b_proj.forward(&latent, step)?
             }
         };
         let (tokens, heads, rank) = (x.dim(0)?, self.attention.heads, self.attention.value_dim);
         let q = q.reshape((tokens, heads, self.nope + self.rotated))?;
         let rotated = q.narrow(2, self.nope, self.rotated)?.contiguous()?.reshape((tokens, heads * self.rotated))?;
-        let rotated = angles.rotate(&rotated, step)?.reshape((tokens, heads, self.rotated))?;
+        let rotated = rotate(&rotated, step)?.reshape((tokens, heads, self.rotated))?;
         let q = q.narrow(2, 0, self.nope)?.transpose(0, 1)?.contiguous()?.matmul(&self.absorb_k)?;
         let q = Tensor::cat(&[&q.transpose(0, 1)?, &rotated], 2)?.reshape((tokens, heads * (rank + self.rotated)))?;
 
         let latent = self.kv_a_proj_with_mqa.forward(x, step)?;
         let [latent, rotated] = step.split(&latent, [rank, self.rotated])?;
-        let (latent, rotated) = (self.kv_a_layernorm.forward(&latent, step)?, angles.rotate(&rotated, step)?);
+        let (latent, rotated) = (self.kv_a_layernorm.forward(&latent, step)?, rotate(&rotated, step)?);
         let k = Tensor::cat(&[&latent, &rotated], 1)?.contiguous()?;
 
-        let out = self.attention.forward_latent(&q, &k, step)?.reshape((tokens, heads, rank))?;
+        let out = match chosen {
+            Some(chosen) => self.attention.forward_chosen(&q, &k, None, &chosen, step)?,
+            None => self.attention.forward_latent(&q, &k, step)?,
+        };
+        let out = out.reshape((tokens, heads, rank))?;
         let out = out.transpose(0, 1)?.contiguous()?.matmul(&self.absorb_v)?;
         let out = out.transpose(0, 1)?.contiguous()?.flatten_from(1)?;
         self.o_proj.add_to(residual, &out, step)
     }
-}
-
-/// The feed-forward block of a layer: dense, or routed and shared experts.
-fn mlp(loader: &Loader<'_>, config: &Config, layer: usize) -> Result<FeedForward> {
-    let Sizes { hidden_size, intermediate_size, hidden_act, .. } = config.sizes;
-    let Some(moe) = config.moe.as_ref().filter(|_| !config.dense[layer]) else {
-        return Ok(FeedForward::Dense(GatedMlp::load(loader, hidden_size, intermediate_size, hidden_act)?));
-    };
-    let (count, inner) = (moe.n_routed_experts, moe.moe_intermediate_size);
-    let names = ["gate.e_score_correction_bias", "gate.e_score_correction.bias"];
-    let router = Router::load(loader, "gate", hidden_size, count, moe.num_experts_per_tok)?;
-    let router = router.with_correction(loader, &names, count)?;
-    let router = Router {
-        scoring: moe.scoring,
-        renormalize: moe.norm_topk_prob,
-        scale: moe.routed_scaling_factor as f32,
-        groups: moe.groups,
-        ..router
-    };
-    let (sizes, names) = ((count, hidden_size, inner), ExpertNames::default());
-    let experts = Experts::load(&loader.at("experts"), names, sizes, Glu::Plain(hidden_act))?;
-    let shared = inner * moe.n_shared_experts;
-    let shared_experts = GatedMlp::load(&loader.at("shared_experts"), hidden_size, shared, hidden_act)?;
-    Ok(FeedForward::Sparse(SparseMlp::new(router, experts).with_shared(shared_experts)))
 }
 
 struct Block {
@@ -153,8 +171,8 @@ impl Block {
         })
     }
 
-    fn forward(&self, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
-        let x = self.self_attn.add_to(x, &self.input_layernorm.forward(x, step)?, angles, step)?;
+    fn forward(&self, x: &Tensor, angles: &StepAngles, step: &mut Step<'_>) -> Result<Tensor> {
+        let x = self.self_attn.add_to(x, &self.input_layernorm.forward(x, step)?, Some(angles), step)?;
         self.mlp.add_to(&x, &self.post_attention_layernorm.forward(&x, step)?, step)
     }
 }
@@ -162,13 +180,15 @@ impl Block {
 struct DeepSeek {
     model: CausalLm<Block>,
     rope: Rope,
+    index_rope: Option<Rope>,
 }
 
 impl Decoder for DeepSeek {
     const NAME: &'static str = "deepseek";
     const GGUF: &'static [&'static str] = &["deepseek2"];
     const CLASSES: &'static [&'static str] =
-        &["DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM"];
+        &["DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "Glm4MoeLiteForCausalLM"];
+    const FEATURES: bool = true;
 
     type Config = Config;
 
@@ -183,11 +203,15 @@ impl Decoder for DeepSeek {
     fn shape(config: &Config) -> Shape {
         let cache =
             AttentionCache { value_dim: 0, ..AttentionCache::new(1, config.kv_lora_rank + config.qk_rope_head_dim) };
-        let heads = config.sizes.num_attention_heads;
+        let (heads, layers) = (config.sizes.num_attention_heads, config.sizes.num_hidden_layers);
+        let keys =
+            config.index.map(|index| AttentionCache { value_dim: 0, ..AttentionCache::new(1, index.index_head_dim) });
+        let of_layer = || [Some(cache), keys].into_iter().flatten().map(LayerCache::Attention);
+        let caches = (0..layers).flat_map(|_| of_layer()).collect();
         let shape = config.sizes.shape();
         Shape {
             widest: shape.widest.max(heads * (config.kv_lora_rank + config.qk_rope_head_dim)),
-            kv: KvShape::new(vec![LayerCache::Attention(cache); config.sizes.num_hidden_layers]),
+            kv: KvShape::new(caches),
             ..shape
         }
     }
@@ -196,15 +220,21 @@ impl Decoder for DeepSeek {
         Ok(Self {
             model: CausalLm::load(loader, &config.sizes, |loader, layer| Block::load(loader, config, layer))?,
             rope: Rope::new(&config.rope, config.qk_rope_head_dim, loader.context())?,
+            index_rope: config.index_rope(loader.context())?,
         })
     }
 
     fn hidden(&self, step: &mut Step<'_>) -> Result<Tensor> {
-        let angles = self.rope.angles(step)?;
+        let index = self.index_rope.as_ref().map(|rope| rope.angles(step)).transpose()?;
+        let angles = StepAngles { attention: self.rope.angles(step)?, index };
         self.model.hidden(step, |layer, x, step| layer.forward(x, &angles, step))
     }
 
     fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         self.model.logits(hidden, step)
+    }
+
+    fn features(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        self.model.features(hidden, step)
     }
 }

@@ -161,6 +161,7 @@ impl Decoder for FalconH1 {
     const NAME: &'static str = "falcon-h1";
     const GGUF: &'static [&'static str] = &["falcon-h1"];
     const CLASSES: &'static [&'static str] = &["FalconH1ForCausalLM"];
+    const FEATURES: bool = true;
 
     type Config = Config;
 
@@ -191,7 +192,7 @@ impl Decoder for FalconH1 {
         let shape = config.sizes.shape();
         Shape {
             widest: shape.widest.max(config.mamba.widest()),
-            kv: KvShape::new([config.mamba.cache(), attention].repeat(num_hidden_layers)),
+            kv: KvShape::new(vec![[config.mamba.cache(), attention]; num_hidden_layers].concat()),
             ..shape
         }
     }
@@ -217,6 +218,10 @@ impl Decoder for FalconH1 {
 
     fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         Ok((self.model.logits(hidden, step)? * self.multipliers.lm_head)?)
+    }
+
+    fn features(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        self.model.features(hidden, step)
     }
 }
 
@@ -253,10 +258,6 @@ fn multipliers(config: &Settings) -> Result<Multipliers> {
 fn list<const N: usize>(config: &Settings, key: &str) -> Result<[f64; N]> {
     let Some(given) = config.value().get(key).filter(|value| !value.is_null()) else { return Ok([1.0; N]) };
     let wrong = || Error::corrupt(format!("the configuration's '{key}' is no list of {N} numbers"));
-    let given = given.as_array().filter(|given| given.len() == N).ok_or_else(wrong)?;
-    let mut numbers = [1.0; N];
-    for (number, given) in numbers.iter_mut().zip(given) {
-        *number = given.as_f64().ok_or_else(wrong)?;
-    }
-    Ok(numbers)
+    let given = given.as_array().ok_or_else(wrong)?.iter().map(|number| number.as_f64().ok_or_else(wrong));
+    given.collect::<Result<Vec<f64>>>()?.try_into().map_err(|_| wrong())
 }

@@ -4,7 +4,6 @@
 //! something, its file says what, and accepts only the part that is right. Omitted entirely, as of candle-transformers
 //! 0.11.1: Falcon, whose GELU is an approximation there.
 
-mod mamba;
 mod stablelm;
 mod starcoder2;
 
@@ -12,7 +11,6 @@ use pensieve_sdk::{Plugin, bridge::Bridge, export};
 
 export!(
     Plugin::new("zoo", "models of candle-transformers")
-        .architecture(Bridge::<mamba::Mamba>::architecture())
         .architecture(Bridge::<stablelm::StableLm>::architecture())
         .architecture(Bridge::<starcoder2::StarCoder2>::architecture())
 );
