@@ -84,6 +84,7 @@ impl Decoder for Cohere2 {
     const NAME: &'static str = "cohere2";
     const GGUF: &'static [&'static str] = &["cohere2"];
     const CLASSES: &'static [&'static str] = &["Cohere2ForCausalLM"];
+    const FEATURES: bool = true;
 
     type Config = Config;
 
@@ -140,5 +141,9 @@ impl Decoder for Cohere2 {
 
     fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         Ok((self.model.logits(hidden, step)? * self.logit_scale)?)
+    }
+
+    fn features(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        self.model.features(hidden, step)
     }
 }

@@ -118,6 +118,7 @@ impl Decoder for Ernie {
     const GGUF: &'static [&'static str] = &["ernie4_5", "ernie4_5-moe"];
     const CLASSES: &'static [&'static str] =
         &["Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM", "Ernie4_5_MoeForCausalLM"];
+    const FEATURES: bool = true;
 
     type Config = Config;
 
@@ -158,6 +159,10 @@ impl Decoder for Ernie {
 
     fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         self.model.logits(hidden, step)
+    }
+
+    fn features(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        self.model.features(hidden, step)
     }
 }
 

@@ -98,6 +98,7 @@ impl Decoder for Exaone4 {
     const NAME: &'static str = "exaone4";
     const GGUF: &'static [&'static str] = &["exaone4"];
     const CLASSES: &'static [&'static str] = &["Exaone4ForCausalLM"];
+    const FEATURES: bool = true;
 
     type Config = Config;
 
@@ -137,5 +138,9 @@ impl Decoder for Exaone4 {
 
     fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         self.model.logits(hidden, step)
+    }
+
+    fn features(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        self.model.features(hidden, step)
     }
 }

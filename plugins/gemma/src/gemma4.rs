@@ -85,7 +85,7 @@ impl SelfAttention {
                 [q, k.clone(), k]
             }
         };
-        let (q, k) = (self.q_norm.forward_heads(&q, step)?, k_norm.forward_heads(&k, step)?);
+        let [q, k] = RmsNorm::forward_both([&self.q_norm, k_norm], [&q, &k], step)?;
         let v = v_norm.forward_heads(&v, step)?;
         self.o_proj.forward(&self.attention.forward(&q, &k, &v, Some(angles), step)?, step)
     }
@@ -156,6 +156,7 @@ impl Decoder for Gemma4 {
         "Gemma4UnifiedForCausalLM",
         "Gemma4UnifiedForConditionalGeneration",
     ];
+    const FEATURES: bool = true;
 
     type Config = Config;
 
@@ -220,5 +221,9 @@ impl Decoder for Gemma4 {
             Some(cap) => Ok(((logits / cap)?.tanh()? * cap)?),
             None => Ok(logits),
         }
+    }
+
+    fn features(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        self.model.features(hidden, step)
     }
 }

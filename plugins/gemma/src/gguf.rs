@@ -2,7 +2,7 @@
 
 use pensieve_sdk::{
     Result,
-    weights::{GgufConfig, GgufFamily, Names},
+    weights::{GgufConfig, GgufFamily, GgufTower, Names},
 };
 
 /// RoPE base in sliding-window layers.
@@ -36,6 +36,21 @@ const GEMMA4_NAMES: Names = &[
     ("post_ffw_norm_2", "post_feedforward_layernorm_2"),
 ];
 
+/// The eyes of Gemma 3. Its files leave out the number of an image's rows where it is the usual one.
+pub static TOWER: GgufTower = GgufTower {
+    projectors: &["gemma3"],
+    names: GgufTower::SIGLIP,
+    keys: &[],
+    activation: "gelu_pytorch_tanh",
+    complete: |config| {
+        let (image, patch) = (config.size("image_size").unwrap_or(896), config.size("patch_size").unwrap_or(14));
+        let kernel = config.size("scale_factor").unwrap_or(4);
+        let side = image.checked_div(patch).and_then(|side| side.checked_div(kernel)).unwrap_or_default();
+        config.set("mm_tokens_per_image", side.saturating_mul(side));
+        Ok(())
+    },
+};
+
 /// Gemma 2 and 3.
 pub fn gemma() -> GgufFamily {
     GgufFamily { names: NAMES, activation: "gelu_pytorch_tanh", complete, ..GgufFamily::default() }
@@ -46,7 +61,7 @@ pub fn gemma4() -> GgufFamily {
 }
 
 fn complete(config: &mut GgufConfig<'_>) -> Result<()> {
-    let is_gemma3 = config.architecture() == "gemma3";
+    let is_gemma3 = config.architecture() != "gemma2";
     if !is_gemma3 {
         config.default("sliding_window", 4096);
         config.windows(2)?;

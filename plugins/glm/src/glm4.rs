@@ -88,6 +88,7 @@ impl Decoder for Glm4 {
     const NAME: &'static str = "glm4";
     const GGUF: &'static [&'static str] = &["glm4"];
     const CLASSES: &'static [&'static str] = &["Glm4ForCausalLM", "Glm4vForConditionalGeneration"];
+    const FEATURES: bool = true;
 
     type Config = Config;
 
@@ -133,5 +134,9 @@ impl Decoder for Glm4 {
 
     fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         self.model.logits(hidden, step)
+    }
+
+    fn features(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        self.model.features(hidden, step)
     }
 }

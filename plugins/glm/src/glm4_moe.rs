@@ -121,6 +121,7 @@ impl Decoder for Glm4Moe {
     const NAME: &'static str = "glm4_moe";
     const GGUF: &'static [&'static str] = &["glm4moe"];
     const CLASSES: &'static [&'static str] = &["Glm4MoeForCausalLM", "Glm4vMoeForConditionalGeneration"];
+    const FEATURES: bool = true;
     type Config = Config;
 
     fn gguf_family(_: &str) -> GgufFamily {
@@ -167,5 +168,9 @@ impl Decoder for Glm4Moe {
 
     fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         self.model.logits(hidden, step)
+    }
+
+    fn features(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        self.model.features(hidden, step)
     }
 }

@@ -147,6 +147,7 @@ impl Decoder for GptOss {
     const NAME: &'static str = "gpt-oss";
     const GGUF: &'static [&'static str] = &["gpt-oss"];
     const CLASSES: &'static [&'static str] = &["GptOssForCausalLM"];
+    const FEATURES: bool = true;
 
     type Config = Config;
 
@@ -187,5 +188,9 @@ impl Decoder for GptOss {
 
     fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         self.model.logits(hidden, step)
+    }
+
+    fn features(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        self.model.features(hidden, step)
     }
 }

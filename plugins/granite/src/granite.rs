@@ -135,6 +135,7 @@ impl Decoder for Granite {
     const NAME: &'static str = "granite";
     const GGUF: &'static [&'static str] = &["granite", "granitemoe"];
     const CLASSES: &'static [&'static str] = &["GraniteForCausalLM", "GraniteMoeForCausalLM"];
+    const FEATURES: bool = true;
 
     type Config = Config;
 
@@ -171,5 +172,9 @@ impl Decoder for Granite {
 
     fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         Ok((self.model.logits(hidden, step)? / self.logits_scaling)?)
+    }
+
+    fn features(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        self.model.features(hidden, step)
     }
 }

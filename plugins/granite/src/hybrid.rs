@@ -108,6 +108,7 @@ impl Decoder for Hybrid {
     const NAME: &'static str = "granite-hybrid";
     const GGUF: &'static [&'static str] = &["granitehybrid"];
     const CLASSES: &'static [&'static str] = &["GraniteMoeHybridForCausalLM"];
+    const FEATURES: bool = true;
 
     type Config = Config;
 
@@ -165,6 +166,10 @@ impl Decoder for Hybrid {
 
     fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         Ok((self.model.logits(hidden, step)? / self.logits_scaling)?)
+    }
+
+    fn features(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        self.model.features(hidden, step)
     }
 }
 

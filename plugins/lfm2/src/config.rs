@@ -5,6 +5,8 @@ use pensieve_sdk::{
     weights::{Checkpoint, Config as Settings, RopeConfig},
 };
 
+use crate::vision;
+
 pub struct Config {
     pub vocab_size: usize,
     pub hidden_size: usize,
@@ -19,6 +21,7 @@ pub struct Config {
     pub tie_word_embeddings: bool,
     pub rope: RopeConfig,
     pub moe: Option<Moe>,
+    pub vision: Option<vision::Config>,
 }
 
 /// Sizes of a mixture and settings of its router.
@@ -52,6 +55,7 @@ impl Config {
             tie_word_embeddings: config.bool_or("tie_embedding", tied)?,
             rope: config.rope()?,
             moe: config.experts()?.map(|experts| moe(&config, experts)).transpose()?,
+            vision: vision::Config::read(checkpoint)?,
         })
     }
 

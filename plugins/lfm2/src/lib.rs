@@ -2,9 +2,10 @@
 //! mixture-of-experts variants, whose first layers are dense.
 //!
 //! Reference: `modeling_lfm2.py` and `modeling_lfm2_moe.py` in Hugging Face transformers; layers are named as in its
-//! checkpoints. From multimodal checkpoints only the text model is loaded.
+//! checkpoints.
 
 mod config;
+mod vision;
 
 use pensieve_sdk::{
     Plugin, Result, export,
@@ -12,11 +13,13 @@ use pensieve_sdk::{
         Activation, Angles, Attention, AttentionCache, CausalLm, Decoder, ExpertNames, Experts, FeedForward, GatedMlp,
         Glu, KvShape, LayerCache, Linear, Loader, Paged, Qkv, RmsNorm, Rope, Router, Scoring, Shape, ShortConv,
         SparseMlp, Step, Tensor,
+        vision::{Processor, Tower},
     },
     weights::{Checkpoint, GgufConfig, GgufFamily, Names},
 };
 
 use config::Config;
+use vision::Lfm2Vision;
 
 export!(Plugin::new("lfm2", "LFM2, dense and as mixtures of experts").architecture(Paged::<Lfm2>::architecture()));
 
@@ -138,6 +141,7 @@ impl Block {
 struct Lfm2 {
     model: CausalLm<Block>,
     rope: Rope,
+    vision: Option<Lfm2Vision>,
 }
 
 /// GGUF tensor names and transformers' names.
@@ -177,12 +181,15 @@ impl Decoder for Lfm2 {
     const GGUF: &'static [&'static str] = &["lfm2", "lfm2moe"];
     const CLASSES: &'static [&'static str] =
         &["Lfm2ForCausalLM", "Lfm2MoeForCausalLM", "Lfm2VlForConditionalGeneration"];
+    const FEATURES: bool = true;
+    const PROCESSOR: Option<&'static dyn Processor> = Some(&vision::Eyes);
 
     type Config = Config;
 
     fn gguf_family(architecture: &str) -> GgufFamily {
         let norm_topk_prob = architecture == "lfm2moe";
-        GgufFamily { names: GGUF_NAMES, keys: GGUF_KEYS, norm_topk_prob, complete, ..GgufFamily::default() }
+        let tower = Some(&vision::TOWER);
+        GgufFamily { names: GGUF_NAMES, keys: GGUF_KEYS, norm_topk_prob, complete, tower, ..GgufFamily::default() }
     }
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {
@@ -211,7 +218,13 @@ impl Decoder for Lfm2 {
             lm_head: loader.lm_head(&embed_tokens, config.tie_word_embeddings)?,
             embed_tokens,
         };
-        Ok(Self { model, rope: Rope::new(&config.rope, config.head_dim(), loader.context())? })
+        let vision = config.vision.as_ref().filter(|_| loader.reads_items());
+        let vision = vision.map(|vision| Lfm2Vision::load(loader, vision, config.hidden_size)).transpose()?;
+        Ok(Self { model, rope: Rope::new(&config.rope, config.head_dim(), loader.context())?, vision })
+    }
+
+    fn tower(&self) -> Option<&dyn Tower> {
+        self.vision.as_ref().map(|vision| vision as &dyn Tower)
     }
 
     fn hidden(&self, step: &mut Step<'_>) -> Result<Tensor> {
@@ -221,5 +234,9 @@ impl Decoder for Lfm2 {
 
     fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         self.model.logits(hidden, step)
+    }
+
+    fn features(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        self.model.features(hidden, step)
     }
 }

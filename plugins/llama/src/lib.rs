@@ -1,13 +1,17 @@
 //! Llama 1 to 3.x (arXiv 2302.13971, 2307.09288, 2407.21783) and models of the same architecture: TinyLlama, SmolLM,
-//! Yi, SmolLM3 (some layers without RoPE), Seed-OSS (with biases), and Mistral as GGUF files.
+//! Yi, SmolLM3 (some layers without RoPE), Seed-OSS (with biases), and Mistral as GGUF files. With a tower before it,
+//! it is Idefics3 and SmolVLM.
 //!
 //! Reference: `modeling_llama.py` in Hugging Face transformers; layers are named as in its checkpoints.
+
+mod vision;
 
 use pensieve_sdk::{
     Error, Plugin, Result, export,
     nn::{
         Angles, Attention, CausalLm, Decoder, GatedMlp, Linear, Loader, Paged, Qkv, RmsNorm, Rope, Shape, Sizes, Step,
         Tensor,
+        vision::{Processor, Tower},
     },
     weights::{Checkpoint, Config as Settings, Format, GgufFamily, GgufRope, Names, RopeConfig, gguf::Metadata},
 };
@@ -21,6 +25,7 @@ struct Config {
     rope: RopeConfig,
     /// True for each layer without RoPE (SmolLM3).
     no_rope: Vec<bool>,
+    vision: Option<vision::Config>,
 }
 
 /// Grouped-query attention, without RoPE in some layers of SmolLM3.
@@ -80,6 +85,7 @@ impl Block {
 struct Llama {
     model: CausalLm<Block>,
     rope: Rope,
+    vision: Option<vision::Idefics3Vision>,
 }
 
 /// GGUF tensor names and transformers' names.
@@ -95,13 +101,27 @@ fn is_phi3(metadata: &Metadata) -> Result<bool> {
 impl Decoder for Llama {
     const NAME: &'static str = "llama";
     const GGUF: &'static [&'static str] = &["llama", "smollm3", "seed_oss"];
-    const CLASSES: &'static [&'static str] =
-        &["LlamaForCausalLM", "LLaMAForCausalLM", "SeedOssForCausalLM", "SmolLM3ForCausalLM"];
+    const CLASSES: &'static [&'static str] = &[
+        "LlamaForCausalLM",
+        "LLaMAForCausalLM",
+        "SeedOssForCausalLM",
+        "SmolLM3ForCausalLM",
+        "Idefics3ForConditionalGeneration",
+        "SmolVLMForConditionalGeneration",
+    ];
+    const FEATURES: bool = true;
+    const PROCESSOR: Option<&'static dyn Processor> = Some(&vision::Eyes);
     type Config = Config;
 
     fn gguf_family(architecture: &str) -> GgufFamily {
         let rope = if architecture == "seed_oss" { GgufRope::Halves } else { GgufRope::Permuted };
-        GgufFamily { names: GGUF_NAMES, rope, strips_behind_special: is_phi3, ..GgufFamily::default() }
+        GgufFamily {
+            names: GGUF_NAMES,
+            rope,
+            strips_behind_special: is_phi3,
+            tower: Some(&vision::TOWER),
+            ..GgufFamily::default()
+        }
     }
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {
@@ -121,6 +141,7 @@ impl Decoder for Llama {
             sliding_window: if checkpoint.format() == Format::Gguf { config.sliding_window()? } else { None },
             rope: config.rope()?,
             no_rope: no_rope(config, checkpoint.architecture().to_lowercase().starts_with("smollm3"), &sizes)?,
+            vision: vision::Config::read(checkpoint)?,
             sizes,
         })
     }
@@ -130,10 +151,17 @@ impl Decoder for Llama {
     }
 
     fn load(loader: &Loader<'_>, config: &Config) -> Result<Self> {
+        let vision = config.vision.as_ref().filter(|_| loader.reads_items());
+        let vision = vision.map(|vision| vision::Idefics3Vision::load(loader, vision, config.sizes.hidden_size));
         Ok(Self {
             model: CausalLm::load(loader, &config.sizes, |loader, layer| Block::load(loader, config, layer))?,
             rope: Rope::new(&config.rope, config.sizes.head_dim, loader.context())?,
+            vision: vision.transpose()?,
         })
+    }
+
+    fn tower(&self) -> Option<&dyn Tower> {
+        self.vision.as_ref().map(|vision| vision as &dyn Tower)
     }
 
     fn hidden(&self, step: &mut Step<'_>) -> Result<Tensor> {
@@ -143,6 +171,10 @@ impl Decoder for Llama {
 
     fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         self.model.logits(hidden, step)
+    }
+
+    fn features(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        self.model.features(hidden, step)
     }
 }
 

@@ -104,6 +104,7 @@ impl Decoder for MiniMaxM2 {
     const NAME: &'static str = "minimax-m2";
     const GGUF: &'static [&'static str] = &["minimax-m2"];
     const CLASSES: &'static [&'static str] = &["MiniMaxM2ForCausalLM"];
+    const FEATURES: bool = true;
 
     type Config = Config;
 
@@ -149,5 +150,9 @@ impl Decoder for MiniMaxM2 {
 
     fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         self.model.logits(hidden, step)
+    }
+
+    fn features(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        self.model.features(hidden, step)
     }
 }

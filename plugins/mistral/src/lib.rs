@@ -2,6 +2,7 @@
 
 mod mistral;
 mod mixtral;
+mod vision;
 
 use pensieve_sdk::{Plugin, export, nn::Paged};
 

@@ -1,5 +1,5 @@
 //! Mistral 7B (arXiv 2310.06825), NeMo, Small, Ministral and the text model of Mistral 3: Llama with sliding windows,
-//! an independent head size, and from Ministral 3 on queries scaled by position.
+//! an independent head size, and from Ministral 3 on queries scaled by position. Mistral 3 and Pixtral see images.
 //!
 //! Reference: `modeling_mistral.py`, `modeling_ministral.py` and `modeling_ministral3.py` in Hugging Face transformers. GGUF
 //! files call the older models `llama`, which that plugin serves, and the newer ones `mistral3`.
@@ -8,9 +8,12 @@ use pensieve_sdk::{
     Error, Result,
     nn::{
         Angles, Attention, CausalLm, Decoder, GatedMlp, Linear, Loader, Qkv, RmsNorm, Rope, Shape, Sizes, Step, Tensor,
+        vision::{Processor, Tower},
     },
     weights::{Checkpoint, Config as Settings, Format, GgufFamily, RopeConfig, RopeScaling},
 };
+
+use crate::vision::{self, PixtralVision};
 
 /// The window of a `MistralForCausalLM` whose configuration omits the key; `null` means no window.
 const WINDOW_DEFAULT: usize = 4096;
@@ -21,6 +24,7 @@ pub struct Config {
     windows: Vec<Option<usize>>,
     rope: RopeConfig,
     growth: Option<Growth>,
+    vision: Option<vision::Config>,
 }
 
 /// Queries are multiplied by `1 + beta · ln(1 + ⌊position / original⌋)`, so that attention stays sharp over long contexts.
@@ -91,13 +95,21 @@ pub struct Mistral {
     model: CausalLm<Block>,
     rope: Rope,
     growth: Option<Growth>,
+    vision: Option<PixtralVision>,
 }
 
 impl Decoder for Mistral {
     const NAME: &'static str = "mistral";
     const GGUF: &'static [&'static str] = &["mistral3"];
-    const CLASSES: &'static [&'static str] =
-        &["MistralForCausalLM", "MinistralForCausalLM", "Ministral3ForCausalLM", "Mistral3ForConditionalGeneration"];
+    const CLASSES: &'static [&'static str] = &[
+        "MistralForCausalLM",
+        "MinistralForCausalLM",
+        "Ministral3ForCausalLM",
+        "Mistral3ForConditionalGeneration",
+        "LlavaForConditionalGeneration",
+    ];
+    const FEATURES: bool = true;
+    const PROCESSOR: Option<&'static dyn Processor> = Some(&vision::Eyes);
 
     type Config = Config;
 
@@ -111,6 +123,9 @@ impl Decoder for Mistral {
         if kind == "mistral4" || config.experts()?.is_some() {
             return Err(Error::declined("a mixture of experts is not a model that mistral knows"));
         }
+        if checkpoint.architecture() == "LlavaForConditionalGeneration" && kind != "mistral" {
+            return Err(Error::declined(format!("a text model of type '{kind}' is not one that mistral knows")));
+        }
         let sizes = Sizes {
             num_key_value_heads: config.usize_or("num_key_value_heads", 8)?,
             max_position_embeddings: config.usize_or("max_position_embeddings", 131_072)?,
@@ -120,6 +135,7 @@ impl Decoder for Mistral {
             windows: windows(checkpoint, sizes.num_hidden_layers)?,
             rope: config.rope()?,
             growth: growth(config)?,
+            vision: vision::Config::read(checkpoint)?,
             sizes,
         })
     }
@@ -129,11 +145,17 @@ impl Decoder for Mistral {
     }
 
     fn load(loader: &Loader<'_>, config: &Config) -> Result<Self> {
+        let vision = config.vision.as_ref().filter(|_| loader.reads_items());
         Ok(Self {
             model: CausalLm::load(loader, &config.sizes, |loader, layer| Block::load(loader, config, layer))?,
             rope: Rope::new(&config.rope, config.sizes.head_dim, loader.context())?,
             growth: config.growth,
+            vision: vision.map(|vision| PixtralVision::load(loader, vision, config.sizes.hidden_size)).transpose()?,
         })
+    }
+
+    fn tower(&self) -> Option<&dyn Tower> {
+        self.vision.as_ref().map(|vision| vision as &dyn Tower)
     }
 
     fn hidden(&self, step: &mut Step<'_>) -> Result<Tensor> {
@@ -146,6 +168,10 @@ impl Decoder for Mistral {
 
     fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         self.model.logits(hidden, step)
+    }
+
+    fn features(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        self.model.features(hidden, step)
     }
 }
 

@@ -98,6 +98,7 @@ impl Decoder for Mixtral {
     const NAME: &'static str = "mixtral";
     const GGUF: &'static [&'static str] = &["llama"];
     const CLASSES: &'static [&'static str] = &["MixtralForCausalLM"];
+    const FEATURES: bool = true;
 
     type Config = Config;
 
@@ -141,5 +142,9 @@ impl Decoder for Mixtral {
 
     fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         self.model.logits(hidden, step)
+    }
+
+    fn features(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        self.model.features(hidden, step)
     }
 }

@@ -174,6 +174,7 @@ impl Decoder for NemotronH {
     const NAME: &'static str = "nemotron-h";
     const GGUF: &'static [&'static str] = &["nemotron_h", "nemotron_h_moe"];
     const CLASSES: &'static [&'static str] = &["NemotronHForCausalLM"];
+    const FEATURES: bool = true;
 
     type Config = Config;
 
@@ -220,5 +221,9 @@ impl Decoder for NemotronH {
 
     fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         self.0.logits(hidden, step)
+    }
+
+    fn features(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        self.0.features(hidden, step)
     }
 }

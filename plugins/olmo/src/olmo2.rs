@@ -89,6 +89,7 @@ impl Decoder for Olmo2 {
     const NAME: &'static str = "olmo2";
     const GGUF: &'static [&'static str] = &["olmo2"];
     const CLASSES: &'static [&'static str] = &["Olmo2ForCausalLM", "Olmo3ForCausalLM"];
+    const FEATURES: bool = true;
 
     type Config = Config;
 
@@ -133,5 +134,9 @@ impl Decoder for Olmo2 {
 
     fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         self.model.logits(hidden, step)
+    }
+
+    fn features(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        self.model.features(hidden, step)
     }
 }

@@ -91,6 +91,7 @@ impl Decoder for Olmoe {
     const NAME: &'static str = "olmoe";
     const GGUF: &'static [&'static str] = &["olmoe"];
     const CLASSES: &'static [&'static str] = &["OlmoeForCausalLM"];
+    const FEATURES: bool = true;
 
     type Config = Config;
 
@@ -126,5 +127,9 @@ impl Decoder for Olmoe {
 
     fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         self.model.logits(hidden, step)
+    }
+
+    fn features(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        self.model.features(hidden, step)
     }
 }

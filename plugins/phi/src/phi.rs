@@ -86,6 +86,7 @@ impl Decoder for Phi {
     const NAME: &'static str = "phi";
     const GGUF: &'static [&'static str] = &["phi2"];
     const CLASSES: &'static [&'static str] = &["PhiForCausalLM"];
+    const FEATURES: bool = true;
 
     type Config = Config;
 
@@ -131,5 +132,9 @@ impl Decoder for Phi {
 
     fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         self.model.logits(hidden, step)
+    }
+
+    fn features(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        self.model.features(hidden, step)
     }
 }

@@ -81,6 +81,7 @@ impl Decoder for Phi3 {
     const NAME: &'static str = "phi3";
     const GGUF: &'static [&'static str] = &["phi3"];
     const CLASSES: &'static [&'static str] = &["Phi3ForCausalLM"];
+    const FEATURES: bool = true;
 
     type Config = Config;
 
@@ -117,5 +118,9 @@ impl Decoder for Phi3 {
 
     fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         self.model.logits(hidden, step)
+    }
+
+    fn features(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        self.model.features(hidden, step)
     }
 }

@@ -106,6 +106,7 @@ impl Decoder for PhiMoe {
     const NAME: &'static str = "phimoe";
     const GGUF: &'static [&'static str] = &["phimoe"];
     const CLASSES: &'static [&'static str] = &["PhimoeForCausalLM", "PhiMoEForCausalLM"];
+    const FEATURES: bool = true;
 
     type Config = Config;
 
@@ -154,5 +155,9 @@ impl Decoder for PhiMoe {
 
     fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         self.model.logits(hidden, step)
+    }
+
+    fn features(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        self.model.features(hidden, step)
     }
 }

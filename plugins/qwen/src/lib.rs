@@ -1,9 +1,11 @@
-//! Alibaba's Qwen, as two architectures: `qwen` for Qwen2 to Qwen3, and `qwen-next` for Qwen3-Next to Qwen3.6, most of
-//! whose layers are recurrent.
+//! Alibaba's Qwen, as two architectures: `qwen` for Qwen2 to Qwen3 with its embedding models and
+//! rerankers, and `qwen-next` for Qwen3-Next to Qwen3.6, most of whose layers are recurrent.
 
 mod gguf;
 mod next;
 mod qwen;
+mod rerank;
+mod vision;
 
 use pensieve_sdk::{Plugin, export, nn::Paged};
 

@@ -2,8 +2,7 @@
 //! 2412.06464), the others gated attention with RoPE on a quarter of each head.
 //!
 //! Reference: `modeling_qwen3_next.py` and `modeling_qwen3_5.py` in Hugging Face transformers; layers are named as in
-//! its checkpoints. From vision-language checkpoints only the text model is loaded; for text, its RoPE in three
-//! sections (mRoPE) equals plain RoPE. Multi-token prediction (`mtp`) layers are not loaded.
+//! its checkpoints. Qwen3.5 reads images; for text, its RoPE in three sections (mRoPE) equals plain RoPE. Multi-token prediction (`mtp`) layers are not loaded.
 
 mod config;
 mod delta_net;
@@ -13,11 +12,16 @@ use pensieve_sdk::{
     nn::{
         Activation, Angles, Attention, AttentionCache, CausalLm, Decoder, FeedForward, KvShape, LayerCache, Linear,
         Loader, Qkv, RmsNorm, Rope, Shape, Sizes, Step, Tensor,
+        vision::{Processor, Tower},
     },
     weights::{Checkpoint, Format, GgufFamily},
 };
 
-use crate::{gguf, qwen::mlp};
+use crate::{
+    gguf,
+    qwen::mlp,
+    vision::{Eyes, QwenVision},
+};
 pub use config::Config;
 use delta_net::GatedDeltaNet;
 
@@ -69,8 +73,7 @@ impl GatedAttention {
         let Attention { heads, head_dim, .. } = self.attention;
         let [q, k, v] = self.qkv_proj.forward(x, step)?;
         let [q, gate] = of_groups(&q, heads, [head_dim, head_dim], step)?;
-        let q = self.q_norm.forward_heads(&q, step)?;
-        let k = self.k_norm.forward_heads(&k, step)?;
+        let [q, k] = RmsNorm::forward_both([&self.q_norm, &self.k_norm], [&q, &k], step)?;
         let attn_out = self.attention.forward(&q, &k, &v, Some(angles), step)?;
         self.o_proj.add_to(residual, &step.ops().gate(&gate, &attn_out, Activation::Sigmoid)?, step)
     }
@@ -117,6 +120,7 @@ impl Block {
 pub struct QwenNext {
     model: CausalLm<Block>,
     rope: Rope,
+    vision: Option<QwenVision>,
 }
 
 impl Decoder for QwenNext {
@@ -129,6 +133,8 @@ impl Decoder for QwenNext {
         "Qwen3_5MoeForCausalLM",
         "Qwen3_5MoeForConditionalGeneration",
     ];
+    const FEATURES: bool = true;
+    const PROCESSOR: Option<&'static dyn Processor> = Some(&Eyes);
 
     type Config = Config;
 
@@ -157,6 +163,8 @@ impl Decoder for QwenNext {
     }
 
     fn load(loader: &Loader<'_>, config: &Config) -> Result<Self> {
+        let vision = config.vision.as_ref().filter(|_| loader.reads_items());
+        let rope = Rope::new(&config.rope, config.sizes.head_dim, loader.context())?;
         Ok(Self {
             model: CausalLm::load_with_norm(
                 loader,
@@ -164,7 +172,8 @@ impl Decoder for QwenNext {
                 |model| norm(model, "norm", config.sizes.hidden_size, config.sizes.rms_norm_eps),
                 |loader, layer| Block::load(loader, config, layer),
             )?,
-            rope: Rope::new(&config.rope, config.sizes.head_dim, loader.context())?,
+            rope: if let Some(vision) = vision { vision.rope(rope)? } else { rope },
+            vision: vision.map(|vision| QwenVision::load(loader, vision, config.sizes.hidden_size)).transpose()?,
         })
     }
 
@@ -173,7 +182,15 @@ impl Decoder for QwenNext {
         self.model.hidden(step, |layer, x, step| layer.forward(x, &angles, step))
     }
 
+    fn tower(&self) -> Option<&dyn Tower> {
+        self.vision.as_ref().map(|vision| vision as &dyn Tower)
+    }
+
     fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         self.model.logits(hidden, step)
+    }
+
+    fn features(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        self.model.features(hidden, step)
     }
 }

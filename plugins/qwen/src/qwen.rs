@@ -2,16 +2,22 @@
 //! biases on queries, keys and values, which Qwen3 replaces by norms of each head's queries and keys.
 //!
 //! Reference: `modeling_qwen2.py`, `modeling_qwen3.py` and their `_moe` in Hugging Face transformers; layers are named
-//! as in its checkpoints. From vision-language checkpoints only the text model is loaded; for text, its RoPE in three
-//! sections (mRoPE) equals plain RoPE.
+//! as in its checkpoints. Qwen2.5-VL and Qwen3-VL read images; from Qwen2-VL only the text model is loaded. For text, their
+//! RoPE in three sections (mRoPE) equals plain RoPE.
 
 use pensieve_sdk::{
     Result,
     nn::{
         Angles, Attention, CausalLm, Decoder, ExpertNames, Experts, FeedForward, GatedMlp, Glu, Linear, Loader, Qkv,
         RmsNorm, Rope, Router, Shape, Sizes, SparseMlp, Step, Tensor,
+        vision::{Processor, Tower},
     },
-    weights::{Checkpoint, Config as Settings, GgufFamily, RopeConfig},
+    weights::{Checkpoint, Config as Settings, GgufFamily, Names, RopeConfig, RowsUse, Tokenizer},
+};
+
+use crate::{
+    rerank::{self, Score, Scoring},
+    vision::{self, QwenVision},
 };
 
 pub struct Config {
@@ -20,6 +26,9 @@ pub struct Config {
     windows: Vec<Option<usize>>,
     rope: RopeConfig,
     moe: Option<Moe>,
+    /// Where a reranker's score comes from.
+    scoring: Option<Scoring>,
+    vision: Option<vision::Config>,
 }
 
 /// Sizes of a mixture and settings of its router.
@@ -107,7 +116,12 @@ impl Block {
 pub struct Qwen {
     model: CausalLm<Block>,
     rope: Rope,
+    score: Option<Score>,
+    vision: Option<QwenVision>,
 }
+
+/// A reranker's rows for "yes" and "no".
+const NAMES: Names = &[("cls.output", "score")];
 
 impl Decoder for Qwen {
     const NAME: &'static str = "qwen";
@@ -119,17 +133,21 @@ impl Decoder for Qwen {
         "Qwen2VLForConditionalGeneration",
         "Qwen2_5_VLForConditionalGeneration",
         "Qwen3ForCausalLM",
+        "Qwen3Model",
+        "Qwen3ForSequenceClassification",
         "Qwen3MoeForCausalLM",
         "Qwen3VLForConditionalGeneration",
         "Qwen3VLMoeForConditionalGeneration",
     ];
+    const FEATURES: bool = true;
+    const PROCESSOR: Option<&'static dyn Processor> = Some(&vision::Eyes);
 
     type Config = Config;
 
     fn gguf_family(architecture: &str) -> GgufFamily {
         let norm_topk_prob = matches!(architecture, "qwen3moe" | "qwen3vlmoe");
         let pre_tokenizer = if architecture.contains("vl") { None } else { Some("qwen2") };
-        GgufFamily { norm_topk_prob, pre_tokenizer, ..GgufFamily::default() }
+        GgufFamily { names: NAMES, norm_topk_prob, pre_tokenizer, ..GgufFamily::default() }
     }
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {
@@ -146,7 +164,14 @@ impl Decoder for Qwen {
         let layers = sizes.num_hidden_layers;
         let windows = if is_windowed { config.sliding_windows(layers)? } else { vec![None; layers] };
         let moe = config.experts()?.map(|experts| moe(&config, experts, layers)).transpose()?;
-        Ok(Config { sizes, windows, rope: config.rope()?, moe })
+        Ok(Config {
+            sizes,
+            windows,
+            rope: config.rope()?,
+            moe,
+            scoring: rerank::scoring(checkpoint)?,
+            vision: vision::Config::read(checkpoint)?,
+        })
     }
 
     fn shape(config: &Config) -> Shape {
@@ -154,19 +179,54 @@ impl Decoder for Qwen {
     }
 
     fn load(loader: &Loader<'_>, config: &Config) -> Result<Self> {
+        let vision = config.vision.as_ref().filter(|_| loader.reads_items());
+        let rope = Rope::new(&config.rope, config.sizes.head_dim, loader.context())?;
         Ok(Self {
             model: CausalLm::load(loader, &config.sizes, |loader, layer| Block::load(loader, config, layer))?,
-            rope: Rope::new(&config.rope, config.sizes.head_dim, loader.context())?,
+            rope: if let Some(vision) = vision { vision.rope(rope)? } else { rope },
+            vision: vision.map(|vision| QwenVision::load(loader, vision, config.sizes.hidden_size)).transpose()?,
+            score: config.scoring.map(|scoring| Score::load(loader, &config.sizes, scoring)).transpose()?,
         })
     }
 
     fn hidden(&self, step: &mut Step<'_>) -> Result<Tensor> {
         let angles = self.rope.angles(step)?;
-        self.model.hidden(step, |layer, x, step| layer.forward(x, &angles, step))
+        let mut x = step.with_items(self.model.embed_tokens.forward(step)?)?;
+        let taps = self.vision.as_ref().map_or(0, QwenVision::taps);
+        for (index, layer) in self.model.layers.iter().enumerate() {
+            x = layer.forward(&x, &angles, step)?;
+            if index < taps {
+                x = step.add_taps(x, index)?;
+            }
+        }
+        Ok(x)
+    }
+
+    fn tower(&self) -> Option<&dyn Tower> {
+        self.vision.as_ref().map(|vision| vision as &dyn Tower)
     }
 
     fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         self.model.logits(hidden, step)
+    }
+
+    fn features(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        self.model.features(hidden, step)
+    }
+
+    fn rows(checkpoint: &Checkpoint, tokenizer: &Tokenizer, config: &Config) -> Result<RowsUse> {
+        match config.scoring {
+            Some(_) => rerank::rows(checkpoint, tokenizer),
+            None => RowsUse::read(checkpoint, tokenizer),
+        }
+    }
+
+    fn finish_width(&self) -> usize {
+        usize::from(self.score.is_some())
+    }
+
+    fn finish(&self, rows: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        self.score.as_ref().map_or_else(|| Ok(rows.clone()), |score| score.forward(rows, step))
     }
 }
 

@@ -6,7 +6,10 @@ use pensieve_sdk::{
     weights::{Checkpoint, Config as Settings, RopeConfig},
 };
 
-use crate::qwen::{Moe, moe};
+use crate::{
+    qwen::{Moe, moe},
+    vision,
+};
 
 pub struct Config {
     pub sizes: Sizes,
@@ -15,6 +18,7 @@ pub struct Config {
     pub linear: LinearSizes,
     pub rope: RopeConfig,
     pub moe: Option<Moe>,
+    pub vision: Option<vision::Config>,
 }
 
 /// Sizes of the delta nets, `linear_…` in the configuration.
@@ -75,6 +79,7 @@ impl Config {
             rope: RopeConfig { partial_rotary_factor, ..rope },
             moe: config.experts()?.map(|experts| moe(&config, experts, layers)).transpose()?,
             sizes,
+            vision: vision::Config::read(checkpoint)?,
         })
     }
 }

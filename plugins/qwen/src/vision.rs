@@ -1,0 +1,140 @@
+//! The eyes of Qwen2.5-VL (arXiv 2502.13923), Qwen3-VL (2511.21631) and Qwen3.5: images in nearly their own size, as patches
+//! whose squares become a row each.
+//!
+//! Reference: `image_processing_qwen2_vl.py` and the `modeling_*.py` of the three in Hugging Face transformers.
+
+mod eyes;
+mod layers;
+mod tower;
+
+use pensieve_sdk::{
+    Error, Result,
+    nn::{
+        Activation, Rope, activation,
+        vision::{Grid, PixelRange},
+    },
+    weights::{Checkpoint, Config as Settings},
+};
+
+pub use eyes::Eyes;
+pub use tower::QwenVision;
+
+/// Mean and standard deviation of the colors where a processor's file has none: those of CLIP.
+const CLIP_MEAN: [f64; 3] = [0.481_454_66, 0.457_827_5, 0.408_210_73];
+const CLIP_STD: [f64; 3] = [0.268_629_54, 0.261_302_58, 0.275_777_11];
+/// The sizes of a tower, `vision_config`.
+#[derive(Clone)]
+pub struct Config {
+    hidden_size: usize,
+    intermediate_size: usize,
+    depth: usize,
+    num_heads: usize,
+    patch_size: usize,
+    /// Frames of a video that share a patch; an image stands in all of them.
+    temporal_patch_size: usize,
+    /// Patches on a side of the squares that become a row.
+    spatial_merge_size: usize,
+    hidden_act: Activation,
+    kind: Kind,
+    /// Sections of the text's RoPE by time, height and width, and whether they take turns.
+    mrope: ([usize; 3], bool),
+    range: PixelRange,
+    slot: u32,
+}
+
+/// How the generations differ.
+#[derive(Clone)]
+enum Kind {
+    /// Qwen2.5-VL attends within windows of so many pixels, except in some blocks.
+    Windowed { window_size: usize, full: Vec<usize> },
+    /// Qwen3-VL and Qwen3.5 have learned positions, so many to a side, and Qwen3-VL taps after some blocks.
+    Positioned { side: usize, taps: Vec<usize> },
+}
+
+impl Config {
+    /// Reads the configuration; `None` if the checkpoint has no tower that is known here.
+    pub fn read(checkpoint: &Checkpoint) -> Result<Option<Self>> {
+        let (config, class) = (checkpoint.config(), checkpoint.architecture());
+        let Some(vision) = config.vision()? else { return Ok(None) };
+        let is_windowed = class.starts_with("Qwen2_5_VL");
+        if !is_windowed && !class.starts_with("Qwen3VL") && !class.starts_with("Qwen3_5") {
+            return Ok(None);
+        }
+        let kind = match is_windowed {
+            true => Kind::Windowed {
+                window_size: vision.usize_or("window_size", 112)?,
+                full: vision.usizes("fullatt_block_indexes")?,
+            },
+            false => Kind::Positioned {
+                side: vision.usize_or("num_position_embeddings", 2304)?.isqrt(),
+                taps: vision.usizes("deepstack_visual_indexes")?,
+            },
+        };
+        let (sections, acts, patch) = match &kind {
+            Kind::Windowed { .. } => ([16, 24, 24], "silu", 14),
+            _ if class.starts_with("Qwen3VL") => ([24, 20, 20], "gelu_pytorch_tanh", 16),
+            Kind::Positioned { .. } => ([11, 11, 10], "gelu_pytorch_tanh", 16),
+        };
+        let config = Self {
+            hidden_size: vision.usize("hidden_size")?,
+            intermediate_size: vision.usize("intermediate_size")?,
+            depth: vision.usize("depth")?,
+            num_heads: vision.usize("num_heads")?,
+            patch_size: vision.usize_or("patch_size", patch)?,
+            temporal_patch_size: vision.usize_or("temporal_patch_size", 2)?,
+            spatial_merge_size: vision.usize_or("spatial_merge_size", 2)?,
+            hidden_act: activation(vision.str_or("hidden_act", acts)?)?,
+            kind,
+            mrope: (mrope_sections(config)?.unwrap_or(sections), !is_windowed),
+            range: PixelRange::read(&processor(checkpoint)?)?,
+            slot: u32::try_from(config.usize("image_token_id")?)
+                .map_err(|_| Error::corrupt("image_token_id is no token"))?,
+        };
+        config.check()?;
+        Ok(Some(config))
+    }
+
+    fn check(&self) -> Result<()> {
+        let Self { hidden_size, num_heads: heads, patch_size, temporal_patch_size, spatial_merge_size, .. } = *self;
+        let has_heads = heads > 0 && hidden_size.is_multiple_of(4 * heads);
+        let is_sound = self.depth > 0 && (1..=256).contains(&patch_size) && (1..=16).contains(&spatial_merge_size);
+        let is_known = match &self.kind {
+            Kind::Windowed { window_size, .. } => *window_size >= patch_size * spatial_merge_size,
+            Kind::Positioned { side, .. } => (1..=4096).contains(side),
+        };
+        if has_heads && is_sound && is_known && (1..=16).contains(&temporal_patch_size) {
+            return Ok(());
+        }
+        let message = format!("{heads} heads for {hidden_size} values, patches of {patch_size} pixels");
+        Err(Error::corrupt(format!("a tower of {message}, merged in squares of {spatial_merge_size}"))
+            .help("the model's configuration is inconsistent"))
+    }
+
+    /// The text's rotation, in which images have two dimensions.
+    pub fn rope(&self, rope: Rope) -> Result<Rope> {
+        let (sections, interleaved) = self.mrope;
+        rope.in_sections(sections, interleaved)
+    }
+
+    /// The rows of a grid, as a grid of squares.
+    fn squares(&self, grid: Grid) -> Grid {
+        Grid { height: grid.height / self.spatial_merge_size, width: grid.width / self.spatial_merge_size }
+    }
+}
+
+/// `mrope_section`, if the configuration has it.
+fn mrope_sections(config: &Settings) -> Result<Option<[usize; 3]>> {
+    let Some(sections) = config.value().pointer("/rope_parameters/mrope_section") else { return Ok(None) };
+    let number = |index: usize| Some(sections.get(index)?.as_u64().filter(|pairs| *pairs < 1024)? as usize);
+    let is_three = sections.as_array().is_some_and(|list| list.len() == 3);
+    match (number(0), number(1), number(2)) {
+        (Some(time), Some(height), Some(width)) if is_three => Ok(Some([time, height, width])),
+        _ => Err(Error::corrupt(format!("mrope_section is {sections}, not three numbers of pairs"))),
+    }
+}
+
+/// The image processor's file, with the defaults of its class.
+fn processor(checkpoint: &Checkpoint) -> Result<Settings> {
+    let settings = checkpoint.processor()?.unwrap_or_else(|| Settings::of([]));
+    settings.with_defaults([("image_mean", CLIP_MEAN.to_vec().into()), ("image_std", CLIP_STD.to_vec().into())])
+}

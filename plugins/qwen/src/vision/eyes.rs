@@ -1,0 +1,156 @@
+//! The image processor: sizes in whole squares of patches, and patches row by row.
+
+use pensieve_sdk::{
+    Error, Measured, MediaItem, MediaKind, MediaSize, Result,
+    nn::vision::{
+        Grid, ItemDescription, Processor,
+        image::{Image, Resample},
+        tiles,
+    },
+    weights::{Checkpoint, Config as Settings},
+};
+
+use super::{Config, Kind, processor};
+
+/// What the template writes for an image, and what stands around it.
+const SLOT: &str = "<|image_pad|>";
+const WITHOUT_TEMPLATE: &str = "<|vision_start|><|image_pad|><|vision_end|>";
+/// The pixels of an image after resizing where a processor's file has no limits.
+const PIXELS: [usize; 2] = [56 * 56, 28 * 28 * 1280];
+/// A larger image is a sign of a damaged file.
+const PIXELS_MAX: usize = 1 << 26;
+/// The largest ratio of an image's sides.
+const RATIO_MAX: u32 = 200;
+
+/// Describes and prepares images.
+pub struct Eyes;
+
+impl Processor for Eyes {
+    fn describe(&self, checkpoint: &Checkpoint) -> Result<Vec<ItemDescription>> {
+        let Some(config) = Config::read(checkpoint)? else { return Ok(Vec::new()) };
+        let file = processor(checkpoint)?;
+        let size = file.value().get("size");
+        let edge = |key: &str| size.and_then(|size| size.get(key)?.as_u64());
+        let limit = |old: &str, key: &str, default: usize| match (file.find_usize(old)?, edge(key)) {
+            (Some(pixels), _) => Ok(pixels),
+            (None, Some(pixels)) => usize::try_from(pixels).map_err(|_| Error::corrupt(format!("{key} is {pixels}"))),
+            (None, None) => Ok::<_, Error>(default),
+        };
+        let square = config.patch_size * config.spatial_merge_size;
+        let (min, max) =
+            (limit("min_pixels", "shortest_edge", PIXELS[0])?, limit("max_pixels", "longest_edge", PIXELS[1])?);
+        let settings = Settings::of([
+            ("patch_size", config.patch_size.into()),
+            ("merge_size", config.spatial_merge_size.into()),
+            ("min_pixels", min.into()),
+            ("max_pixels", max.into()),
+            ("resample", file.usize_or("resample", Resample::Bicubic as usize)?.into()),
+        ]);
+        Sizes::read(&settings)?;
+        let patches = max as u64 / (config.patch_size * config.patch_size) as u64;
+        let values = 3 * config.patch_size * config.patch_size + 8 * config.hidden_size + 2 * config.intermediate_size;
+        let taps = if let Kind::Positioned { taps, .. } = &config.kind { taps.len() } else { 0 };
+        Ok(vec![ItemDescription {
+            kind: MediaKind::Image,
+            placeholder: SLOT.into(),
+            text: Some(WITHOUT_TEMPLATE.into()),
+            slot: config.slot,
+            whole: false,
+            rows_max: max / (square * square),
+            row_values: checkpoint.config().usize("hidden_size")? * (1 + taps),
+            encoder_bytes: 4 * patches * values as u64,
+            rate: None,
+            settings,
+        }])
+    }
+
+    fn measure(&self, settings: &Settings, size: MediaSize) -> Result<Measured> {
+        let sizes = Sizes::read(settings)?;
+        let [height, width] = sizes.squares(size)?;
+        let grid = Grid { height: height * sizes.merge, width: width * sizes.merge };
+        let rows = height * width;
+        Ok(Measured { text: SLOT.repeat(rows), rows: rows as u32, layout: tiles::layout(&[grid]) })
+    }
+
+    fn prepare(&self, settings: &Settings, item: &MediaItem<'_>) -> Result<Vec<u8>> {
+        let sizes = Sizes::read(settings)?;
+        let [height, width] = sizes.squares(item.size)?.map(|squares| squares * sizes.square);
+        let image = Image::of(item)?.resized(width, height, sizes.resample);
+        Ok(tiles::patches(image.pixels(), width, sizes.square / sizes.merge).1)
+    }
+}
+
+/// The settings of the processor.
+struct Sizes {
+    merge: usize,
+    /// Pixels on a side of the squares that become a row.
+    square: usize,
+    min_pixels: usize,
+    max_pixels: usize,
+    resample: Resample,
+}
+
+impl Sizes {
+    fn read(settings: &Settings) -> Result<Self> {
+        let (patch_size, merge) = (settings.usize("patch_size")?, settings.usize("merge_size")?);
+        let (min_pixels, max_pixels) = (settings.usize("min_pixels")?, settings.usize("max_pixels")?);
+        let square = patch_size.saturating_mul(merge);
+        let is_range = min_pixels <= max_pixels && max_pixels <= PIXELS_MAX;
+        if !(1..=256).contains(&patch_size) || !(1..=16).contains(&merge) || !is_range || max_pixels < square * square {
+            let message = format!("images of {min_pixels} to {max_pixels} pixels in patches of {patch_size}");
+            return Err(Error::corrupt(format!("{message}, merged in squares of {merge}")));
+        }
+        Ok(Self { merge, square, min_pixels, max_pixels, resample: Resample::of(settings.usize("resample")?)? })
+    }
+
+    /// The squares of an image down and across: sides are rounded to whole squares, and the image grows or shrinks if it
+    /// has too few pixels or too many.
+    fn squares(&self, size: MediaSize) -> Result<[usize; 2]> {
+        let MediaSize { width, height, .. } = size;
+        if width.max(height) > RATIO_MAX.saturating_mul(width.min(height)) {
+            let message = format!("an image of {width} by {height} pixels is longer than {RATIO_MAX} times its width");
+            return Err(Error::invalid(message).help("cut it into parts"));
+        }
+        let (sides, square) = ([height, width].map(f64::from), self.square as f64);
+        let squares = sides.map(|side| (side / square).round_ties_even());
+        let pixels = squares[0] * squares[1] * square * square;
+        let (min, max) = (self.min_pixels as f64, self.max_pixels as f64);
+        let squares = if pixels > max {
+            let shrink = (sides[0] * sides[1] / max).sqrt();
+            sides.map(|side| (side / shrink / square).floor().max(1.0))
+        } else if pixels < min {
+            let grow = (min / (sides[0] * sides[1])).sqrt();
+            sides.map(|side| (side * grow / square).ceil())
+        } else {
+            squares
+        };
+        // A long image that shrinks to one square in one direction may still have too many in the other.
+        Ok(squares.map(|squares| (squares as usize).clamp(1, usize::from(u16::MAX) / self.merge)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn images_keep_their_proportions_in_whole_squares() {
+        let settings = [("patch_size", 16), ("merge_size", 2), ("min_pixels", 65_536), ("max_pixels", 16_777_216)];
+        let settings = settings.map(|(key, value)| (key, value.into())).into_iter().chain([("resample", 3.into())]);
+        let sizes = Sizes::read(&Settings::of(settings)).unwrap();
+        // Down and across, as the reference's `smart_resize` rounds them.
+        for ([width, height], expected) in [
+            ([1024, 1024], [32, 32]),
+            ([1920, 1080], [34, 60]),
+            ([16, 16], [8, 8]),
+            ([100, 1], [1, 80]),
+            ([48, 5000], [156, 2]),
+            ([9000, 7000], [112, 145]),
+            ([1, 200], [114, 1]),
+        ] {
+            assert_eq!(sizes.squares(MediaSize::image(width, height)).unwrap(), expected, "{width} by {height}");
+        }
+        sizes.squares(MediaSize::image(1, 201)).unwrap_err();
+        assert!(Sizes::read(&Settings::of([("patch_size", 0.into())])).is_err());
+    }
+}
