@@ -13,7 +13,10 @@ use llguidance::Matcher;
 
 use crate::patterns::{ROOT, StateId};
 use crate::token_trie::TokenTrie;
-use crate::{constraint_error::ConstraintError, rules::Rules};
+use crate::{completion, constraint_error::ConstraintError, rules::Rules};
+
+/// A number of JSON gets no more characters; doubles and 64-bit integers have fewer.
+const DIGITS_MAX: usize = 24;
 
 /// An active grammar, or a trigger being watched for, in one sequence.
 #[derive(Clone)]
@@ -21,6 +24,10 @@ pub struct Constraint {
     rules: Arc<Rules>,
     phase: Phase,
     mask: Mask,
+    /// Length of the number that the output ends with.
+    digits: usize,
+    /// The output has more than white space; models part their answer from their reasoning by a blank line.
+    is_begun: bool,
 }
 
 #[derive(Clone)]
@@ -55,7 +62,7 @@ impl Constraint {
         } else {
             rules.answer()
         };
-        Self { rules, phase, mask: Mask::Unknown }
+        Self { rules, phase, mask: Mask::Unknown, digits: 0, is_begun: false }
     }
 
     /// Returns the logits mask for the next token, one bit per token, lowest bit first; `None` if every token is
@@ -88,6 +95,11 @@ impl Constraint {
 
     pub fn accept(&mut self, token: u32) -> Result<(), ConstraintError> {
         self.mask = Mask::Unknown;
+        let bytes = self.rules.vocabulary.bytes(token);
+        let tail = bytes.iter().rev().take_while(|byte| is_numeric(**byte)).count();
+        self.digits = if tail == bytes.len() { self.digits + tail } else { tail };
+        let is_bound = matches!(self.phase, Phase::Bound { .. });
+        self.is_begun |= !is_bound || !bytes.iter().all(u8::is_ascii_whitespace);
         let result = self.take(token).map_err(|error| self.about(error));
         // Keep whatever a panic left behind from the next sequence.
         if let (Err(_), Phase::Bound { rule, .. }) = (&result, &self.phase) {
@@ -111,8 +123,24 @@ impl Constraint {
         matches!(self.phase, Phase::Complete)
     }
 
+    /// Returns tokens that complete the answer from here, if it is JSON that has begun and can be completed.
+    pub fn completion(&self) -> Option<Vec<u32>> {
+        match &self.phase {
+            Phase::Bound { rule, matcher } if self.rules.rules[*rule].is_answer => {
+                panic::catch_unwind(AssertUnwindSafe(|| self.rules.complete(matcher.as_ref().clone()))).ok()?
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns the tokens of about the shortest answer, if it is JSON.
+    pub fn shortest(&self) -> Option<Vec<u32>> {
+        let rule = self.rules.start.map(|rule| &self.rules.rules[rule]).filter(|rule| rule.is_answer)?;
+        panic::catch_unwind(AssertUnwindSafe(|| self.rules.complete(rule.template.start()))).ok()?
+    }
+
     fn make_mask(&mut self) -> Result<Option<Arc<[u32]>>, ConstraintError> {
-        let rules = self.rules.clone();
+        let (rules, digits, is_begun) = (self.rules.clone(), self.digits, self.is_begun);
         match &mut self.phase {
             Phase::Complete => Err(ConstraintError::new("nothing may follow its end")),
             Phase::Free { at } => Ok(rules.barred(&rules.free, *at)),
@@ -138,7 +166,13 @@ impl Constraint {
                     let continuing = continuing.as_slice().iter().chain(std::iter::repeat(&0));
                     return Ok(Some(barred.iter().zip(continuing).map(|(allowed, more)| allowed | more).collect()));
                 }
-                let bits = rules.compute(matcher).inspect_err(|_| rules.rules[*rule].template.spoil())?;
+                let mut bits = rules.compute(matcher).inspect_err(|_| rules.rules[*rule].template.spoil())?;
+                if digits >= DIGITS_MAX && rules.rules[*rule].has_json {
+                    rules.end_number(matcher, &mut bits)?;
+                }
+                if !is_begun && rules.rules[*rule].is_answer {
+                    rules.bar_first(&mut bits, |byte| byte.is_ascii_whitespace());
+                }
                 Ok(Some(bits.into()))
             }
         }
@@ -278,6 +312,35 @@ impl Constraint {
 }
 
 impl Rules {
+    /// Removes the tokens that make a number longer, unless the output is within a string.
+    fn end_number(&self, matcher: &Matcher, bits: &mut [u32]) -> Result<(), ConstraintError> {
+        if advance(&self.vocabulary, &mut matcher.clone(), b'x')? {
+            return Ok(());
+        }
+        self.bar_first(bits, is_numeric);
+        Ok(())
+    }
+
+    /// Removes the tokens that begin with such a byte, unless no other is left.
+    fn bar_first(&self, bits: &mut [u32], is_barred: impl Fn(u8) -> bool) {
+        let mut rest = bits.to_vec();
+        for token in 0..self.vocabulary.size() {
+            if self.vocabulary.bytes(token).first().is_some_and(|byte| is_barred(*byte)) {
+                rest[(token / u32::BITS) as usize] &= !(1 << (token % u32::BITS));
+            }
+        }
+        if rest.iter().any(|word| *word != 0) {
+            bits.copy_from_slice(&rest);
+        }
+    }
+
+    /// Returns the tokens that complete a JSON text.
+    fn complete(&self, mut matcher: Matcher) -> Option<Vec<u32>> {
+        let bytes = completion::complete(&mut matcher, |matcher, byte| advance(&self.vocabulary, matcher, byte))?;
+        let tokens = self.vocabulary.env().ok()?.tok_trie().greedy_tokenize(&bytes);
+        tokens.iter().all(|token| *token < self.vocabulary.size()).then_some(tokens)
+    }
+
     /// Removes the end-of-turn tokens from a mask: a model must not skip a required answer by ending its turn while it
     /// reasons.
     fn without_end(&self, mask: Option<&[u32]>) -> Arc<[u32]> {
@@ -305,6 +368,10 @@ impl Rules {
     fn after(&self, rule: usize) -> Phase {
         if self.resumes(rule) { Phase::Free { at: ROOT } } else { Phase::Complete }
     }
+}
+
+fn is_numeric(byte: u8) -> bool {
+    byte.is_ascii_digit() || matches!(byte, b'.' | b'e' | b'E' | b'+' | b'-')
 }
 
 /// True if the text may end here.

@@ -12,7 +12,9 @@
 
 mod barred;
 mod cache;
+mod closed;
 mod compiler;
+mod completion;
 mod constraint;
 mod constraint_error;
 mod error;

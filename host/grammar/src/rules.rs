@@ -7,7 +7,7 @@ use llguidance::Matcher;
 use crate::patterns::{Patterns, StateId};
 use crate::token_trie::TokenTrie;
 use crate::{barred::Barred, cache::Template, constraint_error::ConstraintError, error::GrammarError};
-use pensieve_protocol::grammar::{Marker, Spec, Then, Trigger};
+use pensieve_protocol::grammar::{Grammar, Marker, Part, Spec, Then, Trigger};
 
 /// Shared by all constraints of one compilation.
 pub(crate) struct Rules {
@@ -23,6 +23,10 @@ pub(crate) struct CompiledRule {
     pub field: String,
     pub template: Arc<Template>,
     pub then: Then,
+    /// It is the JSON that the whole answer consists of.
+    pub is_answer: bool,
+    /// Its numbers are JSON.
+    pub has_json: bool,
 }
 
 /// Markers to watch for and the rules they start; a target of `None` means the output becomes free.
@@ -51,7 +55,17 @@ impl Rules {
         let free = Watch::new(&vocabulary, triggers)?;
         let rules = spec.rules.iter().zip(templates);
         let rules = rules
-            .map(|(rule, template)| CompiledRule { field: rule.field.clone(), template, then: rule.then })
+            .map(|(rule, template)| {
+                let is_json = matches!(rule.grammar, Grammar::JsonSchema { .. });
+                let is_alone = rule.open.is_none() && rule.close.is_none() && rule.then == Then::Stop;
+                let is_answer = is_json && is_alone && rule.trigger == Trigger::Start;
+                let is_schema = |part: &Part| matches!(part.grammar, Grammar::JsonSchema { .. });
+                let has_json = match &rule.grammar {
+                    Grammar::Framed { parts, .. } => parts.iter().all(is_schema),
+                    _ => is_json,
+                };
+                CompiledRule { field: rule.field.clone(), template, then: rule.then, is_answer, has_json }
+            })
             .collect();
         Ok(Arc::new(Self { vocabulary, rules, start, begin, end, free }))
     }

@@ -4,7 +4,7 @@ use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use serde_json::{Value, json};
 
 use crate::token_trie::TokenTrie;
-use crate::{error::GrammarError, limits};
+use crate::{closed, error::GrammarError, limits};
 use pensieve_protocol::grammar::{Grammar, Marker, Part, Rule};
 
 /// Everything that a compiled grammar depends on; the cache key.
@@ -48,7 +48,7 @@ impl Source {
             match compile(&alone) {
                 Ok(()) => {}
                 Err(error) => match &part.grammar {
-                    Grammar::JsonSchema { schema, lenient: true } => part.grammar = any_of_its_type(schema),
+                    Grammar::JsonSchema { schema, lenient: true, .. } => part.grammar = any_of_its_type(schema),
                     _ => return Err(error.at(&part.field)),
                 },
             }
@@ -108,7 +108,9 @@ fn any_of_its_type(schema: &str) -> Grammar {
 /// Compiles a grammar by itself, without the parts embedded in it.
 fn compiled(grammar: &Grammar) -> Result<GrammarWithLexer, GrammarError> {
     match grammar {
-        Grammar::JsonSchema { schema, lenient } => json(schema, *lenient).map(GrammarWithLexer::from_json_schema),
+        Grammar::JsonSchema { schema, lenient, open } => {
+            json(schema, *lenient, *open).map(GrammarWithLexer::from_json_schema)
+        }
         Grammar::Regex(regex) => Ok(GrammarWithLexer::from_regex(regex)),
         Grammar::Lark(lark) | Grammar::Framed { frame: lark, .. } => {
             limits::lark(lark)?;
@@ -118,8 +120,9 @@ fn compiled(grammar: &Grammar) -> Result<GrammarWithLexer, GrammarError> {
 }
 
 /// Returns a schema with our settings in it. The client's own settings, which a schema can carry, are ignored.
-fn json(schema: &str, lenient: bool) -> Result<Value, GrammarError> {
-    let mut schema = limits::schema(schema, lenient)?;
+fn json(schema: &str, lenient: bool, open: bool) -> Result<Value, GrammarError> {
+    let schema = limits::schema(schema, lenient)?;
+    let mut schema = if open { schema } else { closed::close(schema) };
     if schema == Value::Bool(true) {
         schema = json!({});
     }

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::{media::MediaUse, rows::RowsUse};
+
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Card {
     pub architecture: String,
@@ -28,8 +30,24 @@ pub struct Card {
     pub formats: String,
     /// Informational properties for users, a JSON object.
     pub facts: String,
+    /// The use of its hidden rows; `None` if it has none, or the reason why they cannot be used.
+    pub rows: Result<Option<Box<RowsUse>>, String>,
+    /// The items that it reads besides text; `None` if it reads text alone, or the reason why they cannot be used.
+    pub media: Result<Option<Box<MediaUse>>, String>,
     /// Equal for equal weights and tokenizer.
     pub fingerprint: String,
+}
+
+impl Card {
+    /// The use of its hidden rows, if they can be used.
+    pub fn rows(&self) -> Option<&RowsUse> {
+        self.rows.as_ref().ok()?.as_deref()
+    }
+
+    /// The items that it reads besides text, if they can be used.
+    pub fn media(&self) -> Option<&MediaUse> {
+        self.media.as_ref().ok()?.as_deref()
+    }
 }
 
 /// How a model keeps the cache of its sequences.

@@ -16,10 +16,11 @@ use std::{
 use crate::{
     job::{Failure, FailureCode},
     outside::Outside,
+    towers,
 };
 
 /// Files of a checkpoint or adapter folder besides the weights.
-pub const BESIDE_WEIGHTS: [&str; 12] = [
+pub const BESIDE_WEIGHTS: [&str; 14] = [
     "config.json",
     "generation_config.json",
     "tokenizer.json",
@@ -32,6 +33,8 @@ pub const BESIDE_WEIGHTS: [&str; 12] = [
     "chat_template.jinja",
     "chat_template.json",
     "adapter_config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
 ];
 /// Suffixes of weights and of the index of sharded weights.
 const WEIGHTS: [&str; 3] = [".safetensors", ".safetensors.index.json", ".gguf"];
@@ -42,7 +45,7 @@ const PARTS_MAX: u32 = 1000;
 const LINK_CHARS_SHOWN: usize = 300;
 
 /// Lists the paths that a child must be able to read: the folder and the targets of its links, or the file with its
-/// other parts. A missing source is returned unchanged; the reader reports the error.
+/// other parts and the vision towers beside it. A missing source is returned unchanged; the reader reports the error.
 pub fn readable(source: &Path) -> Result<Vec<PathBuf>, Failure> {
     let Ok(resolved) = source.canonicalize() else { return Ok(vec![source.to_path_buf()]) };
     if resolved.is_dir() { folder(source, &resolved) } else { file(source, &resolved) }
@@ -124,6 +127,7 @@ fn file(source: &Path, resolved: &Path) -> Result<Vec<PathBuf>, Failure> {
         [source.parent().and_then(|folder| named_folder(folder).ok()), resolved.parent().map(Path::to_path_buf)];
     let blobs = folders[0].as_deref().and_then(blobs);
     let siblings = parts(name).into_iter().filter(|part| part != name).chain([TOKENIZER.to_owned()]);
+    let siblings = siblings.chain(towers::beside(source));
     for path in siblings.map(|sibling| source.with_file_name(sibling)) {
         let Ok(target) = path.canonicalize() else { continue };
         let is_in = |folder: &Option<PathBuf>| folder.is_some() && target.parent() == folder.as_deref();
@@ -285,6 +289,19 @@ mod tests {
         // In a snapshot the file and its parts are links to blobs.
         symlink("../../blobs/a", at(REVISION).join("q.gguf")).unwrap();
         assert_eq!(resolved(&root, &format!("{REVISION}/q.gguf")).unwrap(), ["hub/models--o--r/blobs/a"]);
+    }
+
+    #[test]
+    fn the_vision_towers_beside_a_file_are_read_with_it() {
+        let (_folder, root) = home();
+        symlink("../../blobs/a", root.join(REVISION).join("text.gguf")).unwrap();
+        fs::write(root.join("hub/models--o--r/blobs/t"), "").unwrap();
+        symlink("../../blobs/t", root.join(REVISION).join("mmproj-F16.gguf")).unwrap();
+        let read = resolved(&root, &format!("{REVISION}/text.gguf")).unwrap();
+        assert_eq!(read, ["hub/models--o--r/blobs/a", "hub/models--o--r/blobs/t"]);
+        symlink(root.join("other/secret"), root.join(REVISION).join("mmproj-x.gguf")).unwrap();
+        let failure = resolved(&root, &format!("{REVISION}/text.gguf")).unwrap_err();
+        assert!(failure.message.contains("mmproj-x.gguf' is a link that leads to"), "{failure}");
     }
 
     #[test]

@@ -53,8 +53,21 @@ pub enum Part {
         /// The id of the call.
         id: String,
         text: String,
+        /// Pictures in the text, in order.
+        images: Vec<PlacedImage>,
         is_error: bool,
     },
+    /// A picture: the index of an item of the request.
+    Image(u32),
+}
+
+/// A picture within a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlacedImage {
+    /// Byte index in the text, at a character's boundary.
+    pub at: u32,
+    /// The index of an item of the request.
+    pub item: u32,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -82,6 +95,25 @@ pub enum ToolChoice {
     Any,
     /// The model must call this tool.
     Named(String),
+}
+
+impl Conversation {
+    /// The items that its turns show, in order.
+    pub fn items(&self) -> impl Iterator<Item = u32> {
+        self.turns.iter().flat_map(|turn| &turn.parts).flat_map(Part::items)
+    }
+}
+
+impl Part {
+    /// The items that it shows, in order.
+    pub fn items(&self) -> impl Iterator<Item = u32> {
+        let (own, placed): (_, &[PlacedImage]) = match self {
+            Self::Image(item) => (Some(*item), &[]),
+            Self::ToolResult { images, .. } => (None, images),
+            Self::Text(_) | Self::Thinking(_) | Self::ToolCall { .. } => (None, &[]),
+        };
+        own.into_iter().chain(placed.iter().map(|image| image.item))
+    }
 }
 
 fn to_text<S: Serializer>(value: &Value, serializer: S) -> Result<S::Ok, S::Error> {

@@ -59,7 +59,7 @@ pub enum Marker {
     Token(u32),
 }
 
-/// What follows when a grammar's text is complete.
+/// The continuation once a grammar's text is complete.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Then {
@@ -76,6 +76,9 @@ pub enum Grammar {
         schema: String,
         /// Ignores keywords that the grammar cannot express, as for tools, instead of failing.
         lenient: bool,
+        /// Objects may have properties beside those that the schema lists, even where it does not say so.
+        #[serde(default)]
+        open: bool,
     },
     /// Matches the whole text. No anchors, no look-around.
     Regex(String),
@@ -115,14 +118,28 @@ impl Rule {
 }
 
 impl Grammar {
-    /// JSON that matches a schema; if `lenient`, as far as the schema can be enforced.
+    /// JSON that matches a schema, without properties that it does not list; if `lenient`, as far as the schema can be
+    /// enforced.
     pub fn json_schema(schema: impl Into<String>, lenient: bool) -> Self {
-        Self::JsonSchema { schema: schema.into(), lenient }
+        Self::JsonSchema { schema: schema.into(), lenient, open: false }
     }
 
     /// Any JSON object: the fallback for a schema that cannot be enforced.
     pub fn any_json_object() -> Self {
         Self::json_schema(r#"{"type":"object"}"#, true)
+    }
+
+    /// Allows properties that its schemas neither list nor rule out.
+    #[must_use]
+    pub fn opened(self) -> Self {
+        match self {
+            Self::JsonSchema { schema, lenient, .. } => Self::JsonSchema { schema, lenient, open: true },
+            Self::Framed { frame, parts } => {
+                let opened = |part: Part| Part { grammar: part.grammar.opened(), ..part };
+                Self::Framed { frame, parts: parts.into_iter().map(opened).collect() }
+            }
+            other => other,
+        }
     }
 
     /// Length of all source texts.

@@ -5,7 +5,7 @@ use std::{fmt, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use crate::grammar::Spec;
+use crate::{grammar::Spec, media::PromptItem};
 
 pub const STOP_BYTES_MAX: usize = 1024;
 
@@ -20,6 +20,8 @@ pub struct Job {
     pub salt: Vec<u8>,
     /// Token ids of the prompt.
     pub tokens: Vec<u32>,
+    /// Images and sounds in the prompt, in order of their tokens, which are disjoint.
+    pub media: Vec<PromptItem>,
     pub max_tokens: u32,
     /// Time limit from arrival at the worker to the last token.
     pub deadline: Option<Duration>,
@@ -35,7 +37,36 @@ pub struct Job {
     /// Report the log-probability of every token, and of this many of the most likely alternatives.
     pub logprobs: Option<u8>,
     pub grammar: Option<Spec>,
+    /// `None` for an answer without recognisable reasoning.
+    pub thinking: Option<Box<Thinking>>,
     pub adapter: Option<AdapterUse>,
+    /// Asks for a row instead of text. Nothing is generated then.
+    pub row: Option<RowWish>,
+}
+
+/// The pooled hidden rows of a job's tokens, after what follows pooling in the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RowWish {
+    /// The row is cut to this many values, and normalized if the model's rows are.
+    pub width: u32,
+}
+
+/// How the reasoning of an answer is recognised, and how it is concluded when it is too long or runs in circles.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Thinking {
+    /// Marker that opens it, special tokens by name.
+    pub open: String,
+    pub close: String,
+    /// The prompt has opened it.
+    pub begun: bool,
+    /// It may be opened anywhere and more than once, rather than only at the start of the answer.
+    pub anywhere: bool,
+    /// Number of its tokens, including those that conclude it; `None` for no limit.
+    pub budget: Option<u32>,
+    /// Tokens that conclude it and begin what follows.
+    pub conclusion: Vec<u32>,
+    /// The same for reasoning that is opened again after a conclusion.
+    pub again: Vec<u32>,
 }
 
 /// One stage of a sampling chain.
@@ -56,8 +87,8 @@ pub struct AdapterUse {
     pub scale: f32,
 }
 
-/// Progress and result of a job. Every job that a worker accepts ends with [`Event::Finished`] or [`Event::Failed`], and no
-/// event follows that.
+/// Progress and result of a job. Every job that a worker accepts ends with [`Event::Finished`], [`Event::Failed`] or
+/// [`Event::Row`], and no event follows that.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Event {
     /// Prefill is about to start.
@@ -79,6 +110,11 @@ pub enum Event {
     },
     /// The job failed; no usage is known.
     Failed(Failure),
+    /// The row that the job asked for; its end.
+    Row {
+        values: Vec<f32>,
+        usage: Usage,
+    },
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -130,7 +166,7 @@ pub struct Usage {
 pub struct Failure {
     pub code: FailureCode,
     pub message: String,
-    /// What to do about it; may be empty.
+    /// How to fix it; may be empty.
     pub help: String,
     /// The request field that is at fault; empty if none is.
     pub field: String,
@@ -216,6 +252,6 @@ impl std::error::Error for Failure {}
 
 impl Event {
     pub fn is_last(&self) -> bool {
-        matches!(self, Self::Finished { .. } | Self::Failed(_))
+        matches!(self, Self::Finished { .. } | Self::Failed(_) | Self::Row { .. })
     }
 }

@@ -12,6 +12,7 @@ use crate::{
     conversation::Conversation,
     grammar::Spec,
     job::Failure,
+    media::KindUse,
     vocabulary::{Alphabet, Vocabulary},
 };
 
@@ -39,13 +40,20 @@ pub struct Numbered<T> {
 pub enum Question {
     /// Read this tokenizer. Always the first question.
     Tokenizer(Tokenizer),
-    /// Parse this chat template; `None` for a checkpoint without one.
-    Template(Option<String>),
+    /// Parse this chat template.
+    Template {
+        /// `None` for a checkpoint without one.
+        source: Option<String>,
+        /// How it writes images, for a model that reads some.
+        images: Option<ImageWords>,
+    },
     /// Render and tokenize a conversation, up to where the model continues.
     Conversation {
         conversation: Box<Conversation>,
         /// Description of the tools for the system prompt, for a template without tool support.
         tools_in_words: Option<String>,
+        /// The texts of the items that the turns show, by their indices.
+        items: Vec<String>,
         /// Separates caches by API key, so that response times reveal nothing about other keys' prompts.
         salt: Vec<u8>,
     },
@@ -63,6 +71,50 @@ pub enum Question {
         syntax: Syntax,
         definition: String,
     },
+    /// Tokenize texts by themselves, without the tokens around them.
+    Texts {
+        texts: Vec<Piece>,
+        salt: Vec<u8>,
+    },
+}
+
+/// The part of a description of images that writing a prompt depends on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageWords {
+    /// The text that the template writes for an image; never empty.
+    pub placeholder: String,
+    /// The text for an image where the template knows none.
+    pub text: String,
+    /// The token that stands for a row.
+    pub slot: u32,
+}
+
+/// A prompt's tokens, and where the items in it are.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PromptTokens {
+    pub tokens: Vec<u32>,
+    /// In order of their tokens, which are disjoint.
+    pub items: Vec<ItemSpan>,
+}
+
+/// The tokens of an item in a prompt, from the first special one to the last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ItemSpan {
+    /// The item's index.
+    pub item: u32,
+    /// The index of its first token.
+    pub start: u32,
+    pub len: u32,
+    /// The number of slots among them.
+    pub slots: u32,
+}
+
+/// A text to tokenize by itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Piece {
+    pub text: String,
+    /// Ranges that a client wrote, in bytes: special tokens in them are plain text.
+    pub plain: Vec<(usize, usize)>,
 }
 
 /// The language of a custom tool's format.
@@ -81,10 +133,14 @@ pub enum Answer {
         takes_tools: bool,
     },
     Tokens(Vec<u32>),
+    /// Of a conversation.
+    Prompt(PromptTokens),
     Compiles,
     /// A regular expression without anchors, of at most [`EXPRESSION_BYTES_MAX`]; or the reason why there is none, for a warning.
     Expression(Result<String, String>),
     Failed(Failure),
+    /// The tokens of each text, in order.
+    TokensOfEach(Vec<Vec<u32>>),
 }
 
 /// The part of a card that tokenizing depends on, except for the template.
@@ -96,6 +152,12 @@ pub struct Tokenizer {
     pub bos: Option<u32>,
     pub add_bos: bool,
     pub eos: Vec<u32>,
+}
+
+impl ImageWords {
+    pub fn of(image: &KindUse) -> Self {
+        Self { placeholder: image.placeholder.clone(), text: image.text.clone(), slot: image.slot }
+    }
 }
 
 impl Tokenizer {

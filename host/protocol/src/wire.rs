@@ -5,8 +5,10 @@
 //! announced, and a frame with unknown, missing or trailing bytes is an error. After an error a reader cannot find the next
 //! frame and closes the connection.
 
+mod items;
 mod messages;
 
+pub use items::{ItemAssembly, command_frames};
 pub use messages::{
     AdapterStats, AttachedAdapter, Attachment, Command, DiskTier, Level, Limits, Load, Loaded, Location, MergedAdapter,
     ModelSpec, PROTOCOL, Provider, Report, Stats, adapter_file_bytes_max,
@@ -38,6 +40,8 @@ pub enum WireError {
     },
     /// The bytes are not exactly one message.
     Malformed(postcard::Error),
+    /// A piece of an item that belongs to no job.
+    StrayItem,
     Inexpressible(postcard::Error),
 }
 
@@ -145,6 +149,7 @@ impl fmt::Display for WireError {
                 write!(f, "a frame of {bytes} bytes exceeds the limit of {bytes_max}")
             }
             Self::Malformed(error) => write!(f, "a frame cannot be decoded: {error}"),
+            Self::StrayItem => f.write_str("a piece of an item in a prompt came without its job"),
             Self::Inexpressible(error) => write!(f, "a message cannot be encoded: {error}"),
         }
     }

@@ -67,7 +67,7 @@ fn damaged_frames_of_workers_and_prompt_processes_are_messages_or_errors() {
         parts: vec![
             Part::Text("hello".into()),
             Part::ToolCall { id: "1".into(), name: "f".into(), arguments: serde_json::json!({"a": [1, null]}) },
-            Part::ToolResult { id: "1".into(), text: "done".into(), is_error: true },
+            Part::ToolResult { id: "1".into(), text: "done".into(), images: Vec::new(), is_error: true },
         ],
     };
     let tools = vec![Tool { name: "f".into(), ..Tool::default() }];
@@ -78,6 +78,7 @@ fn damaged_frames_of_workers_and_prompt_processes_are_messages_or_errors() {
     corpus.extend([Command::Submit(job), Command::Cancel { id: 7 }, Command::Drain].iter().map(body));
     corpus.push(body(&Question::Conversation {
         conversation: Box::new(conversation),
+        items: vec!["<image>".into()],
         tools_in_words: None,
         salt: vec![7; 32],
     }));

@@ -1,5 +1,6 @@
 //! Constraints on small vocabularies of both kinds, driven the way an engine drives them.
 
+mod endings;
 mod figures;
 mod fixture;
 mod hostile;

@@ -48,6 +48,8 @@ pub(super) enum Decoding {
     ByteLevel,
     /// The text itself after some replacements; with `byte_fallback`, `<0x0A>` is a byte.
     Text { replace: Vec<(String, String)>, byte_fallback: bool },
+    /// A token that begins with `prefix` continues a word; every other one begins one, after a space.
+    WordPiece { prefix: String },
 }
 
 impl Document {
@@ -66,6 +68,10 @@ impl Decoding {
         for step in steps(step) {
             match step["type"].as_str().unwrap_or_default() {
                 "ByteLevel" => return Ok(Self::ByteLevel),
+                "WordPiece" => {
+                    let prefix = step["prefix"].as_str().unwrap_or("##").to_owned();
+                    return Ok(Self::WordPiece { prefix });
+                }
                 "ByteFallback" => byte_fallback = true,
                 "Metaspace" => {
                     let space = step["replacement"].as_str().unwrap_or("▁");
@@ -86,7 +92,7 @@ impl Decoding {
                 _ if document.decoder.is_null() => {}
                 other => {
                     return Err(VocabularyError::new(format!(
-                        "has a decoder of type '{other}'; supported are ByteLevel, ByteFallback, Metaspace, Replace, Fuse and Strip"
+                        "has a decoder of type '{other}'; supported are ByteLevel, ByteFallback, Metaspace, Replace, Fuse, Strip and WordPiece"
                     )));
                 }
             }
@@ -112,6 +118,10 @@ impl Decoding {
                 }
                 replace.iter().fold(text.to_owned(), |text, (from, to)| text.replace(from, to)).into_bytes()
             }
+            Self::WordPiece { prefix } => match text.strip_prefix(prefix.as_str()) {
+                Some(rest) => rest.as_bytes().to_vec(),
+                None => format!(" {text}").into_bytes(),
+            },
         }
     }
 }

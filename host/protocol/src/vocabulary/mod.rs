@@ -138,6 +138,27 @@ impl Vocabulary {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
+    /// Spells a text of this program's with the longest tokens that fit, special ones by name. A tokenizer may choose
+    /// others. Empty if there is no token for some byte of it.
+    pub fn spell(&self, text: &str) -> Vec<u32> {
+        let mut rest = text.as_bytes();
+        let occurs = |token: &u32| {
+            let bytes = self.bytes(*token);
+            !bytes.is_empty() && bytes.len() <= rest.len() && rest.windows(bytes.len()).any(|window| window == bytes)
+        };
+        let words: Vec<u32> = (0..self.size()).filter(occurs).collect();
+        let mut tokens = Vec::new();
+        while !rest.is_empty() {
+            let fitting = words.iter().filter(|token| rest.starts_with(self.bytes(**token)));
+            let Some(token) = fitting.max_by_key(|token| (self.bytes(**token).len(), self.is_special(**token))) else {
+                return Vec::new();
+            };
+            rest = &rest[self.bytes(*token).len()..];
+            tokens.push(*token);
+        }
+        tokens
+    }
+
     /// Special tokens, single-byte tokens and those in `extra`, which is all that compiling a grammar needs.
     pub fn alphabet(&self, extra: &[u32]) -> Alphabet {
         let keep = |token: &u32| {

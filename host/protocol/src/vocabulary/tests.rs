@@ -127,6 +127,19 @@ fn a_text_has_at_least_as_many_tokens_as_its_bytes_over_the_longest_one() {
 }
 
 #[test]
+fn word_pieces_continue_a_word_or_begin_one() {
+    let words = json!({"[SEP]": 0, "play": 1, "##ing": 2, "-ing": 3, "##": 4});
+    let added = json!([{"id": 0, "content": "[SEP]", "special": true}]);
+    let read_with = |decoder: Value| {
+        let document = json!({"added_tokens": added, "model": {"vocab": words}, "decoder": decoder});
+        let vocabulary = read(&document, 5, &[]).unwrap();
+        (0..5).map(|id| vocabulary.text_of(&[id])).collect::<Vec<_>>()
+    };
+    assert_eq!(read_with(json!({"type": "WordPiece"})), ["[SEP]", " play", "ing", " -ing", ""]);
+    assert_eq!(read_with(json!({"type": "WordPiece", "prefix": "-"})), ["[SEP]", " play", " ##ing", "ing", " ##"]);
+}
+
+#[test]
 fn refuses_documents_that_do_not_define_bytes() {
     let cases = [
         ("{", "is not a valid tokenizer.json"),
@@ -134,7 +147,7 @@ fn refuses_documents_that_do_not_define_bytes() {
         (r#"{"model":{"vocab":{"a":-1}}}"#, "is not a valid tokenizer.json"),
         (r#"{"model":{"vocab":{"a":1.5}}}"#, "is not a valid tokenizer.json"),
         (r#"{"model":{"vocab":7}}"#, "is not a valid tokenizer.json"),
-        (r#"{"model":{"vocab":{}},"decoder":{"type":"WordPiece"}}"#, "decoder of type 'WordPiece'"),
+        (r#"{"model":{"vocab":{}},"decoder":{"type":"CTC"}}"#, "decoder of type 'CTC'"),
         (r#"{"model":{"vocab":{}},"decoder":7}"#, "decoder of type ''"),
         (
             r#"{"model":{"vocab":{}},"decoder":{"type":"Replace","pattern":{"Regex":"a"},"content":""}}"#,

@@ -4,11 +4,14 @@ use std::{path::PathBuf, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use crate::job::{Event, Failure, Job};
+use crate::{
+    job::{Event, Failure, Job},
+    media::PreparedBytes,
+};
 
 /// Bumped whenever the frames change. A running server whose binary was replaced on disk starts workers of the new
 /// version, and both sides must notice.
-pub const PROTOCOL: u32 = 3;
+pub const PROTOCOL: u32 = 6;
 
 /// Server to worker.
 #[allow(clippy::large_enum_variant, reason = "the large variant is the common one, and is moved only a few times")]
@@ -35,6 +38,12 @@ pub enum Command {
     Stats,
     /// Accept no more jobs, finish the current ones, write the cache to disk, and exit.
     Drain,
+    /// A piece of an item's prepared bytes, for the job that is submitted next.
+    Prepared {
+        /// The item's index in the job.
+        item: u32,
+        bytes: PreparedBytes,
+    },
 }
 
 /// Everything that a worker needs to load its model.
@@ -140,7 +149,14 @@ pub struct Limits {
     pub step_timeout: Duration,
     /// An answer ends when its last `loop_tokens` tokens only repeat one sequence; 0 turns this off.
     pub loop_tokens: u32,
+    /// The same for reasoning, which is then concluded.
+    pub thought_loop_tokens: u32,
 }
+
+/// Default lengths of loops. Ordinary text repeats itself, too: rules in tables, rows of zeros, base64 of empty space.
+/// docs/configuration.md says what was measured.
+const LOOP_TOKENS: u32 = 4096;
+const THOUGHT_LOOP_TOKENS: u32 = 256;
 
 impl Default for Limits {
     fn default() -> Self {
@@ -149,7 +165,8 @@ impl Default for Limits {
             waiting_max: 1024,
             step_tokens_max: 1024,
             step_timeout: Duration::from_secs(60),
-            loop_tokens: 0,
+            loop_tokens: LOOP_TOKENS,
+            thought_loop_tokens: THOUGHT_LOOP_TOKENS,
         }
     }
 }
@@ -265,6 +282,10 @@ pub struct Stats {
     pub forward_us: u64,
     /// Microseconds of steps outside `forward`.
     pub overhead_us: u64,
+    /// Images and sounds that were encoded.
+    pub encoded_items: u64,
+    /// Microseconds in the model's encoder.
+    pub encode_us: u64,
     pub blocks_free: u64,
     /// Blocks of the prefix cache that no sequence uses.
     pub blocks_cached: u64,

@@ -6,7 +6,10 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use super::*;
 use crate::grammar::{Grammar, Marker, Reasoning, Rule, Spec, Then, Trigger};
-use crate::job::{AdapterUse, Event, Failure, FailureCode, Finish, Job, StageSpec, TokenLogprobs, Tokens, Usage};
+use crate::job::{
+    AdapterUse, Event, Failure, FailureCode, Finish, Job, RowWish, StageSpec, Thinking, TokenLogprobs, Tokens, Usage,
+};
+use crate::media::{ItemKind, ItemSize, PREPARED_BYTES_MAX, PromptItem};
 
 fn job() -> Job {
     Job {
@@ -14,6 +17,7 @@ fn job() -> Job {
         client: 7,
         salt: b"key".to_vec(),
         tokens: vec![1, 300, u32::MAX],
+        media: vec![item(b"")],
         max_tokens: 5,
         deadline: Some(Duration::from_millis(1500)),
         seed: 42,
@@ -33,7 +37,26 @@ fn job() -> Job {
                 then: Then::Resume,
             }],
         }),
+        thinking: Some(Box::new(Thinking {
+            close: "</t>".into(),
+            budget: Some(9),
+            conclusion: vec![4],
+            ..Thinking::default()
+        })),
         adapter: Some(AdapterUse { name: "a".into(), scale: 0.5 }),
+        row: Some(RowWish { width: 64 }),
+    }
+}
+
+fn item(prepared: &[u8]) -> PromptItem {
+    PromptItem {
+        start: 1,
+        len: 2,
+        size: ItemSize { kind: ItemKind::Audio, width: 70_000, height: 1 },
+        layout: vec![4; 9],
+        digest: [7; 32],
+        field: "messages[0].content[1]".into(),
+        prepared: prepared.to_vec().into(),
     }
 }
 
@@ -58,7 +81,8 @@ fn commands() -> Vec<Command> {
     let location = Location { path: "/adapters/a".into(), folders: vec!["/adapters".into()] };
     let attach = [Command::Attach { attempt: 7, name: name.clone(), location }, Command::Detach { name }];
     let first = [Command::Load(Box::new(load())), Command::Submit(job()), Command::Cancel { id: 3 }];
-    first.into_iter().chain(attach).chain([Command::Stats, Command::Drain]).collect()
+    let rest = [Command::Stats, Command::Drain, Command::Prepared { item: 3, bytes: vec![0, 255, 7].into() }];
+    first.into_iter().chain(attach).chain(rest).collect()
 }
 
 fn reports() -> Vec<Report> {
@@ -169,6 +193,62 @@ fn events_that_are_too_many_for_one_frame_become_several() {
     let mut frames = vec![1];
     assert!(matches!(encode_report_into(&one, &mut frames), Err(WireError::TooLong { .. })));
     assert_eq!(frames, [1], "nothing of a refused report is left behind");
+}
+
+#[test]
+fn items_go_ahead_of_their_job_in_pieces() {
+    let long: Vec<u8> = (0..3_000_000_u32).map(|i| i as u8).collect();
+    let media = vec![item(&long), item(b""), item(b"short")];
+    let with_items = Command::Submit(Job { media, ..job() });
+    let sent = [Command::Stats, with_items.clone(), Command::Drain, with_items];
+    let (mut assembly, mut received, mut longest) = (ItemAssembly::default(), Vec::new(), 0);
+    for frame in sent.iter().flat_map(command_frames) {
+        let frame = frame.unwrap();
+        longest = longest.max(frame.len());
+        received.extend(assembly.take(decode(&frame[HEADER_BYTES..]).unwrap()).unwrap());
+    }
+    assert_eq!(received, sent);
+    assert!(longest < 1 << 21, "a frame of {longest} bytes");
+}
+
+#[test]
+fn items_without_a_job_and_items_that_are_too_long_are_refused() {
+    let piece = |item, bytes: usize| Command::Prepared { item, bytes: vec![0; bytes].into() };
+    let submit = |items: usize| Command::Submit(Job { media: vec![item(b""); items], ..Job::default() });
+    for commands in [
+        vec![piece(1, 9), submit(1)],
+        vec![piece(0, 9), Command::Stats],
+        vec![piece(1, 9), piece(0, 9)],
+        vec![piece(u32::MAX, 9)],
+        vec![piece(0, 9), submit(1), piece(2, 9), submit(2)],
+    ] {
+        let mut assembly = ItemAssembly::default();
+        let refused = commands.into_iter().find_map(|command| assembly.take(command).err());
+        assert!(matches!(refused, Some(WireError::StrayItem)), "{refused:?}");
+    }
+    let mut assembly = ItemAssembly::default();
+    assembly.take(piece(0, PREPARED_BYTES_MAX)).unwrap();
+    assert!(matches!(assembly.take(piece(0, 1)), Err(WireError::TooLong { .. })));
+}
+
+#[test]
+fn jobs_whose_items_find_no_room_arrive_without_them() {
+    let mut assembly = ItemAssembly::default();
+    let mut sent = |bytes: usize| {
+        for bytes in [bytes, 1] {
+            assembly.take(Command::Prepared { item: 0, bytes: vec![7; bytes].into() }).unwrap();
+        }
+        match assembly.take(Command::Submit(Job { media: vec![item(b"")], ..Job::default() })) {
+            Ok(Some(Command::Submit(job))) => job.media[0].prepared.clone(),
+            other => panic!("{other:?}"),
+        }
+    };
+    let half = PREPARED_BYTES_MAX / 2;
+    let (first, second) = (sent(half), sent(half - 10));
+    assert_eq!((first.len(), second.len()), (half + 1, half - 9));
+    assert_eq!((sent(100).len(), sent(1).len()), (0, 2));
+    drop(first);
+    assert_eq!(sent(half).len(), half + 1);
 }
 
 #[test]

@@ -1,0 +1,42 @@
+//! The shortest way to the end of a JSON text, for an answer that nears its limit.
+//!
+//! A simple search by bytes: what closes something comes first, and of what is demanded the shortest comes next. It
+//! need not find the very shortest text, but it always moves towards the end.
+
+use llguidance::Matcher;
+
+use crate::constraint_error::ConstraintError;
+
+const BYTES_MAX: usize = 8 << 10;
+/// Within a string, and elsewhere.
+const IN_TEXT: &[u8] = b"\"-0";
+const ELSEWHERE: &[u8] = b"}]\":,0ntf{[";
+
+/// Returns the bytes that complete the text of a matcher; `None` if the search finds none. `advance` accepts a byte if
+/// it continues the text.
+pub(crate) fn complete(
+    matcher: &mut Matcher,
+    advance: impl Fn(&mut Matcher, u8) -> Result<bool, ConstraintError>,
+) -> Option<Vec<u8>> {
+    let mut bytes = Vec::new();
+    while !matcher.is_accepting().ok()? {
+        if bytes.len() >= BYTES_MAX {
+            return None;
+        }
+        // Only within a string may both of these come next.
+        let is_text = [b'}', b'x'].iter().all(|byte| continues(matcher, *byte, &advance));
+        let first = if is_text { IN_TEXT } else { ELSEWHERE };
+        let rest = (b'!'..=b'~').chain([b' ']).chain(0x80..0xff);
+        let next = first.iter().copied().chain(rest).find(|byte| matches!(advance(matcher, *byte), Ok(true)))?;
+        bytes.push(next);
+    }
+    Some(bytes)
+}
+
+fn continues(
+    matcher: &Matcher,
+    byte: u8,
+    advance: &impl Fn(&mut Matcher, u8) -> Result<bool, ConstraintError>,
+) -> bool {
+    matches!(advance(&mut matcher.clone(), byte), Ok(true))
+}
