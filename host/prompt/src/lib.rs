@@ -11,6 +11,7 @@
 
 #![cfg_attr(test, allow(clippy::needless_pass_by_value, reason = "tests hand over what they write down"))]
 
+mod heap;
 mod lark;
 mod model;
 mod process;

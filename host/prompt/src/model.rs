@@ -6,7 +6,7 @@ use pensieve_protocol::{
     card::Card,
     conversation::Conversation,
     job::{Failure, FailureCode},
-    prompt::{STACK_BYTES, Tokenizer},
+    prompt::{ImageWords, Piece, PromptTokens, STACK_BYTES, Tokenizer},
     vocabulary::Vocabulary,
 };
 
@@ -34,7 +34,8 @@ impl Model {
     pub fn try_card(card: Card) -> Result<(), Failure> {
         let read = move || -> Result<(), Failure> {
             let mut model = Self::new(&Tokenizer::of(&card))?;
-            model.read_template(card.chat_template.as_deref()).map(drop)
+            let images = card.media().and_then(|media| media.image.as_ref()).map(ImageWords::of);
+            model.read_template(card.chat_template.as_deref(), images).map(drop)
         };
         let failed = |what: &str| {
             let message = format!("reading the model's chat template and tokenizer failed: {what}");
@@ -50,24 +51,35 @@ impl Model {
         &self.vocabulary
     }
 
-    /// Parses a chat template; returns true if the template renders tool definitions itself.
-    pub fn read_template(&mut self, source: Option<&str>) -> Result<bool, Failure> {
-        let template = Template::of(source, self.tokens.specials())?;
+    /// Parses a chat template; returns true if the template renders tool definitions itself. `images` says how it writes
+    /// images, if the model reads some.
+    pub fn read_template(&mut self, source: Option<&str>, images: Option<ImageWords>) -> Result<bool, Failure> {
+        if let Some(images) = &images {
+            self.tokens.check_slot(images.slot)?;
+        }
+        let template = Template::of(source, self.tokens.specials(), images)?;
         Ok(self.template.insert(template).takes_tools())
     }
 
     /// Renders and tokenizes a conversation, up to where the model continues. Cached tokens are reused only under the
-    /// same salt.
+    /// same salt. `items` are the texts of the items that the turns show.
     pub fn conversation(
         &self,
         conversation: &Conversation,
         tools_in_words: Option<&str>,
+        items: &[String],
         salt: &[u8],
-    ) -> Result<Vec<u32>, Failure> {
+    ) -> Result<PromptTokens, Failure> {
         let Some(template) = &self.template else {
             return Err(Failure::new(FailureCode::Internal, "a prompt process has no template yet"));
         };
-        self.tokens.encode(&template.render(conversation, tools_in_words)?, salt)
+        let rendered = template.render(conversation, tools_in_words, items)?;
+        self.tokens.encode(&rendered, template.slot(), salt)
+    }
+
+    /// Tokenizes texts by themselves.
+    pub fn texts(&self, texts: &[Piece], salt: &[u8]) -> Result<Vec<Vec<u32>>, Failure> {
+        texts.iter().map(|piece| self.tokens.encode_piece(piece, salt)).collect()
     }
 
     pub fn text(&self, text: &str, salt: &[u8]) -> Result<Vec<u32>, Failure> {

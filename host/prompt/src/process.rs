@@ -13,7 +13,7 @@ use std::{
     thread,
 };
 
-use crate::{lark, model::Model};
+use crate::{heap, lark, model::Model};
 use pensieve_protocol::{
     job::{Failure, FailureCode},
     prompt::{Answer, GRAMMAR_STACK_BYTES, Numbered, PANICKED, Question, STACK_BYTES},
@@ -25,6 +25,7 @@ use pensieve_protocol::{
 pub fn serve() -> io::Result<()> {
     // Untrusted code must not be able to fill the log; the server learns of a panic from the exit status.
     panic::set_hook(Box::new(|_| {}));
+    heap::prepare();
     let mut output = File::from(io::stdout().as_fd().try_clone_to_owned()?);
     let mut input = io::stdin().lock();
     let Some(first) = read(&mut input)? else { return Ok(()) };
@@ -67,10 +68,14 @@ fn read(input: &mut impl Read) -> io::Result<Option<Numbered<Question>>> {
 fn answer_all(questions: &Receiver<Numbered<Question>>, output: &mut impl Write) -> Result<(), WireError> {
     let mut role = Role::Unknown;
     while let Ok(Numbered { number, message }) = questions.recv() {
+        let reads_model = matches!(message, Question::Tokenizer(_) | Question::Template { .. });
         let Ok(answer) = catch_unwind(AssertUnwindSafe(|| answer(&mut role, message))) else {
             std::process::exit(PANICKED);
         };
         wire::write(output, &Numbered { number, message: answer.unwrap_or_else(Answer::Failed) })?;
+        if reads_model {
+            heap::trim();
+        }
     }
     Ok(())
 }
@@ -78,14 +83,16 @@ fn answer_all(questions: &Receiver<Numbered<Question>>, output: &mut impl Write)
 fn answer(role: &mut Role, question: Question) -> Result<Answer, Failure> {
     match question {
         Question::Tokenizer(tokenizer) => role.begin(Model::new(&tokenizer)?),
-        Question::Template(source) => {
-            let takes_tools = role.model()?.read_template(source.as_deref())?;
+        Question::Template { source, images } => {
+            let takes_tools = role.model()?.read_template(source.as_deref(), images)?;
             Ok(Answer::Template { takes_tools })
         }
-        Question::Conversation { conversation, tools_in_words, salt } => {
-            role.model()?.conversation(&conversation, tools_in_words.as_deref(), &salt).map(Answer::Tokens)
+        Question::Conversation { conversation, tools_in_words, items, salt } => {
+            let prompt = role.model()?.conversation(&conversation, tools_in_words.as_deref(), &items, &salt);
+            prompt.map(Answer::Prompt)
         }
         Question::Text { text, salt } => role.model()?.text(&text, &salt).map(Answer::Tokens),
+        Question::Texts { texts, salt } => role.model()?.texts(&texts, &salt).map(Answer::TokensOfEach),
         Question::Grammar { spec, alphabet } => {
             role.take_programs()?;
             pensieve_grammar::try_compile(alphabet, &spec).map(|()| Answer::Compiles)

@@ -8,4 +8,14 @@ pub(crate) struct Rendered {
     pub text: String,
     /// Ranges in which a client's text looks like a special token but is not one; in order, disjoint.
     pub plain: Vec<Range<usize>>,
+    /// The texts of items; in order, disjoint.
+    pub items: Vec<RenderedItem>,
+}
+
+/// The text of an item.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct RenderedItem {
+    /// Its index.
+    pub item: u32,
+    pub range: Range<usize>,
 }

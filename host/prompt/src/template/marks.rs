@@ -35,7 +35,7 @@ pub(super) struct Controls {
 /// Three characters that do not occur in a conversation.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Marks {
-    open: char,
+    pub open: char,
     close: char,
     /// Ends the text that the model continues.
     pub end: char,
@@ -69,19 +69,21 @@ impl Marks {
                 text.push(char);
             }
         }
-        Rendered { text, plain }
+        Rendered { text, plain, items: Vec::new() }
     }
 }
 
 impl Controls {
-    /// Collects the tokens to search for in the text of this template's clients.
-    pub fn of(specials: &Specials, source: &str) -> Result<Self, aho_corasick::BuildError> {
+    /// Collects the tokens to search for in the text of this template's clients, and the placeholder of images.
+    pub fn of(specials: &Specials, source: &str, placeholder: Option<&str>) -> Result<Self, aho_corasick::BuildError> {
         let steers = |(text, is_special): &&(String, bool)| {
             // A token of white space or of one character controls nothing.
             text.chars().any(|char| !char.is_whitespace())
                 && (*is_special || text.chars().count() > 2 && source.contains(text.as_str()))
         };
-        let tokens: Vec<_> = specials.added.iter().filter(steers).collect();
+        let tokens = specials.added.iter().filter(steers).filter(|(text, _)| Some(text.as_str()) != placeholder);
+        let tokens = tokens.map(|(text, is_special)| (text.as_str(), *is_special));
+        let tokens: Vec<_> = tokens.chain(placeholder.map(|text| (text, true))).collect();
         let texts =
             AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(tokens.iter().map(|(text, _)| text))?;
         Ok(Self { texts, is_special: tokens.iter().map(|(_, is_special)| *is_special).collect() })
@@ -145,7 +147,7 @@ impl Controls {
     pub fn compare(&self, exact: String, marked: &str, marks: Marks) -> Rendered {
         let unmarked = marks.remove(marked);
         if unmarked.text == exact {
-            return Rendered { text: exact, plain: unmarked.plain };
+            return Rendered { text: exact, ..unmarked };
         }
         let of = |text: &str| -> Vec<_> {
             self.texts.find_iter(text).map(|found| (found.pattern(), found.range())).collect()
@@ -158,8 +160,14 @@ impl Controls {
         let is_plain = |place: &Range<usize>| unmarked.plain.iter().any(|plain| overlap(plain, place));
         let pairs = here.into_iter().zip(there);
         let plain = pairs.filter(|(_, (_, there))| is_plain(there)).map(|((_, here), _)| here).collect();
-        Rendered { text: exact, plain }
+        Rendered { text: exact, plain, items: Vec::new() }
     }
+}
+
+/// True if a range overlaps one of others, which are in order and disjoint.
+pub(super) fn overlaps(ranges: &[Range<usize>], range: &Range<usize>) -> bool {
+    let next = ranges.partition_point(|other| other.end <= range.start);
+    ranges.get(next).is_some_and(|other| other.start < range.end)
 }
 
 fn overlap(one: &Range<usize>, other: &Range<usize>) -> bool {

@@ -8,8 +8,11 @@
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
-use super::traits::{Calls, TemplateTraits};
-use pensieve_protocol::conversation::{Conversation, Part, Role, Tool};
+use super::{
+    images::ImageParts,
+    traits::{Calls, TemplateTraits},
+};
+use pensieve_protocol::conversation::{Conversation, Part, PlacedImage, Role, Tool};
 
 /// Separates texts that are joined into one.
 const GAP: &str = "\n\n";
@@ -36,8 +39,9 @@ pub(super) fn messages(
     conversation: &Conversation,
     tools_in_words: Option<&str>,
     traits: &TemplateTraits,
+    images: &mut ImageParts,
 ) -> Vec<Value> {
-    let (leading, steps) = steps(conversation);
+    let (leading, steps) = steps(conversation, images);
     let system: Vec<_> = [conversation.system.as_str(), &leading, tools_in_words.unwrap_or_default()]
         .into_iter()
         .filter(|text| !text.is_empty())
@@ -59,8 +63,8 @@ pub(super) fn messages(
     if traits.user_first && !matches!(steps.first(), Some(ChatMessage::User(_))) {
         steps.insert(0, ChatMessage::User(String::new()));
     }
-    let system = (!system.is_empty() && traits.takes_system).then(|| message("system", &system, traits));
-    system.into_iter().chain(steps.into_iter().map(|step| step.into_message(traits))).collect()
+    let system = (!system.is_empty() && traits.takes_system).then(|| message("system", &system, traits, images));
+    system.into_iter().chain(steps.into_iter().map(|step| step.into_message(traits, images))).collect()
 }
 
 /// Describes the tools as OpenAI's API does, the form that templates were written for.
@@ -84,13 +88,8 @@ pub(super) fn think(message: &mut Value, thoughts: &str) {
     message["reasoning_content"] = json!(thoughts);
 }
 
-/// Wraps a text in the form that the template expects.
-pub(super) fn content(text: &str, traits: &TemplateTraits) -> Value {
-    if traits.content_parts { json!([{ "type": "text", "text": text }]) } else { json!(text) }
-}
-
 /// Splits a conversation into the leading system text and the messages that follow.
-fn steps(conversation: &Conversation) -> (String, Vec<ChatMessage>) {
+fn steps(conversation: &Conversation, images: &ImageParts) -> (String, Vec<ChatMessage>) {
     let mut leading = String::new();
     let mut steps: Vec<ChatMessage> = Vec::new();
     // System texts in the middle are held back for the next user message.
@@ -98,17 +97,18 @@ fn steps(conversation: &Conversation) -> (String, Vec<ChatMessage>) {
     for turn in &conversation.turns {
         match turn.role {
             Role::System if steps.is_empty() && waiting.is_empty() => {
-                leading = joined(&leading, &texts(&turn.parts, GAP));
+                leading = joined(&leading, &texts(&turn.parts, GAP, images));
             }
-            Role::System => waiting = joined(&waiting, &texts(&turn.parts, GAP)),
+            Role::System => waiting = joined(&waiting, &texts(&turn.parts, GAP, images)),
             Role::User => {
                 for part in &turn.parts {
-                    let Part::ToolResult { id, text, is_error } = part else { continue };
+                    let Part::ToolResult { id, text, images: placed, is_error } = part else { continue };
                     let name = name_of(&steps, id);
-                    steps.push(ChatMessage::Result { id: id.clone(), name, text: outcome(text, *is_error) });
+                    let text = outcome(&illustrated(text, placed, images), *is_error);
+                    steps.push(ChatMessage::Result { id: id.clone(), name, text });
                 }
                 let is_result = |part: &Part| matches!(part, Part::ToolResult { .. });
-                let text = joined(&std::mem::take(&mut waiting), &texts(&turn.parts, GAP));
+                let text = joined(&std::mem::take(&mut waiting), &texts(&turn.parts, GAP, images));
                 if !text.is_empty() || !turn.parts.iter().any(is_result) {
                     steps.push(ChatMessage::User(text));
                 }
@@ -124,11 +124,11 @@ fn steps(conversation: &Conversation) -> (String, Vec<ChatMessage>) {
                         Part::ToolCall { id, name, arguments } => {
                             answer.1.push(Call { id: id.clone(), name: name.clone(), arguments: arguments.clone() });
                         }
-                        Part::Text(_) | Part::ToolResult { .. } => {}
+                        Part::Text(_) | Part::ToolResult { .. } | Part::Image(_) => {}
                     }
                 }
                 let (thinking, calls) = answer;
-                steps.push(ChatMessage::Answer { text: texts(&turn.parts, ""), thinking, calls });
+                steps.push(ChatMessage::Answer { text: texts(&turn.parts, "", images), thinking, calls });
             }
         }
     }
@@ -138,12 +138,37 @@ fn steps(conversation: &Conversation) -> (String, Vec<ChatMessage>) {
     (leading, steps)
 }
 
-fn texts(parts: &[Part], gap: &str) -> String {
-    let texts = parts.iter().filter_map(|part| match part {
-        Part::Text(text) if !text.is_empty() => Some(text.as_str()),
-        _ => None,
-    });
-    texts.collect::<Vec<_>>().join(gap)
+/// Joins the texts of parts. Nothing comes between an image and the text around it.
+fn texts(parts: &[Part], gap: &str, images: &ImageParts) -> String {
+    let mut joined = String::new();
+    let mut is_after_text = false;
+    for part in parts {
+        match part {
+            Part::Text(text) if !text.is_empty() => {
+                joined += if is_after_text { gap } else { "" };
+                joined += text;
+                is_after_text = true;
+            }
+            Part::Image(item) => {
+                joined += &images.word(*item);
+                is_after_text = false;
+            }
+            _ => {}
+        }
+    }
+    joined
+}
+
+/// The text of a result with its images.
+fn illustrated(text: &str, placed: &[PlacedImage], images: &ImageParts) -> String {
+    let (mut made, mut done) = (String::new(), 0);
+    for image in placed {
+        let at = text.floor_char_boundary(image.at as usize).max(done);
+        made += &text[done..at];
+        made += &images.word(image.item);
+        done = at;
+    }
+    made + &text[done..]
 }
 
 fn joined(before: &str, after: &str) -> String {
@@ -268,17 +293,17 @@ fn alternating(steps: Vec<ChatMessage>) -> Vec<ChatMessage> {
 }
 
 impl ChatMessage {
-    fn into_message(self, traits: &TemplateTraits) -> Value {
+    fn into_message(self, traits: &TemplateTraits, images: &mut ImageParts) -> Value {
         match self {
-            Self::User(text) => message("user", &text, traits),
+            Self::User(text) => message("user", &text, traits, images),
             Self::Result { id, name, text } => {
-                let mut message = message("tool", &text, traits);
+                let mut message = message("tool", &text, traits, images);
                 message["tool_call_id"] = json!(traits.id(&id));
                 message["name"] = json!(name);
                 message
             }
             Self::Answer { text, thinking, calls } => {
-                let mut message = message("assistant", &text, traits);
+                let mut message = message("assistant", &text, traits, images);
                 if !thinking.is_empty() {
                     think(&mut message, &thinking);
                 }
@@ -319,8 +344,8 @@ impl TemplateTraits {
     }
 }
 
-fn message(role: &str, text: &str, traits: &TemplateTraits) -> Value {
-    json!({ "role": role, "content": content(text, traits) })
+fn message(role: &str, text: &str, traits: &TemplateTraits, images: &mut ImageParts) -> Value {
+    json!({ "role": role, "content": images.content(role, text, traits) })
 }
 
 /// Writes JSON with Python's spacing, which models saw most in training.

@@ -5,6 +5,7 @@
 //! a conversation is converted to a form that this template accepts (`messages`), as trial renderings have determined
 //! (`trials`). A client's text never becomes a special token (`marks`).
 
+mod images;
 mod json;
 mod machine;
 mod marks;
@@ -24,6 +25,7 @@ use minijinja::{Error, ErrorKind, Value};
 use serde_json::{Map, Value as Json, json};
 
 use self::{
+    images::{ImageParts, ImageTraits},
     machine::Machine,
     marks::{Controls, Marks},
     traits::TemplateTraits,
@@ -32,6 +34,7 @@ use crate::{rendered::Rendered, tokens::Specials};
 use pensieve_protocol::{
     conversation::{Conversation, Role},
     job::{Failure, FailureCode},
+    prompt::ImageWords,
 };
 
 /// For a checkpoint without a template: names and colons, which a model trained only on plain text continues as well as
@@ -56,23 +59,26 @@ pub(crate) struct Template {
     machine: Machine,
     traits: TemplateTraits,
     controls: Controls,
+    /// How it writes images, for a model that reads some.
+    images: Option<(ImageWords, ImageTraits)>,
     bos: String,
     eos: String,
 }
 
 impl Template {
     /// Reads a template, or the plain one if the checkpoint has none.
-    pub fn of(source: Option<&str>, specials: &Specials) -> Result<Self, Failure> {
-        Self::read(source.unwrap_or(PLAIN), specials)
+    pub fn of(source: Option<&str>, specials: &Specials, images: Option<ImageWords>) -> Result<Self, Failure> {
+        Self::read(source.unwrap_or(PLAIN), specials, images)
     }
 
-    fn read(source: &str, specials: &Specials) -> Result<Self, Failure> {
+    fn read(source: &str, specials: &Specials, images: Option<ImageWords>) -> Result<Self, Failure> {
         let broken = |message: &str| {
             Failure::new(FailureCode::Unsupported, format!("the model's chat template cannot be used: {message}"))
                 .with_help("use another checkpoint, or complete plain text")
         };
         let machine = Machine::new(source).map_err(|error| broken(&machine::message(&error)))?;
-        let controls = Controls::of(specials, source).map_err(|error| broken(&error.to_string()))?;
+        let controls = Controls::of(specials, source, images.as_ref().map(|images| images.placeholder.as_str()));
+        let controls = controls.map_err(|error| broken(&error.to_string()))?;
         let (bos, eos) = (specials.bos.clone(), specials.eos.clone());
         // A template that runs away once does so every time, and there are two dozen trials.
         let is_spent = Cell::new(false);
@@ -89,7 +95,16 @@ impl Template {
             made.ok()
         };
         let traits = TemplateTraits::of(trial);
-        Ok(Self { machine, traits, controls, bos, eos })
+        let images = images.map(|words| {
+            let found = ImageTraits::of(&words.placeholder, &traits, trial);
+            (words, found)
+        });
+        Ok(Self { machine, traits, controls, images, bos, eos })
+    }
+
+    /// The token that stands for a row of an image, for a model that reads some.
+    pub fn slot(&self) -> Option<u32> {
+        self.images.as_ref().map(|(words, _)| words.slot)
     }
 
     /// True if the template renders tool definitions itself.
@@ -98,25 +113,51 @@ impl Template {
     }
 
     /// Renders up to where the model continues: the start of its turn or, if the last turn is the assistant's and has
-    /// no calls, the end of that turn's text. `tools_in_words` is added to the system prompt.
-    pub fn render(&self, conversation: &Conversation, tools_in_words: Option<&str>) -> Result<Rendered, Failure> {
-        let mut messages = messages::messages(conversation, tools_in_words, &self.traits);
+    /// no calls, the end of that turn's text. `tools_in_words` is added to the system prompt, `items` are the texts of the
+    /// images that the turns show.
+    pub fn render(
+        &self,
+        conversation: &Conversation,
+        tools_in_words: Option<&str>,
+        items: &[String],
+    ) -> Result<Rendered, Failure> {
+        if conversation.items().next().is_none() {
+            let mut images = ImageParts::new(None, ImageTraits::default());
+            return self.render_with(conversation, tools_in_words, &mut images);
+        }
+        let Some((words, traits)) = &self.images else {
+            return Err(Failure::new(FailureCode::Internal, "a text model was given images"));
+        };
+        let texts = serde_json::to_value((conversation, tools_in_words)).unwrap_or_default();
+        let mark = Marks::absent_from(&[&texts]).ok_or_else(no_marks)?.open;
+        let mut images = ImageParts::new(Some(mark), *traits);
+        let rendered = self.render_with(conversation, tools_in_words, &mut images)?;
+        let placed = images.place(rendered, words, items)?;
+        images::check(&placed, conversation.items(), words)?;
+        Ok(placed)
+    }
+
+    fn render_with(
+        &self,
+        conversation: &Conversation,
+        tools_in_words: Option<&str>,
+        images: &mut ImageParts,
+    ) -> Result<Rendered, Failure> {
+        let mut messages = messages::messages(conversation, tools_in_words, &self.traits, images);
         let tools = if self.traits.takes_tools { messages::tools(&conversation.tools) } else { Json::Null };
         let continues = conversation.turns.last().is_some_and(|turn| turn.role == Role::Assistant)
             && messages.last().is_some_and(|last| last["role"] == "assistant" && last["tool_calls"].is_null());
         let variables = variables(conversation);
         let text = Json::Array(std::mem::take(&mut messages));
         let prompt = Prompt { messages: text, tools, variables };
-        let marks = Marks::absent_from(&[&prompt.messages, &prompt.tools, &prompt.variables]).ok_or_else(|| {
-            Failure::new(FailureCode::Invalid, "the conversation uses all characters that Unicode keeps out of texts")
-        })?;
+        let marks = Marks::absent_from(&[&prompt.messages, &prompt.tools, &prompt.variables]).ok_or_else(no_marks)?;
         self.render_prompt(prompt, marks, continues)
     }
 
     fn render_prompt(&self, prompt: Prompt, marks: Marks, continues: bool) -> Result<Rendered, Failure> {
         let exact = self.run(&prompt, continues.then_some(marks.end))?;
         if ![&prompt.messages, &prompt.tools, &prompt.variables].iter().any(|value| self.controls.are_in(value)) {
-            return Ok(Rendered { text: exact, plain: Vec::new() });
+            return Ok(Rendered { text: exact, ..Rendered::default() });
         }
         let Prompt { mut messages, mut tools, mut variables } = prompt;
         if let Json::Array(messages) = &mut messages {
@@ -207,6 +248,10 @@ fn value_of(json: &Json) -> Value {
             Value::from_pairs(fields.iter().map(|(key, value)| (Value::from(key.as_str()), value_of(value))))
         }
     }
+}
+
+fn no_marks() -> Failure {
+    Failure::new(FailureCode::Invalid, "the conversation uses all characters that Unicode keeps out of texts")
 }
 
 fn refusal(error: &Error) -> Failure {

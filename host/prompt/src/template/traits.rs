@@ -1,5 +1,7 @@
 //! The traits in which templates differ.
 
+use serde_json::{Value, json};
+
 /// The features that a template supports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TemplateTraits {
@@ -15,6 +17,13 @@ pub(crate) struct TemplateTraits {
     pub takes_tools: bool,
     /// Form of calls and their results, if supported.
     pub calls: Option<Calls>,
+}
+
+impl TemplateTraits {
+    /// Wraps a text in the form that the template expects.
+    pub fn content(&self, text: &str) -> Value {
+        if self.content_parts { json!([{ "type": "text", "text": text }]) } else { json!(text) }
+    }
 }
 
 /// The form of calls that a template accepts.

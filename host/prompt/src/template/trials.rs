@@ -47,7 +47,7 @@ impl TemplateTraits {
             traits.content_parts = true;
             traits.content_parts = shows(&[traits.user(ASKED)], &[ASKED]);
         }
-        let say = |role: &str, text: &str| json!({ "role": role, "content": messages::content(text, &traits) });
+        let say = |role: &str, text: &str| json!({ "role": role, "content": traits.content(text) });
         let (asked, again, said) = (say("user", ASKED), say("user", AGAIN), say("assistant", SAID));
         let system = say("system", SYSTEM);
         let is_fine = |messages: &[Value], words: &[&str]| shows(messages, words);
@@ -91,7 +91,7 @@ impl TemplateTraits {
     }
 
     fn user(&self, text: &str) -> Value {
-        json!({ "role": "user", "content": messages::content(text, self) })
+        json!({ "role": "user", "content": self.content(text) })
     }
 }
 
@@ -136,6 +136,13 @@ fn calls(render: &impl Trial, tools: &Value, asked: &Value, say: &impl Fn(&str, 
 }
 
 impl Calls {
+    /// A call and its result with this content.
+    pub(super) fn example(&self, traits: &TemplateTraits, content: &Value) -> (Value, Value) {
+        let answer = json!({ "role": "assistant", "content": traits.content("") });
+        let result = json!({ "role": "tool", "content": content });
+        (self.answer(answer, &[(0, TOOL)]), self.result(result, 0, TOOL))
+    }
+
     fn ids(&self) -> [&'static str; 2] {
         if self.short_ids { SHORT_IDS } else { LONG_IDS }
     }

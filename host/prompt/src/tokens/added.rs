@@ -23,6 +23,10 @@ impl Added {
         Ok(Self { texts, tokens: tokens.into_iter().map(|(id, token, _)| (id, token)).collect() })
     }
 
+    pub fn has(&self, id: u32) -> bool {
+        self.tokens.iter().any(|(known, _)| *known == id)
+    }
+
     /// Finds added tokens in a text, except in plain ranges.
     pub fn find(&self, text: &str, is_plain: impl Fn(&Range<usize>) -> bool) -> Vec<(u32, Range<usize>)> {
         let mut found: Vec<(u32, Range<usize>)> = Vec::new();

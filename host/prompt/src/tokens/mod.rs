@@ -10,6 +10,7 @@
 
 mod added;
 mod cache;
+mod longest;
 
 #[cfg(test)]
 mod tests;
@@ -21,11 +22,11 @@ use tokenizers::{
     tokenizer::normalizer,
 };
 
-use self::{added::Added, cache::Cache};
+use self::{added::Added, cache::Cache, longest::Longest};
 use crate::rendered::Rendered;
 use pensieve_protocol::{
     job::{Failure, FailureCode},
-    prompt::Tokenizer as Document,
+    prompt::{ItemSpan, Piece, PromptTokens, Tokenizer as Document},
 };
 
 /// Precedes a stretch that does not open the text, so that the tokenizer does not treat it as the beginning.
@@ -41,6 +42,7 @@ pub(crate) struct Tokens {
     bos: Option<u32>,
     vocabulary: u32,
     cache: Cache,
+    longest: Option<Longest>,
 }
 
 /// The texts of a tokenizer's special tokens.
@@ -81,6 +83,7 @@ impl Tokens {
             bos: document.bos.filter(|_| document.add_bos),
             vocabulary: document.vocabulary,
             cache: Cache::default(),
+            longest: Longest::of(&tokenizer),
             tokenizer,
         })
     }
@@ -90,17 +93,36 @@ impl Tokens {
         &self.specials
     }
 
-    /// Tokenizes a rendered conversation of the client with this salt.
-    pub fn encode(&self, rendered: &Rendered, salt: &[u8]) -> Result<Vec<u32>, Failure> {
+    /// Checks that a token can stand for the rows of items: it is searched in raw text, and joins with nothing beside it.
+    pub fn check_slot(&self, slot: u32) -> Result<(), Failure> {
+        if self.literal.has(slot) {
+            return Ok(());
+        }
+        let message = format!("the description of images names token {slot}, which is no added token of the tokenizer");
+        Err(Failure::new(FailureCode::Unsupported, message).with_help("report this to the plugin's author"))
+    }
+
+    /// Tokenizes a rendered conversation of the client with this salt. `slot` is the token that stands for an item's rows.
+    pub fn encode(&self, rendered: &Rendered, slot: Option<u32>, salt: &[u8]) -> Result<PromptTokens, Failure> {
         let mut ids = Vec::new();
-        self.append(&rendered.text, &rendered.plain, salt, &mut ids).map_err(|error| unusable(&error))?;
-        self.checked(ids)
+        let mut spans: Vec<Option<ItemSpan>> = vec![None; rendered.items.len()];
+        let mut see = |id: u32, place: &Range<usize>, at: usize| {
+            let next = rendered.items.partition_point(|item| item.range.end <= place.start);
+            let Some(item) = rendered.items.get(next).filter(|item| overlap(&item.range, place)) else { return };
+            let at = u32::try_from(at).unwrap_or(u32::MAX);
+            let span = spans[next].get_or_insert(ItemSpan { item: item.item, start: at, len: 0, slots: 0 });
+            span.len = at - span.start + 1;
+            span.slots += u32::from(Some(id) == slot);
+        };
+        self.append(&rendered.text, &rendered.plain, salt, &mut ids, &mut see).map_err(|error| unusable(&error))?;
+        let items = spans.into_iter().flatten().collect();
+        Ok(PromptTokens { tokens: self.checked(ids)?, items })
     }
 
     /// Tokenizes plain text, with a BOS token in front if the model wants one.
     pub fn encode_text(&self, text: &str, salt: &[u8]) -> Result<Vec<u32>, Failure> {
         let mut ids = Vec::from_iter(self.bos);
-        self.append(text, &[], salt, &mut ids).map_err(|error| unusable(&error))?;
+        self.append(text, &[], salt, &mut ids, &mut |_, _, _| ()).map_err(|error| unusable(&error))?;
         // A client that writes BOS by hand wants it once.
         if let (Some(bos), [first, second, ..]) = (self.bos, ids.as_slice())
             && first == second
@@ -111,17 +133,44 @@ impl Tokens {
         self.checked(ids)
     }
 
+    /// Tokenizes a text by itself, without BOS. Special tokens in what a client wrote are plain text.
+    pub fn encode_piece(&self, piece: &Piece, salt: &[u8]) -> Result<Vec<u32>, Failure> {
+        let (mut ids, plain) = (Vec::new(), self.plain(piece));
+        self.append(&piece.text, &plain, salt, &mut ids, &mut |_, _, _| ()).map_err(|error| unusable(&error))?;
+        self.checked(ids)
+    }
+
+    /// The ranges in which a client's part of a text looks like a special token; in order, disjoint.
+    fn plain(&self, piece: &Piece) -> Vec<Range<usize>> {
+        let special = self.specials.added.iter().filter(|(text, special)| *special && !text.is_empty());
+        let within = |range: &Range<usize>| piece.plain.iter().any(|(start, end)| overlap(range, &(*start..*end)));
+        let places = special.flat_map(|(text, _)| piece.text.match_indices(text));
+        let mut found: Vec<_> = places.map(|(at, text)| at..at + text.len()).filter(within).collect();
+        found.sort_by_key(|range| range.start);
+        found.dedup_by(|later, earlier| {
+            let joins = later.start < earlier.end;
+            if joins {
+                earlier.end = earlier.end.max(later.end);
+            }
+            joins
+        });
+        found
+    }
+
+    /// `see` is told each added token of the raw text, its place there, and its index among the ids.
     fn append(
         &self,
         text: &str,
         plain: &[Range<usize>],
         salt: &[u8],
         ids: &mut Vec<u32>,
+        see: &mut impl FnMut(u32, &Range<usize>, usize),
     ) -> Result<(), tokenizers::Error> {
         let is_plain = |range: &Range<usize>| overlaps(plain, range);
         let mut done = 0;
         for (id, place) in self.literal.find(text, is_plain) {
             self.append_stretch(text, done..place.start, plain, salt, ids)?;
+            see(id, &place, ids.len());
             ids.push(id);
             done = place.end;
         }
@@ -183,7 +232,10 @@ impl Tokens {
         if let Some(pre_tokenizer) = self.tokenizer.get_pre_tokenizer() {
             pre_tokenizer.pre_tokenize(&mut pieces)?;
         }
-        pieces.tokenize(|piece| self.tokenizer.get_model().tokenize(piece.get()))?;
+        pieces.tokenize(|piece| match self.longest.as_ref().and_then(|longest| longest.tokenize(piece.get())) {
+            Some(tokens) => Ok(tokens),
+            None => self.tokenizer.get_model().tokenize(piece.get()),
+        })?;
         Ok(pieces.into_encoding(None, 0, OffsetType::None)?.get_ids().to_vec())
     }
 
@@ -228,6 +280,10 @@ impl Tokens {
             }
         }
     }
+}
+
+fn overlap(one: &Range<usize>, other: &Range<usize>) -> bool {
+    one.start < other.end && other.start < one.end
 }
 
 fn overlaps(ranges: &[Range<usize>], range: &Range<usize>) -> bool {

@@ -47,12 +47,30 @@ fn words_that_look_like_special_tokens_are_words() {
         for (added, special) in tokens.specials().added.clone() {
             let text = format!("say {added} twice: {added}");
             let places = text.match_indices(&added).map(|(start, found)| start..start + found.len()).collect();
-            let rendered = Rendered { text: text.clone(), plain: places };
-            let ids = tokens.encode(&rendered, &[]).unwrap();
+            let rendered = Rendered { text: text.clone(), plain: places, items: Vec::new() };
+            let ids = tokens.encode(&rendered, None, &[]).unwrap().tokens;
             let id = tokens.tokenizer.token_to_id(&added).unwrap();
             assert!(!ids.contains(&id), "{fixture}: {added}, special: {special}");
             assert_eq!(tokens.tokenizer.decode(&ids, false).unwrap(), text, "{fixture}");
             assert!(tokens.encode_text(&text, &[]).unwrap().contains(&id));
+        }
+    }
+}
+
+#[test]
+fn special_tokens_in_a_clients_part_of_a_text_are_words() {
+    for fixture in TOKENIZERS {
+        let tokens = Tokens::of(&document(fixture)).unwrap();
+        for (added, special) in tokens.specials().added.clone() {
+            let id = tokens.tokenizer.token_to_id(&added).unwrap();
+            let text = format!("{added} is ours, {added} is not");
+            let ours = tokens.encode_piece(&Piece { text: text.clone(), plain: Vec::new() }, &[]).unwrap();
+            assert_eq!(ours.iter().filter(|other| **other == id).count(), 2, "{fixture}: {added}");
+            let plain = vec![(added.len(), text.len())];
+            let ids = tokens.encode_piece(&Piece { text: text.clone(), plain }, &[]).unwrap();
+            let count = if special { 1 } else { 2 };
+            assert_eq!(ids.iter().filter(|other| **other == id).count(), count, "{fixture}: {added}");
+            assert_eq!(tokens.tokenizer.decode(&ids, false).unwrap(), text, "{fixture}");
         }
     }
 }
@@ -155,4 +173,43 @@ fn tokens_that_the_model_has_no_row_for_are_told() {
     assert!(failure.message.contains("'<|im_start|>'") && failure.message.contains("100 tokens"), "{failure}");
     let broken = Document { json: "{".to_owned(), ..document };
     assert!(Tokens::of(&broken).unwrap_err().message.starts_with("the model's tokenizer cannot be used"));
+}
+
+/// A vocabulary of which the longest token at each place is taken: all bytes, and some tokens of several.
+fn longest() -> Document {
+    let alphabet = (0..256_u32).map(|byte| match byte {
+        0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff => byte,
+        0..=0x20 => 0x100 + byte,
+        0x7f..=0xa0 => 0x121 + byte - 0x7f,
+        _ => 0x143,
+    });
+    let alphabet: Vec<String> = alphabet.map(|code| char::from_u32(code).unwrap().to_string()).collect();
+    let several = ["ab", "abc", "bcd", "Hel", "ello", "ĠĠ", "ort", "wo", "worl", "æĹ"].map(str::to_owned);
+    let vocab: serde_json::Map<String, Value> =
+        alphabet.into_iter().chain(several).zip(1..).map(|(token, id)| (token, json!(id))).collect();
+    let bytes = json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false });
+    let json = json!({
+        "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "post_processor": null,
+        "added_tokens": [], "pre_tokenizer": bytes, "decoder": bytes,
+        "model": {
+            "type": "WordPiece", "unk_token": "!", "continuing_subword_prefix": "",
+            "max_input_chars_per_word": u32::MAX, "vocab": vocab,
+        },
+    });
+    Document { json: json.to_string(), vocabulary: 1 << 20, bos: None, add_bos: false, eos: Vec::new() }
+}
+
+#[test]
+fn the_longest_token_at_each_place_is_found_as_the_crate_finds_it() {
+    let document = longest();
+    let whole = Tokenizer::from_bytes(document.json.as_bytes()).unwrap();
+    let tokens = Tokens::of(&document).unwrap();
+    for text in texts(&tokens).into_iter().chain(["abcdabcdab".into(), "日旦æ".into(), "hello worort".into()]) {
+        let expected = whole.encode_fast(text.as_str(), false).unwrap();
+        assert_eq!(tokens.encode_text(&text, &[]).unwrap(), expected.get_ids(), "{text:?}");
+    }
+    // Two hundred thousand characters, which the crate would search for hours.
+    let long = "Hello, world! ".repeat(15_000);
+    let once = tokens.encode_text("Hello, world! ", &[]).unwrap();
+    assert_eq!(tokens.encode_text(&long, &[]).unwrap(), once.repeat(15_000));
 }

@@ -37,7 +37,7 @@ fn a_damaged_template_renders_or_is_refused() {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/templates");
     let corpus = files(&fixtures, ".jinja");
     let call = Part::ToolCall { id: "123456789".into(), name: "f".into(), arguments: json!({ "a": [1, "x"] }) };
-    let result = Part::ToolResult { id: "123456789".into(), text: "done".into(), is_error: false };
+    let result = Part::ToolResult { id: "123456789".into(), text: "done".into(), images: Vec::new(), is_error: false };
     let conversation = Conversation {
         system: "Be kind.".into(),
         turns: vec![
@@ -56,8 +56,8 @@ fn a_damaged_template_renders_or_is_refused() {
     target.run_on(pensieve_protocol::prompt::STACK_BYTES, |bytes| {
         let source = String::from_utf8_lossy(bytes);
         outcome(|| {
-            let rendered = Template::of(Some(&source), &specials)
-                .and_then(|template| template.render(&conversation, None))
+            let rendered = Template::of(Some(&source), &specials, None)
+                .and_then(|template| template.render(&conversation, None, &[]))
                 .map(|rendered| format!("rendered, plain: {}", rendered.plain.is_empty()));
             rendered.unwrap_or_else(|failure| failure.message)
         })

@@ -100,12 +100,12 @@ fn nothing_is_loaded_and_nothing_beside_the_conversation_is_there() {
 
 #[test]
 fn what_is_wrong_with_a_template_is_told() {
-    let broken = |source: &str| Template::read(source, &Specials::default()).unwrap_err().to_string();
+    let broken = |source: &str| Template::read(source, &Specials::default(), None).unwrap_err().to_string();
     let told = broken("{% if %}\n");
     assert!(told.starts_with("the model's chat template cannot be used: ") && told.contains("line 1"), "{told}");
     let says = |source: &str| {
         let conversation = Conversation { turns: vec![turn(Role::User, "Hi")], ..Conversation::default() };
-        template(source, "", "", &[]).render(&conversation, None).unwrap_err()
+        template(source, "", "", &[]).render(&conversation, None, &[]).unwrap_err()
     };
     let refused = says("{{ raise_exception('not\ntoday') }}");
     assert_eq!(refused.code, FailureCode::Invalid);

@@ -3,6 +3,7 @@
 mod expressions;
 mod fuzz;
 mod hostile;
+mod images;
 mod rendered;
 mod words;
 
@@ -30,7 +31,7 @@ fn text(value: &Json) -> String {
 fn template(source: &str, bos: &str, eos: &str, special: &[&str]) -> Template {
     let added = [&[bos, eos], special].concat();
     let added = added.into_iter().filter(|text| !text.is_empty()).map(|text| (text.to_owned(), true)).collect();
-    Template::read(source, &Specials { bos: bos.into(), eos: eos.into(), added }).unwrap()
+    Template::read(source, &Specials { bos: bos.into(), eos: eos.into(), added }, None).unwrap()
 }
 
 fn turn(role: Role, text: &str) -> Turn {

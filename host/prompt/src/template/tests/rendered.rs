@@ -109,7 +109,7 @@ fn every_conversation_is_rendered_in_a_form_that_the_template_takes() {
             let expect = expect["folded"].as_str().or(expect["text"].as_str()).unwrap();
             let words = (conversation["tools"] == true && facts["tools"] == false).then(|| text(&given["words"]));
             let conversation = read(conversation, &given);
-            let difference = match template.render(&conversation, words.as_deref()) {
+            let difference = match template.render(&conversation, words.as_deref(), &[]) {
                 Ok(found) => difference(&found.text, expect),
                 Err(failure) => Some(failure.to_string()),
             };
@@ -149,8 +149,11 @@ fn part(part: &Json) -> Part {
         "call" => {
             Part::ToolCall { id: text(&value["id"]), name: text(&value["name"]), arguments: value["arguments"].clone() }
         }
-        _ => {
-            Part::ToolResult { id: text(&value["id"]), text: text(&value["text"]), is_error: value["is_error"] == true }
-        }
+        _ => Part::ToolResult {
+            id: text(&value["id"]),
+            text: text(&value["text"]),
+            images: Vec::new(),
+            is_error: value["is_error"] == true,
+        },
     }
 }
