@@ -7,6 +7,7 @@
 //! either, so the process ends by `_exit` unless the first thread returns: no destructors, no exit handlers of other
 //! libraries, nothing that could block.
 
+mod heap;
 mod report_writer;
 mod session;
 mod step_clock;
@@ -66,6 +67,7 @@ enum LoopInput {
 /// Serves the server at the other end of the socket until drained, and returns the exit status for the process. By then
 /// no other thread of the worker runs.
 pub fn run(socket: OwnedFd) -> i32 {
+    heap::prepare();
     let socket = UnixStream::from(socket);
     let Ok(reading) = socket.try_clone() else { return EXIT_SERVER_GONE };
     let clock = Arc::new(StepClock::default());
@@ -113,13 +115,15 @@ fn start(name: &str, code: impl FnOnce() + Send + 'static) {
 }
 
 fn read(mut socket: UnixStream, commands: &mpsc::Sender<LoopInput>, clock: &StepClock) {
+    let mut items = wire::ItemAssembly::default();
     loop {
-        let read = wire::read(&mut socket);
+        let read = wire::read(&mut socket).and_then(|command| command.map(|command| items.take(command)).transpose());
         if clock.has_stopped() {
             return;
         }
         match read {
-            Ok(Some(command)) => {
+            Ok(Some(None)) => {}
+            Ok(Some(Some(command))) => {
                 // The receiver lives as long as the worker.
                 let _ = commands.send(LoopInput::Command(command));
             }

@@ -1,7 +1,7 @@
 //! A running job: its usage, its sampling and its stop conditions. The scheduler has its tokens and blocks; everything
 //! here survives a preemption, so that the job continues as if nothing had happened.
 
-use std::sync::Arc;
+use std::{collections::VecDeque, sync::Arc};
 
 use pensieve_plugin_api::Card;
 
@@ -9,15 +9,22 @@ use super::{
     adapters::AdapterLease,
     chain::{Chain, Picked, Samplers},
     logits::{self, Row},
+    pooled::Pool,
     repetition::RepetitionDetector,
     stops::Stops,
+    thoughts::ThoughtWatch,
 };
 use pensieve_grammar::{Constraint, ConstraintError};
-use pensieve_protocol::job::{Failure, FailureCode, Finish, Job, TokenLogprobs, Usage};
+use pensieve_protocol::job::{Failure, FailureCode, Finish, Job, Thinking, TokenLogprobs, Usage};
 use pensieve_protocol::vocabulary::Vocabulary;
 
 const LOGPROBS_MAX: u8 = 64;
 const STOP_TOKENS_MAX: usize = 1024;
+/// Rounds that make a loop of an answer.
+const ROUNDS: usize = 8;
+/// JSON is held completable in this many times the tokens of its shortest text, and some more, before the limit.
+const ENDING_FACTOR: u32 = 4;
+const ENDING_TOKENS: u32 = 64;
 
 pub struct ActiveJob {
     /// The server knows that it is running.
@@ -25,6 +32,8 @@ pub struct ActiveJob {
     /// Prompt tokens that came from the prefix cache.
     pub reused: u32,
     pub adapter: Option<AdapterLease>,
+    /// The row that it makes instead of text.
+    pub pool: Option<Pool>,
     prompt: u32,
     generated: u32,
     max_tokens: u32,
@@ -35,6 +44,15 @@ pub struct ActiveJob {
     logprobs: Option<u8>,
     constraint: Option<Constraint>,
     repetition: Option<RepetitionDetector>,
+    thoughts: Option<ThoughtWatch>,
+    /// Tokens that come next, whatever the model picks.
+    forced: VecDeque<u32>,
+    /// Tokens that would complete the answer's JSON here, while its limit is near.
+    ending: Vec<u32>,
+    /// Remaining tokens below which that is checked.
+    ending_from: u32,
+    /// The reason for which the answer is being completed by `forced`.
+    cut: Option<Finish>,
 }
 
 /// The parts of a model's vocabulary that answers need.
@@ -82,7 +100,9 @@ impl ActiveJob {
     ) -> Result<Self, Failure> {
         let invalid = |message: String| Err(Failure::new(FailureCode::Invalid, message));
         let tokens = job.tokens.len();
-        let Some(prompt) = u32::try_from(tokens).ok().filter(|tokens| *tokens < context) else {
+        // Text that is not continued may fill the context.
+        let fits = |tokens: &u32| *tokens < context || job.row.is_some() && *tokens == context;
+        let Some(prompt) = u32::try_from(tokens).ok().filter(fits) else {
             let message = format!("the prompt has {tokens} tokens, this model's context has room for {context}");
             return Err(Failure::new(FailureCode::TooLong, message).with_help("shorten the prompt"));
         };
@@ -105,6 +125,7 @@ impl ActiveJob {
             started: false,
             reused: 0,
             adapter: None,
+            pool: None,
             prompt,
             generated: 0,
             max_tokens: job.max_tokens,
@@ -115,13 +136,82 @@ impl ActiveJob {
             logprobs: job.logprobs,
             constraint,
             repetition: None,
-        })
+            thoughts: None,
+            forced: VecDeque::new(),
+            ending: Vec::new(),
+            ending_from: 0,
+            cut: None,
+        }
+        .ready())
     }
 
-    /// Ends the job when its last `tokens` tokens repeat in a loop.
+    /// Ends the job when the last `answer` tokens of its answer repeat in a loop, and concludes reasoning whose last
+    /// `thought` tokens do.
     #[must_use]
-    pub fn ending_in_loops_of(self, tokens: u32) -> Self {
-        Self { repetition: RepetitionDetector::new(tokens), ..self }
+    pub fn ending_in_loops_of(mut self, answer: u32, thinking: Option<&Thinking>, thought: u32) -> Self {
+        self.repetition = RepetitionDetector::new(answer, ROUNDS);
+        self.thoughts = thinking.map(|thinking| ThoughtWatch::new(thinking, thought));
+        if let Some(tokens) = self.thoughts.as_mut().and_then(ThoughtWatch::due) {
+            self.force(tokens);
+        }
+        self
+    }
+
+    /// Measures the shortest JSON that the answer may have.
+    fn ready(mut self) -> Self {
+        let shortest = self.constraint.as_ref().and_then(Constraint::shortest).map(|tokens| tokens.len() as u32);
+        self.ending_from = shortest.map_or(0, |tokens| tokens.saturating_mul(ENDING_FACTOR) + ENDING_TOKENS);
+        self
+    }
+
+    /// Makes these tokens come next if the grammar allows them.
+    fn force(&mut self, tokens: Vec<u32>) {
+        let fits = match &self.constraint {
+            None => true,
+            Some(constraint) => {
+                let mut constraint = constraint.clone();
+                tokens.iter().all(|token| !constraint.is_complete() && constraint.accept(*token).is_ok())
+            }
+        };
+        if fits {
+            self.forced.extend(tokens);
+        }
+    }
+
+    /// Number of tokens that may still be generated.
+    fn room(&self) -> u32 {
+        let context = self.context.saturating_sub(self.prompt + self.generated);
+        context.min(self.max_tokens.saturating_sub(self.generated))
+    }
+
+    /// Replaces a token after which the answer's JSON could no longer be completed within the limit by one that
+    /// completes it.
+    fn within_room(&mut self, token: u32) -> u32 {
+        let room = self.room();
+        if !self.forced.is_empty() || room > self.ending_from || room < 1 {
+            return token;
+        }
+        let Some(constraint) = &self.constraint else { return token };
+        if self.ending.is_empty() {
+            self.ending = constraint.completion().unwrap_or_default();
+        }
+        let mut after = constraint.clone();
+        if after.accept(token).is_err() || after.is_complete() {
+            return token;
+        }
+        match after.completion() {
+            Some(ending) if ending.len() < room as usize => {
+                self.ending = ending;
+                token
+            }
+            _ if self.ending.is_empty() || self.ending.len() > room as usize => token,
+            _ => {
+                self.cut =
+                    Some(if room < self.max_tokens - self.generated { Finish::ContextFull } else { Finish::Length });
+                self.forced.extend(std::mem::take(&mut self.ending));
+                self.forced.front().copied().unwrap_or(token)
+            }
+        }
     }
 
     /// True once `max_tokens` tokens are generated.
@@ -162,9 +252,15 @@ impl ActiveJob {
         };
         let row = match row {
             Row::Logits(row) => row,
-            Row::Best(token) => return token.map(Some).ok_or_else(broken),
+            Row::Best(token) => {
+                let token = token.ok_or_else(broken)?;
+                return Ok(Some(self.forced.front().copied().unwrap_or(token)));
+            }
         };
         let top = logits::highest(row.values()).ok_or_else(broken)?;
+        if let Some(token) = self.forced.front() {
+            return Ok(Some(*token));
+        }
         let mask = match &mut self.constraint {
             Some(constraint) => constraint.mask().map_err(|error| astray(&error))?,
             None => None,
@@ -182,8 +278,9 @@ impl ActiveJob {
         picked.token
     }
 
-    /// Completes a picked token with the log-probabilities of its row.
-    pub fn pick(&self, token: u32, row: Row<'_>) -> Pick {
+    /// Completes a picked token with the log-probabilities of its row. Near the limit another token may take its place.
+    pub fn pick(&mut self, token: u32, row: Row<'_>) -> Pick {
+        let token = self.within_room(token);
         let of = |count| match row {
             Row::Logits(row) => {
                 let row = row.values();
@@ -196,6 +293,9 @@ impl ActiveJob {
 
     pub fn push(&mut self, token: u32, text: &Text) -> Result<DecodeStep, Failure> {
         self.generated += 1;
+        if self.forced.front() == Some(&token) {
+            self.forced.pop_front();
+        }
         let mut bytes = Vec::new();
         let mut finish = if self.stops.ends(token) {
             Some(Finish::EndOfTurn)
@@ -216,9 +316,18 @@ impl ActiveJob {
             constraint.accept(token).map_err(|error| astray(&error))?;
             finish = constraint.is_complete().then_some(Finish::GrammarDone);
         }
-        let loops = self.repetition.as_mut().is_some_and(|detector| detector.push(token));
-        if finish.is_none() && loops {
-            finish = Some(Finish::Repetition);
+        if finish.is_none() && self.forced.is_empty() {
+            finish = self.cut.take();
+        } else if finish == Some(Finish::GrammarDone) {
+            finish = self.cut.take().or(finish);
+        }
+        // Of tokens that are forced it only needs to know.
+        let due = match (&mut self.thoughts, &text.vocabulary) {
+            (Some(thoughts), Ok(vocabulary)) => thoughts.push(token, vocabulary.bytes(token)),
+            _ => None,
+        };
+        if finish.is_none() && self.forced.is_empty() {
+            finish = self.guard(token, due);
         }
         if finish.is_none() && self.is_full() {
             finish = Some(Finish::Length);
@@ -227,6 +336,28 @@ impl ActiveJob {
             finish = Some(Finish::ContextFull);
         }
         Ok(DecodeStep { bytes, finish })
+    }
+
+    /// Concludes reasoning that is too long or loops, and ends an answer that loops.
+    fn guard(&mut self, token: u32, due: Option<Vec<u32>>) -> Option<Finish> {
+        if self.thoughts.as_ref().is_some_and(ThoughtWatch::is_inside) {
+            if let Some(tokens) = due {
+                self.force(tokens);
+            }
+            return None;
+        }
+        if !self.repetition.as_mut().is_some_and(|detector| detector.push(token)) {
+            return None;
+        }
+        // JSON is completed first, so that it stays of use.
+        match self.constraint.as_ref().and_then(Constraint::completion) {
+            Some(ending) if !ending.is_empty() && ending.len() <= self.room() as usize => {
+                self.cut = Some(Finish::Repetition);
+                self.forced.extend(ending);
+                None
+            }
+            _ => Some(Finish::Repetition),
+        }
     }
 
     /// Returns the bytes held back as a possible stop string, at the end of the answer.

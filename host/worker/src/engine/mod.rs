@@ -7,7 +7,7 @@
 //!
 //! The rest has side effects: [`step`] is one step, [`active_jobs`] owns the running jobs, [`model`] and [`chain`] call
 //! plugins, [`adapters`] decides which LoRA adapters are in memory, [`store`] is the prefix cache's tier on disk, and
-//! `identity` names it.
+//! `identity` names it. `items` decides which images of prompts are encoded when. `pooled` makes one row of a text's hidden rows. `thoughts` and `repetition` decide when reasoning is concluded, and which answers loop.
 
 pub mod blocks;
 pub mod scheduler;
@@ -22,6 +22,7 @@ pub mod chain;
 pub mod failures;
 pub mod formats;
 pub mod grammars;
+pub mod items;
 pub mod model;
 pub mod step;
 pub mod store;
@@ -29,8 +30,10 @@ pub mod tier;
 
 mod identity;
 mod logits;
+mod pooled;
 mod repetition;
 mod sampler_thread;
+mod thoughts;
 
 #[cfg(test)]
 mod simulation;

@@ -2,6 +2,8 @@
 //! batches built from plans. A plugin is not trusted: inconsistent sizes fail the load, and rows of logits are marked
 //! before a step, so that an unwritten row cannot pass for another sequence's.
 
+mod encoder;
+
 use std::{sync::Arc, time::Duration};
 
 use pensieve_plugin_api::{
@@ -11,6 +13,7 @@ use pensieve_plugin_api::{
         Offered,
         kv_transfer::{self, KvTransfer},
         merge::{Merge, Merged},
+        rows::Finish,
         sequence_state::SequenceState,
     },
 };
@@ -24,9 +27,11 @@ use super::{
     logits::{LogitsRow, Row},
     scheduler::{Plan, Scheduler},
 };
-use crate::plugin::{HostServices, LoadedPlugin};
+use crate::plugin::{self, HostServices, LoadedPlugin};
 use pensieve_protocol::{
     job::{Failure, FailureCode},
+    media::MediaUse,
+    rows::RowsUse,
     wire::{Load, Location, MergedAdapter},
 };
 
@@ -47,7 +52,27 @@ pub struct Model {
     group_bytes: Option<Vec<usize>>,
     /// True if an opaque model can copy a sequence's state.
     pub copies_sequences: bool,
+    /// The use of its hidden rows; an error says why they cannot be used.
+    pub rows: Result<Option<RowsUse>, String>,
+    /// The items that it reads besides text; an error says why they cannot be used.
+    pub media: Result<Option<MediaUse>, String>,
     batch: Scratch,
+}
+
+/// The adapter and the output of a span.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Asked {
+    pub adapter: Option<SpanAdapter>,
+    /// The wanted hidden rows; `None` for a span of a text that is continued, which wants logits at its end.
+    pub hidden: Option<Want>,
+}
+
+/// The results of a step.
+pub struct Computed<'a> {
+    /// A row for each span that asks for logits, in order.
+    pub rows: Vec<Row<'a>>,
+    /// The wanted hidden rows, in the order of their spans.
+    pub hidden: Vec<f32>,
 }
 
 /// Batch buffers, reused from step to step.
@@ -66,8 +91,11 @@ impl Model {
     pub fn load(load: &Load, services: HostServices, formats: &Formats) -> Result<Self, Failure> {
         let plugin = LoadedPlugin::open(&load.architecture.plugin).map_err(|error| of_load(&error))?;
         let architecture = plugin.architecture(&load.architecture.name).map_err(of_plugin)?;
-        let source = Source { path: text_of(&load.source)?.into(), options: load.spec.options.as_str().into() };
+        let options = plugin.options(&load.spec.options);
+        let source = Source { path: text_of(&load.source)?.into(), options: options.as_str().into() };
         let card = architecture.describe(&source).into_result().map_err(of_plugin)?;
+        let rows = plugin::rows::ask(&architecture, &source, &card);
+        let media = plugin::media::ask(&architecture, &source, &card);
         let request = LoadRequest {
             source,
             device: load.spec.device.as_str().into(),
@@ -106,9 +134,12 @@ impl Model {
         };
         let identity = identity.to_string();
         let (group_bytes, batch) = (None, Scratch::default());
-        let mut model = Self { model, card, resident, identity, group_bytes, copies_sequences: false, batch };
+        let copies_sequences = false;
+        let mut model = Self { model, card, resident, identity, group_bytes, copies_sequences, rows, media, batch };
         model.group_bytes = model.ask_group_bytes()?;
         model.copies_sequences = model.is_opaque() && SequenceState::of(&mut model.model).is_some_and(|of| of.is_ok());
+        model.check_finish()?;
+        model.check_media();
         Ok(model)
     }
 
@@ -144,15 +175,15 @@ impl Model {
         self.group_bytes.as_deref()
     }
 
-    /// Computes a plan's spans; `adapters` has the adapter of each. Returns a row for each span that asks for logits,
-    /// in order. With `only_best`, a model that computes on a device finds each row's best token there.
+    /// Computes a plan's spans; `asked` has the adapter and the output of each. With `only_best`, a model that computes
+    /// on a device finds each row's best token there.
     pub fn forward(
         &mut self,
         plan: &Plan,
         scheduler: &Scheduler,
-        adapters: &[Option<SpanAdapter>],
+        asked: &[Asked],
         only_best: bool,
-    ) -> Result<Vec<Row<'_>>, Failure> {
+    ) -> Result<Computed<'_>, Failure> {
         let only_best = only_best && self.card.candidates > 0 && !self.resident.device.starts_with("cpu");
         let Scratch { tokens, positions, logits, best: (ids, scores, totals) } = &mut self.batch;
         tokens.clear();
@@ -164,18 +195,23 @@ impl Model {
             _ => scheduler.cache_locations(sequence).map(cross).collect(),
         };
         let tables: Vec<Vec<CacheTable<'_>>> = plan.spans.iter().map(|span| tables(span.sequence)).collect();
-        let mut rows = 0;
-        for ((span, tables), adapter) in plan.spans.iter().zip(&tables).zip(adapters) {
+        let (mut rows, mut hidden_rows) = (0, 0);
+        for ((span, tables), asked) in plan.spans.iter().zip(&tables).zip(asked) {
             let (start, range) = (tokens.len() as u32, span.tokens.clone());
             tokens.extend_from_slice(scheduler.tokens(span.sequence).get(range.clone()).unwrap_or_default());
             // Lengths are below the context, which is a u32.
             positions.extend(range.start as u32..range.end as u32);
-            let want = if span.logits { Want::LAST } else { Want::NONE };
-            rows += usize::from(span.logits);
-            let (adapter, adapter_scale) = adapter.map_or((NO_ADAPTER, 1.0), |adapter| (adapter.id, adapter.scale));
             let (len, past) = (range.len() as u32, range.start as u32);
+            let (want, output) = match asked.hidden {
+                Some(want) => (want, Output::HIDDEN),
+                None if !span.logits => (Want::NONE, Output::LOGITS),
+                None => (Want::LAST, if only_best { Output::CANDIDATES } else { Output::LOGITS }),
+            };
+            let wanted = want.rows(len).unwrap_or(0) as usize;
+            *(if asked.hidden.is_some() { &mut hidden_rows } else { &mut rows }) += wanted;
+            let adapter = asked.adapter.map_or((NO_ADAPTER, 1.0), |adapter| (adapter.id, adapter.scale));
+            let (adapter, adapter_scale) = adapter;
             let (sequence, caches) = (scheduler.state_of(span.sequence), tables.as_slice().into());
-            let output = if only_best && span.logits { Output::CANDIDATES } else { Output::LOGITS };
             let mask = [][..].into();
             spans.push(api::Span { sequence, start, len, past, want, output, mask, adapter, adapter_scale, caches });
         }
@@ -192,6 +228,7 @@ impl Model {
             row[0] = f32::NAN;
             row[width - 1] = f32::NAN;
         }
+        let mut hidden = vec![f32::NAN; hidden_rows * self.card.hidden as usize];
         let batch = Batch {
             tokens: tokens.as_slice().into(),
             positions: positions.as_slice().into(),
@@ -203,18 +240,39 @@ impl Model {
             ids: ids.as_mut_slice().into(),
             scores: scores.as_mut_slice().into(),
             totals: totals.as_mut_slice().into(),
-            hidden: (&mut [][..]).into(),
+            hidden: hidden.as_mut_slice().into(),
         };
         self.model.forward(&batch, &mut outputs).into_result().map_err(of_plugin)?;
         if !only_best {
-            return Ok(LogitsRow::all(logits, width).map(Row::Logits).collect());
+            return Ok(Computed { rows: LogitsRow::all(logits, width).map(Row::Logits).collect(), hidden });
         }
-        let found = ids.iter().zip(scores).zip(totals.chunks_exact(2));
+        let found = ids.iter().zip(scores.iter()).zip(totals.chunks_exact(2));
         let is_sound =
             |id: u32, score: f32, total: f32| (id as usize) < width && score.is_finite() && total.is_finite();
-        Ok(found
-            .map(|((id, score), total)| Row::Best(Some(*id).filter(|id| is_sound(*id, *score, total[0]))))
-            .collect())
+        let best = |((id, score), total): ((&u32, &f32), &[f32])| {
+            Row::Best(Some(*id).filter(|id| is_sound(*id, *score, total[0])))
+        };
+        Ok(Computed { rows: found.map(best).collect(), hidden })
+    }
+
+    /// Applies what follows pooling, if anything does, to pooled rows. Returns as many rows.
+    pub fn finish(&mut self, rows: Vec<Vec<f32>>) -> Result<Vec<Vec<f32>>, Failure> {
+        let width = self.rows.as_ref().ok().and_then(Option::as_ref).and_then(|rows| rows.finish);
+        let Some(width) = width.map(|width| width as usize).filter(|_| !rows.is_empty()) else { return Ok(rows) };
+        let (pooled, mut finished) = (rows.concat(), vec![f32::NAN; rows.len() * width]);
+        let offered = Finish::of(&mut self.model).ok_or_else(unfinished)?.map_err(of_plugin)?;
+        { offered }.finish(&pooled, &mut finished).map_err(of_plugin)?;
+        Ok(finished.chunks_exact(width).map(<[f32]>::to_vec).collect())
+    }
+
+    /// Checks that a model whose rows need finishing can finish them.
+    fn check_finish(&mut self) -> Result<(), Failure> {
+        match &self.rows {
+            Ok(Some(rows)) if rows.finish.is_some() => {
+                Finish::of(&mut self.model).ok_or_else(unfinished)?.map(drop).map_err(of_plugin)
+            }
+            _ => Ok(()),
+        }
     }
 
     pub fn release(&mut self, sequence: u64) {
@@ -263,6 +321,11 @@ impl AdapterHost for Model {
         // A model that cannot drop an adapter keeps it until the worker exits; no job can name it any more.
         let _ = self.model.detach(adapter);
     }
+}
+
+fn unfinished() -> Failure {
+    let message = "the model does not offer what follows the pooling of its rows, which its description has";
+    Failure::new(FailureCode::Plugin, message).with_help("this is a defect of the plugin; tell its author")
 }
 
 fn read_merged(merged: &[MergedAdapter], formats: &Formats) -> Result<Vec<Merged>, Failure> {

@@ -1,8 +1,5 @@
-//! Detects answers that loop: small models repeat a line, or a tool call, until their context is full. Ending such an
-//! answer is optional, as a table or a drawing may legitimately repeat.
-
-/// The number of consecutive repetitions that count as a loop.
-const ROUNDS: usize = 4;
+//! Detects answers that loop: small models repeat a line, or a tool call, until their context is full. A table or a
+//! drawing may legitimately repeat, so what counts as a loop is long.
 
 /// Watches the tokens of one answer.
 #[derive(Debug)]
@@ -18,11 +15,11 @@ pub struct RepetitionDetector {
 }
 
 impl RepetitionDetector {
-    /// Detects a loop when the last `tokens` tokens are one sequence repeated at least four times; `None` if `tokens`
-    /// is too small for that.
-    pub fn new(tokens: u32) -> Option<Self> {
+    /// Detects a loop when the last `tokens` tokens are one sequence repeated at least `rounds` times; `None` if
+    /// `tokens` is too small for that.
+    pub fn new(tokens: u32, rounds: usize) -> Option<Self> {
         let tokens = tokens as usize;
-        let longest = tokens / ROUNDS;
+        let longest = tokens / rounds;
         (longest > 0).then(|| Self { recent: Vec::with_capacity(longest), next: 0, runs: vec![0; longest], tokens })
     }
 
@@ -52,7 +49,7 @@ mod tests {
 
     /// Number of tokens after which an answer is ended; `None` if it never is.
     fn ends(limit: u32, tokens: impl IntoIterator<Item = u32>) -> Option<usize> {
-        let mut detector = RepetitionDetector::new(limit).unwrap();
+        let mut detector = RepetitionDetector::new(limit, 4).unwrap();
         tokens.into_iter().position(|token| detector.push(token)).map(|place| place + 1)
     }
 
@@ -88,6 +85,6 @@ mod tests {
 
     #[test]
     fn too_few_tokens_mean_that_nothing_is_watched() {
-        assert!((0..4).all(|tokens| RepetitionDetector::new(tokens).is_none()));
+        assert!((0..4).all(|tokens| RepetitionDetector::new(tokens, 4).is_none()));
     }
 }

@@ -10,6 +10,8 @@
 
 use std::collections::{HashMap, VecDeque};
 
+use super::blocks::{ItemSpan, SequenceText};
+
 #[derive(Debug)]
 pub struct StateTable {
     states_max: usize,
@@ -37,6 +39,7 @@ struct Parked {
     state: u64,
     salt: Vec<u8>,
     text: Vec<u32>,
+    items: Vec<ItemSpan>,
 }
 
 impl StateTable {
@@ -52,9 +55,12 @@ impl StateTable {
 
     /// Assigns a state to a sequence; returns how many tokens of its prompt the state has already seen. The last token
     /// is never among them, as its logits are needed.
-    pub fn open(&mut self, sequence: u64, salt: &[u8], prompt: &[u32]) -> usize {
+    pub fn open<'a>(&mut self, sequence: u64, salt: &[u8], prompt: impl Into<SequenceText<'a>>) -> usize {
+        let SequenceText { tokens: prompt, items, .. } = prompt.into();
         let fits = |parked: &&Parked| {
-            parked.salt == salt && parked.text.len() < prompt.len() && prompt.starts_with(&parked.text)
+            let seen = parked.text.len();
+            let items = &items[..items.partition_point(|item| item.tokens.start < seen)];
+            parked.salt == salt && seen < prompt.len() && prompt.starts_with(&parked.text) && parked.items == items
         };
         let longest = self.parked.iter().filter(fits).map(|parked| parked.text.len()).max();
         let index =
@@ -78,11 +84,15 @@ impl StateTable {
         known
     }
 
-    /// Closes a sequence whose state has seen this text; `None` if the state must not be reused.
-    pub fn close(&mut self, sequence: u64, salt: Vec<u8>, seen: Option<Vec<u32>>) {
+    /// Closes a sequence whose state has seen this text and the items that begin in it; `None` if the state must not be
+    /// reused.
+    pub fn close(&mut self, sequence: u64, salt: Vec<u8>, seen: Option<(Vec<u32>, Vec<ItemSpan>)>) {
         let Some(state) = self.live.remove(&sequence) else { return };
-        match seen.filter(|text| !text.is_empty()) {
-            Some(text) => self.parked.push_back(Parked { state, salt, text }),
+        match seen.filter(|(text, _)| !text.is_empty()) {
+            Some((text, mut items)) => {
+                items.retain(|item| item.tokens.start < text.len());
+                self.parked.push_back(Parked { state, salt, text, items });
+            }
             None => self.changes.push(Change::Drop(state)),
         }
     }
@@ -111,7 +121,7 @@ mod tests {
 
     fn ended(table: &mut StateTable, sequence: u64, text: &[u32]) {
         table.open(sequence, SALT, text);
-        table.close(sequence, SALT.to_vec(), Some(text.to_vec()));
+        table.close(sequence, SALT.to_vec(), Some((text.to_vec(), Vec::new())));
     }
 
     #[test]
@@ -119,12 +129,12 @@ mod tests {
         let mut table = StateTable::new(4);
         ended(&mut table, 1, &[1, 2]);
         ended(&mut table, 2, &[7, 8, 9]);
-        table.open(3, SALT, &[1, 2, 3]);
+        table.open(3, SALT, &vec![1, 2, 3]);
         assert_eq!(table.state_of(3), 1);
-        table.close(3, SALT.to_vec(), Some(vec![1, 2, 3, 4]));
-        assert_eq!(table.open(4, SALT, &[1, 2, 3, 4, 5]), 4);
+        table.close(3, SALT.to_vec(), Some((vec![1, 2, 3, 4], Vec::new())));
+        assert_eq!(table.open(4, SALT, &vec![1, 2, 3, 4, 5]), 4);
         assert_eq!(table.state_of(4), 1, "a state keeps its name through all its sequences");
-        assert_eq!(table.open(5, SALT, &[1, 2, 3, 4, 5]), 0, "a state is continued once");
+        assert_eq!(table.open(5, SALT, &vec![1, 2, 3, 4, 5]), 0, "a state is continued once");
         assert!(table.take_changes().is_empty());
     }
 
@@ -132,9 +142,9 @@ mod tests {
     fn neither_the_same_prompt_nor_another_salt_takes_a_state_over() {
         let mut table = StateTable::new(4);
         ended(&mut table, 1, &[1, 2]);
-        assert_eq!(table.open(2, SALT, &[1, 2]), 0);
-        assert_eq!(table.open(3, SALT, &[1, 3, 2]), 0);
-        assert_eq!(table.open(4, b"other", &[1, 2, 3]), 0);
+        assert_eq!(table.open(2, SALT, &vec![1, 2]), 0);
+        assert_eq!(table.open(3, SALT, &vec![1, 3, 2]), 0);
+        assert_eq!(table.open(4, b"other", &vec![1, 2, 3]), 0);
     }
 
     #[test]
@@ -142,9 +152,9 @@ mod tests {
         let mut table = StateTable::new(2);
         ended(&mut table, 1, &[1]);
         ended(&mut table, 2, &[2]);
-        table.open(3, SALT, &[3]);
+        table.open(3, SALT, &vec![3]);
         assert_eq!(table.take_changes(), [Change::Drop(1)]);
-        table.open(4, SALT, &[4]);
+        table.open(4, SALT, &vec![4]);
         assert_eq!((table.take_changes(), table.parked()), (vec![Change::Drop(2)], 0));
     }
 
@@ -153,20 +163,24 @@ mod tests {
         let mut table = StateTable::new(3);
         table.allow_copies();
         ended(&mut table, 1, &[1, 2]);
-        assert_eq!((table.open(2, SALT, &[1, 2, 3]), table.state_of(2)), (2, 2));
-        assert_eq!((table.open(3, SALT, &[1, 2, 4]), table.state_of(3)), (2, 3));
+        assert_eq!((table.open(2, SALT, &vec![1, 2, 3]), table.state_of(2)), (2, 2));
+        assert_eq!((table.open(3, SALT, &vec![1, 2, 4]), table.state_of(3)), (2, 3));
         assert_eq!(table.take_changes(), [Change::Copy { from: 1, to: 2 }, Change::Copy { from: 1, to: 3 }]);
-        table.close(2, SALT.to_vec(), Some(vec![1, 2, 3]));
-        assert_eq!((table.open(4, SALT, &[1, 2, 3, 4]), table.state_of(4)), (3, 2), "without room the state goes on");
+        table.close(2, SALT.to_vec(), Some((vec![1, 2, 3], Vec::new())));
+        assert_eq!(
+            (table.open(4, SALT, &vec![1, 2, 3, 4]), table.state_of(4)),
+            (3, 2),
+            "without room the state goes on"
+        );
         assert_eq!(table.take_changes(), []);
-        table.open(5, SALT, &[9]);
+        table.open(5, SALT, &vec![9]);
         assert_eq!(table.take_changes(), [Change::Drop(1)], "what was copied makes room first");
     }
 
     #[test]
     fn a_state_that_failed_is_dropped() {
         let mut table = StateTable::new(2);
-        table.open(1, SALT, &[1]);
+        table.open(1, SALT, &vec![1]);
         table.close(1, SALT.to_vec(), None);
         assert_eq!((table.take_changes(), table.parked()), (vec![Change::Drop(1)], 0));
     }

@@ -7,6 +7,8 @@
 //! model itself must still be usable, and the next step serves the others.
 
 mod admission;
+mod media;
+mod rows;
 
 use std::{
     collections::HashSet,
@@ -20,11 +22,13 @@ use super::{
     blocks::Kind,
     chain::Samplers,
     grammars::Grammars,
-    model::{Model, micros},
-    scheduler::{Config, Ended, Plan, Scheduler},
+    items::Items,
+    model::{Asked, Computed, Model, micros},
+    scheduler::{Config, Ended, Plan, Scheduler, Span},
     states::Change,
     tier::Tier,
 };
+use media::EncoderTurn;
 use pensieve_protocol::{
     job::{Event, Failure, FailureCode, Finish, Tokens, Usage},
     wire::{Load, Loaded, Stats},
@@ -45,9 +49,13 @@ pub struct Engine {
     samplers: Samplers,
     adapters: Adapters,
     grammars: Grammars,
+    items: Items,
+    encoder_turn: EncoderTurn,
     events: Vec<(u64, Event)>,
     /// Length of a loop that ends an answer; 0 to let loops run.
     loop_tokens: u32,
+    /// The same for reasoning.
+    thought_loop_tokens: u32,
     stats: Stats,
     last_forward: Duration,
     born: Instant,
@@ -69,6 +77,8 @@ impl Engine {
         let blocks = tier.table(&model);
         let text = Text::of(&model.card);
         let mut scheduler = Scheduler::new(config, blocks);
+        let items =
+            model.media_use().map_or_else(Items::default, |media| Items::new(media.rows_bytes(), media.batch_rows()));
         if model.copies_sequences {
             scheduler.states().allow_copies();
         }
@@ -80,8 +90,11 @@ impl Engine {
             samplers,
             adapters: Adapters::new(load.spec.adapter_memory, load.adapter_deadline),
             grammars: Grammars::default(),
+            items,
+            encoder_turn: EncoderTurn::default(),
             events: Vec::new(),
             loop_tokens: limits.loop_tokens,
+            thought_loop_tokens: limits.thought_loop_tokens,
             stats: Stats::default(),
             last_forward: Duration::ZERO,
             born: Instant::now(),
@@ -93,33 +106,47 @@ impl Engine {
         let began = Instant::now();
         self.admit_waiting();
         self.tier.spill_before_step(self.jobs.scheduler_mut(), &mut self.model);
+        self.set_gates();
         let mut plan = self.jobs.plan(self.born.elapsed());
         self.note(&plan);
         self.release_states();
         plan.spans.retain(|span| self.jobs.contains(span.sequence));
         let patience = if plan.spans.is_empty() { IMPORT_TIME } else { self.last_forward.min(IMPORT_TIME) };
         let imported = self.tier.import(self.jobs.scheduler_mut(), &mut self.model, patience);
+        let encoding = self.encode(&plan);
+        self.place(&mut plan);
         if plan.spans.is_empty() {
-            return imported;
+            return imported || !encoding.is_zero();
         }
+        // The pace of prompts depends on the rest of the step alone.
+        let began = began + encoding;
         let computing = Instant::now();
-        let asked: HashSet<u64> = plan.spans.iter().filter(|span| span.logits).map(|span| span.sequence).collect();
+        let wanted = |span: &Span| {
+            let job = self.jobs.get(span.sequence);
+            let hidden = job.and_then(|job| job.pool.as_ref()).map(|pool| pool.want(&span.tokens, span.logits));
+            Asked { adapter: job.and_then(|job| job.adapter.as_ref()).map(|lease| lease.span), hidden }
+        };
+        let wanted: Vec<Asked> = plan.spans.iter().map(wanted).collect();
+        let continued = |(span, wanted): &(&Span, &Asked)| span.logits && wanted.hidden.is_none();
+        let continued = plan.spans.iter().zip(&wanted).filter(continued).map(|(span, _)| span.sequence);
+        let continued: Vec<u64> = continued.collect();
+        let asked: HashSet<u64> = continued.iter().copied().collect();
         let only_best = asked.iter().all(|id| self.jobs.get(*id).is_some_and(ActiveJob::takes_best));
-        let lease = |id| self.jobs.get(id).and_then(|job| job.adapter.as_ref());
-        let adapters: Vec<_> = plan.spans.iter().map(|span| lease(span.sequence).map(|lease| lease.span)).collect();
         let (jobs, scheduler) = self.jobs.split();
         let bound = jobs.filter(|(id, _)| asked.contains(id));
         let constraints = bound.filter_map(|(_, job)| job.constraint_mut()).collect();
-        let rows = self.grammars.overlap(constraints, || self.model.forward(&plan, scheduler, &adapters, only_best));
+        let rows = self.grammars.overlap(constraints, || self.model.forward(&plan, scheduler, &wanted, only_best));
         let computed = computing.elapsed();
         self.last_forward = computed;
         match rows {
             Err(failure) => self.fail_all(&plan, &failure),
-            Ok(rows) => {
-                let wanted = plan.spans.iter().filter(|span| span.logits).zip(rows);
-                let rows: Vec<_> = wanted.map(|(span, row)| (span.sequence, row)).collect();
+            Ok(Computed { rows, hidden }) => {
+                let rows: Vec<_> = continued.into_iter().zip(rows).collect();
                 let picks = self.jobs.pick(&rows, &mut self.samplers);
+                let pooled = self.pool(&plan, &wanted, &hidden);
                 self.take(&plan, picks, began);
+                self.hand_out(pooled);
+                self.leave_items(&plan);
             }
         }
         self.stats.steps += 1;
@@ -206,6 +233,7 @@ impl Engine {
         for &id in &plan.preempted {
             self.stats.preemptions += 1;
             self.model.release(id);
+            self.items.lost(id);
         }
         for &(id, ended) in &plan.ended {
             let reason = match ended {
@@ -293,12 +321,15 @@ impl Engine {
 
     /// Frees everything that a job holds.
     fn close(&mut self, id: u64, how: Close) -> Option<ActiveJob> {
+        self.displace(id);
         let mut job = self.jobs.close(id, how)?;
         self.stats.reused_tokens += u64::from(job.reused);
         if !self.model.is_opaque() {
             self.model.release(id);
         }
         self.release_states();
+        self.items.forget(id);
+        self.close_items();
         self.return_lease(&mut job);
         Some(job)
     }

@@ -2,7 +2,11 @@
 //! computes with it.
 
 use pensieve_plugin_api::{self as api, CacheKind};
-use pensieve_protocol::card::{Card, State};
+use pensieve_protocol::{
+    card::{Card, State},
+    media::MediaUse,
+    rows::RowsUse,
+};
 
 /// Maximum size of a tokenizer.
 const TOKENIZER_BYTES_MAX: usize = 128 << 20;
@@ -13,8 +17,13 @@ const CHUNK_TOKENS: u32 = 512;
 /// Number of slots for a sequence and the copies of its state.
 const SLOTS: u64 = 4;
 
-/// Copies and validates a plugin's card. The error names the field that is invalid.
-pub fn read(card: &api::Card) -> Result<Card, String> {
+/// Copies and validates a plugin's card, with the descriptions of its hidden rows and of its media. The error names the field that is
+/// invalid.
+pub fn read(
+    card: &api::Card,
+    rows: Result<Option<RowsUse>, String>,
+    media: Result<Option<MediaUse>, String>,
+) -> Result<Card, String> {
     let state = state(card)?;
     if card.vocabulary == 0 || card.context == 0 {
         return Err("its vocabulary or its context is empty".into());
@@ -40,6 +49,8 @@ pub fn read(card: &api::Card) -> Result<Card, String> {
         eos: card.eos.to_vec(),
         formats: text("list of formats", &card.formats, TEXT_BYTES_MAX)?,
         facts: text("list of facts", &card.facts, TEXT_BYTES_MAX)?,
+        rows: rows.map(|rows| rows.map(Box::new)),
+        media: media.map(|media| media.map(Box::new)),
         fingerprint: text("fingerprint", &card.fingerprint, 512)?,
     })
 }

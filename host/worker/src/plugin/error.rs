@@ -61,7 +61,7 @@ impl LoadError {
         Self { path: path.to_path_buf(), reason }
     }
 
-    /// What happened, to which plugin, without the help.
+    /// States what happened to which plugin, without the help.
     pub fn message(&self) -> String {
         let name = match self.reason {
             Reason::NotFound | Reason::Unreadable(_) => self.path.as_os_str(),

@@ -16,13 +16,14 @@ use pensieve_plugin_api::{
         sabi_types::VersionNumber,
         std_types::RStr,
     },
+    ext::media::Prepare,
 };
 use std::{
     fmt,
     path::{Path, PathBuf},
 };
 
-use pensieve_protocol::manifest::Manifest;
+use pensieve_protocol::{manifest::Manifest, towers};
 
 use super::{LoadError, Reason, manifest, object};
 
@@ -53,6 +54,14 @@ impl LoadedPlugin {
         let names = self.manifest.architectures.iter().map(|claim| &claim.architecture);
         let index = self.index("architecture", name, names)?;
         self.module.architecture()(index).into_result()
+    }
+
+    /// A model's options as this plugin knows them: without the vision towers that the server has found beside the model,
+    /// if none of its architectures reads images.
+    pub fn options(&self, options: &str) -> String {
+        let mut names = self.manifest.architectures.iter().map(|claim| claim.architecture.as_str());
+        let reads = |name| self.architecture(name).is_ok_and(|architecture| Prepare::of(&architecture).is_some());
+        if names.any(reads) { options.to_owned() } else { towers::without_beside(options) }
     }
 
     pub fn sampler(&self, name: &str) -> Result<api::SamplerBox, PluginError> {

@@ -9,7 +9,9 @@ pub mod card;
 mod error;
 mod load;
 mod manifest;
+pub mod media;
 mod object;
+pub mod rows;
 mod services;
 
 pub use error::{LoadError, Reason};

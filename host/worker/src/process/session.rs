@@ -8,7 +8,7 @@ use std::sync::{
     mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError},
 };
 
-use super::{LoopInput, ReportWriter, StepClock, start};
+use super::{LoopInput, ReportWriter, StepClock, heap, start};
 use crate::engine::{
     formats::Formats,
     step::{Engine, PAUSE},
@@ -97,6 +97,7 @@ impl Session<'_> {
             drop(step);
             self.send_reports();
             if !more {
+                heap::trim();
                 return self.inputs.recv().ok();
             }
         }
@@ -119,6 +120,8 @@ impl Session<'_> {
                 let message = "this worker has its model already".into();
                 self.reports.send(Report::Log { level: Level::Error, message });
             }
+            // The reading thread has given it to its job.
+            Command::Prepared { .. } => {}
             Command::Submit(job) if self.draining => self.refuse(&job),
             Command::Submit(job) => self.engine.submit(job),
             Command::Cancel { id } => self.engine.cancel(id),

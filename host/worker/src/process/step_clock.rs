@@ -2,13 +2,20 @@
 //! threads.
 
 use std::{
-    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
     time::Instant,
 };
+
+use pensieve_protocol::awake::AwakeClock;
 
 /// Times steps.
 pub(super) struct StepClock {
     born: Instant,
+    /// Leaves out the time in which the process was stopped. The watchdog asks often enough.
+    awake: Mutex<AwakeClock>,
     /// Milliseconds from `born` to the step's beginning, plus one; zero between steps.
     began: AtomicU64,
     steps: AtomicU64,
@@ -21,8 +28,10 @@ pub(super) struct StepGuard<'a>(&'a StepClock);
 
 impl Default for StepClock {
     fn default() -> Self {
+        let born = Instant::now();
         Self {
-            born: Instant::now(),
+            born,
+            awake: Mutex::new(AwakeClock::new(born)),
             began: AtomicU64::new(0),
             steps: AtomicU64::new(0),
             stopped: AtomicBool::new(false),
@@ -54,7 +63,9 @@ impl StepClock {
     }
 
     fn now(&self) -> u64 {
-        u64::try_from(self.born.elapsed().as_millis()).unwrap_or(u64::MAX - 1)
+        let mut awake = self.awake.lock().unwrap_or_else(PoisonError::into_inner);
+        let passed = awake.at(Instant::now()).saturating_duration_since(self.born);
+        u64::try_from(passed.as_millis()).unwrap_or(u64::MAX - 1)
     }
 }
 

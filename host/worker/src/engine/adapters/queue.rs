@@ -22,7 +22,7 @@ pub struct Waiting {
 pub enum Ready {
     Begin(Box<Waiting>),
     /// Its deadline passed first.
-    Overdue(Job),
+    Overdue(Box<Job>),
     /// Its adapter could not be read.
     Failed(u64, Failure),
 }
@@ -131,7 +131,7 @@ impl Adapters {
         }
         if overdue {
             self.leave(waiting.serial, holder);
-            return Some(Ready::Overdue(waiting.job));
+            return Some(Ready::Overdue(Box::new(waiting.job)));
         }
         Some(Ready::Begin(Box::new(waiting)))
     }

@@ -105,6 +105,11 @@ impl BlockTable {
             let parent = (entry.depth > 0).then(|| &index.entries[&entry.parent]);
             if let Some(parent) = parent {
                 assert_eq!(parent.depth + 1, entry.depth);
+                assert!(parent.is_reused || !entry.is_reused, "{key:?} is reused only with its parent");
+                assert!(
+                    entry.gives_way || !parent.gives_way || entry.location(primary).is_none(),
+                    "{key:?} gives way with its parent"
+                );
             }
             for group in 0..self.pools.len() {
                 if let Some(location) = entry.location(group) {

@@ -10,7 +10,8 @@ use super::{
     index::Index,
     indexed_block::IndexedBlock,
     key::{Chain, Key, Link},
-    pool::{Pool, WARM},
+    pool::Pool,
+    rank::Rank,
 };
 
 /// Header of a block or slot on disk, from which it is indexed after a restart.
@@ -23,6 +24,8 @@ pub struct Record {
     pub parent: Key,
     pub depth: u32,
     pub tokens: Box<[u32]>,
+    /// A hash of the items that some of the tokens belong to.
+    pub media: Option<[u8; 32]>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,10 +51,11 @@ impl Index {
         let mut order: Vec<&Record> = records.iter().collect();
         order.sort_by_key(|record| (record.depth, record.group != primary));
         for record in order {
-            let Record { key, group, parent, depth, ref tokens } = *record;
-            let link = Link { key, parent, depth, tokens };
-            let whole =
-                group < self.disk.costs.len() && tokens.len() == block_tokens && chain.key(parent, tokens) == key;
+            let Record { key, group, parent, depth, ref tokens, media } = *record;
+            let link = Link { key, parent, depth, tokens, media };
+            let whole = group < self.disk.costs.len()
+                && tokens.len() == block_tokens
+                && chain.key(parent, tokens, media.as_ref()) == key;
             let below = |entry: &IndexedBlock| entry.is_on_disk(primary) && entry.depth + 1 == depth;
             let above = depth == 0 || self.entries.get(&parent).is_some_and(below);
             let known = self.entries.get(&key).map(|entry| entry.is_on_disk(group));
@@ -77,7 +81,7 @@ impl Index {
     }
 
     /// Returns up to `count` blocks and slots to write to disk, parents first: the coldest cached ones, considering
-    /// only the `window` coldest of each group. Secondary copies freed while their sequence was running are skipped.
+    /// only the `window` coldest of each group. What is superseded or was freed while its sequence was running is skipped.
     pub(super) fn to_spill(&self, pools: &[Pool], window: usize, count: usize) -> Vec<Spill> {
         let mut plan = Plan {
             index: self,
@@ -87,8 +91,7 @@ impl Index {
             colder: self.disk.droppable.iter().map(|((used, group), _)| (*used, self.disk.costs[*group])).peekable(),
         };
         for (group, pool) in pools.iter().enumerate() {
-            let cached = pool.cached.range(if group == self.primary { 0.. } else { WARM.. });
-            for (_, &location) in cached.take(window) {
+            for (_, &location) in pool.cached.range(Rank::LIVE..).take(window) {
                 let Some(key) = pool.blocks[location as usize].key else { continue };
                 if plan.chosen.len() < count {
                     plan.choose(key, group, count);
@@ -191,16 +194,16 @@ impl Index {
 }
 
 /// Selection of copies to write.
-struct Plan<'a, I: Iterator<Item = (u64, u64)>> {
+struct Plan<'a, I: Iterator<Item = (Rank, u64)>> {
     index: &'a Index,
     chosen: Vec<Spill>,
     picked: BTreeSet<(Key, usize)>,
     room: u64,
-    /// Copies that may be displaced: time of last use and size in bytes.
+    /// Copies that may be displaced: rank and size in bytes.
     colder: std::iter::Peekable<I>,
 }
 
-impl<I: Iterator<Item = (u64, u64)>> Plan<'_, I> {
+impl<I: Iterator<Item = (Rank, u64)>> Plan<'_, I> {
     /// Selects a group's copy of an entry, after the primary blocks that it depends on, as far as there is room.
     fn choose(&mut self, key: Key, group: usize, count: usize) {
         let primary = self.index.primary;
@@ -234,7 +237,8 @@ impl<I: Iterator<Item = (u64, u64)>> Plan<'_, I> {
             self.room -= cost;
             self.picked.insert((key, group));
             let (parent, depth, tokens) = (entry.parent, entry.depth, entry.tokens.clone());
-            self.chosen.push(Spill { location, record: Record { key, group, parent, depth, tokens } });
+            let record = Record { key, group, parent, depth, tokens, media: entry.media };
+            self.chosen.push(Spill { location, record });
         }
     }
 }

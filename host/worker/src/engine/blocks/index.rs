@@ -13,7 +13,7 @@ use pensieve_plugin_api::VACANT;
 use super::{
     indexed_block::{Disk, IndexedBlock, Published},
     key::{Key, Link},
-    pool::WARM,
+    rank::{Clock, Evicted, Rank},
 };
 
 #[derive(Debug)]
@@ -23,19 +23,39 @@ pub(super) struct Index {
     /// The group that keeps all tokens.
     pub(super) primary: usize,
     groups: usize,
-    /// Logical clock of the LRU order: counts uses.
-    clock: u64,
+    pub(super) clock: Clock,
+    pub(super) evicted: Evicted,
 }
 
 impl Index {
-    pub(super) fn new(primary: usize, disk: Disk) -> Self {
-        Self { entries: HashMap::new(), groups: disk.costs.len(), disk, primary, clock: 0 }
+    pub(super) fn new(primary: usize, capacity: u32, disk: Disk) -> Self {
+        Self {
+            entries: HashMap::new(),
+            groups: disk.costs.len(),
+            disk,
+            primary,
+            clock: Clock::default(),
+            evicted: Evicted::new(capacity),
+        }
     }
 
     fn entry(&mut self, link: &Link<'_>) -> IndexedBlock {
-        let (tokens, used) = (link.tokens.into(), self.tick());
+        let (tokens, used) = (link.tokens.into(), self.clock.live());
         let locations = vec![VACANT; self.groups].into();
-        IndexedBlock { parent: link.parent, depth: link.depth, tokens, used, locations, on_disk: 0, disk_children: 0 }
+        let (parent, depth) = (link.parent, link.depth);
+        IndexedBlock {
+            parent,
+            depth,
+            tokens,
+            media: link.media,
+            used,
+            is_reused: false,
+            gives_way: false,
+            latest_child: None,
+            locations,
+            on_disk: 0,
+            disk_children: 0,
+        }
     }
 
     /// Returns the entry under the link's key, if its text matches.
@@ -43,10 +63,13 @@ impl Index {
         self.entries.get(&link.key).filter(|entry| entry.is(link))
     }
 
-    /// Publishes the primary block of an entry.
-    pub(super) fn publish(&mut self, link: &Link<'_>, block: u32) -> Published {
+    /// Publishes the primary block of an entry. `yields` if it gives way to other texts in case it was evicted before.
+    pub(super) fn publish(&mut self, link: &Link<'_>, block: u32, yields: bool) -> Published {
         let new = self.entry(link);
         let primary = self.primary;
+        // What gives way does so with all that follows it.
+        let gives_way = (self.evicted.remove(link.key) && yields)
+            || self.entries.get(&link.parent).is_some_and(|parent| parent.gives_way);
         let entry = match self.entries.entry(link.key) {
             hash_map::Entry::Vacant(vacant) => vacant.insert(new),
             hash_map::Entry::Occupied(occupied) => occupied.into_mut(),
@@ -54,7 +77,11 @@ impl Index {
         if !entry.is(link) {
             return Published::Collision;
         }
-        entry.put(primary, block)
+        let published = entry.put(primary, block);
+        if matches!(published, Published::New) {
+            entry.gives_way = gives_way;
+        }
+        published
     }
 
     /// Publishes a secondary group's copy of an entry whose primary block is in memory.
@@ -86,6 +113,7 @@ impl Index {
         if group != self.primary {
             return Vec::new();
         }
+        self.evicted.add(key);
         let evicted = entry.locations.iter_mut().enumerate();
         let evicted = evicted.map(|(group, location)| (group, std::mem::replace(location, VACANT)));
         let evicted = evicted.filter(|(_, location)| *location != VACANT).collect();
@@ -95,24 +123,49 @@ impl Index {
         evicted
     }
 
-    /// Makes an entry the most recently used one and returns its new time. Its primary block must not be in a pool's
-    /// `cached` map, which is ordered by the old time.
-    pub(super) fn touch(&mut self, key: Key) -> u64 {
-        let used = self.tick();
-        let Some(entry) = self.entries.get_mut(&key) else { return used };
-        self.disk.moved(key, entry, used, self.primary);
-        entry.used = used;
+    /// Uses an entry now and returns its new rank. Its primary block must not be in a pool's `cached` map, which is
+    /// ordered by the old one.
+    pub(super) fn touch(&mut self, key: Key) -> Rank {
+        let gives_way = self.entries.get(&key).is_some_and(|entry| entry.gives_way);
+        let used = if gives_way { self.clock.low() } else { self.clock.live() };
+        self.move_to(key, used);
         used
     }
 
-    /// Advances the clock: warm for blocks released at the end of a text, cold for those freed earlier.
-    pub(super) fn now(&mut self, warm: bool) -> u64 {
-        let used = self.tick();
-        if warm { used } else { used & !WARM }
+    /// Records that a sequence holds these consecutive blocks of a text, which another has published.
+    pub(super) fn reuse(&mut self, keys: &[Key]) {
+        // It holds the blocks before them, too.
+        let mut next = keys.last().copied();
+        while let Some(key) = next.take()
+            && let Some(entry) = self.entries.get_mut(&key)
+        {
+            let is_known = std::mem::replace(&mut entry.is_reused, true) && !entry.gives_way;
+            entry.gives_way = false;
+            next = (entry.depth > 0 && !is_known).then_some(entry.parent);
+        }
+        for key in keys.iter().rev() {
+            self.touch(*key);
+        }
     }
 
-    fn tick(&mut self) -> u64 {
-        self.clock += 1;
-        self.clock | WARM
+    /// Records a block's newest child. Returns the one before it, if it is another one that was never reused.
+    pub(super) fn branch(&mut self, link: &Link<'_>) -> Option<Key> {
+        let parent = self.entries.get_mut(&link.parent).filter(|_| link.depth > 0)?;
+        let before = parent.latest_child.replace(link.key).filter(|before| *before != link.key)?;
+        self.entries.get(&before).filter(|before| !before.is_reused && before.parent == link.parent).map(|_| before)
+    }
+
+    /// Moves an entry down in the eviction order, and returns its new rank, as [`Self::touch`] does.
+    pub(super) fn supersede(&mut self, key: Key) -> Rank {
+        let used = self.clock.low();
+        self.move_to(key, used);
+        used
+    }
+
+    fn move_to(&mut self, key: Key, used: Rank) {
+        if let Some(entry) = self.entries.get_mut(&key) {
+            self.disk.moved(key, entry, used, self.primary);
+            entry.used = used;
+        }
     }
 }

@@ -4,15 +4,26 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use pensieve_plugin_api::VACANT;
 
-use super::key::{Key, Link};
+use super::{
+    key::{Key, Link},
+    rank::Rank,
+};
 
 #[derive(Debug)]
 pub(super) struct IndexedBlock {
     pub(super) parent: Key,
     pub(super) depth: u32,
     pub(super) tokens: Box<[u32]>,
-    /// Time of last use on the index's clock; unique.
-    pub(super) used: u64,
+    /// A hash of the items that some of the tokens belong to.
+    pub(super) media: Option<[u8; 32]>,
+    /// Its place in the eviction order; unique.
+    pub(super) used: Rank,
+    /// Another sequence than the one that published it has held it.
+    pub(super) is_reused: bool,
+    /// It gives way to other texts (`rank`).
+    pub(super) gives_way: bool,
+    /// The child that was published last; it may be gone.
+    pub(super) latest_child: Option<Key>,
     /// Block or slot of each group in memory, or vacant.
     pub(super) locations: Box<[u32]>,
     /// A bit for each group with a copy on disk.
@@ -42,7 +53,7 @@ impl IndexedBlock {
     }
 
     pub(super) fn is(&self, link: &Link<'_>) -> bool {
-        self.parent == link.parent && self.depth == link.depth && *self.tokens == *link.tokens
+        (self.parent, self.depth, self.media) == (link.parent, link.depth, link.media) && *self.tokens == *link.tokens
     }
 
     pub(super) fn put(&mut self, group: usize, location: u32) -> Published {
@@ -65,7 +76,7 @@ pub(super) struct Disk {
     /// Bytes of a copy in each group.
     pub(super) costs: Vec<u64>,
     /// Copies that may be dropped, coldest first: primary ones without children on disk, and all secondary ones.
-    pub(super) droppable: BTreeMap<(u64, usize), Key>,
+    pub(super) droppable: BTreeMap<(Rank, usize), Key>,
     /// Copies that the engine has yet to delete.
     pub(super) dropped: BTreeSet<(Key, usize)>,
 }
@@ -76,7 +87,7 @@ impl Disk {
     }
 
     /// Updates `droppable` for a change in an entry's last use.
-    pub(super) fn moved(&mut self, key: Key, entry: &IndexedBlock, used: u64, primary: usize) {
+    pub(super) fn moved(&mut self, key: Key, entry: &IndexedBlock, used: Rank, primary: usize) {
         for group in 0..self.costs.len() {
             if entry.is_on_disk(group) && (group != primary || entry.disk_children == 0) {
                 self.droppable.remove(&(entry.used, group));

@@ -1,8 +1,9 @@
-//! Keys of full blocks. A block's key hashes its tokens and its parent's key, so it identifies the whole text up to the
-//! block's end. The chain starts at a root that hashes the salt (model, adapter, scale, API key), so nothing is ever
+//! Keys of full blocks. A block's key hashes its tokens, the items behind them and its parent's key, so it identifies the
+//! whole text up to the block's end. The chain starts at a root that hashes the salt (model, adapter, scale, API key), so nothing is ever
 //! shared across salts. The hash is keyed with a secret of the installation: clients cannot search for collisions, and
-//! keys on disk reveal nothing without it. 128-bit SipHash-1-3 is enough, as tokens are compared on every hit.
+//! keys on disk reveal nothing without it. 128-bit SipHash-1-3 is enough, as tokens and items are compared on every hit.
 
+use super::text::SequenceText;
 use siphasher::sip128::{Hasher128, SipHasher13};
 use std::hash::Hasher;
 
@@ -18,6 +19,8 @@ pub(super) struct Link<'a> {
     /// Number of blocks before it in the text.
     pub(super) depth: u32,
     pub(super) tokens: &'a [u32],
+    /// A hash of the items that some of the tokens belong to.
+    pub(super) media: Option<[u8; 32]>,
 }
 
 #[derive(Debug)]
@@ -41,18 +44,24 @@ impl Chain {
     }
 
     /// Returns block `depth` of a text whose earlier blocks end in `parent`, if the text fills it.
-    pub(super) fn link<'a>(&self, parent: Key, depth: usize, text: &'a [u32]) -> Option<Link<'a>> {
+    pub(super) fn link<'a>(&self, parent: Key, depth: usize, text: SequenceText<'a>) -> Option<Link<'a>> {
         let start = depth * self.block_tokens;
-        let tokens = text.get(start..start + self.block_tokens)?;
-        Some(Link { key: self.key(parent, tokens), parent, depth: depth as u32, tokens })
+        let range = start..start + self.block_tokens;
+        let tokens = text.tokens.get(range.clone())?;
+        let media = text.media_of(range);
+        let key = self.key(parent, tokens, media.as_ref());
+        Some(Link { key, parent, depth: depth as u32, tokens, media })
     }
 
-    pub(super) fn key(&self, parent: Key, tokens: &[u32]) -> Key {
+    pub(super) fn key(&self, parent: Key, tokens: &[u32], media: Option<&[u8; 32]>) -> Key {
         let mut hasher = self.hasher;
         hasher.write_u8(1);
         hasher.write(&parent.0.to_le_bytes());
         for token in tokens {
             hasher.write(&token.to_le_bytes());
+        }
+        if let Some(media) = media {
+            hasher.write(media);
         }
         Key(hasher.finish128().as_u128() & self.mask)
     }

@@ -15,6 +15,8 @@
 //! The last token of a text is always computed, as its logits are needed, so its block is never reused.
 
 #[cfg(test)]
+mod agents;
+#[cfg(test)]
 mod check;
 mod disk;
 mod index;
@@ -22,16 +24,19 @@ mod indexed_block;
 mod key;
 mod layout;
 mod pool;
+mod rank;
 mod recall;
 mod secondary;
 mod sequence_tables;
 #[cfg(test)]
 mod tests;
+mod text;
 
 pub use disk::{Import, Record, Spill};
 pub use key::Key;
 pub use layout::{Full, Group, Kind, Layout, Usage};
 pub use sequence_tables::CacheLocation;
+pub use text::{ItemSpan, SequenceText, run_around};
 
 use std::collections::HashMap;
 
@@ -50,6 +55,9 @@ pub struct BlockTable {
     pools: Vec<Pool>,
     index: Index,
     sequences: HashMap<u64, SequenceTables>,
+    /// Plain LRU, for comparison.
+    #[cfg(test)]
+    is_plain_lru: bool,
 }
 
 impl BlockTable {
@@ -64,8 +72,10 @@ impl BlockTable {
             groups,
             chain: Chain::new(secret, layout.block_tokens),
             pools: layout.groups.iter().map(|group| Pool::new(group.capacity)).collect(),
-            index: Index::new(primary, Disk::new(layout.disk_bytes, costs)),
+            index: Index::new(primary, layout.groups[primary].capacity, Disk::new(layout.disk_bytes, costs)),
             sequences: HashMap::new(),
+            #[cfg(test)]
+            is_plain_lru: false,
             layout,
         }
     }
@@ -85,8 +95,8 @@ impl BlockTable {
     /// Reuses cached blocks in memory that continue the sequence along `text`, its tokens, of which the first
     /// `computed` are computed. They replace private blocks in which the same tokens were being computed. Returns by
     /// how many blocks the sequence's reach has grown.
-    pub fn share(&mut self, sequence: u64, text: &[u32], computed: usize) -> usize {
-        let text = without_last(text);
+    pub fn share<'a>(&mut self, sequence: u64, text: impl Into<SequenceText<'a>>, computed: usize) -> usize {
+        let text = text.into().without_last();
         let Some(walk) = self.walk(sequence, text, false) else { return 0 };
         let Some(owned) = self.sequences.get_mut(&sequence) else { return 0 };
         owned.branch = walk.keys.len() + owned.chain.len();
@@ -126,17 +136,25 @@ impl BlockTable {
 
     /// Publishes the full blocks that a sequence has computed; `text` is its tokens up to there. If another sequence
     /// published the same text first, its block replaces this one, so that an indexed block's parent is always indexed.
-    pub fn publish(&mut self, sequence: u64, text: &[u32]) {
+    pub fn publish<'a>(&mut self, sequence: u64, text: impl Into<SequenceText<'a>>) {
+        let text = text.into();
         let primary = self.index.primary;
+        let mut superseded = Vec::new();
         while let Some(owned) = self.sequences.get_mut(&sequence) {
             let depth = owned.chain.len();
             let Some(link) = owned.next(&self.chain, text) else { break };
             let Some(slot) = owned.tables[primary].blocks.get_mut(depth) else { break };
-            match self.index.publish(&link, *slot) {
-                Published::New => self.pools[primary].blocks[*slot as usize].key = Some(link.key),
+            match self.index.publish(&link, *slot, rank::yields(sequence)) {
+                Published::New => {
+                    self.pools[primary].blocks[*slot as usize].key = Some(link.key);
+                    if let Some(before) = self.index.branch(&link) {
+                        superseded.push(before);
+                    }
+                }
                 Published::Twin(block) => {
                     self.pools[primary].hold(block);
                     self.pools[primary].discard(std::mem::replace(slot, block));
+                    self.index.reuse(&[link.key]);
                 }
                 Published::Collision => break,
             }
@@ -144,7 +162,8 @@ impl BlockTable {
             owned.reach = owned.reach.max(depth + 1);
             self.publish_secondary(sequence, link.key, depth);
         }
-        self.arrive(sequence, text.len());
+        self.arrive(sequence, text.tokens.len());
+        superseded.into_iter().for_each(|key| self.supersede(key));
     }
 
     /// Removes a sequence and releases its blocks and slots. Published ones stay cached.
@@ -165,8 +184,8 @@ impl BlockTable {
     }
 
     /// Returns the key of the next block in a sequence's chain, if the text fills it.
-    pub fn next_key(&self, sequence: u64, text: &[u32]) -> Option<Key> {
-        self.sequences.get(&sequence)?.next(&self.chain, without_last(text)).map(|link| link.key)
+    pub fn next_key<'a>(&self, sequence: u64, text: impl Into<SequenceText<'a>>) -> Option<Key> {
+        self.sequences.get(&sequence)?.next(&self.chain, text.into().without_last()).map(|link| link.key)
     }
 
     /// Blocks and slots that a sequence still lacks in each group for `tokens` tokens plus one block.
@@ -187,6 +206,16 @@ impl BlockTable {
     /// Number of tokens that fit in memory.
     pub fn room(&self) -> usize {
         self.pools[self.index.primary].limit() * self.layout.block_tokens
+    }
+
+    /// The longest range of tokens that one step can compute; `None` for no limit besides [`BlockTable::room`].
+    pub fn run_max(&self) -> Option<usize> {
+        let windows = self.layout.groups.iter().filter_map(|group| match group.kind {
+            Kind::Window(tokens) => Some((group.capacity as usize * self.layout.block_tokens).saturating_sub(tokens)),
+            Kind::Tokens | Kind::State => None,
+        });
+        // The first and the last block may be filled in part.
+        windows.min().map(|tokens| tokens.saturating_sub(2 * self.layout.block_tokens))
     }
 
     pub fn layout(&self) -> &Layout {
@@ -237,6 +266,36 @@ impl BlockTable {
         std::mem::take(&mut self.index.disk.dropped).into_iter()
     }
 
+    /// Moves a text's rest, from this block on, down in the eviction order, unless a sequence holds it (`rank`).
+    fn supersede(&mut self, key: Key) {
+        #[cfg(test)]
+        if self.is_plain_lru {
+            return;
+        }
+        let primary = self.index.primary;
+        let pool = &mut self.pools[primary];
+        let (mut rest, mut next) = (Vec::<(Key, u32, Option<u32>)>::new(), Some(key));
+        while let Some((key, entry)) = next.and_then(|key| Some((key, self.index.entries.get(&key)?))) {
+            // A child that is gone may have left its key to another text.
+            if rest.last().is_some_and(|(parent, depth, _)| (entry.parent, entry.depth) != (*parent, depth + 1)) {
+                break;
+            }
+            let block = entry.location(primary);
+            if entry.is_reused || block.is_some_and(|block| pool.blocks[block as usize].refs > 0) {
+                break;
+            }
+            rest.push((key, entry.depth, block));
+            next = entry.latest_child;
+        }
+        // From last to first, so that each ranks below the ones before it.
+        for (key, _, block) in rest.into_iter().rev() {
+            let used = self.index.supersede(key);
+            if let Some(block) = block {
+                pool.rank(block, used);
+            }
+        }
+    }
+
     /// Allocates a private block or slot of a group, evicting the coldest cached one if none is free.
     fn allocate(&mut self, group: usize) -> Option<u32> {
         let (location, key) = self.pools[group].allocate()?;
@@ -245,9 +304,4 @@ impl BlockTable {
         }
         Some(location)
     }
-}
-
-/// The part of a text that may come from the cache. The last token is always computed, as its logits are needed.
-fn without_last(text: &[u32]) -> &[u32] {
-    &text[..text.len().saturating_sub(1)]
 }

@@ -8,16 +8,13 @@
 //! | cached  | 0    | some | `cached`, coldest first       |
 //!
 //! A sequence that ends releases its blocks from last to first, so a block is always colder than the earlier blocks of
-//! its text. Evicting the coldest cached block therefore never separates a child from its parent. Blocks that a
+//! its text (`rank`). Evicting the coldest cached block therefore never separates a child from its parent. Blocks that a
 //! sequence frees while running, such as those behind a window, are colder than all blocks released at a sequence's
 //! end.
 
 use std::collections::BTreeMap;
 
-use super::key::Key;
-
-/// Set in the release time of blocks released at the end of a text: warmer than all freed earlier.
-pub(super) const WARM: u64 = 1 << 63;
+use super::{key::Key, rank::Rank};
 
 #[derive(Debug)]
 pub(super) struct Pool {
@@ -26,15 +23,15 @@ pub(super) struct Pool {
     /// Maximum number of blocks.
     limit: usize,
     pub(super) free: Vec<u32>,
-    pub(super) cached: BTreeMap<u64, u32>,
+    pub(super) cached: BTreeMap<Rank, u32>,
 }
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Block {
     pub(super) refs: u32,
     pub(super) key: Option<Key>,
-    /// Release time, while it is cached.
-    pub(super) used: u64,
+    /// Its place in the eviction order, while it is cached.
+    pub(super) used: Rank,
 }
 
 impl Pool {
@@ -84,8 +81,8 @@ impl Pool {
     }
 
     /// Drops a reference. An unreferenced private block becomes free; a published one is cached, with `used` as its
-    /// time.
-    pub(super) fn release(&mut self, block: u32, used: u64) {
+    /// rank.
+    pub(super) fn release(&mut self, block: u32, used: Rank) {
         let state = &mut self.blocks[block as usize];
         if state.key.is_none() {
             return self.discard(block);
@@ -95,6 +92,14 @@ impl Pool {
             state.used = used;
             self.cached.insert(used, block);
         }
+    }
+
+    /// Changes the rank of a cached block.
+    pub(super) fn rank(&mut self, block: u32, used: Rank) {
+        let state = &mut self.blocks[block as usize];
+        self.cached.remove(&state.used);
+        state.used = used;
+        self.cached.insert(used, block);
     }
 
     /// Removes a block's key; a cached block becomes free.

@@ -4,32 +4,38 @@
 
 use pensieve_plugin_api::VACANT;
 
-use super::{BlockTable, Import, Key, Published, layout::Kind, secondary::Walk, without_last};
+use super::{BlockTable, Import, Key, Published, SequenceText, layout::Kind, secondary::Walk};
 
 impl BlockTable {
     /// Schedules imports that continue the sequence after [`BlockTable::share`], as far as there is room. Returns true
     /// if the sequence now waits for [`BlockTable::import_of`].
-    pub fn recall(&mut self, sequence: u64, text: &[u32], computed: usize) -> bool {
+    pub fn recall<'a>(&mut self, sequence: u64, text: impl Into<SequenceText<'a>>, computed: usize) -> bool {
+        let text = text.into();
         let Some(owned) = self.sequences.get(&sequence) else { return false };
         if !owned.imports.is_empty() {
             return true;
         }
         let (before, reach) = (owned.chain.len(), owned.reach);
-        // Secondary groups are restored only at a boundary, so that a failed read leaves the sequence where it was.
-        if self.pools.len() > 1 && computed != reach * self.layout.block_tokens {
+        // Secondary groups are restored only at a boundary, so that a failed read leaves the sequence where it was. A text
+        // with runs cannot go on from wherever reading fails.
+        let at_once = self.pools.len() > 1 || !text.runs.is_empty();
+        if at_once && computed != reach * self.layout.block_tokens {
             return false;
         }
-        let Some(mut walk) = self.walk(sequence, without_last(text), true) else { return false };
+        let Some(mut walk) = self.walk(sequence, text.without_last(), true) else { return false };
         if walk.reach <= reach || walk.reach * self.layout.block_tokens <= computed {
             return false;
         }
         let wanted = self.wanted(sequence, &walk, before);
         let lacking = |(group, wanted): (usize, &usize)| wanted.saturating_sub(self.room_beside(group, &walk));
         let lacking: usize = wanted.iter().enumerate().map(lacking).sum();
-        // Only a primary group without secondary groups can be imported in part.
+        // Only what does not count at once can be imported in part.
         walk.reach -= lacking.min(walk.reach);
-        if walk.reach <= reach || (lacking > 0 && self.pools.len() > 1) {
+        if walk.reach <= reach || (lacking > 0 && at_once) {
             return false;
+        }
+        if let Some(owned) = self.sequences.get_mut(&sequence) {
+            owned.at_once = at_once;
         }
         self.hold_or_ask(sequence, &walk, before);
         self.sequences.get(&sequence).is_some_and(|owned| !owned.imports.is_empty())
@@ -42,7 +48,8 @@ impl BlockTable {
 
     /// Reports the result of the import from [`BlockTable::import_of`]. If it failed, the sequence computes the rest
     /// itself, and the copy and its descendants are dropped from disk. `text` is the sequence's tokens.
-    pub fn imported(&mut self, sequence: u64, text: &[u32], done: bool) {
+    pub fn imported<'a>(&mut self, sequence: u64, text: impl Into<SequenceText<'a>>, done: bool) {
+        let text = text.into();
         let Some(owned) = self.sequences.get_mut(&sequence) else { return };
         let Some(import) = owned.imports.pop_front() else { return };
         let state = self.layout.groups[import.group].kind == Kind::State;
@@ -54,7 +61,7 @@ impl BlockTable {
             self.pools[import.group].discard(import.location);
         }
         match self.sequences.get_mut(&sequence) {
-            Some(owned) if there && self.pools.len() == 1 => owned.reach = owned.chain.len(),
+            Some(owned) if there && !owned.at_once => owned.reach = owned.chain.len(),
             Some(owned) if there && owned.imports.is_empty() => self.settle(sequence),
             Some(_) if there => {}
             _ => self.retreat(sequence),
@@ -156,20 +163,19 @@ impl BlockTable {
         owned.chain.extend(&chain);
         owned.imports = imports;
         owned.awaited = walk.reach;
-        for (_, key) in keys.iter().rev() {
-            self.index.touch(*key);
-        }
+        let reused: Vec<Key> = keys.into_iter().map(|(_, key)| key).collect();
+        self.index.reuse(&reused);
     }
 
     /// Publishes an imported copy in memory. Returns false if its text is no longer indexed.
-    fn arrived(&mut self, sequence: u64, import: &Import, text: &[u32]) -> bool {
+    fn arrived(&mut self, sequence: u64, import: &Import, text: SequenceText<'_>) -> bool {
         let Import { key, group, location, .. } = *import;
         let primary = self.index.primary;
         let Some(owned) = self.sequences.get_mut(&sequence) else { return false };
         if group == primary {
             let depth = owned.chain.len();
             let Some(link) = owned.next(&self.chain, text).filter(|link| link.key == key) else { return false };
-            match self.index.publish(&link, location) {
+            match self.index.publish(&link, location, false) {
                 Published::New => self.pools[group].blocks[location as usize].key = Some(key),
                 Published::Twin(block) => {
                     self.pools[group].hold(block);
@@ -214,9 +220,9 @@ impl BlockTable {
             self.pools[import.group].discard(import.location);
         }
         for (group, slot) in pending {
-            self.pools[group].release(slot, self.index.now(true));
+            self.pools[group].release(slot, self.index.clock.live());
         }
-        if self.pools.len() == 1 {
+        if !owned.at_once {
             return;
         }
         let (reach, primary) = (owned.reach, self.index.primary);
@@ -227,7 +233,7 @@ impl BlockTable {
             for (depth, block) in beyond.into_iter().rev() {
                 let used = match owned.chain.get(depth).filter(|_| group == primary) {
                     Some(key) => self.index.touch(*key),
-                    None => self.index.now(true),
+                    None => self.index.clock.live(),
                 };
                 self.pools[group].release(block, used);
             }

@@ -6,6 +6,8 @@
 //! same prefix and more may follow. Checkpoints at the end of a prompt or text, or where two texts diverge, are evicted
 //! last.
 
+use std::ops::Range;
+
 use pensieve_plugin_api::{Checkpoint, VACANT};
 
 use super::{
@@ -13,6 +15,7 @@ use super::{
     key::Key,
     layout::Kind,
     sequence_tables::{SequenceTables, StateLocation},
+    text::{SequenceText, run_around},
 };
 
 /// How much of a text is cached.
@@ -26,7 +29,7 @@ pub(super) struct Walk {
 impl BlockTable {
     /// Walks along a text from the end of a sequence's chain, as far as primary blocks are in memory or, with `disk`,
     /// on disk.
-    pub(super) fn walk(&self, sequence: u64, text: &[u32], disk: bool) -> Option<Walk> {
+    pub(super) fn walk(&self, sequence: u64, text: SequenceText<'_>, disk: bool) -> Option<Walk> {
         let owned = self.sequences.get(&sequence)?;
         let there = |entry: &super::indexed_block::IndexedBlock, group: usize| {
             entry.location(group).is_some() || (disk && entry.is_on_disk(group))
@@ -56,7 +59,7 @@ impl BlockTable {
                     Kind::State => *run > 0,
                 };
             }
-            if whole {
+            if whole && text.may_break_at(depth * self.layout.block_tokens) {
                 walk.reach = depth;
             }
             next = self.chain.link(link.key, depth, text);
@@ -92,9 +95,7 @@ impl BlockTable {
         let Some(owned) = self.sequences.get_mut(&sequence) else { return };
         owned.chain.extend(keys);
         owned.reach = reach;
-        for key in keys.iter().rev() {
-            self.index.touch(*key);
-        }
+        self.index.reuse(keys);
     }
 
     /// Puts the published block of an entry into a sequence's table in place of a private one.
@@ -107,7 +108,7 @@ impl BlockTable {
 
     /// Puts a block, for which the caller holds a reference, into a sequence's table and releases the previous one.
     pub(super) fn put(&mut self, sequence: u64, group: usize, depth: usize, block: u32) {
-        let now = self.index.now(false);
+        let now = self.index.clock.left();
         let Some(owned) = self.sequences.get_mut(&sequence) else { return };
         let table = &mut owned.tables[group];
         if table.blocks.len() <= depth {
@@ -138,21 +139,25 @@ impl BlockTable {
         for depth in table.freed..behind {
             let block = std::mem::replace(&mut table.blocks[depth], VACANT);
             if block != VACANT {
-                self.pools[group].release(block, self.index.now(false));
+                self.pools[group].release(block, self.index.clock.left());
             }
         }
         table.freed = table.freed.max(behind);
     }
 
     /// Plans checkpoints of a sequence's state for a step that computes tokens `from..end`; `ends` means that a prompt
-    /// ends there. Without a free slot a checkpoint is skipped.
-    pub fn plan_checkpoints(&mut self, sequence: u64, from: usize, end: usize, ends: bool) {
+    /// ends there. Without a free slot a checkpoint is skipped, as are positions inside of runs.
+    pub fn plan_checkpoints(&mut self, sequence: u64, from: usize, end: usize, ends: bool, runs: &[Range<usize>]) {
         let tokens = self.layout.block_tokens;
+        let divides = |border: usize| run_around(runs, border).is_some();
         let Some(owned) = self.sequences.get(&sequence) else { return };
         let branch = owned.branch * tokens;
-        let last = end / tokens * tokens;
+        let mut last = end / tokens * tokens;
+        while last > from && divides(last) {
+            last -= tokens;
+        }
         let mut borders = Vec::new();
-        if owned.branch > owned.reach && (from + 1..=end).contains(&branch) {
+        if owned.branch > owned.reach && (from + 1..=end).contains(&branch) && !divides(branch) {
             borders.push((branch, true));
         }
         if last > from && last != branch {
@@ -251,7 +256,8 @@ impl BlockTable {
         let Some(owned) = self.sequences.get_mut(&sequence) else { return };
         let Some(state) = &mut owned.tables[group].state else { return };
         if let Some((old, warm)) = state.kept.replace((slot, warm)) {
-            self.pools[group].release(old, self.index.now(warm));
+            let used = if warm { self.index.clock.live() } else { self.index.clock.left() };
+            self.pools[group].release(old, used);
         }
     }
 
@@ -270,7 +276,7 @@ impl BlockTable {
             self.pools[import.group].discard(import.location);
         }
         for (group, slot) in owned.pending.drain(..) {
-            self.pools[group].release(slot, self.index.now(true));
+            self.pools[group].release(slot, self.index.clock.live());
         }
         let primary = self.index.primary;
         for (group, table) in owned.tables.iter_mut().enumerate() {
@@ -282,11 +288,11 @@ impl BlockTable {
                     self.pools[group].discard(state.live);
                 }
                 if let Some((slot, _)) = state.kept.take() {
-                    self.pools[group].release(slot, self.index.now(true));
+                    self.pools[group].release(slot, self.index.clock.live());
                 }
             } else if group != primary {
                 for block in table.blocks.drain(..).rev().filter(|block| *block != VACANT) {
-                    self.pools[group].release(block, self.index.now(true));
+                    self.pools[group].release(block, self.index.clock.live());
                 }
             }
         }

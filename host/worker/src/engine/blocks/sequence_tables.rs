@@ -9,6 +9,7 @@ use super::{
     disk::Import,
     key::{Chain, Key, Link},
     layout::{Group, Kind, Layout},
+    text::SequenceText,
 };
 
 /// A group's storage for a sequence in the next step, as passed to the model.
@@ -43,6 +44,8 @@ pub(super) struct SequenceTables {
     pub(super) pending: Vec<(usize, u32)>,
     /// The reach once the imports are done.
     pub(super) awaited: usize,
+    /// The imports count when all of them are done, and none does if one fails.
+    pub(super) at_once: bool,
 }
 
 /// The blocks or slots of one sequence in one group.
@@ -92,11 +95,11 @@ impl SequenceTables {
         });
         let tables = tables.collect();
         let (chain, imports, pending) = (Vec::new(), VecDeque::new(), Vec::new());
-        Self { root, chain, reach: 0, branch: 0, tables, imports, pending, awaited: 0 }
+        Self { root, chain, reach: 0, branch: 0, tables, imports, pending, awaited: 0, at_once: false }
     }
 
     /// Returns the block after its chain, if the text fills it.
-    pub(super) fn next<'a>(&self, chain: &Chain, text: &'a [u32]) -> Option<Link<'a>> {
+    pub(super) fn next<'a>(&self, chain: &Chain, text: SequenceText<'a>) -> Option<Link<'a>> {
         chain.link(self.chain.last().copied().unwrap_or(self.root), self.chain.len(), text)
     }
 }

@@ -13,16 +13,17 @@ mod plan;
 mod tests;
 mod waiting;
 
-pub use plan::{Config, Ended, Plan, Refused, Request, Reused, Span};
+pub use plan::{Config, Ended, Plan, Reading, Refused, Request, Reused, Span};
 
 use std::{collections::HashMap, ops::Range, time::Duration};
 
 use super::{
-    blocks::{BlockTable, CacheLocation, Import, Key},
+    blocks::{BlockTable, CacheLocation, Import, ItemSpan, Key, SequenceText},
     states::StateTable,
 };
 use pace::Pace;
 use pensieve_protocol::share;
+use plan::Prompt;
 use waiting::Waiting;
 
 #[derive(Debug)]
@@ -38,6 +39,8 @@ pub struct Scheduler {
     running: Vec<u64>,
     waiting: Waiting,
     admitted: u64,
+    /// The next step beside streams leaves its time for prompts to something else.
+    yields: bool,
 }
 
 #[derive(Debug)]
@@ -46,6 +49,11 @@ struct Sequence {
     salt: Vec<u8>,
     /// Prompt and generated tokens.
     tokens: Vec<u32>,
+    items: Vec<ItemSpan>,
+    /// Ranges that are computed in one step each.
+    runs: Vec<Range<usize>>,
+    /// Tokens from here on wait for an item.
+    gate: usize,
     /// Length of the prompt.
     prompt: usize,
     /// Number of computed tokens.
@@ -55,6 +63,7 @@ struct Sequence {
     /// Blocks and slots of each group that it lacked when it was last not admitted.
     lacked: Vec<usize>,
     preempted: bool,
+    reading: Reading,
     reused: Reused,
     deadline: Option<Duration>,
 }
@@ -69,12 +78,22 @@ impl Scheduler {
         let config = Config { sequences_max, step_tokens_max, chunk_min, chunk_max, ..config };
         let (sequences, running, waiting) = (HashMap::new(), Vec::new(), Waiting::default());
         let states = StateTable::new(sequences_max);
-        Self { pace: Pace::new(&config), config, blocks, states, sequences, running, waiting, admitted: 0 }
+        Self {
+            pace: Pace::new(&config),
+            config,
+            blocks,
+            states,
+            sequences,
+            running,
+            waiting,
+            admitted: 0,
+            yields: false,
+        }
     }
 
     /// Queues a sequence.
     pub fn submit(&mut self, request: Request) -> Result<(), Refused> {
-        let Request { sequence, client, salt, prompt, deadline } = request;
+        let Request { sequence, client, salt, prompt, items, mut runs, reading, deadline } = request;
         if prompt.is_empty() {
             return Err(Refused::Empty);
         }
@@ -90,20 +109,34 @@ impl Scheduler {
         let mut root = Key(0);
         if let Some(blocks) = &self.blocks {
             let room = blocks.room();
-            if prompt.len() >= room {
+            // Text that is not continued may fill the room.
+            if prompt.len() > room || prompt.len() == room && reading == Reading::Shared {
                 return Err(Refused::TooLong { prompt: prompt.len(), room });
             }
             root = blocks.root(&salt);
+        }
+        if reading == Reading::Whole {
+            runs = std::iter::once(0..prompt.len()).collect();
+        } else if let Some(run) = runs.iter().map(Range::len).max() {
+            let held = self.blocks.as_ref().and_then(BlockTable::run_max).unwrap_or(usize::MAX);
+            let most = self.config.step_tokens_max.min(held);
+            if run > most {
+                return Err(Refused::RunTooLong { run, most });
+            }
         }
         let new = Sequence {
             root,
             salt,
             prompt: prompt.len(),
             tokens: prompt,
+            items,
+            runs,
+            gate: usize::MAX,
             computed: 0,
             age: None,
             lacked: Vec::new(),
             preempted: false,
+            reading,
             reused: Reused::default(),
             deadline,
         };
@@ -137,8 +170,9 @@ impl Scheduler {
             let Some(sequence) = sequence.filter(|sequence| sequence.computed == span.tokens.start) else { continue };
             sequence.computed = span.tokens.end.min(sequence.tokens.len());
             prompt_known |= sequence.computed == sequence.prompt;
-            if let Some(blocks) = &mut self.blocks {
-                blocks.publish(span.sequence, &sequence.tokens[..sequence.computed]);
+            if let Some(blocks) = self.blocks.as_mut().filter(|_| sequence.reading == Reading::Shared) {
+                let text = SequenceText { tokens: &sequence.tokens[..sequence.computed], ..sequence.text() };
+                blocks.publish(span.sequence, text);
             }
         }
         if prompt_known {
@@ -174,9 +208,33 @@ impl Scheduler {
             Some(blocks) => blocks.close(id),
             None => {
                 sequence.tokens.truncate(sequence.computed);
-                self.states.close(id, sequence.salt, sound.then_some(sequence.tokens));
+                let is_kept = sound && sequence.reading == Reading::Shared;
+                let seen = is_kept.then_some((sequence.tokens, sequence.items));
+                self.states.close(id, sequence.salt, seen);
             }
         }
+    }
+
+    /// Sets the first token of a sequence that waits for an item; `usize::MAX` if none does.
+    pub fn set_gate(&mut self, sequence: u64, token: usize) {
+        if let Some(sequence) = self.sequences.get_mut(&sequence) {
+            sequence.gate = token;
+        }
+    }
+
+    /// Makes the next plan leave the time for prompts beside streams to something else.
+    pub fn yield_prompts(&mut self, yields: bool) {
+        self.yields = yields;
+    }
+
+    /// Time that something besides the forward pass may take in a step with so many decodes.
+    pub fn spare_time(&self, decodes: usize) -> Duration {
+        self.pace.spare_time(decodes)
+    }
+
+    /// Running sequences with their numbers of computed tokens, oldest first.
+    pub fn progress(&self) -> impl Iterator<Item = (u64, usize)> {
+        self.running.iter().filter_map(|id| Some((*id, self.sequences.get(id)?.computed)))
     }
 
     /// Returns the next block to copy from disk, for the oldest sequence that waits for one. The engine copies it,
@@ -191,7 +249,7 @@ impl Scheduler {
         let (Some(blocks), Some(sequence)) = (&mut self.blocks, self.sequences.get_mut(&import.sequence)) else {
             return;
         };
-        blocks.imported(import.sequence, &sequence.tokens, done);
+        blocks.imported(import.sequence, sequence.text(), done);
         let known = blocks.known(import.sequence);
         let gained = known.saturating_sub(sequence.computed);
         sequence.computed += gained;
@@ -268,7 +326,8 @@ impl Scheduler {
     fn enter(&mut self, id: u64) -> bool {
         let Some(blocks) = &mut self.blocks else {
             if let Some(sequence) = self.sequences.get_mut(&id) {
-                let known = self.states.open(id, &sequence.salt, &sequence.tokens);
+                let text = if sequence.reading == Reading::Shared { sequence.text() } else { [][..].into() };
+                let known = self.states.open(id, &sequence.salt, text);
                 sequence.take_over(known);
             }
             return true;
@@ -282,7 +341,9 @@ impl Scheduler {
             return false;
         }
         blocks.open(id, sequence.root);
-        blocks.share(id, &sequence.tokens, 0);
+        if sequence.reading == Reading::Shared {
+            blocks.share(id, sequence.text(), 0);
+        }
         sequence.lacked = blocks.lacks(id, sequence.tokens.len());
         let enters = alone || blocks.has_room_for(&add(outstanding, sequence.lacked.clone()));
         if enters {
@@ -303,21 +364,31 @@ impl Scheduler {
     /// Number of tokens that each running sequence computes in this step.
     fn lengths(&mut self) -> Vec<usize> {
         let mut lengths = vec![0; self.running.len()];
-        let mut prompts = Vec::new();
+        let mut reading = Vec::new();
         let mut claimed = Vec::new();
-        for (i, length) in lengths.iter_mut().enumerate() {
-            let id = self.running[i];
+        for (index, length) in lengths.iter_mut().enumerate() {
+            let id = self.running[index];
             let ready = self.sequences[&id].left() <= 1 || self.look_ahead(id, &mut claimed);
-            match self.sequences[&id].left() {
-                left @ 0..=1 => *length = left,
-                left if ready => prompts.push((i, left)),
+            let sequence = &self.sequences[&id];
+            let end = sequence.tokens.len().min(sequence.gate);
+            match sequence.left() {
+                left @ 0..=1 if sequence.reading != Reading::Whole => {
+                    *length = left.min(end - sequence.computed.min(end));
+                }
+                _ if ready && end > sequence.computed => reading.push((index, id, end)),
                 _ => {}
             }
         }
         let decodes = lengths.iter().sum();
-        if !prompts.is_empty() {
+        let prompt = |&(index, id, end): &(usize, u64, usize)| {
+            let sequence = &self.sequences[&id];
+            Prompt { index, start: sequence.computed, end, runs: &sequence.runs }
+        };
+        let prompts: Vec<Prompt<'_>> = reading.iter().map(prompt).collect();
+        let yields = self.yields && decodes > 0;
+        if !prompts.is_empty() && !yields {
             let chunk = self.pace.chunk(decodes).min(self.config.step_tokens_max - decodes);
-            split(chunk, &prompts, &mut lengths);
+            plan::split(chunk, &prompts, &mut lengths);
         }
         lengths
     }
@@ -326,16 +397,19 @@ impl Scheduler {
     /// disk, or because an older sequence with the same text is computing it.
     fn look_ahead(&mut self, id: u64, claimed: &mut Vec<Key>) -> bool {
         let (Some(blocks), Some(sequence)) = (&mut self.blocks, self.sequences.get_mut(&id)) else { return true };
+        if sequence.reading != Reading::Shared {
+            return true;
+        }
         let importing = blocks.import_of(id).is_some();
-        if !importing && blocks.share(id, &sequence.tokens, sequence.computed) > 0 {
+        if !importing && blocks.share(id, sequence.text(), sequence.computed) > 0 {
             sequence.take_over(blocks.known(id));
         }
-        let Some(next) = blocks.next_key(id, &sequence.tokens) else { return !importing };
+        let Some(next) = blocks.next_key(id, sequence.text()) else { return !importing };
         if claimed.contains(&next) {
             return false;
         }
         claimed.push(next);
-        !importing && !blocks.recall(id, &sequence.tokens, sequence.computed)
+        !importing && !blocks.recall(id, sequence.text(), sequence.computed)
     }
 
     /// Allocates blocks for the step from the oldest sequence to the newest, at the expense of the newest.
@@ -344,12 +418,13 @@ impl Scheduler {
         while let Some(&id) = self.running.get(index) {
             let Some(sequence) = self.sequences.get(&id) else { return };
             let (tokens, prompt) = (sequence.computed..sequence.computed + lengths[index], sequence.prompt);
-            let all = sequence.tokens.len();
+            let (all, is_shared) = (sequence.tokens.len(), sequence.reading == Reading::Shared);
             if !tokens.is_empty() {
                 let Some(end) = self.make_room(index, tokens.clone(), plan) else { return };
                 let tokens = tokens.start..end;
-                if let Some(blocks) = &mut self.blocks {
-                    blocks.plan_checkpoints(id, tokens.start, end, end == prompt);
+                let runs = self.sequences.get(&id).map_or(&[][..], |sequence| &sequence.runs);
+                if let Some(blocks) = self.blocks.as_mut().filter(|_| is_shared) {
+                    blocks.plan_checkpoints(id, tokens.start, end, end == prompt, runs);
                 }
                 plan.spans.push(Span { sequence: id, logits: end == all, tokens });
             }
@@ -364,8 +439,10 @@ impl Scheduler {
         let (id, mut end) = (self.running[index], tokens.end);
         while self.blocks.as_mut().is_some_and(|blocks| blocks.extend(id, tokens.start, end).is_err()) {
             let newest = self.running.len() - 1;
-            if newest == 0 && end - tokens.start > 1 {
-                end -= (end - tokens.start) / 2;
+            let runs = self.sequences.get(&id).map_or(&[][..], |sequence| &sequence.runs);
+            let fewer = plan::round_down(runs, tokens.start, end - (end - tokens.start) / 2);
+            if newest == 0 && fewer > tokens.start && fewer < end {
+                end = fewer;
                 continue;
             }
             if newest == 0 {
@@ -393,6 +470,10 @@ impl Scheduler {
 }
 
 impl Sequence {
+    fn text(&self) -> SequenceText<'_> {
+        SequenceText { tokens: &self.tokens, items: &self.items, runs: &self.runs }
+    }
+
     fn left(&self) -> usize {
         self.tokens.len() - self.computed
     }
@@ -412,21 +493,4 @@ fn add(mut ones: Vec<usize>, others: Vec<usize>) -> Vec<usize> {
     ones.resize(ones.len().max(others.len()), 0);
     ones.iter_mut().zip(others).for_each(|(one, other)| *one += other);
     ones
-}
-
-/// Distributes a chunk's tokens over prompts, given as (index, tokens left), oldest first.
-fn split(chunk: usize, prompts: &[(usize, usize)], lengths: &mut [usize]) {
-    let Some(&oldest) = prompts.first() else { return };
-    let mut by_left = prompts.to_vec();
-    by_left.sort_by_key(|(_, left)| *left);
-    let mut rest = chunk;
-    let mut give = |(index, left): (usize, usize), most: usize| {
-        let tokens = most.min(rest).min(left - lengths[index]);
-        lengths[index] += tokens;
-        rest -= tokens;
-    };
-    give(oldest, chunk.div_ceil(2));
-    for prompt in by_left {
-        give(prompt, chunk);
-    }
 }

@@ -15,6 +15,8 @@ const ODD: f64 = 2.0;
 /// Time that a chunk may always take: a pause that no reader notices. Where steps take a millisecond, a smaller chunk
 /// would cost much more per token.
 const PAUSE_SECONDS: f64 = 0.005;
+/// What else a step beside streams may do takes this part of the time of their decodes: streams keep 60 % of their speed.
+const SPARE: f64 = 0.65;
 /// One in this many mixed steps runs without a chunk.
 const PROBE_INTERVAL: u32 = 32;
 
@@ -61,6 +63,15 @@ impl Pace {
         let tokens = (tokens as usize).clamp(self.chunk_min, self.chunk_max);
         // A small chunk would lose too much of its time.
         if tokens >= 2 * TILE { tokens - tokens % TILE } else { tokens }
+    }
+
+    /// Time that something besides the forward pass may take in a step: a part of what the decodes alone take.
+    pub(super) fn spare_time(&self, decodes: usize) -> Duration {
+        let seconds = match decodes {
+            0 => self.prefill_seconds,
+            _ => (SPARE * self.decode_step(decodes).unwrap_or(0.0)).max(PAUSE_SECONDS),
+        };
+        Duration::from_secs_f64(seconds)
     }
 
     /// Records the time of a step.

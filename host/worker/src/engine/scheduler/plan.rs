@@ -3,6 +3,8 @@
 
 use std::{fmt, ops::Range, time::Duration};
 
+use crate::engine::blocks::{ItemSpan, run_around};
+
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
     /// Maximum number of running sequences; for a per-sequence model, at most its number of states.
@@ -35,8 +37,20 @@ impl Default for Config {
     }
 }
 
+/// How a sequence's tokens are read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Reading {
+    /// In chunks; what others have computed of it is reused, and what it leaves is kept for others.
+    #[default]
+    Shared,
+    /// In chunks, from the first token: an output of every token is needed.
+    Alone,
+    /// The same, in one chunk.
+    Whole,
+}
+
 /// A sequence to run.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Request {
     /// Unique among the scheduler's sequences.
     pub sequence: u64,
@@ -46,6 +60,11 @@ pub struct Request {
     pub salt: Vec<u8>,
     /// At least one token.
     pub prompt: Vec<u32>,
+    /// Items in the prompt, in order and disjoint.
+    pub items: Vec<ItemSpan>,
+    /// Ranges of the prompt that are computed in one step each, in order and disjoint.
+    pub runs: Vec<Range<usize>>,
+    pub reading: Reading,
     /// When to end it, on the clock of [`plan`](super::Scheduler::plan).
     pub deadline: Option<Duration>,
 }
@@ -64,6 +83,11 @@ pub enum Refused {
         /// Tokens that fit in all blocks together.
         room: usize,
     },
+    /// Tokens that see each other are more than a step can hold.
+    RunTooLong {
+        run: usize,
+        most: usize,
+    },
 }
 
 impl fmt::Display for Refused {
@@ -77,6 +101,13 @@ impl fmt::Display for Refused {
             Self::TooLong { prompt, room } => {
                 write!(f, "the prompt has {prompt} tokens, this model's memory holds {room}; ")?;
                 write!(f, "shorten the prompt, or raise the model's kv_budget")
+            }
+            Self::RunTooLong { run, most } => {
+                write!(
+                    f,
+                    "an item in the prompt takes {run} tokens that are computed in one step, and a step holds {most}; "
+                )?;
+                write!(f, "send a smaller one, or raise the model's kv_budget")
             }
         }
     }
@@ -117,4 +148,54 @@ pub struct Plan {
 pub struct Reused {
     pub memory: usize,
     pub disk: usize,
+}
+
+/// A prompt that is being read.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Prompt<'a> {
+    /// Its index among the running sequences.
+    pub(super) index: usize,
+    /// Tokens to read now.
+    pub(super) start: usize,
+    pub(super) end: usize,
+    /// Ranges that are computed in one step each.
+    pub(super) runs: &'a [Range<usize>],
+}
+
+impl Prompt<'_> {
+    /// How many of up to `most` tokens to compute from token `from` on. A run is computed if it fits into what is left of
+    /// a chunk, or if its prompt `is_due`.
+    fn fitting(&self, from: usize, most: usize, rest: usize, is_due: bool) -> usize {
+        let end = from + most.min(rest).min(self.end - from);
+        match run_around(self.runs, end) {
+            None => end - from,
+            Some(run) if run.start > from => run.start - from,
+            Some(run) if run.len() <= rest || is_due && rest > 0 => run.end - from,
+            Some(_) => 0,
+        }
+    }
+}
+
+/// The last token at or before `end` before which a step may end, given that it begins at `start`.
+pub(super) fn round_down(runs: &[Range<usize>], start: usize, end: usize) -> usize {
+    run_around(runs, end).map_or(end, |run| run.start.max(start))
+}
+
+/// Distributes a chunk's tokens over prompts, oldest first. A run longer than a chunk gets a step as soon as its prompt is
+/// the oldest.
+pub(super) fn split(chunk: usize, prompts: &[Prompt<'_>], lengths: &mut [usize]) {
+    let Some(&oldest) = prompts.first() else { return };
+    let mut by_left = prompts.to_vec();
+    by_left.sort_by_key(|prompt| prompt.end - prompt.start);
+    let mut rest = chunk;
+    let mut give = |prompt: Prompt<'_>, most: usize, is_due: bool| {
+        let from = prompt.start + lengths[prompt.index];
+        let tokens = if from < prompt.end { prompt.fitting(from, most, rest, is_due) } else { 0 };
+        lengths[prompt.index] += tokens;
+        rest = rest.saturating_sub(tokens);
+    };
+    give(oldest, chunk.div_ceil(2), true);
+    for prompt in by_left {
+        give(prompt, chunk, false);
+    }
 }

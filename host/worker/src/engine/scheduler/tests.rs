@@ -25,7 +25,7 @@ fn paged(blocks: u32, config: Config) -> Scheduler {
 }
 
 fn request(sequence: u64, prompt: &[u32]) -> Request {
-    Request { sequence, client: 0, salt: Vec::new(), prompt: prompt.to_vec(), deadline: None }
+    Request { sequence, prompt: prompt.to_vec(), ..Request::default() }
 }
 
 /// Submits a prompt that no other sequence has.
@@ -88,10 +88,55 @@ fn the_oldest_prompt_gets_half_a_chunk_and_the_shortest_the_other() {
         (vec![2, 3], vec![2, 3]),
         (vec![50, 100, 100], vec![16, 0, 0]),
     ] {
-        let prompts: Vec<(usize, usize)> = left.iter().copied().enumerate().collect();
-        let mut lengths = vec![0; left.len()];
-        split(16, &prompts, &mut lengths);
-        assert_eq!(lengths, expected, "{left:?}");
+        assert_eq!(given(16, &left, false), expected, "{left:?}");
+    }
+}
+
+/// The tokens that a chunk takes from prompts, given the number left of each.
+fn given(chunk: usize, left: &[usize], is_whole: bool) -> Vec<usize> {
+    let runs: Vec<Vec<Range<usize>>> =
+        left.iter().map(|left| is_whole.then_some(0..*left).into_iter().collect()).collect();
+    let prompts = left.iter().zip(&runs).enumerate();
+    let prompts = prompts.map(|(index, (left, runs))| Prompt { index, start: 0, end: *left, runs });
+    let mut lengths = vec![0; left.len()];
+    plan::split(chunk, &prompts.collect::<Vec<_>>(), &mut lengths);
+    lengths
+}
+
+#[test]
+fn whole_texts_share_a_chunk_and_one_that_is_longer_waits_until_it_is_the_oldest() {
+    for (left, expected) in [
+        (vec![5, 4, 6], vec![5, 4, 6]),
+        (vec![10, 5, 4], vec![10, 0, 4]),
+        (vec![10, 100, 4], vec![10, 0, 4]),
+        (vec![100, 10, 4], vec![100, 0, 0]),
+        (vec![16, 1], vec![16, 0]),
+    ] {
+        assert_eq!(given(16, &left, true), expected, "{left:?}");
+    }
+    assert_eq!(given(0, &[3, 2], true), [0, 0], "a step that measures how long one without prompts takes");
+}
+
+#[test]
+fn what_needs_all_of_its_rows_shares_nothing_and_leaves_nothing() {
+    for reading in [Reading::Alone, Reading::Whole] {
+        let mut scheduler = paged(64, config());
+        let prompt: Vec<u32> = (0..16).collect();
+        for sequence in [1, 2] {
+            let text = Request { reading, ..request(sequence, &prompt) };
+            assert_eq!(scheduler.submit(text), Ok(()));
+            let (first, expected) = (scheduler.plan(Duration::ZERO), if reading == Reading::Whole { 16 } else { 8 });
+            scheduler.done(&first, STEP);
+            assert_eq!(spans(&first), [(sequence, 0, expected)], "{reading:?}");
+            scheduler.finish(sequence);
+        }
+        assert_eq!(scheduler.submit(request(3, &prompt)), Ok(()));
+        assert_eq!(spans(&step(&mut scheduler)), [(3, 0, 8)], "a prompt after {reading:?}");
+        scheduler.finish(3);
+        // A text that is not continued may take all there is.
+        let whole: Vec<u32> = (0..256).collect();
+        assert!(matches!(scheduler.submit(request(4, &whole)), Err(Refused::TooLong { .. })));
+        assert_eq!(scheduler.submit(Request { reading, ..request(5, &whole) }), Ok(()));
     }
 }
 

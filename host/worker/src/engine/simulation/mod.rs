@@ -3,6 +3,7 @@
 //! must find the fingerprints of exactly its own text before it, or something was wrongly reused. Every run is
 //! reproducible from its seed.
 
+mod media;
 mod timing;
 mod world;
 
@@ -12,6 +13,7 @@ use crate::engine::{
     blocks::{Group, Kind, Layout},
     scheduler::Config,
 };
+use media::MediaScenario;
 use world::{Odds, World};
 
 /// A configuration of worker and clients; each test varies `usual`.
@@ -32,6 +34,8 @@ struct Scenario {
     key_bits: Option<u32>,
     /// Number of different tokens.
     alphabet: u32,
+    /// Prompts have items.
+    media: Option<MediaScenario>,
 }
 
 fn usual(seed: u64) -> Scenario {
@@ -56,6 +60,7 @@ fn usual(seed: u64) -> Scenario {
         patience: 2_500,
         key_bits: None,
         alphabet: 50,
+        media: None,
     }
 }
 
@@ -66,6 +71,10 @@ fn run(scenario: &Scenario) -> world::Totals {
     }
     world.drain();
     println!("{:?}", world.totals);
+    if let Some(media) = world.media {
+        println!("{} opened, {} closed early, {} shared", media.opened, media.closed_early, media.shared);
+        assert!(media.opened > 150 && media.closed_early + media.shared > 10);
+    }
     world.totals
 }
 
@@ -194,4 +203,53 @@ fn colliding_keys_never_serve_another_state() {
     let groups = layout(&[(Kind::Tokens, 40), (Kind::Window(6), 30), (Kind::State, 12)], 90);
     let totals = run(&Scenario { layout: groups, odds, key_bits: Some(6), alphabet: 2, steps: 40_000, ..usual(20) });
     assert!(totals.reused > 5_000, "{totals:?}");
+}
+
+fn media(whole: bool) -> MediaScenario {
+    MediaScenario { item: 0.4, whole, rows_max: 30, batch_rows: 12, broken: 0.01 }
+}
+
+#[test]
+fn prompts_with_items_are_served_with_their_own_rows() {
+    let odds = Odds { cancel: 0.05, deadline: 0.1, broken_step: 0.01, ..Odds::default() };
+    for (seed, whole, blocks) in [(21, false, 200), (22, true, 200), (23, false, 24), (24, true, 24)] {
+        let (layout, media) = (Some(Layout::plain(blocks, 4, 0)), Some(media(whole)));
+        let totals = run(&Scenario { layout, media, odds: odds.clone(), steps: 15_000, ..usual(seed) });
+        assert!(totals.finished > 300 && totals.reused > totals.computed / 20, "{totals:?}");
+        assert!(blocks > 100 || totals.preempted > 50, "{totals:?}");
+    }
+}
+
+#[test]
+fn items_in_cached_prefixes_come_back_from_a_disk_that_fails_at_times() {
+    let odds = Odds { spill: 0.5, failed_import: 0.05, lost: 0.002, restart: 0.001, cancel: 0.02, ..Odds::default() };
+    for (seed, whole, groups) in [
+        (25, false, vec![(Kind::Tokens, 40)]),
+        (26, true, vec![(Kind::Tokens, 40)]),
+        (27, true, vec![(Kind::Tokens, 40), (Kind::Window(10), 40)]),
+        (28, false, vec![(Kind::Tokens, 40), (Kind::State, 10)]),
+        (29, true, vec![(Kind::State, 10), (Kind::Tokens, 40)]),
+    ] {
+        let (layout, media) = (layout(&groups, 40_000), Some(media(whole)));
+        let totals = run(&Scenario { layout, media, odds: odds.clone(), steps: 15_000, ..usual(seed) });
+        assert!(totals.imported > 200 && totals.failed_imports > 10 && totals.restarts > 3, "{groups:?}: {totals:?}");
+    }
+}
+
+#[test]
+fn colliding_keys_never_serve_another_items_rows() {
+    let odds = Odds { spill: 0.3, failed_import: 0.02, restart: 0.0002, ..Odds::default() };
+    let (layout, media) = (Some(Layout::plain(60, 4, 30)), Some(media(false)));
+    let scenario = Scenario { layout, media, odds, key_bits: Some(6), alphabet: 4, steps: 15_000, ..usual(30) };
+    assert!(run(&scenario).reused > 1_000);
+}
+
+#[test]
+fn an_opaque_model_continues_states_that_have_seen_the_same_items() {
+    for copies in [false, true] {
+        let config = Config { sequences_max: 60, step_tokens_max: 80, ..usual(31).config };
+        let media = Some(media(false));
+        let totals = run(&Scenario { layout: None, config, copies, media, steps: 15_000, ..usual(31) });
+        assert!(totals.finished > 500 && totals.reused > 1_000, "{totals:?}");
+    }
 }

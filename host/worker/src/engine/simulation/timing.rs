@@ -47,7 +47,7 @@ impl Clocked {
 
     fn submit(&mut self, sequence: u64, tokens: usize) {
         let prompt = (0..tokens as u32).map(|i| i * 7 + sequence as u32).collect();
-        let request = Request { sequence, client: sequence, salt: Vec::new(), prompt, deadline: None };
+        let request = Request { sequence, client: sequence, prompt, ..Request::default() };
         assert_eq!(self.scheduler.submit(request), Ok(()));
     }
 
@@ -99,7 +99,7 @@ fn prompt_goes_on(_: &Clocked, plan: &Plan) -> bool {
     !plan.spans.iter().any(|span| span.sequence == PROMPT && span.logits)
 }
 
-/// What streams feel of a long prompt: (median without it, 99th percentile with it, seconds that the prompt took).
+/// The effect of a long prompt on other streams: (median without it, 99th percentile with it, seconds that the prompt took).
 fn long_prompt_beside(streams: u64, cost: Cost) -> (f64, f64, f64) {
     let mut worker = Clocked::new(cost);
     (0..streams).for_each(|stream| worker.submit(stream, 100));

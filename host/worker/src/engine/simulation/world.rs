@@ -6,10 +6,13 @@ use std::time::Duration;
 use fastrand::Rng;
 use pensieve_plugin_api::{Checkpoint, VACANT};
 
-use super::Scenario;
+use super::{
+    Scenario,
+    media::{Item, Media, token_of},
+};
 use crate::engine::{
     blocks::{BlockTable, CacheLocation, Key, Kind, Layout, Record},
-    scheduler::{Ended, Plan, Refused, Request, Scheduler, Span},
+    scheduler::{Ended, Plan, Reading, Refused, Request, Scheduler, Span},
     states::Change,
 };
 use pensieve_protocol::share::ONLY_CLIENT;
@@ -67,6 +70,7 @@ pub(super) struct Totals {
 struct Live {
     client: u64,
     salt: u8,
+    items: Vec<Item>,
     /// `prints[i]` identifies the salt and the tokens up to and including `i`.
     prints: Vec<u64>,
     goal: usize,
@@ -87,7 +91,8 @@ pub(super) struct World {
     next_id: u64,
     live: BTreeMap<u64, Live>,
     /// Texts that a prompt may start with.
-    beginnings: Vec<(u8, Vec<u32>)>,
+    beginnings: Vec<(u8, Vec<u32>, Vec<Item>)>,
+    pub(super) media: Option<Media>,
     /// Contents of each group's blocks, one fingerprint per token, or of its slots, the last token's.
     memory: Vec<Vec<Vec<u64>>>,
     /// The tokens seen by each state of an opaque model.
@@ -98,8 +103,9 @@ pub(super) struct World {
 impl World {
     pub(super) fn new(scenario: &Scenario) -> Self {
         let (mut rng, alphabet) = (Rng::with_seed(scenario.seed), scenario.alphabet);
-        let beginnings =
-            (0..12).map(|i| (i % 3, (0..rng.usize(0..30)).map(|_| rng.u32(0..alphabet)).collect())).collect();
+        let beginnings = (0..12)
+            .map(|i| (i % 3, (0..rng.usize(0..30)).map(|_| rng.u32(0..alphabet)).collect(), Vec::new()))
+            .collect();
         let scheduler = Scheduler::new(scenario.config, None);
         let mut world = Self {
             totals: Totals::default(),
@@ -110,6 +116,7 @@ impl World {
             next_id: 1,
             live: BTreeMap::new(),
             beginnings,
+            media: scenario.media.map(Media::new),
             memory: Vec::new(),
             states: BTreeMap::new(),
             disk: HashMap::new(),
@@ -141,6 +148,7 @@ impl World {
         if let Some(blocks) = self.scheduler.blocks() {
             assert_eq!(blocks.usage().active, 0, "blocks of nobody");
         }
+        self.media.iter().for_each(Media::check_empty);
     }
 
     fn chance(&mut self, odds: f64) -> bool {
@@ -150,6 +158,7 @@ impl World {
     /// Starts a new process: memory is lost, the disk is indexed again.
     fn start(&mut self) {
         self.states.clear();
+        self.media.iter_mut().for_each(Media::restart);
         let blocks = self.scenario.layout.clone().map(|layout| {
             let mut table = BlockTable::new(layout.clone(), &SECRET);
             if let Some(bits) = self.scenario.key_bits {
@@ -176,8 +185,11 @@ impl World {
     }
 
     fn arrive(&mut self) {
-        let (salt, mut prompt) = self.rng.choice(&self.beginnings).cloned().unwrap_or_default();
+        let (salt, mut prompt, mut items) = self.rng.choice(&self.beginnings).cloned().unwrap_or_default();
         let (tail, alphabet) = (self.rng.usize(0..20), self.scenario.alphabet);
+        if let Some(media) = &self.media {
+            media.add(&mut self.rng, &mut prompt, &mut items);
+        }
         prompt.extend(std::iter::repeat_with(|| self.rng.u32(0..alphabet)).take(tail));
         let goal = prompt.len() + self.rng.usize(1..self.scenario.answer_max);
         let siblings = if self.chance(0.1) { 3 } else { 1 };
@@ -186,7 +198,16 @@ impl World {
                 .chance(self.scenario.odds.deadline)
                 .then(|| self.now + Duration::from_millis(self.rng.u64(0..3_000)));
             let (sequence, client) = (self.next_id, u64::from(salt) * 10 + self.rng.u64(0..2));
-            let request = Request { sequence, client, salt: vec![salt], prompt: prompt.clone(), deadline };
+            let request = Request {
+                sequence,
+                client,
+                salt: vec![salt],
+                prompt: prompt.clone(),
+                items: items.iter().map(|item| item.span()).collect(),
+                runs: self.media.as_ref().map_or_else(Vec::new, |media| media.runs(&items)),
+                reading: Reading::Shared,
+                deadline,
+            };
             match self.scheduler.submit(request) {
                 Ok(()) => {}
                 Err(Refused::Empty) => return assert!(prompt.is_empty()),
@@ -196,13 +217,21 @@ impl World {
                     return assert!(left == 0 || client != ONLY_CLIENT && own + 1 > 3 * (left - 1));
                 }
                 Err(Refused::TooLong { room, .. }) => return assert!(prompt.len() >= room),
+                Err(Refused::RunTooLong { run, most }) => return assert!(run > most),
                 Err(Refused::Duplicate) => panic!("{sequence} is new"),
             }
             self.next_id += 1;
             let mut prints = Vec::new();
-            prompt.iter().for_each(|token| prints.push(print_of(&prints, salt, *token)));
+            for at in 0..prompt.len() {
+                prints.push(print_of(&prints, salt, token_of(&items, &prompt, at)));
+            }
+            if let Some(media) = &mut self.media {
+                media.register(&mut self.scheduler, sequence, salt, &items);
+            }
+            let items = items.clone();
             let (born, passed_by) = (self.totals.steps, BTreeMap::new());
-            let live = Live { client, salt, prints, goal, born, deadline, computed: 0, started: false, passed_by };
+            let live =
+                Live { client, salt, items, prints, goal, born, deadline, computed: 0, started: false, passed_by };
             self.live.insert(sequence, live);
         }
     }
@@ -216,18 +245,29 @@ impl World {
         }
         self.spill();
         let oldest = self.scheduler.running_ids().first().copied();
+        if let Some(media) = &mut self.media {
+            media.set_gates(&mut self.rng, &mut self.scheduler);
+        }
         let plan = self.scheduler.plan(self.now);
         assert!(oldest.is_none_or(|oldest| !plan.preempted.contains(&oldest)), "the oldest gave up its blocks");
         self.totals.preempted += plan.preempted.len() as u64;
         self.note_ended(&plan);
         self.note_let_in(&plan);
         let importing = self.import();
+        let plan = self.encode(plan);
         assert!(
-            !plan.spans.is_empty() || importing || !plan.ended.is_empty() || self.live.is_empty(),
+            !plan.spans.is_empty()
+                || importing
+                || !plan.ended.is_empty()
+                || self.live.is_empty()
+                || self.media.is_some(),
             "nobody gets on although {} wait",
             self.live.len()
         );
         for span in &plan.spans {
+            if let (Some(media), Some(live)) = (&self.media, self.live.get(&span.sequence)) {
+                media.check(&self.scheduler, span, &live.items);
+            }
             self.compute(span);
         }
         if self.chance(self.scenario.odds.broken_step) {
@@ -239,6 +279,9 @@ impl World {
             let elapsed = Duration::from_millis(self.rng.u64(5..60));
             self.now += elapsed;
             self.scheduler.done(&plan, elapsed);
+            if let Some(media) = &mut self.media {
+                media.leave(&self.scheduler, &plan);
+            }
             self.sample(&plan);
         }
         self.totals.steps += u64::from(!plan.spans.is_empty());
@@ -247,7 +290,24 @@ impl World {
         }
     }
 
+    /// Lets the encoder work, and drops the spans of sequences that fail with an item.
+    fn encode(&mut self, mut plan: Plan) -> Plan {
+        let Some(media) = &mut self.media else { return plan };
+        for id in media.encode(&mut self.rng, &mut self.scheduler, &plan) {
+            self.totals.cancelled += 1;
+            self.forget(id);
+        }
+        plan.spans.retain(|span| self.live.contains_key(&span.sequence));
+        if let Some(media) = &mut self.media {
+            media.place_all(&self.scheduler, &plan);
+        }
+        plan
+    }
+
     fn forget(&mut self, id: u64) {
+        if let Some(media) = &mut self.media {
+            media.forget(id);
+        }
         self.scheduler.finish(id);
         self.live.remove(&id);
         assert_eq!(self.scheduler.cache_locations(id).count(), 0);
@@ -429,7 +489,10 @@ impl World {
                 let place = self.rng.usize(0..self.beginnings.len());
                 let most = self.scenario.beginning_max;
                 let text = if text.len() < most { text } else { text[..self.rng.usize(0..most)].to_vec() };
-                self.beginnings[place] = (live.salt, text);
+                let mut items = live.items.clone();
+                let cut = items.iter().find(|item| item.end() > text.len()).map_or(text.len(), |item| item.start);
+                items.retain(|item| item.end() <= cut);
+                self.beginnings[place] = (live.salt, text[..cut.min(text.len())].to_vec(), items);
             }
             self.forget(span.sequence);
         }

@@ -7,9 +7,11 @@ use super::Engine;
 use crate::engine::{
     active_job::ActiveJob,
     adapters::{self, Waiting},
+    blocks::ItemSpan,
     formats::ReadAdapter,
-    grammars,
-    scheduler::{Refused, Request},
+    grammars, items,
+    pooled::Pool,
+    scheduler::{Reading, Refused, Request},
 };
 use pensieve_grammar::Constraint;
 use pensieve_protocol::{
@@ -104,8 +106,15 @@ impl Engine {
         waited: Duration,
     ) -> Result<(), Failure> {
         let context = self.model.resident.context;
-        let mut active = ActiveJob::new(&job, constraint, &self.text, context, &mut self.samplers)?
-            .ending_in_loops_of(self.loop_tokens);
+        let mut active = ActiveJob::new(&job, constraint, &self.text, context, &mut self.samplers)?.ending_in_loops_of(
+            self.loop_tokens,
+            job.thinking.as_deref(),
+            self.thought_loop_tokens,
+        );
+        active.pool = self.pool_of(&job)?;
+        let checked = items::check(&job, &self.model.media)?;
+        let runs = items::runs(&checked, &self.model.media);
+        let spans = checked.iter().map(|item| ItemSpan { tokens: item.range.clone(), identity: item.identity });
         let adapter = serial.zip(job.adapter.take());
         let absent = || Failure::new(FailureCode::Internal, "a job was admitted before its adapter");
         let under = adapter.as_ref().map(|(serial, wish)| self.adapters.salt(*serial, wish.scale).ok_or_else(absent));
@@ -115,13 +124,34 @@ impl Engine {
             client: job.client,
             salt: salt(&self.model.card.fingerprint, under.as_deref(), &job.salt),
             prompt: job.tokens,
+            items: spans.collect(),
+            runs,
+            reading: active.pool.as_ref().map_or(Reading::Shared, Pool::reading),
             deadline: job.deadline.map(|patience| self.born.elapsed().saturating_add(patience.saturating_sub(waited))),
         };
         active.adapter = adapter.and_then(|(serial, wish)| self.adapters.lease(serial, wish.scale));
+        let (id, field) = (job.id, job.media.first().map(|item| item.field.clone()));
         self.jobs.open(request, active).map_err(|(refused, mut job)| {
             self.return_lease(&mut job);
-            refusal(refused)
-        })
+            let field = field.filter(|_| matches!(refused, Refused::RunTooLong { .. }));
+            refusal(refused).at(field.unwrap_or_default())
+        })?;
+        self.register_items(id, &job.salt, checked);
+        Ok(())
+    }
+
+    /// The pool of a job that asks for a row. Checks that the model can do what the job asks for.
+    fn pool_of(&self, job: &Job) -> Result<Option<Pool>, Failure> {
+        let unsupported = |message: String| Failure::new(FailureCode::Unsupported, message);
+        match (&self.model.rows, job.row) {
+            (Ok(Some(rows)), None) if !rows.generates => {
+                Err(unsupported("this model writes no text: it has no output layer".into()))
+            }
+            (_, None) => Ok(None),
+            (Ok(Some(rows)), Some(wish)) => Pool::new(wish, rows).map(Some),
+            (Ok(None), Some(_)) => Err(unsupported("this model has no hidden rows to make vectors of".into())),
+            (Err(why), Some(_)) => Err(unsupported(format!("this model's hidden rows cannot be used: {why}"))),
+        }
     }
 }
 
@@ -141,7 +171,7 @@ fn refusal(refused: Refused) -> Failure {
         Refused::Empty => FailureCode::Invalid,
         Refused::Duplicate => FailureCode::Internal,
         Refused::Busy { .. } => FailureCode::Busy,
-        Refused::TooLong { .. } => FailureCode::TooLong,
+        Refused::TooLong { .. } | Refused::RunTooLong { .. } => FailureCode::TooLong,
     };
     Failure::new(code, refused.to_string())
 }

@@ -2,9 +2,10 @@
 //!
 //! | bytes              | what                                        |
 //! |--------------------|---------------------------------------------|
-//! | 8                  | `pnsvkv 2`                                  |
+//! | 8                  | `pnsvkv 3`                                  |
 //! | 16, 16, 4, 4, 4, 8 | key, parent, group, depth, tokens, bytes    |
 //! | 4 per token        | the tokens                                  |
+//! | 32                 | the hash of their items, or zeros           |
 //! | 16, 16             | checksums of the block, and of all above    |
 //! | the rest           | the block or slot                           |
 
@@ -17,8 +18,9 @@ use siphasher::sip128::{Hasher128, SipHasher13};
 
 use crate::engine::blocks::{Key, Record};
 
-const MAGIC: &[u8; 8] = b"pnsvkv 2";
+const MAGIC: &[u8; 8] = b"pnsvkv 3";
 const FIXED_BYTES: usize = 8 + 16 + 16 + 4 + 4 + 4 + 8;
+const MEDIA_BYTES: usize = 32;
 const SUM_BYTES: usize = 16;
 
 /// Computes keyed checksums, which cannot be forged without the secret.
@@ -37,7 +39,7 @@ impl Checksums {
 }
 
 pub(super) fn header_bytes(block_tokens: usize) -> usize {
-    FIXED_BYTES + 4 * block_tokens + 2 * SUM_BYTES
+    FIXED_BYTES + 4 * block_tokens + MEDIA_BYTES + 2 * SUM_BYTES
 }
 
 pub(super) fn name_of(key: Key, group: usize) -> String {
@@ -62,6 +64,7 @@ pub(super) fn header(checksums: &Checksums, record: &Record, block: &[u8], out: 
     out.extend_from_slice(&(record.tokens.len() as u32).to_le_bytes());
     out.extend_from_slice(&(block.len() as u64).to_le_bytes());
     record.tokens.iter().for_each(|token| out.extend_from_slice(&token.to_le_bytes()));
+    out.extend_from_slice(&record.media.unwrap_or_default());
     out.extend_from_slice(&checksums.of(block).to_le_bytes());
     let sum = checksums.of(&out[begin..]);
     out.extend_from_slice(&sum.to_le_bytes());
@@ -94,7 +97,8 @@ pub(super) fn read_header(
         return Err(damaged());
     }
     let tokens = (0..block_tokens).map(|_| Ok(u32::from_le_bytes(rest.take()?))).collect::<io::Result<_>>()?;
-    Ok((Record { key, group, parent, depth, tokens }, u128::from_le_bytes(rest.take()?)))
+    let media = Some(rest.take::<MEDIA_BYTES>()?).filter(|media| *media != [0; MEDIA_BYTES]);
+    Ok((Record { key, group, parent, depth, tokens, media }, u128::from_le_bytes(rest.take()?)))
 }
 
 pub(super) fn damaged() -> io::Error {

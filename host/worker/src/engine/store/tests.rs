@@ -11,7 +11,14 @@ fn open(folder: &Path, budget: u64) -> io::Result<Store> {
 
 fn record(number: u32) -> Record {
     let (key, parent) = (Key(u128::from(number) << 64), Key(7));
-    Record { key, group: 0, parent, depth: number, tokens: [number; TOKENS].into() }
+    Record {
+        key,
+        group: 0,
+        parent,
+        depth: number,
+        tokens: [number; TOKENS].into(),
+        media: (number % 2 == 1).then_some([7; 32]),
+    }
 }
 
 fn block(number: u32) -> Vec<u8> {
