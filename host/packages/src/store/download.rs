@@ -1,0 +1,182 @@
+//! Indexes and packages from folders and URLs.
+
+use std::{
+    fs,
+    io::{Read as _, Seek, SeekFrom},
+    path::{Path, PathBuf},
+};
+
+use super::{IndexSource, Read, Store};
+use crate::{
+    Document, Index, PackageError, PackageErrorKind, PublicKey, Sha256Hex, digest,
+    error::Result,
+    index::{INDEX, INDEX_BYTES_MAX, INDEX_KEY, INDEX_SIGNATURE, PACKAGE_BYTES_MAX},
+    installed,
+    signature::SIGNATURE_BYTES_MAX,
+    state_file,
+};
+
+/// A package's file: in the cache, where the user has it, or to be removed.
+pub(super) enum PackageFile {
+    Kept(PathBuf),
+    Temporary(tempfile::NamedTempFile),
+}
+
+impl PackageFile {
+    pub(super) fn path(&self) -> &Path {
+        match self {
+            Self::Kept(path) => path,
+            Self::Temporary(file) => file.path(),
+        }
+    }
+}
+
+impl Store<'_> {
+    /// Reads all indexes. One that cannot be reached is taken from the cache, as long as it has not expired.
+    pub(super) fn refresh(&mut self) -> Result<Vec<Read>> {
+        if self.settings.indexes.is_empty() {
+            let error = PackageError::new(PackageErrorKind::Absent, "no index is configured");
+            return Err(error.help("name one under [plugins] indexes in pensieve.toml, or with --index"));
+        }
+        let mut indexes = Vec::new();
+        for source in self.settings.indexes.clone() {
+            let key = self.key_of(&source)?;
+            let (bytes, is_fresh) = match self.fetch_index(&source.location, &key) {
+                Ok(bytes) => (bytes, true),
+                Err(error) if error.kind == PackageErrorKind::Network => {
+                    (self.cached(&source.location, &error)?, false)
+                }
+                Err(error) => return Err(error),
+            };
+            let index = Index::parse(&bytes)?;
+            let known = self.trust.indexes.get(&source.location).filter(|known| known.key == key);
+            index.check_age(known.map_or(0, |known| known.serial), self.host.now)?;
+            if is_fresh {
+                self.trust.see(&source.location, &key, &index, &bytes)?;
+                self.trust.write(&self.host.home)?;
+                state_file::replace(&self.cache_of(&source.location), &bytes)?;
+            }
+            indexes.push(Read { location: source.location, index });
+        }
+        Ok(indexes)
+    }
+
+    /// The key of an index: configured, known, or the one that it shows at its first use.
+    fn key_of(&self, source: &IndexSource) -> Result<PublicKey> {
+        let known = self.trust.indexes.get(&source.location).map(|known| &known.key);
+        if let Some(key) = source.key.as_ref().or(known) {
+            return Ok(key.clone());
+        }
+        let text = self.read(&source.location, INDEX_KEY, SIGNATURE_BYTES_MAX)?;
+        let key = PublicKey::parse(&String::from_utf8_lossy(&text))?;
+        self.environment.say(&format!(
+            "first use of the index {}: its key is {key}, and it is trusted from now on (trust.json)",
+            source.location
+        ));
+        Ok(key)
+    }
+
+    fn fetch_index(&self, location: &str, key: &PublicKey) -> Result<Vec<u8>> {
+        let bytes = self.read(location, INDEX, INDEX_BYTES_MAX)?;
+        let signature = self.read(location, INDEX_SIGNATURE, SIGNATURE_BYTES_MAX)?;
+        let signature = String::from_utf8_lossy(&signature);
+        key.verify(Document::Index, &bytes, &signature, &format!("the index {location}"))?;
+        Ok(bytes)
+    }
+
+    fn cached(&self, location: &str, error: &PackageError) -> Result<Vec<u8>> {
+        let bytes = state_file::bytes(&self.cache_of(location), INDEX_BYTES_MAX as u64)?;
+        let known = self.trust.indexes.get(location);
+        let bytes = bytes.filter(|bytes| known.is_some_and(|known| known.sha256 == Sha256Hex::of(bytes)));
+        let bytes = bytes.ok_or_else(|| error.clone())?;
+        self.environment.say(&format!("{}; the index is used as it was last seen", error.message));
+        Ok(bytes)
+    }
+
+    fn cache_of(&self, location: &str) -> PathBuf {
+        let name = Sha256Hex::of(location.as_bytes());
+        installed::indexes(&self.host.home).join(format!("{name}.json"))
+    }
+
+    /// Reads a document of an index.
+    fn read(&self, location: &str, name: &str, bytes_max: usize) -> Result<Vec<u8>> {
+        if !is_url(location) {
+            let path = Path::new(location).join(name);
+            let missing = || {
+                let message = format!("'{location}' is not an index: it has no {name}");
+                PackageError::new(PackageErrorKind::Absent, message)
+            };
+            return state_file::bytes(&path, bytes_max as u64)?.ok_or_else(missing);
+        }
+        let mut file = temporary(&self.host.home)?;
+        self.environment.fetch(&join(location, name), bytes_max as u64, file.as_file_mut())?;
+        let mut bytes = Vec::new();
+        let read = file.as_file_mut().seek(SeekFrom::Start(0)).and_then(|_| file.as_file_mut().read_to_end(&mut bytes));
+        read.map_err(|error| PackageError::system(name, &error))?;
+        Ok(bytes)
+    }
+
+    /// Gets the package of a release, out of the cache if it is there.
+    pub(super) fn package(&self, location: &str, package: &str, sha256: &Sha256Hex) -> Result<PackageFile> {
+        let kept = self.kept(sha256);
+        if digest::of_file(&kept).is_ok_and(|(found, _)| found == *sha256) {
+            return Ok(PackageFile::Kept(kept));
+        }
+        if !is_url(package) && !is_url(location) {
+            let path = Path::new(location).join(package);
+            let found = digest::of_file(&path)
+                .map_err(|error| PackageError::system(format!("'{}'", path.display()), &error))?;
+            return if found.0 == *sha256 { Ok(PackageFile::Kept(path)) } else { Err(other_digest(package)) };
+        }
+        let url = if is_url(package) { package.to_owned() } else { join(location, package) };
+        self.download(&url, Some(sha256))
+    }
+
+    /// Downloads a package and checks its digest, if one is known.
+    pub(super) fn download(&self, url: &str, sha256: Option<&Sha256Hex>) -> Result<PackageFile> {
+        let mut file = temporary(&self.host.home)?;
+        self.environment.fetch(url, PACKAGE_BYTES_MAX, file.as_file_mut())?;
+        let (found, _) =
+            digest::of_file(file.path()).map_err(|error| PackageError::system("the downloaded package", &error))?;
+        if sha256.is_some_and(|sha256| *sha256 != found) {
+            return Err(other_digest(url));
+        }
+        Ok(PackageFile::Temporary(file))
+    }
+
+    /// Keeps a package that was installed, for later and for work without a network.
+    pub(super) fn keep(&self, package: &Path, sha256: &Sha256Hex) {
+        let kept = self.kept(sha256);
+        if kept != package && !kept.exists() {
+            let copied = kept.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| fs::copy(package, &kept));
+            if let Err(error) = copied {
+                let _ = fs::remove_file(&kept);
+                self.environment.say(&format!("the package was installed, but not kept for later: {error}"));
+            }
+        }
+    }
+
+    pub(super) fn kept(&self, sha256: &Sha256Hex) -> PathBuf {
+        self.host.home.join("cache/packages").join(format!("{sha256}.pensieve"))
+    }
+}
+
+fn is_url(location: &str) -> bool {
+    location.contains("://")
+}
+
+fn join(location: &str, name: &str) -> String {
+    format!("{}/{name}", location.trim_end_matches('/'))
+}
+
+fn other_digest(what: &str) -> PackageError {
+    let error = PackageError::damaged(format!("'{what}' is not the file that its index lists: its digest differs"));
+    error.help("try again; if it stays so, tell the index's maintainer")
+}
+
+/// A file on the disk of the data folder, so that it can be renamed into it.
+pub(super) fn temporary(home: &Path) -> Result<tempfile::NamedTempFile> {
+    let folder = home.join("cache");
+    let made = fs::create_dir_all(&folder).and_then(|()| tempfile::NamedTempFile::new_in(&folder));
+    made.map_err(|error| PackageError::system(format!("'{}'", folder.display()), &error))
+}

@@ -1,0 +1,245 @@
+//! The last steps of adding a package: is it to be trusted, does it run here, and is its library what it says?
+
+use std::{
+    fs::{self, Permissions},
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+};
+
+use semver::Version;
+
+use super::{Added, Chosen, Request, Store, download::temporary};
+use crate::{
+    Artifact, Locked, Package, PackageError, PackageErrorKind, PackageManifest, PublicKey, Publisher, Sha256Hex,
+    digest, error::Result, installed,
+};
+
+impl Store<'_> {
+    /// Installs a release of an index.
+    pub(super) fn install_listed(&mut self, chosen: &Chosen<'_>) -> Result<Added> {
+        let release = chosen.release;
+        let publisher = &release.manifest.publisher;
+        self.allow_listed(publisher, chosen.publishers.get(&publisher.name).map_or(&[], Vec::as_slice))?;
+        let file = self.package(chosen.location, &release.package, &release.sha256)?;
+        let package = Package::open(file.path())?;
+        if *package.manifest() != release.manifest {
+            let message = format!("'{}' has another manifest than its index lists", release.package);
+            return Err(PackageError::damaged(message).help("tell the index's maintainer"));
+        }
+        let added = self.install(&package, &release.sha256, chosen.location, true)?;
+        self.keep(file.path(), &release.sha256);
+        Ok(added)
+    }
+
+    /// Installs a package that no index vouches for.
+    pub(super) fn install_unlisted(&mut self, path: &Path, source: &str) -> Result<Added> {
+        let package = Package::open(path)?;
+        let (sha256, _) =
+            digest::of_file(path).map_err(|error| PackageError::system(format!("'{}'", path.display()), &error))?;
+        let publisher = package.manifest().publisher.clone();
+        let is_known = self.allow_unlisted(&publisher)?;
+        let added = self.install(&package, &sha256, source, false)?;
+        if !is_known {
+            let Publisher { name, key } = publisher;
+            self.environment.say(&format!(
+                "first package of '{name}': its key is {key}, and it is trusted from now on (trust.json)"
+            ));
+            self.trust.publishers.insert(name, key);
+            self.trust.write(&self.host.home)?;
+        }
+        self.keep(path, &sha256);
+        Ok(added)
+    }
+
+    /// Installs a package of the lock again.
+    pub(super) fn reinstall(&mut self, locked: &Locked) -> Result<Added> {
+        let kept = self.kept(&locked.sha256);
+        let (name, version) = (locked.name.clone(), Some(locked.version.clone()));
+        if digest::of_file(&kept).is_ok_and(|(found, _)| found == locked.sha256) {
+            let package = Package::open(&kept)?;
+            return self.install(&package, &locked.sha256, &locked.source, locked.is_indexed);
+        }
+        match locked.is_indexed {
+            true => self.add(&Request::Named { name, version }),
+            false => self.add(&Request::parse(&locked.source)?),
+        }
+    }
+
+    /// Verifies, extracts and inspects, and only then changes the plugin folder and the lock.
+    fn install(&mut self, package: &Package, sha256: &Sha256Hex, source: &str, is_indexed: bool) -> Result<Added> {
+        package.verify()?;
+        let manifest = package.manifest();
+        let artifact = self.fitting(manifest)?.clone();
+        let version = manifest.version().map_err(PackageError::damaged)?;
+        let mut locked = Locked::new(manifest, version, &artifact);
+        (locked.source, locked.is_indexed, locked.sha256) = (source.to_owned(), is_indexed, sha256.clone());
+        let before = self.lock.find(manifest.name()).cloned();
+        self.allow_replacing(before.as_ref(), &locked)?;
+        let file = installed::folder(&self.host.home).join(&artifact.file);
+        let is_new = !self.is_installed(&locked);
+        if is_new {
+            self.refuse_foreign(&file, before.as_ref())?;
+            let library = self.extract(package, &artifact)?;
+            let failed = |error| PackageError::system(format!("'{}'", file.display()), &error);
+            fs::create_dir_all(installed::folder(&self.host.home)).map_err(failed)?;
+            fs::rename(&library, &file).map_err(failed)?;
+        }
+        let old = before.as_ref().and_then(|before| before.library(&self.host.target));
+        if let (Some(before), Some(old)) = (&before, old.filter(|old| old.file != artifact.file)) {
+            self.remove_library(&old.file, before)?;
+        }
+        self.lock.set(locked.clone());
+        self.lock.write(&self.host.home)?;
+        let before = before.map(|before| before.version).filter(|before| *before != locked.version);
+        Ok(Added { locked, manifest: manifest.clone(), file, before, is_new })
+    }
+
+    /// Extracts a library beside the plugin folder and has a child compare it with the manifest.
+    fn extract(&self, package: &Package, artifact: &Artifact) -> Result<tempfile::TempPath> {
+        let mut library = temporary(&self.host.home)?;
+        package.extract(artifact, library.as_file_mut())?;
+        let failed = |error| PackageError::system("the library", &error);
+        library.as_file().sync_all().map_err(failed)?;
+        library.as_file().set_permissions(Permissions::from_mode(0o644)).map_err(failed)?;
+        let library = library.into_temp_path();
+        let found = self.environment.inspect(&library)?;
+        let manifest = &package.manifest().plugin;
+        // The compiler and the SDK may differ from target to target.
+        let same = (&found.id, &found.version, &found.architectures, &found.samplers, &found.adapter_formats)
+            == (
+                &manifest.id,
+                &manifest.version,
+                &manifest.architectures,
+                &manifest.samplers,
+                &manifest.adapter_formats,
+            );
+        if !same {
+            let message = format!(
+                "the library for {artifact} is another plugin than its package says: '{}' {}",
+                found.id, found.version
+            );
+            return Err(PackageError::damaged(message).help(format!("tell '{}'", package.manifest().publisher.name)));
+        }
+        Ok(library)
+    }
+
+    /// The library of a package for this machine.
+    pub(super) fn fitting<'m>(&self, manifest: &'m PackageManifest) -> Result<&'m Artifact> {
+        let (name, host) = (manifest.name(), &self.host);
+        let unfit = |why: String| {
+            PackageError::new(PackageErrorKind::Unfit, format!("'{name}' {} {why}", manifest.plugin.version))
+        };
+        let (major, minor) = manifest.contract().map_err(PackageError::damaged)?;
+        if major != host.contract.0 || minor > host.contract.1 {
+            let (own_major, own_minor) = host.contract;
+            let why = format!("was built with contract {major}.{minor}, and this program has {own_major}.{own_minor}");
+            let help = if (major, minor) > host.contract {
+                "update Pensieve"
+            } else {
+                "ask its publisher for a newer release"
+            };
+            return Err(unfit(why).help(help));
+        }
+        if manifest.minimum_host > host.version {
+            let why = format!("needs Pensieve {} or newer, and this is {}", manifest.minimum_host, host.version);
+            return Err(unfit(why).help("update Pensieve"));
+        }
+        let variants = host.variants.iter();
+        let mut fitting = variants.filter_map(|variant| {
+            manifest.artifacts.iter().find(|artifact| artifact.target == host.target && artifact.variant == *variant)
+        });
+        let Some(artifact) = fitting.next() else {
+            let has: Vec<String> = manifest.artifacts.iter().map(ToString::to_string).collect();
+            let why = format!("has no library for {} ({})", host.target, host.variants.join(", "));
+            return Err(unfit(why).help(format!("it has {}", has.join(", "))));
+        };
+        match self.trust.revocation(artifact.sha256.as_str()) {
+            Some(revoked) => Err(PackageError::untrusted(format!(
+                "'{name}' {} is revoked: {}",
+                manifest.plugin.version, revoked.reason
+            ))),
+            None => Ok(artifact),
+        }
+    }
+
+    fn allow_listed(&self, publisher: &Publisher, keys: &[PublicKey]) -> Result<()> {
+        let Publisher { name, key } = publisher;
+        if !self.settings.publishers.is_empty() {
+            return self.allow_configured(publisher);
+        }
+        match self.trust.publishers.get(name) {
+            // The index may list a successor of the known key beside it.
+            Some(known) if known != key && !keys.contains(known) => self.trust.knows(publisher).map(drop),
+            _ => Ok(()),
+        }
+    }
+
+    fn allow_unlisted(&self, publisher: &Publisher) -> Result<bool> {
+        if !self.settings.publishers.is_empty() {
+            return self.allow_configured(publisher).map(|()| true);
+        }
+        self.trust.knows(publisher)
+    }
+
+    fn allow_configured(&self, publisher: &Publisher) -> Result<()> {
+        let Publisher { name, key } = publisher;
+        if self.settings.publishers.get(name) == Some(key) {
+            return Ok(());
+        }
+        let message = format!("the publisher '{name}' with the key {key} is not among plugins.publishers");
+        Err(PackageError::untrusted(message).help("add it there to trust it"))
+    }
+
+    fn allow_replacing(&self, before: Option<&Locked>, locked: &Locked) -> Result<()> {
+        let Some(before) = before else { return Ok(()) };
+        if before.publisher.name != locked.publisher.name {
+            let (name, was, is) = (&locked.name, &before.publisher.name, &locked.publisher.name);
+            let message = format!("'{name}' is installed from '{was}', and this one is published by '{is}'");
+            let help = format!("remove it first: pensieve plugins remove {name}");
+            return Err(PackageError::untrusted(message).help(help));
+        }
+        if before.version == locked.version && before.libraries != locked.libraries {
+            let Locked { name, version, .. } = locked;
+            let message = format!("'{name}' {version} has other libraries than plugins.lock says");
+            let help = format!("a release never changes; if this is meant: pensieve plugins remove {name}");
+            return Err(PackageError::untrusted(message).help(help));
+        }
+        Ok(())
+    }
+
+    /// Refuses to overwrite a file that is not from the package's earlier version.
+    fn refuse_foreign(&self, file: &Path, before: Option<&Locked>) -> Result<()> {
+        let own = before.and_then(|before| before.library(&self.host.target));
+        let is_own = own.is_some_and(|own| file.ends_with(&own.file));
+        if is_own || fs::symlink_metadata(file).is_err() {
+            return Ok(());
+        }
+        let message = format!("'{}' is there already, and was not added by this command", file.display());
+        Err(PackageError::new(PackageErrorKind::Taken, message).help("move it away"))
+    }
+
+    pub(super) fn is_installed(&self, locked: &Locked) -> bool {
+        let Some(library) = locked.library(&self.host.target) else { return false };
+        let path = installed::folder(&self.host.home).join(&library.file);
+        digest::of_file(&path).is_ok_and(|(found, _)| found == library.sha256)
+    }
+
+    /// Removes a library, unless it is another file by now.
+    pub(super) fn remove_library(&self, file: &str, locked: &Locked) -> Result<()> {
+        let path: PathBuf = installed::folder(&self.host.home).join(file);
+        let Ok((found, _)) = digest::of_file(&path) else { return Ok(()) };
+        if !locked.libraries.iter().any(|library| library.sha256 == found) {
+            self.environment.say(&format!("'{}' was changed since it was added; it stays", path.display()));
+            return Ok(());
+        }
+        fs::remove_file(&path).map_err(|error| PackageError::system(format!("'{}'", path.display()), &error))
+    }
+}
+
+/// The version of an installed package, for messages.
+impl std::fmt::Display for Locked {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let version: &Version = &self.version;
+        write!(f, "{} {version}", self.name)
+    }
+}

@@ -1,0 +1,275 @@
+//! Adds, updates and removes packages in the program's data folder.
+//!
+//! Everything is checked before the plugin folder changes: signature, key, revocations, contract, host, target, digest,
+//! and at last what a child process reads in the library itself.
+
+mod download;
+mod install;
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    path::{Path, PathBuf},
+};
+
+use jiff::Timestamp;
+use pensieve_protocol::manifest::Manifest;
+use semver::Version;
+
+use crate::{
+    Index, Lock, Locked, PackageError, PackageErrorKind, PackageManifest, PublicKey, Release, Trust, error::Result,
+    index::no_such_plugin,
+};
+
+/// The parts of the program that a store uses.
+pub trait Environment {
+    /// Copies what is at a URL, at most `bytes_max`, to a file.
+    fn fetch(&self, url: &str, bytes_max: u64, to: &mut File) -> Result<()>;
+    /// Has a child process read the manifest of a library.
+    fn inspect(&self, library: &Path) -> Result<Manifest>;
+    /// Tells the user something.
+    fn say(&self, line: &str);
+}
+
+/// The machine and the program that plugins shall run on.
+#[derive(Clone, Debug)]
+pub struct Host {
+    /// The program's data folder.
+    pub home: PathBuf,
+    /// `linux-x86_64`, for example.
+    pub target: String,
+    /// Variants that run here, the best first.
+    pub variants: Vec<String>,
+    /// Major and minor number of the contract.
+    pub contract: (u32, u32),
+    pub version: Version,
+    pub now: Timestamp,
+}
+
+/// The user's settings.
+#[derive(Clone, Debug, Default)]
+pub struct Settings {
+    pub indexes: Vec<IndexSource>,
+    /// Keys of the only publishers that are trusted; empty to trust each at its first use.
+    pub publishers: BTreeMap<String, PublicKey>,
+}
+
+/// Where an index is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IndexSource {
+    /// A folder or an HTTPS URL.
+    pub location: String,
+    /// Its maintainer's key; without one, that of the first use.
+    pub key: Option<PublicKey>,
+}
+
+/// What to add.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Request {
+    Named { name: String, version: Option<Version> },
+    Url(String),
+    File(PathBuf),
+}
+
+/// The result of adding a package.
+#[derive(Clone, Debug)]
+pub struct Added {
+    pub locked: Locked,
+    pub manifest: PackageManifest,
+    /// The library.
+    pub file: PathBuf,
+    /// The version that it replaced.
+    pub before: Option<Version>,
+    /// False if it was there already.
+    pub is_new: bool,
+}
+
+/// A newer release of an installed package.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outdated {
+    pub name: String,
+    pub installed: Version,
+    pub newest: Version,
+    pub index: String,
+}
+
+/// The outcome for one installed package.
+#[derive(Clone, Debug)]
+pub enum Update {
+    Updated(Box<Added>),
+    Newest(Locked),
+    Failed { name: String, error: PackageError },
+}
+
+pub struct Store<'a> {
+    host: Host,
+    settings: Settings,
+    environment: &'a dyn Environment,
+    lock: Lock,
+    trust: Trust,
+    /// Held as long as the store is open, so that two programs do not change it at once.
+    _exclusive: File,
+}
+
+/// An index that was read, and where it is.
+struct Read {
+    location: String,
+    index: Index,
+}
+
+/// A release that was chosen.
+struct Chosen<'i> {
+    location: &'i str,
+    version: Version,
+    release: &'i Release,
+    publishers: &'i BTreeMap<String, Vec<PublicKey>>,
+}
+
+impl Request {
+    /// Reads NAME, NAME@VERSION, a URL or a path.
+    pub fn parse(text: &str) -> Result<Self> {
+        if text.contains("://") {
+            return Ok(Self::Url(text.to_owned()));
+        }
+        if text.contains('/') || text.ends_with(".pensieve") || Path::new(text).is_file() {
+            return Ok(Self::File(text.into()));
+        }
+        let (name, version) = text.split_once('@').map_or((text, None), |(name, version)| (name, Some(version)));
+        let usage =
+            |why: String| PackageError::new(PackageErrorKind::Usage, format!("'{}' {why}", text.escape_debug()));
+        crate::manifest::name("name", name).map_err(usage)?;
+        let version = version.map(Version::parse).transpose();
+        let version = version.map_err(|_| usage("has a version that is not like 1.2.3".to_owned()))?;
+        Ok(Self::Named { name: name.to_owned(), version })
+    }
+}
+
+impl<'a> Store<'a> {
+    pub fn open(host: Host, settings: Settings, environment: &'a dyn Environment) -> Result<Self> {
+        let failed = |error| PackageError::system(format!("'{}'", host.home.display()), &error);
+        fs::create_dir_all(&host.home).map_err(failed)?;
+        let exclusive = File::create(host.home.join(".packages.lock")).map_err(failed)?;
+        if exclusive.try_lock().is_err() {
+            environment.say("another 'pensieve plugins' is at work; waiting for it");
+            exclusive.lock().map_err(failed)?;
+        }
+        let (lock, trust) = (Lock::read(&host.home)?, Trust::read(&host.home)?);
+        Ok(Self { host, settings, environment, lock, trust, _exclusive: exclusive })
+    }
+
+    pub fn lock(&self) -> &Lock {
+        &self.lock
+    }
+
+    /// Adds a package, or leaves everything as it was.
+    pub fn add(&mut self, request: &Request) -> Result<Added> {
+        match request {
+            Request::File(path) => {
+                let source = std::path::absolute(path).unwrap_or_else(|_| path.clone());
+                self.install_unlisted(path, &source.to_string_lossy())
+            }
+            Request::Url(url) => {
+                let package = self.download(url, None)?;
+                self.install_unlisted(package.path(), url)
+            }
+            Request::Named { name, version } => {
+                let indexes = self.refresh()?;
+                let chosen = self.choose(&indexes, name, version.as_ref())?;
+                self.install_listed(&chosen)
+            }
+        }
+    }
+
+    /// Installs what the lock lists and this machine lacks: from the cache, or from where it came.
+    pub fn restore(&mut self) -> Result<Vec<Added>> {
+        let missing: Vec<Locked> =
+            self.lock.plugins.iter().filter(|locked| !self.is_installed(locked)).cloned().collect();
+        missing.iter().map(|locked| self.reinstall(locked)).collect()
+    }
+
+    pub fn remove(&mut self, name: &str) -> Result<Locked> {
+        let Some(locked) = self.lock.find(name).cloned() else {
+            let message = format!("'{}' was not added by 'pensieve plugins add'", name.escape_debug());
+            let help = "'pensieve plugins list' shows where plugins lie; other files are removed by hand";
+            return Err(PackageError::new(PackageErrorKind::Absent, message).help(help));
+        };
+        for library in locked.libraries.iter().filter(|library| library.target == self.host.target) {
+            self.remove_library(&library.file, &locked)?;
+        }
+        self.lock.plugins.retain(|other| other.name != name);
+        self.lock.write(&self.host.home)?;
+        Ok(locked)
+    }
+
+    /// The installed packages of which an index has a newer release that fits.
+    pub fn outdated(&mut self) -> Result<Vec<Outdated>> {
+        let indexes = self.refresh()?;
+        let newer = self.lock.plugins.iter().filter(|locked| locked.is_indexed).filter_map(|locked| {
+            let chosen = self.choose(&indexes, &locked.name, None).ok()?;
+            (chosen.version > locked.version).then(|| Outdated {
+                name: locked.name.clone(),
+                installed: locked.version.clone(),
+                newest: chosen.version.clone(),
+                index: chosen.location.to_owned(),
+            })
+        });
+        Ok(newer.collect())
+    }
+
+    /// Replaces packages by their newest releases that fit; all of those from an index if no names are given.
+    pub fn update(&mut self, names: &[String]) -> Result<Vec<Update>> {
+        for name in names {
+            if self.lock.find(name).is_none_or(|locked| !locked.is_indexed) {
+                let message = format!("'{}' was not added from an index", name.escape_debug());
+                return Err(PackageError::new(PackageErrorKind::Absent, message));
+            }
+        }
+        let indexes = self.refresh()?;
+        let asked = |locked: &&Locked| locked.is_indexed && (names.is_empty() || names.contains(&locked.name));
+        let plugins: Vec<Locked> = self.lock.plugins.iter().filter(asked).cloned().collect();
+        let mut updates = Vec::new();
+        for locked in plugins {
+            let added = self.choose(&indexes, &locked.name, None).and_then(|chosen| {
+                let is_newer = chosen.version > locked.version;
+                if is_newer { self.install_listed(&chosen).map(Some) } else { Ok(None) }
+            });
+            updates.push(match added {
+                Ok(Some(added)) => Update::Updated(Box::new(added)),
+                Ok(None) => Update::Newest(locked),
+                Err(error) => Update::Failed { name: locked.name, error },
+            });
+        }
+        Ok(updates)
+    }
+
+    /// The newest releases of all indexes that have all of these words, each with the name of its index.
+    pub fn search(&mut self, words: &[String]) -> Result<Vec<(String, Release)>> {
+        let indexes = self.refresh()?;
+        let found = indexes.iter().flat_map(|read| {
+            let releases = read.index.search(words).into_iter();
+            releases.map(|release| (read.index.name.clone(), release.clone()))
+        });
+        Ok(found.collect())
+    }
+
+    /// Chooses the release of this version, or the newest one that runs here and is not revoked.
+    fn choose<'i>(&self, indexes: &'i [Read], name: &str, version: Option<&Version>) -> Result<Chosen<'i>> {
+        let mut reason = None;
+        for Read { location, index } in indexes {
+            for (found, release) in index.releases(name) {
+                if version.is_some_and(|version| *version != found) {
+                    continue;
+                }
+                match self.fitting(&release.manifest) {
+                    Ok(_) => {
+                        let publishers = &index.publishers;
+                        return Ok(Chosen { location, version: found, release, publishers });
+                    }
+                    // Of the newest one.
+                    Err(error) => reason = reason.or(Some(error)),
+                }
+            }
+        }
+        Err(reason.unwrap_or_else(|| no_such_plugin(name, version, indexes.len())))
+    }
+}

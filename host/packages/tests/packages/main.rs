@@ -1,0 +1,122 @@
+//! Packages and indexes as a store takes them: real files and real signatures, and libraries that are plain bytes, as
+//! nothing is mapped here.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
+mod refusals;
+mod world;
+
+use pensieve_packages::{Installed, Lock, PackageErrorKind, Request, Sha256Hex, Trust, Update, suggestions};
+use pensieve_protocol::checkpoint::CheckpointName;
+use std::fs;
+use world::{World, manifest};
+
+#[test]
+fn a_file_is_added_its_key_remembered_and_all_of_it_removed_again() {
+    let world = World::new();
+    let package = world.package(&manifest("granite", "1.0.0"));
+    let added = world.store().add(&Request::File(package)).unwrap();
+    assert!(added.is_new && added.before.is_none());
+    assert_eq!(fs::read(&added.file).unwrap(), b"library of granite 1.0.0 for linux-x86_64 (cpu)");
+    assert_eq!(added.file, world.home().join("plugins/libgranite.so"));
+    let said = world.said();
+    assert!(said[0].contains("first package of 'ada'") && said[0].contains(world.ada.public().as_str()), "{said:?}");
+    let lock = Lock::read(&world.home()).unwrap();
+    let targets: Vec<&str> = lock.plugins[0].libraries.iter().map(|library| library.target.as_str()).collect();
+    assert_eq!(targets, ["linux-x86_64", "linux-x86_64", "macos-aarch64"]);
+    assert_eq!(Trust::read(&world.home()).unwrap().publishers["ada"], world.ada.public());
+    // The second package of a publisher is nothing to speak of.
+    let other = world.package(&manifest("other", "0.1.0"));
+    world.store().add(&Request::File(other)).unwrap();
+    assert_eq!(world.said().len(), 1);
+    world.store().remove("granite").unwrap();
+    assert!(!added.file.exists());
+    assert_eq!(Lock::read(&world.home()).unwrap().plugins.len(), 1);
+    assert_eq!(world.store().remove("granite").unwrap_err().kind, PackageErrorKind::Absent);
+}
+
+#[test]
+fn an_index_serves_names_versions_updates_and_searches() {
+    let world = World::new();
+    for version in ["1.0.0", "1.2.0", "1.10.0", "2.0.0-beta.1"] {
+        world.publish(&manifest("granite", version));
+    }
+    let one = Request::parse("granite@1.0.0").unwrap();
+    assert_eq!(world.store().add(&one).unwrap().locked.version.to_string(), "1.0.0");
+    let outdated = world.store().outdated().unwrap();
+    assert_eq!(outdated[0].newest.to_string(), "2.0.0-beta.1");
+    let updates = world.store().update(&[]).unwrap();
+    let [Update::Updated(added)] = &updates[..] else { panic!("{updates:?}") };
+    assert_eq!(added.before.as_ref().unwrap().to_string(), "1.0.0");
+    assert_eq!(fs::read(&added.file).unwrap(), b"library of granite 2.0.0-beta.1 for linux-x86_64 (cpu)");
+    assert!(matches!(&world.store().update(&["granite".into()]).unwrap()[..], [Update::Newest(_)]));
+    let found = |words: &[&str]| {
+        let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
+        world.store().search(&words).unwrap().len()
+    };
+    assert_eq!((found(&[]), found(&["GRANITEforCausalLM", "ada"]), found(&["granite", "phi"])), (1, 1, 0));
+    let name = CheckpointName::Class("GraniteForCausalLM".into());
+    assert_eq!(suggestions(&world.home(), &name)[0].plugin, "granite");
+    assert!(suggestions(&world.home(), &CheckpointName::Gguf("phi".into())).is_empty());
+}
+
+#[test]
+fn a_machine_takes_its_own_library_and_the_variant_that_is_asked_for() {
+    let world = World::new();
+    let package = world.package(&manifest("granite", "1.0.0"));
+    for (target, variants, expected) in [
+        ("linux-x86_64", &["cuda", "cpu"][..], "linux-x86_64 (cuda)"),
+        ("linux-x86_64", &["cpu"], "linux-x86_64 (cpu)"),
+        ("macos-aarch64", &["metal", "cpu"], "macos-aarch64 (metal)"),
+    ] {
+        let host = world.host_of(target, variants);
+        let added = world.store_of(host).add(&Request::File(package.clone())).unwrap();
+        let text = String::from_utf8(fs::read(&added.file).unwrap()).unwrap();
+        assert!(text.ends_with(expected), "{text}");
+    }
+}
+
+#[test]
+fn without_a_network_lock_and_cache_are_enough() {
+    let world = World::new();
+    world.publish(&manifest("granite", "1.0.0"));
+    let added = world.store().add(&Request::parse("granite").unwrap()).unwrap();
+    fs::remove_file(&added.file).unwrap();
+    fs::rename(world.index(), world.root().join("gone")).unwrap();
+    let again = world.store().restore().unwrap();
+    assert_eq!(again.len(), 1);
+    assert!(added.file.exists() && world.store().restore().unwrap().is_empty());
+    // A library that was changed is put back, too.
+    fs::write(&added.file, "changed").unwrap();
+    assert_eq!(world.store().restore().unwrap().len(), 1);
+}
+
+#[test]
+fn a_server_learns_which_libraries_are_locked_and_which_are_revoked() {
+    let world = World::new();
+    world.publish(&manifest("granite", "1.0.0"));
+    let added = world.store().add(&Request::parse("granite").unwrap()).unwrap();
+    let digest = |bytes: &[u8]| Sha256Hex::of(bytes);
+    let (own, other) = (digest(&fs::read(&added.file).unwrap()), digest(b"other"));
+    let installed = Installed::read(&world.home()).unwrap();
+    let path = added.file.canonicalize().unwrap();
+    assert_eq!(installed.differs(&path, own.as_str()), None);
+    assert_eq!(installed.differs(&path, other.as_str()), Some("granite"));
+    assert_eq!(installed.differs(&world.root().join("libgranite.so"), other.as_str()), None, "it is not the lock's");
+    assert_eq!(installed.revoked(own.as_str()), None);
+    world.revoke(&own, "wrong results");
+    world.store().outdated().unwrap();
+    assert_eq!(Installed::read(&world.home()).unwrap().revoked(own.as_str()), Some("wrong results"));
+    // It stays revoked, whatever later indexes say.
+    world.publish(&manifest("granite", "1.1.0"));
+    world.store().update(&[]).unwrap();
+    assert_eq!(Installed::read(&world.home()).unwrap().revoked(own.as_str()), Some("wrong results"));
+}
+
+#[test]
+fn the_same_content_makes_the_same_package_but_for_its_signature() {
+    let world = World::new();
+    let sizes: Vec<u64> =
+        (0..2).map(|_| fs::metadata(world.package(&manifest("granite", "1.0.0"))).unwrap().len()).collect();
+    assert!(sizes[0].abs_diff(sizes[1]) < 100, "{sizes:?}");
+}

@@ -1,0 +1,96 @@
+//! `pensieve plugins publish`: adds packages to an index in a folder, which is then uploaded or pushed.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use jiff::{SignedDuration, Timestamp};
+
+use super::keys::read_key;
+use crate::cli::{
+    error::{CliError, CliResult, Exit},
+    terminal::{say, tell},
+};
+use pensieve_packages::{NewIndex, Revocation, Sha256Hex, create_index, publish};
+
+/// The longest time for which an index may be valid, in days.
+const DAYS_MAX: i64 = 366;
+
+/// Add packages to an index in a folder, revoke libraries, or renew the index.
+///
+/// The folder is the index: upload it, or push it as a git repository. Each change signs it anew, with a higher serial
+/// number and a new time of expiry.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  pensieve plugins publish --folder ./index --key index.key --new-index team
+  pensieve plugins publish mine-1.0.0.pensieve --folder ./index --key index.key --dry-run
+  pensieve plugins publish --folder ./index --key index.key --revoke SHA256=\"wrong results on long prompts\"")]
+pub(in crate::cli) struct Publish {
+    /// Packages to add.
+    #[arg(value_name = "PACKAGE")]
+    packages: Vec<PathBuf>,
+    /// The folder of the index.
+    #[arg(long, value_name = "DIR")]
+    folder: PathBuf,
+    /// The file with the secret key of the index.
+    #[arg(long, value_name = "FILE")]
+    key: PathBuf,
+    /// Check everything and change nothing.
+    #[arg(long)]
+    dry_run: bool,
+    /// Make a new index of this name.
+    #[arg(long, value_name = "NAME", conflicts_with = "dry_run")]
+    new_index: Option<String>,
+    /// Take packages whose families have no certificate of correctness.
+    #[arg(long)]
+    uncertified: bool,
+    /// The library with this digest must not be used any more, and why; may be repeated.
+    #[arg(long = "revoke", value_name = "SHA256=REASON", value_parser = revocation)]
+    revoked: Vec<Revocation>,
+    /// Days until the index has to be renewed.
+    #[arg(long, value_name = "DAYS", default_value_t = 90, value_parser = clap::value_parser!(i64).range(1..=DAYS_MAX))]
+    valid_days: i64,
+}
+
+impl Publish {
+    pub(in crate::cli) fn run(self) -> CliResult {
+        let key = read_key(&self.key)?;
+        let (now, valid_for) = (Timestamp::now(), SignedDuration::from_hours(24 * self.valid_days));
+        if let Some(name) = &self.new_index {
+            let index = create_index(&self.folder, &NewIndex { name: name.clone(), valid_for }, &key, now)?;
+            tell(format_args!("made the index '{}' with the key {}", index.name, key.public()));
+            if self.packages.is_empty() && self.revoked.is_empty() {
+                return Ok(());
+            }
+        }
+        // Without packages there is one round, for revocations or a new time of expiry.
+        let rounds: Vec<Option<&PathBuf>> =
+            if self.packages.is_empty() { vec![None] } else { self.packages.iter().map(Some).collect() };
+        for package in rounds {
+            let path = package.map(PathBuf::as_path);
+            let tried = publish(&self.folder, path, &self.revoked, (&key, valid_for, now, true))?;
+            if !tried.uncertified.is_empty() && !self.uncertified {
+                let message = format!("no certificate for {}", tried.uncertified.join(", "));
+                let help = "make one with 'pensieve plugins check --certify', or publish with --uncertified";
+                return Err(CliError::new(Exit::Denied, format!("{message}; {help}")));
+            }
+            let what = package.map_or_else(|| "the index".to_owned(), |path| format!("'{}'", path.display()));
+            if self.dry_run {
+                tell(format_args!("{what} could be published with serial {}", tried.index.serial));
+                continue;
+            }
+            let done = publish(&self.folder, path, &self.revoked, (&key, valid_for, now, false))?;
+            say(&format!("{what} is published: serial {}, valid until {}", done.index.serial, done.index.expires))?;
+        }
+        Ok(())
+    }
+}
+
+fn revocation(text: &str) -> Result<Revocation, String> {
+    let (sha256, reason) = text.split_once('=').ok_or("it takes SHA256=REASON")?;
+    let sha256 = Sha256Hex::try_from(sha256.to_owned())?;
+    if reason.is_empty() {
+        Err("it takes a reason".to_owned())
+    } else {
+        Ok(Revocation { sha256, reason: reason.to_owned() })
+    }
+}
