@@ -7,22 +7,30 @@ use crate::dialects::{ApiError, fields::Field};
 
 const METADATA_MAX: usize = 16;
 
-/// Echoed fields with the API's defaults; `metadata` is handled separately.
-const FIELDS: [(&str, &str); 13] = [
+/// Echoed fields with the API's defaults; `metadata` is handled separately, and so are those in [`COMPLETED`].
+const FIELDS: [(&str, &str); 17] = [
+    ("frequency_penalty", "0.0"),
     ("instructions", "null"),
     ("max_output_tokens", "null"),
+    ("max_tool_calls", "null"),
     ("model", "null"),
     ("parallel_tool_calls", "true"),
+    ("presence_penalty", "0.0"),
     ("previous_response_id", "null"),
-    ("reasoning", r#"{"effort":null,"summary":null}"#),
+    ("prompt_cache_key", "null"),
+    ("safety_identifier", "null"),
+    ("service_tier", r#""default""#),
     ("store", "true"),
     ("temperature", "1.0"),
-    ("text", r#"{"format":{"type":"text"}}"#),
     ("tool_choice", r#""auto""#),
-    ("tools", "[]"),
+    ("top_logprobs", "0"),
     ("top_p", "1.0"),
     ("user", "null"),
 ];
+
+/// Echoed fields whose members clients may leave out, but responses may not.
+const COMPLETED: [(&str, &str); 3] =
+    [("reasoning", r#"{"effort":null,"summary":null}"#), ("text", r#"{"format":{"type":"text"}}"#), ("tools", "[]")];
 
 /// Members of a JSON object, as text.
 #[derive(Debug)]
@@ -44,6 +52,11 @@ impl Echo {
             let text = body.text_of(name);
             fields.extend(["\"", name, "\":", text.as_deref().unwrap_or(default), ","]);
         }
+        for (name, default) in COMPLETED {
+            let field = body.get(name);
+            let text = field.optional(|field| Ok(completed(field.json()?, default)))?;
+            fields.extend(["\"", name, "\":", text.as_deref().unwrap_or(default), ","]);
+        }
         let truncation = if truncate { "auto" } else { "disabled" };
         fields.extend(["\"truncation\":\"", truncation, "\""]);
         let metadata = body.text_of("metadata").unwrap_or_else(|| "{}".to_owned());
@@ -63,6 +76,26 @@ impl Echo {
             metadata.push_str(&more[1..]);
         }
         format!("{fields},\"metadata\":{metadata}")
+    }
+}
+
+/// A field of [`COMPLETED`] as the client sent it, with the members that it lacks.
+fn completed(value: &Value, default: &str) -> String {
+    let mut value = value.clone();
+    if let Ok(Value::Object(members)) = serde_json::from_str(default) {
+        fill(&mut value, members);
+    }
+    for tool in value.as_array_mut().into_iter().flatten().filter(|tool| tool["type"] == "function") {
+        let members = ["description", "parameters"].map(|name| (name.to_owned(), Value::Null));
+        fill(tool, members.into_iter().chain([("strict".to_owned(), Value::Bool(false))]).collect());
+    }
+    value.to_string()
+}
+
+fn fill(value: &mut Value, members: Map<String, Value>) {
+    let Some(object) = value.as_object_mut() else { return };
+    for (name, member) in members {
+        object.entry(name).or_insert(member);
     }
 }
 
@@ -97,8 +130,24 @@ mod tests {
         );
         assert_eq!(
             (&sent["top_p"], &sent["truncation"], sent.as_object().unwrap().len()),
-            (&json!(0.5), &json!("disabled"), 15)
+            (&json!(0.5), &json!("disabled"), 22)
         );
+    }
+
+    #[test]
+    fn objects_are_completed_to_what_responses_have() {
+        let sent = echo(
+            r#"{"reasoning": {"effort": "low"}, "text": {"verbosity": "low"},
+                "tools": [{"type": "function", "name": "f"}, {"type": "custom", "name": "c"}]}"#,
+            &[],
+        );
+        assert_eq!(sent["reasoning"], json!({"effort": "low", "summary": null}));
+        assert_eq!(sent["text"], json!({"verbosity": "low", "format": {"type": "text"}}));
+        let function =
+            json!({"type": "function", "name": "f", "description": null, "parameters": null, "strict": false});
+        assert_eq!(sent["tools"], json!([function, {"type": "custom", "name": "c"}]));
+        let absent = echo(r#"{"tools": null}"#, &[]);
+        assert_eq!((&absent["tools"], &absent["text"]), (&json!([]), &json!({"format": {"type": "text"}})));
     }
 
     #[test]

@@ -8,16 +8,19 @@ use bytes::Bytes;
 use serde_json::{Map, Value, json};
 
 use super::{
-    input::{CALL_PREFIX, encrypted},
+    input::CALL_PREFIX,
+    item::{Kind, Open, custom_input},
     replay::response_event,
     store::StoredResponse,
-    tools::{CUSTOM_ARGUMENT, Origin, Tools},
+    summary::Summary,
+    tools::{Origin, Tools},
 };
 use crate::{
-    chat::Delta,
+    chat::{CacheMiss, Delta},
     dialects::{
-        ApiError, ErrorCode, Frame, Shared, fresh_id,
+        ApiError, ErrorCode, Frame, Shared, openai,
         stream::{EventEncoder, ended_early, event},
+        usage::add_miss,
     },
 };
 use pensieve_protocol::job::{Finish, Usage};
@@ -30,6 +33,7 @@ pub(super) struct Head {
     pub(super) created: u64,
     /// Fields echoed from the request, as members of a JSON object.
     pub(super) echo: Bytes,
+    pub(super) is_background: bool,
     /// The client has set `max_output_tokens`.
     pub(super) is_limited: bool,
     /// Reasoning items get `encrypted_content`.
@@ -39,8 +43,10 @@ pub(super) struct Head {
 /// Where a finished response is stored.
 pub(super) struct StoreTarget {
     pub(super) shared: Arc<Shared>,
-    /// The client's id.
-    pub(super) client: u64,
+    /// The id of the client, or of the connection if the response lives no longer than that.
+    pub(super) owner: u64,
+    /// It is the only one of its owner.
+    pub(super) is_local: bool,
     /// The input items, as a JSON list.
     pub(super) items: Bytes,
     /// Number of input items.
@@ -58,10 +64,13 @@ impl StoreTarget {
         }
         items.push(b']');
         self.shared.responses.put(
-            self.client,
+            self.owner,
             id,
             StoredResponse { response, items: items.into(), inputs: self.inputs },
         );
+        if self.is_local {
+            self.shared.responses.remove_others(self.owner, id);
+        }
     }
 }
 
@@ -72,29 +81,36 @@ pub(super) struct ResponseEncoder {
     output: Vec<Value>,
     open: Option<Open>,
     sequence: u64,
+    miss: Option<CacheMiss>,
+    /// Of the summary that was made first.
+    compaction: Option<Usage>,
+    /// The answer repeated itself, and was ended.
+    is_loop: bool,
     response: Option<Frame>,
-}
-
-struct Open {
-    id: String,
-    text: String,
-    kind: Kind,
-}
-
-enum Kind {
-    Message,
-    Reasoning,
-    Call { call_id: String, origin: Origin },
 }
 
 impl ResponseEncoder {
     pub(super) fn new(head: Head, tools: Tools, store: Option<StoreTarget>) -> Self {
         let output = Vec::new();
-        Self { head, tools, store, output, open: None, sequence: 0, response: None }
+        let (open, miss, compaction, response) = (None, None, None, None);
+        Self { head, tools, store, output, open, sequence: 0, miss, compaction, is_loop: false, response }
     }
 
     pub(super) fn into_response(self) -> Option<Frame> {
         self.response
+    }
+
+    /// Stores the response as it is now, and returns it.
+    pub(super) fn put(&self, status: &str, error: Option<&ApiError>) -> Frame {
+        let response = self.object(status, None, error);
+        if let Some(store) = &self.store {
+            store.put(&self.head.id, response.clone().concat(), &self.output);
+        }
+        response
+    }
+
+    pub(super) fn id(&self) -> &str {
+        &self.head.id
     }
 
     fn event(&mut self, kind: &str, data: Value) -> Vec<u8> {
@@ -119,16 +135,14 @@ impl ResponseEncoder {
 
     /// The current response as the text of a JSON object.
     fn object(&self, status: &str, usage: Option<Usage>, error: Option<&ApiError>) -> Frame {
-        let details = (status == "incomplete").then(|| json!({ "reason": "max_output_tokens" }));
+        let reason = if self.is_loop { "repetition" } else { "max_output_tokens" };
+        let details = (status == "incomplete" || self.is_loop).then(|| json!({ "reason": reason }));
         let error = error.map(|error| json!({ "code": code(error), "message": error.to_string() }));
-        let mut object = json!({
+        let object = json!({
             "id": self.head.id, "object": "response", "created_at": self.head.created, "status": status,
-            "background": false, "error": error, "incomplete_details": details, "output": self.output,
-            "usage": usage.map(Self::usage),
+            "background": self.head.is_background, "error": error, "incomplete_details": details, "output": self.output,
+            "usage": usage.map(|usage| self.usage(usage)), "completed_at": usage.map(|_| openai::now()),
         });
-        if usage.is_some() {
-            object["completed_at"] = crate::dialects::openai::now().into();
-        }
         let mut text = object.to_string();
         text.pop();
         text.push(',');
@@ -144,28 +158,20 @@ impl ResponseEncoder {
         frame
     }
 
-    fn usage(usage: Usage) -> Value {
-        json!({
-            "input_tokens": usage.prompt,
-            "input_tokens_details": { "cached_tokens": usage.reused, "cache_write_tokens": 0 },
-            "output_tokens": usage.generated,
-            // Reasoning tokens are not counted separately, but clients require a number.
-            "output_tokens_details": { "reasoning_tokens": 0 },
-            "total_tokens": u64::from(usage.prompt) + u64::from(usage.generated),
-        })
+    fn usage(&self, usage: Usage) -> Value {
+        let mut value = self::usage(usage);
+        add_miss(&mut value, self.miss.as_ref());
+        if let Some(compaction) = self.compaction {
+            value["pensieve"]["compaction"] = self::usage(compaction);
+        }
+        value
     }
 
     /// Opens an item, unless one of the same kind is open.
     fn open(&mut self, kind: Kind, out: &mut Vec<u8>) {
         out.extend(self.close("completed"));
-        let prefix = match &kind {
-            Kind::Message => "msg_",
-            Kind::Reasoning => "rs_",
-            Kind::Call { origin: Origin { is_custom: true, .. }, .. } => "ctc_",
-            Kind::Call { .. } => "fc_",
-        };
-        let open = Open { id: fresh_id(prefix), text: String::new(), kind };
-        let mut item = self.item(&open, "in_progress");
+        let open = Open::new(kind);
+        let mut item = open.json("in_progress", self.head.with_encrypted);
         match &open.kind {
             Kind::Message | Kind::Reasoning => item["content"] = json!([]),
             Kind::Call { .. } => {}
@@ -183,49 +189,17 @@ impl ResponseEncoder {
         }
     }
 
-    fn item(&self, open: &Open, status: &str) -> Value {
-        let Open { id, text, kind } = open;
-        match kind {
-            Kind::Message => {
-                let content = json!([{ "type": "output_text", "text": text, "annotations": [], "logprobs": [] }]);
-                json!({ "id": id, "type": "message", "status": status, "role": "assistant", "content": content })
-            }
-            Kind::Reasoning => {
-                let content = json!([{ "type": "reasoning_text", "text": text }]);
-                let mut item = json!({ "id": id, "type": "reasoning", "summary": [], "content": content });
-                if self.head.with_encrypted {
-                    item["encrypted_content"] = encrypted(text).into();
-                }
-                item
-            }
-            Kind::Call { call_id, origin } => {
-                let mut item = json!({ "id": id, "type": "function_call", "status": status, "call_id": call_id });
-                item["name"] = origin.name.as_str().into();
-                if let Some(namespace) = &origin.namespace {
-                    item["namespace"] = namespace.as_str().into();
-                }
-                if origin.is_custom {
-                    item["type"] = "custom_tool_call".into();
-                    item["input"] = custom_input(text).into();
-                } else {
-                    item["arguments"] = text.as_str().into();
-                }
-                item
-            }
-        }
-    }
-
     fn close(&mut self, status: &str) -> Vec<u8> {
         let Some(open) = &mut self.open else { return Vec::new() };
         let is_call = matches!(open.kind, Kind::Call { .. });
         if is_call && open.text.is_empty() {
             open.text.push_str("{}");
         }
-        let text = open.text.clone();
+        let (text, logprobs) = (open.text.clone(), open.logprobs.clone());
         let mut out = match &open.kind {
             Kind::Message => {
-                let part = json!({ "type": "output_text", "text": text, "annotations": [], "logprobs": [] });
-                let done = json!({ "content_index": 0, "text": text, "logprobs": [] });
+                let part = json!({ "type": "output_text", "text": text, "annotations": [], "logprobs": logprobs });
+                let done = json!({ "content_index": 0, "text": text, "logprobs": logprobs });
                 let mut out = self.item_event("response.output_text.done", done);
                 out.extend(self.item_event("response.content_part.done", json!({ "content_index": 0, "part": part })));
                 out
@@ -249,7 +223,7 @@ impl ResponseEncoder {
             }
         };
         if let Some(open) = self.open.take() {
-            let item = self.item(&open, status);
+            let item = open.json(status, self.head.with_encrypted);
             let output_index = self.output.len();
             out.extend(self.event("response.output_item.done", json!({ "output_index": output_index, "item": item })));
             self.output.push(item);
@@ -257,8 +231,18 @@ impl ResponseEncoder {
         out
     }
 
-    fn push_text(&mut self, text: &str, kind: Kind, name: &str, out: &mut Vec<u8>) {
-        if text.is_empty() {
+    /// Adds an item that comes in one piece.
+    fn whole(&mut self, item: Value) -> Vec<u8> {
+        let mut out = self.close("completed");
+        let data = json!({ "output_index": self.output.len(), "item": item });
+        out.extend(self.event("response.output_item.added", data.clone()));
+        out.extend(self.event("response.output_item.done", data));
+        self.output.push(item);
+        out
+    }
+
+    fn push_text(&mut self, text: &str, logprobs: Vec<Value>, kind: Kind, name: &str, out: &mut Vec<u8>) {
+        if text.is_empty() && logprobs.is_empty() {
             return;
         }
         let is_open = self.open.as_ref().is_some_and(|open| {
@@ -266,13 +250,14 @@ impl ResponseEncoder {
         });
         let mut data = json!({ "content_index": 0, "delta": text });
         if matches!(kind, Kind::Message) {
-            data["logprobs"] = json!([]);
+            data["logprobs"] = logprobs.clone().into();
         }
         if !is_open {
             self.open(kind, out);
         }
         if let Some(open) = &mut self.open {
             open.text.push_str(text);
+            open.logprobs.extend(logprobs);
         }
         out.extend(self.item_event(name, data));
     }
@@ -291,6 +276,7 @@ impl ResponseEncoder {
                 ));
             }
         };
+        self.is_loop = reason == Finish::Repetition;
         let is_half_call = is_cut
             && self.open.as_ref().is_some_and(|open| {
                 matches!(open.kind, Kind::Call { .. }) && serde_json::from_str::<Value>(&open.text).is_err()
@@ -301,7 +287,7 @@ impl ResponseEncoder {
         }
         let is_usable = !is_half_call
             && (matches!(&self.open, Some(Open { kind: Kind::Message | Kind::Call { .. }, .. }))
-                || self.output.iter().any(|item| item["type"] != "reasoning"));
+                || self.output.iter().any(|item| item["type"] != "reasoning" && item["type"] != "compaction"));
         let status = if is_cut && (self.head.is_limited || !is_usable) { "incomplete" } else { "completed" };
         let mut out = Frame::from(self.close(status));
         let response = self.object(status, Some(usage), None);
@@ -327,11 +313,18 @@ impl EventEncoder for ResponseEncoder {
         let mut out = Vec::new();
         match delta {
             Delta::Loading { .. } | Delta::Started { .. } | Delta::Prompt { .. } => {}
-            Delta::Text { text, .. } => {
-                self.push_text(&text, Kind::Message, "response.output_text.delta", &mut out);
+            Delta::CacheMiss(miss) => self.miss = Some(miss),
+            Delta::Compacted { summary, usage, .. } => {
+                self.compaction = Some(usage);
+                let item = summary.map(|text| Summary { text, is_all: true }.item());
+                out.extend(item.map(|item| self.whole(item)).unwrap_or_default());
+            }
+            Delta::Text { text, logprobs } => {
+                let logprobs = openai::logprobs_of(&logprobs);
+                self.push_text(&text, logprobs, Kind::Message, "response.output_text.delta", &mut out);
             }
             Delta::Thinking(text) => {
-                self.push_text(&text, Kind::Reasoning, "response.reasoning_text.delta", &mut out);
+                self.push_text(&text, Vec::new(), Kind::Reasoning, "response.reasoning_text.delta", &mut out);
             }
             Delta::ToolCall { id, name } => {
                 let origin = self.tools.origin(&name);
@@ -370,10 +363,16 @@ impl EventEncoder for ResponseEncoder {
     }
 }
 
-fn custom_input(arguments: &str) -> String {
-    let parsed: Option<Value> = serde_json::from_str(arguments).ok();
-    let text = parsed.as_ref().and_then(|arguments| arguments[CUSTOM_ARGUMENT].as_str());
-    text.map_or_else(|| arguments.to_owned(), str::to_owned)
+/// Usage in OpenAI's form.
+pub(super) fn usage(usage: Usage) -> Value {
+    json!({
+        "input_tokens": usage.prompt,
+        "input_tokens_details": { "cached_tokens": usage.reused, "cache_write_tokens": 0 },
+        "output_tokens": usage.generated,
+        // Reasoning tokens are not counted separately, but clients require a number.
+        "output_tokens_details": { "reasoning_tokens": 0 },
+        "total_tokens": u64::from(usage.prompt) + u64::from(usage.generated),
+    })
 }
 
 /// Error codes known to Codex and the SDKs.

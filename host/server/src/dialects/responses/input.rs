@@ -9,14 +9,20 @@ use std::collections::HashMap;
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde_json::{Map, Value, json};
 
-use super::tools::{CUSTOM_ARGUMENT, NAME_BYTES_MAX, flat};
+use super::{
+    summary::Summary,
+    tools::{CUSTOM_ARGUMENT, NAME_BYTES_MAX, flat},
+};
 use crate::{
     chat::{Part, Role, Turn},
     dialects::{
-        ApiError,
+        ApiError, documents,
         fields::{Field, Quote},
         fresh_id,
+        images::{self, Piece, Source},
+        orphans,
     },
+    requests::summary,
 };
 
 const ITEMS_MAX: usize = 100_000;
@@ -47,8 +53,13 @@ pub(super) fn items(field: &Field<'_>) -> Result<Vec<Value>, ApiError> {
     field.items(ITEMS_MAX)?.map(item).collect()
 }
 
-pub(super) fn read(instructions: &Field<'_>, field: &Field<'_>) -> Result<(String, Vec<Turn>), ApiError> {
-    let mut reader = Reader::default();
+/// The system prompt and the turns; `goes_on` if the items begin with a stored conversation.
+pub(super) fn read(
+    instructions: &Field<'_>,
+    field: &Field<'_>,
+    goes_on: bool,
+) -> Result<(String, Vec<Turn>), ApiError> {
+    let mut reader = Reader { goes_on, ..Reader::default() };
     if let Some(instructions) = instructions.present() {
         reader.system.push(instructions.string()?.to_owned());
     }
@@ -75,6 +86,8 @@ struct Reader {
     open: HashMap<String, usize>,
     /// Instructions deferred until all calls have outputs.
     deferred: Vec<Turn>,
+    /// The whole conversation is known, so an output must have its call.
+    goes_on: bool,
 }
 
 impl Reader {
@@ -98,6 +111,20 @@ impl Reader {
                 }
                 Ok(())
             }
+            "compaction" | "compaction_summary" => {
+                match Summary::read(item)? {
+                    Some(Summary { text, is_all }) => {
+                        if is_all {
+                            self.turns.clear();
+                            self.open.clear();
+                            self.deferred.clear();
+                        }
+                        self.turns.push(summary::turn(&text));
+                    }
+                    None => item.note("another server made this summary, which cannot be read here; it is left out"),
+                }
+                Ok(())
+            }
             other => {
                 item.note(format_args!("items of type '{}' are not served here; it is left out", Quote(other)));
                 Ok(())
@@ -107,6 +134,11 @@ impl Reader {
 
     fn message(&mut self, item: &Field<'_>) -> Result<(), ApiError> {
         let role = item.get("role").choice(&["developer", "system", "user", "assistant"])?;
+        if role == 2 {
+            let parts = pieces(&item.get("content"), true)?.into_iter().map(Part::from).collect();
+            self.turns.push(Turn { role: Role::User, parts });
+            return Ok(());
+        }
         let texts = texts(&item.get("content"))?;
         match role {
             0 | 1 if self.turns.is_empty() => self.system.push(texts.join("\n")),
@@ -114,7 +146,6 @@ impl Reader {
                 let turn = Turn { role: Role::System, parts: vec![Part::Text(texts.join("\n"))] };
                 if self.open.is_empty() { self.turns.push(turn) } else { self.deferred.push(turn) }
             }
-            2 => self.turns.push(Turn { role: Role::User, parts: texts.into_iter().map(Part::Text).collect() }),
             _ => {
                 for text in texts.into_iter().filter(|text| !text.is_empty()) {
                     self.append(Role::Assistant, Part::Text(text));
@@ -135,18 +166,19 @@ impl Reader {
 
     fn output(&mut self, item: &Field<'_>) -> Result<(), ApiError> {
         let id = call_id(item)?;
-        let text = texts(&item.get("output"))?.join("\n");
+        let (text, images) = images::joined(pieces(&item.get("output"), true)?, "\n");
         let Some(calls) = self.open.get_mut(&id) else {
-            item.note("there is no call for this output; it becomes a text");
-            let text = format!("[output of a tool: {text}]");
-            self.turns.push(Turn { role: Role::User, parts: vec![Part::Text(text)] });
+            if self.goes_on {
+                return Err(item.get("call_id").invalid("is the id of no call that waits for its output"));
+            }
+            self.turns.push(Turn { role: Role::User, parts: orphans::parts(item, &text, &images) });
             return Ok(());
         };
         *calls -= 1;
         if *calls == 0 {
             self.open.remove(&id);
         }
-        let part = Part::ToolResult { id, text, is_error: false };
+        let part = Part::ToolResult { id, text, images, is_error: false };
         match self.turns.last_mut() {
             Some(turn) if matches!(turn.parts.as_slice(), [Part::ToolResult { .. }, ..]) => turn.parts.push(part),
             _ => self.turns.push(Turn { role: Role::User, parts: vec![part] }),
@@ -179,29 +211,63 @@ fn call_id(item: &Field<'_>) -> Result<String, ApiError> {
     Ok(id.strip_prefix(CALL_PREFIX).filter(|bare| !bare.is_empty()).unwrap_or(id).to_owned())
 }
 
-/// Texts of a string or a list of parts.
+/// Texts of a string or a list of parts, with notes for images.
 fn texts(field: &Field<'_>) -> Result<Vec<String>, ApiError> {
+    let texts = pieces(field, false)?.into_iter().filter_map(|piece| match piece {
+        Piece::Text(text) => Some(text),
+        Piece::Image(_) => None,
+    });
+    Ok(texts.collect())
+}
+
+/// Pieces of a string or a list of parts. `shows` where images may be shown.
+fn pieces(field: &Field<'_>, shows: bool) -> Result<Vec<Piece>, ApiError> {
     if field.is_string() {
-        return Ok(vec![field.string()?.to_owned()]);
+        return Ok(vec![Piece::Text(field.string()?.to_owned())]);
     }
-    let mut texts = Vec::new();
+    let mut pieces = Vec::new();
     for part in field.items(PARTS_MAX)? {
         part.object()?;
-        texts.push(match part.get("type").string()? {
+        let kind = part.get("type").string()?;
+        if shows && matches!(kind, "input_image" | "image" | "computer_screenshot") {
+            pieces.push(image(&part)?);
+            continue;
+        }
+        let text = match kind {
             "input_text" | "output_text" | "text" | "summary_text" | "reasoning_text" => {
                 part.get("text").string()?.to_owned()
             }
             "refusal" => part.get("refusal").string()?.to_owned(),
-            "input_image" | "image" | "computer_screenshot" => part.attachment("image")?,
-            "input_file" | "file" => part.attachment("document")?,
+            "input_image" | "image" | "computer_screenshot" => images::out_of_place(&part)?,
+            "input_file" | "file" => match part.get("file_data").present() {
+                Some(data) => {
+                    let title = part.get("filename").string_or_empty()?;
+                    documents::part(&part, &documents::Content::DataUrl(data.string()?), title)?
+                }
+                None => part.elsewhere(documents::NOT_FETCHED)?,
+            },
             "input_audio" => part.attachment("audio clip")?,
             other => {
                 part.note(format_args!("parts of type '{}' are not served here; it is left out", Quote(other)));
                 continue;
             }
-        });
+        };
+        pieces.push(Piece::Text(text));
     }
-    Ok(texts)
+    Ok(pieces)
+}
+
+/// An image by its address, data URL, or the id of a file.
+fn image(part: &Field<'_>) -> Result<Piece, ApiError> {
+    images::read(part, || {
+        let (url, id) = (part.get("image_url"), part.get("file_id"));
+        match url.present() {
+            Some(url) if url.is_string() => url.string().map(Source::Url),
+            Some(url) => url.get("url").string().map(Source::Url),
+            None if id.is_absent() => Err(part.invalid("should have 'image_url', the image as a data URL")),
+            None => Err(images::unknown_file(&id)),
+        }
+    })
 }
 
 /// The reasoning of an item: plain, or else decoded if this server encoded it. What another server encrypted is

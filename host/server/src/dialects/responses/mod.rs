@@ -8,20 +8,28 @@
 //! - `encrypted_content` of a reasoning item is the reasoning in base64: this server has no secrets from its client.
 //! - An answer that ends at the model's own limit is `completed` if it is usable, as Codex drops `incomplete` turns. If the
 //!   client has set `max_output_tokens`, it is `incomplete`.
-//! - `background`, `conversation` and `prompt` templates are refused.
+//! - `conversation` and `prompt` templates are refused.
 
+mod background;
+mod compact;
 mod echo;
 mod encoder;
 mod input;
+mod item;
 mod replay;
 mod request;
+mod socket;
 mod store;
 mod stored;
+mod summary;
 mod tools;
 
 #[cfg(test)]
 mod tests;
 
+pub(crate) use background::{Background, cancel};
+pub(crate) use compact::compact;
+pub(crate) use socket::{Conversation as SocketConversation, refused};
 pub(crate) use store::ResponseStore;
 pub(crate) use stored::{delete, input_items, retrieve};
 
@@ -33,40 +41,52 @@ use tokio::time::Instant;
 
 use super::{
     ApiError, ApiRequest, ApiResponse, ErrorCode,
+    compaction::Start,
     fields::{Field, value_of},
     fresh_id, openai,
-    stream::{self, EventEncoder, FIRST_EVENT, Generations},
+    stream::{self, EventEncoder, FIRST_EVENT},
     validation,
 };
 use crate::{
-    chat::{Input, Request, Role},
-    requests::{Chats, Prepared},
+    chat::{AppliedEdit, ContextEdit, Input, Request},
+    requests::{Chats, Fitted, Prepared},
 };
 use encoder::{Head, ResponseEncoder, StoreTarget};
 use pensieve_protocol::job::Failure;
 use request::ResponseRequest;
 
-/// Attempts at truncation for `truncation: "auto"` before the request is refused as too long.
-const TRUNCATIONS_MAX: usize = 8;
+/// The field that names a stored response to go on from.
+const PREVIOUS: &str = "previous_response_id";
 
 /// `POST /v1/responses`.
 pub(crate) async fn create(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
-    let (ParsedRequest { response: mut parsed, items, inputs }, mut warnings) = call.read(read).await?;
+    let read = |call: &ApiRequest, body: &Field<'_>| read(call, body, call.local.is_some());
+    let (ParsedRequest { response: mut parsed, items, inputs }, mut warnings) =
+        call.read_conversation(&chats, read).await?;
     enforce(&chats, &mut parsed, &mut warnings).await?;
-    let permit = parsed.stream.then(|| call.stream_permit()).transpose()?;
-    let prepared = prepare(&chats, &call, parsed.request, parsed.truncate, &mut warnings).await?;
+    let is_streamed = parsed.stream || call.local.is_some();
+    let is_background = parsed.background;
+    let permit = (is_streamed || is_background).then(|| call.stream_permit()).transpose()?;
+    let start = begin(&chats, parsed.request, &mut warnings).await?;
     let head = Head {
         id: fresh_id("resp_"),
         created: openai::now(),
         echo: call.memory.bytes(parsed.echo.with_warnings(&warnings))?,
+        is_background,
         is_limited: parsed.is_limited,
         with_encrypted: parsed.with_encrypted,
     };
-    let store = items.map(|items| StoreTarget { shared: call.shared.clone(), client: call.client().id, items, inputs });
+    let local = call.local.filter(|_| !parsed.store);
+    let (owner, is_local) = (local.unwrap_or(call.client().id), local.is_some());
+    let store = items.map(|items| StoreTarget { shared: call.shared.clone(), owner, is_local, items, inputs });
     let mut encoder = ResponseEncoder::new(head, parsed.tools, store);
-    let generations = Generations::start(&call, vec![prepared], Instant::now() + FIRST_EVENT).await;
+    let generations = start.generations(&call, Instant::now() + FIRST_EVENT).await;
     let mut generations = generations.map_err(ApiError::of_model)?;
     if let Some(permit) = permit {
+        if is_background {
+            let answer = background::start(&call, encoder, generations, permit, is_streamed)?;
+            return Ok(answer.with_warnings(warnings));
+        }
         return Ok(ApiResponse::events(stream::frames(encoder, generations), permit).with_warnings(warnings));
     }
     while let Some((choice, delta)) = generations.gather().await? {
@@ -78,7 +98,8 @@ pub(crate) async fn create(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiRes
 
 /// `POST /v1/responses/input_tokens`: counts the prompt that the same response would have.
 pub(crate) async fn input_tokens(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
-    let (ParsedRequest { response: mut parsed, .. }, mut warnings) = call.read(read).await?;
+    let (ParsedRequest { response: mut parsed, .. }, mut warnings) =
+        call.read_conversation(&chats, |call, body| read(call, body, false)).await?;
     enforce(&chats, &mut parsed, &mut warnings).await?;
     let tokens = chats.count(parsed.request).await.map_err(ApiError::of_model)?;
     let body = json!({ "object": "response.input_tokens", "input_tokens": tokens });
@@ -88,31 +109,47 @@ pub(crate) async fn input_tokens(chats: Arc<Chats>, call: ApiRequest) -> Result<
 /// Errors in OpenAI's form with this API's codes: Codex retries `server_is_overloaded`, but gives up a turn at a plain
 /// 429.
 pub(crate) fn envelope(error: &ApiError, request_id: &str) -> (u16, Vec<u8>) {
+    let (status, body) = error_body(error);
+    (status, json!({ "error": body, "request_id": request_id }).to_string().into_bytes())
+}
+
+/// Status and error object.
+fn error_body(error: &ApiError) -> (u16, Value) {
+    let (mut status, mut body) = (openai::error_status(error), openai::error_body(error));
     if matches!(error.code, ErrorCode::Overloaded | ErrorCode::Unavailable) {
-        let mut body = openai::error_body(error);
+        status = 503;
         body["type"] = "server_error".into();
         body["code"] = "server_is_overloaded".into();
-        return (503, json!({ "error": body, "request_id": request_id }).to_string().into_bytes());
+    } else if error.code == ErrorCode::NotFound && error.field.as_deref() == Some(PREVIOUS) {
+        status = 400;
+        body["code"] = "previous_response_not_found".into();
     }
-    openai::envelope(error, request_id)
+    (status, body)
 }
 
 /// A request with the conversation that it continues.
 #[derive(Debug)]
 struct ParsedRequest {
     response: ResponseRequest,
-    /// All input items as a JSON list; `None` if the response is not to be stored.
+    /// All input items as a JSON list, if they are needed.
     items: Option<Bytes>,
     inputs: usize,
 }
 
-/// Reads the body. With `previous_response_id` the stored conversation comes before the request's own input.
-fn read(call: &ApiRequest, body: &Field<'_>) -> Result<ParsedRequest, ApiError> {
+/// Reads the body. With `previous_response_id` the stored conversation comes before the request's own input. The items are
+/// kept for a response that is to be stored, and where the caller needs them.
+fn read(call: &ApiRequest, body: &Field<'_>, with_items: bool) -> Result<ParsedRequest, ApiError> {
     let mut items = input::items(&body.get("input"))?;
-    if let Some(previous) = body.get("previous_response_id").present() {
+    if let Some(previous) = body.get(PREVIOUS).present() {
         let id = previous.text(input::ID_BYTES_MAX)?;
         let stored =
             stored::find(call, id).map_err(|error| ApiError { field: Some(previous.path().to_owned()), ..error })?;
+        if background::is_running(&stored.response) {
+            let help = "wait until GET /v1/responses/ID says 'completed', or cancel it";
+            let error =
+                previous.invalid("names a response that is still in progress, so it has no answer to go on from");
+            return Err(ApiError { help: help.to_owned(), ..error });
+        }
         // Charged, as the store may drop the text while it is being read.
         let text = call.memory.bytes(stored.items)?;
         if let Value::Array(before) = value_of(&text, &call.memory)? {
@@ -123,7 +160,7 @@ fn read(call: &ApiRequest, body: &Field<'_>) -> Result<ParsedRequest, ApiError> 
     let inputs = items.len();
     let list = Value::Array(items);
     let mut response = request::read(body, &body.with_value("input", &list))?;
-    let items = response.store.then(|| call.memory.bytes(list.to_string())).transpose()?;
+    let items = (response.store || with_items).then(|| call.memory.bytes(list.to_string())).transpose()?;
     let model = validation::model_name(call, &response.request.model).to_owned();
     let max_tokens = response.request.max_tokens.or(call.shared.settings.max_tokens);
     response.request = Request { client: call.client(), model, max_tokens, ..response.request };
@@ -137,33 +174,29 @@ async fn enforce(chats: &Chats, parsed: &mut ResponseRequest, warnings: &mut Vec
     parsed.tools.enforce(chats, &parsed.request.client, &mut conversation.tools, warnings).await
 }
 
-/// Prepares a request. With `truncation: "auto"` the oldest turns are dropped until the rest fits.
-async fn prepare(
-    chats: &Chats,
-    call: &ApiRequest,
-    mut request: Request,
-    truncate: bool,
-    warnings: &mut Vec<String>,
-) -> Result<Prepared, ApiError> {
+/// Prepares a request, or the summary that comes first if its `context_management` asks for one.
+async fn begin(chats: &Arc<Chats>, request: Request, warnings: &mut Vec<String>) -> Result<Start, ApiError> {
+    if !request.context.iter().any(|edit| matches!(edit, ContextEdit::Compact(_))) {
+        return prepare(chats, request, warnings).await.map(|prepared| Start::Answer(Box::new(prepared)));
+    }
     validation::check(chats, &request)?;
-    if !truncate {
-        return chats.prepare(request).await.map_err(too_long_at_input);
+    let Fitted { request, compaction, .. } = chats.fit(request, 0).await.map_err(ApiError::of_model)?;
+    Start::prepare(chats, request, compaction).await.map_err(too_long_at_input)
+}
+
+/// Prepares a request. With `truncation: "auto"` the oldest turns are left out if the conversation does not fit.
+async fn prepare(chats: &Chats, request: Request, warnings: &mut Vec<String>) -> Result<Prepared, ApiError> {
+    validation::check(chats, &request)?;
+    let (prepared, applied) = chats.prepare_fitting(request).await.map_err(too_long_at_input)?;
+    let truncated = applied.iter().find_map(|edit| match edit {
+        AppliedEdit::Truncated { turns, .. } => Some(turns),
+        _ => None,
+    });
+    if let Some(turns) = truncated {
+        warnings
+            .push(format!("truncation: the {turns} oldest turns were left out, since the conversation is too long"));
     }
-    for _ in 0..TRUNCATIONS_MAX {
-        let error = match chats.prepare(request.clone()).await {
-            Ok(prepared) => return Ok(prepared),
-            Err(failure) => ApiError::of_model(failure),
-        };
-        if error.code != ErrorCode::TooLong || !shorten(&mut request) {
-            return Err(at_input(error));
-        }
-        if !warnings.iter().any(|warning| warning.starts_with("truncation:")) {
-            warnings.push("truncation: the oldest turns were left out, since the conversation is too long".to_owned());
-        }
-    }
-    let prepared = chats.prepare(request).await.map_err(too_long_at_input);
-    prepared
-        .inspect(|prepared| tracing::debug!(tokens = prepared.input_tokens(), request = call.request_id, "truncated"))
+    Ok(prepared)
 }
 
 fn too_long_at_input(failure: Failure) -> ApiError {
@@ -174,18 +207,4 @@ fn too_long_at_input(failure: Failure) -> ApiError {
 fn at_input(error: ApiError) -> ApiError {
     let field = if error.code == ErrorCode::TooLong { Some("input".to_owned()) } else { error.field };
     ApiError { field, ..error }
-}
-
-/// Drops the oldest quarter of the turns, up to a user turn. False if nothing can be dropped.
-fn shorten(request: &mut Request) -> bool {
-    let Input::Chat(conversation) = &mut request.input else { return false };
-    let turns = &mut conversation.turns;
-    let first = turns.len().div_ceil(4);
-    let is_start = |place: &usize| {
-        let turn = &turns[*place];
-        turn.role == Role::User && !turn.parts.iter().any(|part| matches!(part, crate::chat::Part::ToolResult { .. }))
-    };
-    let Some(start) = (first.max(1)..turns.len()).find(is_start) else { return false };
-    turns.drain(..start);
-    true
 }

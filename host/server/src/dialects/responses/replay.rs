@@ -8,13 +8,13 @@ use serde_json::{Map, Value, json, value::RawValue};
 
 use crate::dialects::{ApiError, Frame, RequestMemory, fields::Members, stream::event};
 
-/// Fields with their values at the start of the response; `None` for those absent then.
-const AT_FIRST: [(&str, Option<&str>); 5] = [
-    ("completed_at", None),
-    ("status", Some("\"in_progress\"")),
-    ("incomplete_details", Some("null")),
-    ("output", Some("[]")),
-    ("usage", Some("null")),
+/// Fields with their values at the start of the response.
+const AT_FIRST: [(&str, &str); 5] = [
+    ("completed_at", "null"),
+    ("status", "\"in_progress\""),
+    ("incomplete_details", "null"),
+    ("output", "[]"),
+    ("usage", "null"),
 ];
 
 /// The events after the sequence number `after`, or all of them.
@@ -70,8 +70,7 @@ impl Replay {
         let mut before = "{";
         for (name, _) in self.members.iter() {
             let text = match AT_FIRST.iter().find(|(known, _)| *known == name) {
-                Some((_, None)) => continue,
-                Some((_, Some(text))) => Bytes::from_static(text.as_bytes()),
+                Some((_, text)) => Bytes::from_static(text.as_bytes()),
                 None => self.members.bytes(name).unwrap_or_default(),
             };
             frame.push(format!("{before}{}:", Value::from(name)));
@@ -147,10 +146,13 @@ impl Replay {
     fn part(&mut self, target: &Value, part: &Value) {
         let mut initial = part.clone();
         initial["text"] = "".into();
+        if let Some(logprobs) = initial.get_mut("logprobs") {
+            *logprobs = json!([]);
+        }
         self.event("response.content_part.added", with(target, [("part", &initial)]));
         let kind = part["type"].as_str().unwrap_or("output_text");
-        let target_of_text =
-            if kind == "output_text" { with(target, [("logprobs", &json!([]))]) } else { target.clone() };
+        let logprobs = part.get("logprobs");
+        let target_of_text = logprobs.map_or_else(|| target.clone(), |list| with(target, [("logprobs", list)]));
         self.event(&format!("response.{kind}.delta"), with(&target_of_text, [("delta", &part["text"])]));
         self.event(&format!("response.{kind}.done"), with(&target_of_text, [("text", &part["text"])]));
         self.event("response.content_part.done", with(target, [("part", part)]));

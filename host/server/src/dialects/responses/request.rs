@@ -1,14 +1,18 @@
 //! Reads the request body, except for the input.
 
-use super::{echo::Echo, input, tools::Tools};
+use super::{PREVIOUS, echo::Echo, input, tools::Tools};
 use crate::{
-    chat::{Conversation, Input, Request, ResponseFormat},
-    dialects::{ApiError, extensions, fields::Field, openai::options},
+    chat::{Compaction, ContextEdit, Conversation, Input, Request, ResponseFormat},
+    dialects::{
+        ApiError, extensions,
+        fields::Field,
+        openai::{self, options},
+    },
 };
 use pensieve_protocol::grammar::Grammar;
 
-const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 const INCLUDES_MAX: usize = 32;
+const ENTRIES_MAX: usize = 8;
 const NAME_BYTES_MAX: usize = 64;
 
 #[derive(Debug)]
@@ -16,8 +20,8 @@ pub(super) struct ResponseRequest {
     pub(super) request: Request,
     pub(super) stream: bool,
     pub(super) store: bool,
-    /// Drop the oldest turns if the conversation is too long.
-    pub(super) truncate: bool,
+    /// Answer at once, and generate meanwhile.
+    pub(super) background: bool,
     /// The client has set `max_output_tokens`.
     pub(super) is_limited: bool,
     /// Reasoning items get `encrypted_content`.
@@ -38,11 +42,13 @@ pub(super) fn read(body: &Field<'_>, input: &Field<'_>) -> Result<ResponseReques
             return Err(field.invalid(why));
         }
     }
-    if body.get("background").flag(false)? {
-        return Err(body.get("background").invalid("is not served; send \"stream\": true"));
+    let (background, store) = (body.get("background").flag(false)?, body.get("store").flag(true)?);
+    if background && !store {
+        return Err(body.get("background").invalid("needs \"store\": true, as the answer is fetched later"));
     }
     let tools = Tools::read(body)?;
-    let (system, turns) = input::read(&body.get("instructions"), input)?;
+    let goes_on = !body.get(PREVIOUS).is_absent();
+    let (system, turns) = input::read(&body.get("instructions"), input, goes_on)?;
     let mut conversation = Conversation {
         system,
         turns,
@@ -51,25 +57,27 @@ pub(super) fn read(body: &Field<'_>, input: &Field<'_>) -> Result<ResponseReques
         single_call: tools.single_call,
         ..Conversation::default()
     };
-    think(body, &mut conversation)?;
     let limit = body.get("max_output_tokens");
     let max_tokens = limit.optional(|limit| limit.count(1))?;
-    let request = Request {
+    let mut request = Request {
         model: options::model(body)?,
         max_tokens,
         sampling: options::sampling(body)?,
         format: format(body)?,
-        input: Input::Chat(conversation),
+        logprobs: logprobs(body)?,
         ..Request::default()
     };
+    think(body, &mut request, &mut conversation)?;
+    request.input = Input::Chat(conversation);
     let truncation = body.get("truncation");
     let truncate = truncation.optional(|word| word.choice(&["disabled", "auto"]))? == Some(1);
-    let store = body.get("store");
+    request.context.extend(truncate.then_some(ContextEdit::Truncate));
+    request.context.extend(compaction(body)?.map(ContextEdit::Compact));
     Ok(ResponseRequest {
         request,
         stream: body.get("stream").flag(false)?,
-        store: store.flag(true)?,
-        truncate,
+        store,
+        background,
         is_limited: max_tokens.is_some(),
         with_encrypted: includes(body, "reasoning.encrypted_content")?,
         tools,
@@ -77,16 +85,28 @@ pub(super) fn read(body: &Field<'_>, input: &Field<'_>) -> Result<ResponseReques
     })
 }
 
-fn think(body: &Field<'_>, conversation: &mut Conversation) -> Result<(), ApiError> {
+/// `context_management`: a summary within the answer, once the prompt has reached a threshold.
+fn compaction(body: &Field<'_>) -> Result<Option<Compaction>, ApiError> {
+    let field = body.get("context_management");
+    let Some(entries) = field.present() else { return Ok(None) };
+    let mut compaction = None;
+    for entry in entries.items(ENTRIES_MAX)? {
+        entry.object()?;
+        entry.get("type").choice(&["compaction"])?;
+        let trigger = entry.get("compact_threshold").optional(|threshold| threshold.count(1))?;
+        compaction = Some(Compaction { trigger, ..Compaction::default() });
+    }
+    Ok(compaction)
+}
+
+fn think(body: &Field<'_>, request: &mut Request, conversation: &mut Conversation) -> Result<(), ApiError> {
     let reasoning = body.get("reasoning");
     let Some(reasoning) = reasoning.present() else { return Ok(()) };
     reasoning.object()?;
+    let tokens = reasoning.get("max_tokens");
+    request.thinking_tokens = tokens.optional(|tokens| tokens.count(1))?;
     if let Some(effort) = reasoning.get("effort").present() {
-        let effort = effort.choice(&EFFORTS)?;
-        conversation.thinking = Some(effort > 0);
-        if effort > 0 {
-            conversation.variables.insert("reasoning_effort".into(), EFFORTS[effort].into());
-        }
+        options::think(options::effort(effort)?, request, conversation);
     }
     Ok(())
 }
@@ -110,6 +130,14 @@ fn format(body: &Field<'_>) -> Result<ResponseFormat, ApiError> {
         }
     };
     Ok(ResponseFormat::Grammar { grammar, field: field.path().to_owned() })
+}
+
+/// With alternatives if `top_logprobs` asks for them, else if `include` does.
+fn logprobs(body: &Field<'_>) -> Result<Option<u8>, ApiError> {
+    let top = body.get("top_logprobs").optional(|top| top.integer(0..=openai::TOP_LOGPROBS_MAX))?.unwrap_or(0);
+    let is_included = includes(body, "message.output_text.logprobs")?;
+    // The range makes the cast exact.
+    Ok((top > 0 || is_included).then_some(top as u8))
 }
 
 fn includes(body: &Field<'_>, name: &str) -> Result<bool, ApiError> {

@@ -53,8 +53,9 @@ impl ResponseStore {
         Self { bytes_max, entries: Mutex::default() }
     }
 
-    /// Stores a response under its id, evicting the oldest ones if needed.
+    /// Stores a response under its id in place of what it was before, evicting the oldest ones if needed.
     pub(super) fn put(&self, client: u64, id: &str, stored: StoredResponse) {
+        self.remove(client, id);
         let entry = OwnedResponse { client, id: id.to_owned(), stored };
         let bytes = entry.bytes();
         if bytes > self.bytes_max {
@@ -74,6 +75,17 @@ impl ResponseStore {
         entries.list.iter().find(|entry| entry.client == client && entry.id == id).map(|entry| entry.stored.clone())
     }
 
+    /// Removes all responses of a client but this one.
+    pub(super) fn remove_others(&self, client: u64, id: &str) {
+        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let Entries { list, bytes } = &mut *entries;
+        list.retain(|entry| {
+            let stays = entry.client != client || entry.id == id;
+            *bytes -= if stays { 0 } else { entry.bytes() };
+            stays
+        });
+    }
+
     pub(super) fn remove(&self, client: u64, id: &str) {
         let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
         let place = entries.list.iter().position(|entry| entry.client == client && entry.id == id);
@@ -84,6 +96,7 @@ impl ResponseStore {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 
@@ -105,6 +118,11 @@ mod tests {
         assert!(store.get(1, "b").is_some());
         store.remove(1, "b");
         assert!(store.get(1, "b").is_none());
+        store.put(1, "d", stored("87654321"));
+        assert_eq!(store.get(1, "d").unwrap().response, "87654321");
+        store.put(2, "d", stored("12345678"));
+        store.remove_others(1, "d");
+        assert!(store.get(1, "c").is_none() && store.get(1, "d").is_some() && store.get(2, "d").is_some());
         store.put(1, "large", stored(&"x".repeat(1000)));
         assert!(store.get(1, "large").is_none() && store.get(1, "d").is_some());
         let off = ResponseStore::new(0);

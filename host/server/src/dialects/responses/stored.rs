@@ -19,8 +19,10 @@ pub(crate) async fn retrieve(call: ApiRequest) -> Result<ApiResponse, ApiError> 
 
 fn respond(call: &ApiRequest) -> Result<ApiResponse, ApiError> {
     let stored = find(call, &call.id)?;
-    if parameter(call, "stream").as_deref() != Some("true") {
-        return Ok(ApiResponse::text("application/json", stored.response));
+    match parameter(call, "stream").as_deref() {
+        None | Some("false") => return Ok(ApiResponse::text("application/json", stored.response)),
+        Some("true") => {}
+        Some(_) => return Err(ApiError::field("stream", "should be 'true' or 'false'")),
     }
     let after = parameter(call, "starting_after").map(|text| {
         text.parse().map_err(|_| ApiError::field("starting_after", "should be the sequence number of an event"))
@@ -85,12 +87,14 @@ fn id_of(item: &RawValue) -> Option<String> {
 /// `DELETE /v1/responses/ID`.
 pub(crate) fn delete(call: &ApiRequest) -> Result<ApiResponse, ApiError> {
     find(call, &call.id)?;
+    call.shared.background.stop(call.client().id, &call.id);
     call.shared.responses.remove(call.client().id, &call.id);
     Ok(ApiResponse::json(&json!({ "id": call.id, "object": "response", "deleted": true })))
 }
 
 pub(super) fn find(call: &ApiRequest, id: &str) -> Result<StoredResponse, ApiError> {
-    call.shared.responses.get(call.client().id, id).ok_or_else(|| {
+    let local = || call.local.and_then(|local| call.shared.responses.get(local, id));
+    call.shared.responses.get(call.client().id, id).or_else(local).ok_or_else(|| {
         let message = format!("there is no response '{}'", Quote(id));
         let help = "responses are kept in memory unless the request says \"store\": false, and the oldest go first";
         ApiError { help: help.to_owned(), field: Some("id".to_owned()), ..ApiError::new(ErrorCode::NotFound, message) }

@@ -27,7 +27,7 @@ fn read(fields: Value) -> (Result<ResponseRequest, ApiError>, Vec<String>) {
     let mut body = json!({"model": "m", "input": "hello"});
     body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
     let document = Document::of(&body);
-    let asked = super::read(&ApiRequest::default(), &document.root());
+    let asked = super::read(&ApiRequest::default(), &document.root(), false);
     (asked.map(|asked| asked.response), document.warnings())
 }
 
@@ -58,6 +58,7 @@ fn encoder(is_limited: bool, tools: Value, store: Option<StoreTarget>) -> Respon
         id: "resp_1".into(),
         created: 7,
         echo: r#""metadata":{"pensieve_warning_0":"tools.0: left out"}"#.into(),
+        is_background: false,
         is_limited,
         with_encrypted: true,
     };
@@ -185,7 +186,8 @@ fn calls_are_returned_under_the_clients_names_and_types() {
     ]);
     let turns = conversation(json!({ "input": items, "tools": tools })).turns;
     let called = |name: &str, arguments: Value| Part::ToolCall { id: "abc".into(), name: name.into(), arguments };
-    let result = |text: &str| Part::ToolResult { id: "abc".into(), text: text.into(), is_error: false };
+    let result =
+        |text: &str| Part::ToolResult { id: "abc".into(), text: text.into(), images: Vec::new(), is_error: false };
     assert_eq!(turns[1].parts, [called("agents__close", json!({"id": 1})), called("patch", json!({"input": "aaa"}))]);
     assert_eq!(turns[2].parts, [result("one"), result("two")]);
     assert_eq!((turns[3].role, turns.len()), (Role::System, 4));
@@ -275,7 +277,7 @@ fn a_failure_has_the_code_that_codex_looks_for() {
 fn a_finished_response_is_stored_with_its_conversation() {
     let shared = Arc::new(Shared::new(DialectSettings::default(), StreamLimit::default()));
     let items = json!([{"id": "item_1", "type": "message", "role": "user", "content": "a"}]).to_string().into();
-    let store = Some(StoreTarget { shared: shared.clone(), client: 5, items, inputs: 1 });
+    let store = Some(StoreTarget { shared: shared.clone(), owner: 5, is_local: false, items, inputs: 1 });
     let events = events(encoder(false, json!([]), store), vec![text("b"), finished(Finish::EndOfTurn)]);
     let stored = shared.responses.get(5, "resp_1").unwrap();
     let [response, items]: [Value; 2] =
@@ -302,7 +304,7 @@ fn a_stored_response_is_streamed_as_it_came() {
         ]
     };
     for (reason, last) in [(Finish::EndOfTurn, "response.completed"), (Finish::Length, "response.incomplete")] {
-        let store = StoreTarget { shared: shared.clone(), client: 5, items: "[]".into(), inputs: 0 };
+        let store = StoreTarget { shared: shared.clone(), owner: 5, is_local: false, items: "[]".into(), inputs: 0 };
         let store = Some(store);
         let came = events(encoder(true, tools.clone(), store), deltas(reason));
         let response = came.last().unwrap()["response"].clone();
@@ -373,6 +375,6 @@ fn unsupported_items_in_a_history_do_not_end_the_session() {
 #[test]
 fn damaged_bodies_are_accepted_or_refused() {
     fuzz::documents("responses", Dialect::Responses, |document| {
-        super::read(&ApiRequest::default(), &document.root()).map(drop)
+        super::read(&ApiRequest::default(), &document.root(), false).map(drop)
     });
 }
