@@ -3,7 +3,7 @@
 use std::{collections::VecDeque, sync::Arc};
 use tokio::time::{Instant, timeout_at};
 
-use super::{measures::Measures, parsing::ToolParser};
+use super::{history::Comparison, measures::Measures, parsing::ToolParser};
 use crate::{
     chat::{Delta, TokenLogprob},
     fleet::{EventStream, Update},
@@ -21,6 +21,8 @@ pub struct Generation {
     reader: AnswerReader,
     weave: MarkerWeaver,
     measures: Measures,
+    /// With the closest earlier prompt; `None` if the reason of a miss is of no interest.
+    comparison: Option<Comparison>,
     /// Log-probabilities of tokens that may or may not turn out to be text.
     likelihoods: Vec<TokenLogprob>,
     ready: VecDeque<Delta>,
@@ -39,12 +41,13 @@ pub(crate) struct AnswerReader {
 }
 
 impl Generation {
-    pub(crate) fn new(stream: EventStream, model: &str, reader: AnswerReader) -> Self {
+    pub(crate) fn new(stream: EventStream, model: &str, reader: AnswerReader, comparison: Option<Comparison>) -> Self {
         Self {
             stream,
             reader,
             weave: MarkerWeaver::default(),
             measures: Measures::begin(model),
+            comparison,
             likelihoods: Vec::new(),
             ready: VecDeque::new(),
         }
@@ -82,9 +85,16 @@ impl Generation {
             Event::Started { reused_tokens, .. } => {
                 self.measures.started();
                 self.ready.push_back(Delta::Started { reused_tokens });
+                if let Some(miss) = self.comparison.as_ref().and_then(|comparison| comparison.miss(reused_tokens)) {
+                    self.measures.missed(&miss);
+                    self.ready.push_back(Delta::CacheMiss(miss));
+                }
             }
             Event::Prompt { computed, total } => self.ready.push_back(Delta::Prompt { computed, total }),
             Event::Tokens(tokens) => {
+                if let Some(comparison) = self.comparison.take() {
+                    comparison.computed();
+                }
                 self.measures.tokens(tokens.ids.len());
                 self.read(tokens);
             }
@@ -99,6 +109,8 @@ impl Generation {
                 self.measures.finished(reason, usage);
                 self.ready.push_back(Delta::Finished { reason, usage });
             }
+            // Only a job that asked for a row gets one.
+            Event::Row { .. } => {}
             Event::Failed(failure) => {
                 self.measures.failed(&failure);
                 self.ready.push_back(Delta::Failed(failure));

@@ -2,13 +2,14 @@
 //!
 //! | name | kind | labels | what |
 //! |---|---|---|---|
-//! | `pensieve_requests_total` | counter | `model`, `outcome` | answers that have ended: `end_of_turn`, `stop`, `length`, `context_full`, `grammar`, `deadline`, `cancelled`, or the code of a failure |
+//! | `pensieve_requests_total` | counter | `model`, `outcome` | answers that have ended: `end_of_turn`, `stop`, `length`, `context_full`, `grammar`, `deadline`, `cancelled`, `row` for an embedding or a score, or the code of a failure |
 //! | `pensieve_requests_active` | gauge | `model` | answers that wait or are being written |
 //! | `pensieve_queue_wait_seconds` | histogram | `model` | from the queue, a load included, to the prompt's computation |
 //! | `pensieve_first_token_seconds` | histogram | `model` | from the queue to the first token |
 //! | `pensieve_inter_token_seconds` | histogram | `model` | between tokens |
 //! | `pensieve_prompt_tokens_total` | counter | `model` | tokens of prompts |
 //! | `pensieve_reused_tokens_total` | counter | `model` | of those, tokens that were not computed again |
+//! | `pensieve_cache_misses_total` | counter | `model`, `kind` | prompts that were not in the prefix cache, by reason |
 //! | `pensieve_generated_tokens_total` | counter | `model` | tokens of answers |
 
 use std::time::Instant;
@@ -16,6 +17,7 @@ use std::time::Instant;
 use metrics::{counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 use tracing::Span;
 
+use crate::chat::CacheMiss;
 use pensieve_protocol::{
     job::{Failure, FailureCode, Finish, Usage},
     outside::without_quoted,
@@ -30,6 +32,7 @@ pub fn describe() {
     describe_histogram!("pensieve_inter_token_seconds", "Between tokens.");
     describe_counter!("pensieve_prompt_tokens_total", "Tokens of prompts.");
     describe_counter!("pensieve_reused_tokens_total", "Of those, tokens that were not computed again.");
+    describe_counter!("pensieve_cache_misses_total", "Prompts that were not in the prefix cache, by reason.");
     describe_counter!("pensieve_generated_tokens_total", "Tokens of answers.");
 }
 
@@ -57,6 +60,14 @@ impl Measures {
         }
     }
 
+    /// Records why a prompt was not cached, without its text.
+    pub fn missed(&mut self, miss: &CacheMiss) {
+        let kind = miss.kind.name();
+        counter!("pensieve_cache_misses_total", "model" => self.model.clone(), "kind" => kind).increment(1);
+        let message = miss.message.map_or_else(String::new, |message| format!(", message {message}"));
+        Span::current().record("cache_miss", format!("{kind} at token {}{message}", miss.at_token));
+    }
+
     pub fn tokens(&mut self, count: usize) {
         if count == 0 {
             return;
@@ -71,6 +82,13 @@ impl Measures {
             }
         }
         self.latest = Some(now);
+    }
+
+    /// Records that a text's row was computed.
+    pub fn computed(&mut self, usage: Usage) {
+        counter!("pensieve_prompt_tokens_total", "model" => self.model.clone()).increment(u64::from(usage.prompt));
+        counter!("pensieve_reused_tokens_total", "model" => self.model.clone()).increment(u64::from(usage.reused));
+        self.end("row");
     }
 
     pub fn finished(&mut self, reason: Finish, usage: Usage) {

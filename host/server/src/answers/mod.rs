@@ -2,9 +2,13 @@
 //! stream ([`ToolParser`]), and measures them.
 
 mod generation;
+mod history;
 pub mod measures;
 mod parsing;
+mod row;
 
 pub(crate) use generation::AnswerReader;
 pub use generation::Generation;
+pub(crate) use history::{Outline, PromptHistory};
 pub use parsing::ToolParser;
+pub(crate) use row::row;

@@ -29,3 +29,11 @@ pub fn words(tools: &[Tool]) -> String {
     );
     text
 }
+
+/// The definition of a tool in the middle of a conversation, for models of any template.
+pub fn definition(tool: &Tool) -> String {
+    let definition = serde_json::json!({
+        "name": tool.name, "description": tool.description, "parameters": tool.schema,
+    });
+    format!("<function>{definition}</function>")
+}

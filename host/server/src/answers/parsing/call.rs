@@ -45,17 +45,22 @@ impl Call {
         self.is_open
     }
 
+    /// The tool of this name, or the only one that it can mean: in another case, or after a namespace.
     pub fn tool(&self, name: &str) -> Option<&Signature> {
-        self.tools.iter().find(|tool| tool.name == name)
+        let exact = self.tools.iter().find(|tool| tool.name == name);
+        exact.or_else(|| {
+            let name = name.strip_prefix("functions.").or(name.strip_prefix("tools.")).unwrap_or(name);
+            let plain = |name: &str| name.replace('-', "_").to_ascii_lowercase();
+            let mut alike = self.tools.iter().filter(|tool| plain(&tool.name) == plain(name));
+            alike.next().filter(|_| alike.next().is_none())
+        })
     }
 
     /// Commits a call of the named tool. Returns false if that tool was not offered.
     pub fn begin(&mut self, name: &str, out: &mut Vec<Delta>) -> bool {
-        if self.tool(name).is_none() {
-            return false;
-        }
+        let Some(name) = self.tool(name).map(|tool| tool.name.clone()) else { return false };
         (self.is_open, self.count) = (true, self.count + 1);
-        out.push(Delta::ToolCall { id: fresh_id(""), name: name.to_owned() });
+        out.push(Delta::ToolCall { id: fresh_id(""), name });
         true
     }
 

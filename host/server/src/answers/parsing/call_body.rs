@@ -1,7 +1,7 @@
 //! Parses the body of a call byte by byte, so that arguments stream while they are generated.
 //!
-//! Nothing is validated against a schema here: the grammar has done that, and without a grammar the client gets
-//! whatever the model wrote.
+//! Nothing is validated against a schema here: the grammar has done that. Without a grammar the client gets what the
+//! model wrote, mended where it is plain what was meant ([`Mender`](super::mend::Mender)).
 
 use std::sync::Arc;
 
@@ -30,9 +30,10 @@ enum Reader {
 
 impl CallBody {
     /// Parses the body after an opener, or with `bare` a body without one.
-    pub fn new(body: &Body, tools: Arc<[Signature]>, bare: bool) -> Self {
+    /// `close` is the marker after the body.
+    pub fn new(body: &Body, close: &str, tools: Arc<[Signature]>, bare: bool) -> Self {
         let reader = match body {
-            Body::Object(keys) | Body::List(keys) => Reader::Json(Box::new(JsonReader::new(keys.clone(), bare))),
+            Body::Object(keys) | Body::List(keys) => Reader::Json(Box::new(JsonReader::new(keys.clone(), close, bare))),
             Body::Named(named) => Reader::Named(Box::new(NamedReader::new(named))),
             Body::Python(_) => Reader::Named(Box::new(NamedReader::python(bare))),
         };
@@ -45,8 +46,10 @@ impl CallBody {
     }
 
     /// Parses only the arguments of this tool, as a JSON object.
-    pub fn arguments_of(tool: &str, tools: Arc<[Signature]>) -> Self {
-        Self { reader: Reader::Named(Box::new(NamedReader::arguments_of(tool))), call: Call::new(tools) }
+    pub fn arguments_of(tool: &str, close: &str, tools: Arc<[Signature]>) -> Self {
+        let call = Call::new(tools);
+        let reader = NamedReader::arguments_of(tool, call.tool(tool).cloned(), close);
+        Self { reader: Reader::Named(Box::new(reader)), call }
     }
 
     pub fn calls(&self) -> usize {
@@ -59,7 +62,11 @@ impl CallBody {
             Reader::Json(json) => json.feed(byte, &mut self.call, out),
         };
         if matches!(fed, Fed::Broken | Fed::Done | Fed::Ended) {
-            self.complete();
+            let is_tagged = matches!(&self.reader, Reader::Named(named) if named.has_tags());
+            // Arguments that broke off must not look complete, as clients would run the call.
+            if fed != Fed::Broken || is_tagged {
+                self.complete();
+            }
             self.call.end(out);
         }
         fed
@@ -74,14 +81,24 @@ impl CallBody {
     pub fn finish(&mut self, cut: bool, out: &mut Vec<Delta>) {
         if !cut {
             self.complete();
+        } else if self.call.is_open() {
+            let arguments = &mut self.call.arguments;
+            match &mut self.reader {
+                Reader::Json(json) => json.flush(arguments),
+                Reader::Named(named) => named.flush(arguments),
+            }
         }
         self.call.flush(out, !cut);
     }
 
     /// Closes arguments that lack only their end.
     fn complete(&mut self) {
-        if let (Reader::Named(named), true) = (&self.reader, self.call.is_open()) {
-            self.call.arguments.extend(named.rest());
+        if self.call.is_open() {
+            let arguments = &mut self.call.arguments;
+            match &mut self.reader {
+                Reader::Json(json) => json.complete(arguments),
+                Reader::Named(named) => named.complete(arguments),
+            }
         }
     }
 }

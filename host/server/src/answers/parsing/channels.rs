@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{
-    call::Fed,
+    call::{Call, Fed},
     call_body::CallBody,
     pieces::{Advance, find, overlap, show, think, whole},
 };
@@ -127,12 +127,14 @@ impl ChannelReader {
     fn begin(&mut self, header: &str) {
         let channels = &self.channels;
         let recipient = header.split_once(channels.recipient.as_str()).map(|(_, rest)| rest);
+        let close = channels.ends.get(1).map_or("", String::as_str);
         let tool = recipient.and_then(|rest| rest.split(|char: char| char.is_whitespace() || char == '<').next());
         let channel = header.split_once(channels.channel.as_str()).map_or("", |(_, rest)| rest.trim_start());
         self.state = match tool {
-            Some(tool) if self.tools.iter().any(|known| known.name == tool) => {
-                MessagePart::Call { body: Box::new(CallBody::arguments_of(tool, self.tools.clone())), raw: Vec::new() }
-            }
+            Some(tool) if Call::new(self.tools.clone()).tool(tool).is_some() => MessagePart::Call {
+                body: Box::new(CallBody::arguments_of(tool, close, self.tools.clone())),
+                raw: Vec::new(),
+            },
             None if channel.starts_with(&channels.thoughts) => MessagePart::Thinking,
             _ => {
                 self.gap = self.has_text;

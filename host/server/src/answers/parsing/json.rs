@@ -3,7 +3,10 @@
 //! Only as much JSON is parsed as is needed to find names and the boundaries of arguments. A model may write arguments
 //! as a string that contains JSON, and fields in any order; both are normalised.
 
-use super::call::{Call, Fed};
+use super::{
+    call::{Call, Fed},
+    mend::{Mended, Mender},
+};
 use crate::{chat::Delta, formats::Keys};
 
 const NAME_BYTES_MAX: usize = 1024;
@@ -22,16 +25,25 @@ pub(super) struct JsonReader {
     /// The string being read, without its quotes, and whether the last character was a backslash.
     text: Vec<u8>,
     escape: bool,
+    /// The mark that ends it.
+    quote: u8,
     nest: Nest,
+    mender: Mender,
+    /// The marker after the call.
+    close: String,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Expecting {
     Begin,
+    /// In the fence that some models put around a call.
+    Fence,
     Item,
     ItemEnd,
     Key,
     KeyText,
+    /// A key without quotes.
+    KeyWord,
     Colon,
     Value,
     NameText,
@@ -45,14 +57,14 @@ enum Expecting {
 
 /// Tracks the end of a nested JSON value.
 #[derive(Debug, Default)]
-pub(super) struct Nest {
+struct Nest {
     closers: Vec<u8>,
     in_text: bool,
     escape: bool,
 }
 
 #[derive(PartialEq, Eq)]
-pub(super) enum Nested {
+enum Nested {
     Inside,
     End,
     Broken,
@@ -63,12 +75,14 @@ enum Framed {
     Broken,
     Object,
     List,
+    /// An object without its closing bracket has ended before the byte.
+    Before,
 }
 
 impl JsonReader {
     /// Creates a parser of a call with these keys. `bare`: there was no opener, so text must be recognised as early as
     /// possible.
-    pub fn new(keys: Keys, bare: bool) -> Self {
+    pub fn new(keys: Keys, close: &str, bare: bool) -> Self {
         Self {
             keys,
             bare,
@@ -79,32 +93,35 @@ impl JsonReader {
             early: None,
             text: Vec::new(),
             escape: false,
+            quote: b'"',
             nest: Nest::default(),
+            mender: Mender::new(None, close),
+            close: close.to_owned(),
         }
     }
 
     pub fn feed(&mut self, byte: u8, call: &mut Call, out: &mut Vec<Delta>) -> Fed {
         match self.at {
             Expecting::Arguments if self.early.is_none() => {
-                let nested = self.nest.feed(byte);
-                if nested == Nested::Broken {
-                    return Fed::Broken;
+                match self.mender.feed(byte, &mut call.arguments) {
+                    Mended::Inside => {}
+                    Mended::End => self.at = Expecting::Field,
+                    Mended::Broken => return Fed::Broken,
+                    Mended::Before => {
+                        self.at = Expecting::Field;
+                        return self.feed_frame(byte, call, out);
+                    }
                 }
-                if nested == Nested::End {
-                    self.at = Expecting::Field;
-                }
-                call.arguments.push(byte);
                 Fed::Counted
             }
             Expecting::Value if self.key == self.keys.arguments.as_bytes() && byte == b'{' && !call.is_open() => {
                 let Some(name) = self.name.clone() else { return self.feed_frame(byte, call, out) };
                 self.at = Expecting::Arguments;
-                self.nest = Nest::default();
-                self.nest.feed(byte);
                 if !call.begin(&name, out) {
                     return Fed::Broken;
                 }
-                call.arguments.push(byte);
+                self.mender = Mender::new(call.tool(&name).cloned(), &self.close);
+                self.mender.feed(byte, &mut call.arguments);
                 Fed::Counted
             }
             _ => self.feed_frame(byte, call, out),
@@ -121,7 +138,8 @@ impl JsonReader {
                 let stranger = self.name.as_ref().is_some_and(|name| call.tool(name).is_none());
                 if unlike || stranger { Fed::Broken } else { Fed::Open }
             }
-            Framed::Broken => Fed::Broken,
+            Framed::Before if call.is_open() => Fed::Ended,
+            Framed::Broken | Framed::Before => Fed::Broken,
             Framed::Object => {
                 let (name, early) = (self.name.take(), self.early.take());
                 if !call.is_open() {
@@ -136,6 +154,20 @@ impl JsonReader {
             }
             Framed::List if call.count() == 0 => Fed::Broken,
             Framed::List => Fed::Done,
+        }
+    }
+
+    /// Completes the arguments at the end of the answer.
+    pub fn complete(&mut self, json: &mut Vec<u8>) {
+        if self.at == Expecting::Arguments {
+            self.mender.complete(json);
+        }
+    }
+
+    /// Adds what is held back, at the end of an answer that was cut.
+    pub fn flush(&mut self, json: &mut Vec<u8>) {
+        if self.at == Expecting::Arguments {
+            self.mender.flush(json);
         }
     }
 
@@ -158,11 +190,26 @@ impl JsonReader {
             (Expecting::Scalar, b'-' | b'+' | b'.' | b'0'..=b'9' | b'a'..=b'z' | b'E') => {}
             (Expecting::Scalar, _) if is_space => self.at = Expecting::Field,
             (_, _) if is_space => {}
+            (Expecting::Begin, b'`') if !self.bare => self.at = Expecting::Fence,
+            (Expecting::Fence, b'`' | b'a'..=b'z') => {}
+            (Expecting::Fence, b'{' | b'[') => {
+                self.at = Expecting::Begin;
+                return self.step(byte);
+            }
             (Expecting::Begin, b'[') => (self.in_list, self.at) = (true, Expecting::Item),
             (Expecting::Begin | Expecting::Item, b'{') => self.at = Expecting::Key,
             (Expecting::Item | Expecting::ItemEnd, b']') => return Framed::List,
             (Expecting::ItemEnd, b',') => self.at = Expecting::Item,
-            (Expecting::Key, b'"') => self.begin_text(Expecting::KeyText),
+            (Expecting::Key, b'"' | b'\'') => self.begin_text(Expecting::KeyText, byte),
+            (Expecting::Key, b'A'..=b'Z' | b'a'..=b'z') if !self.bare => {
+                (self.key, self.at) = (vec![byte], Expecting::KeyWord);
+            }
+            (Expecting::KeyWord, b':') => self.at = Expecting::Value,
+            (Expecting::KeyWord, b'A'..=b'Z' | b'a'..=b'z' | b'_') if self.key.len() < NAME_BYTES_MAX => {
+                self.key.push(byte);
+            }
+            // A comma is missing.
+            (Expecting::Field, b'"') => self.begin_text(Expecting::KeyText, byte),
             (Expecting::Colon, b':') => self.at = Expecting::Value,
             (Expecting::Value, _) => return self.begin_value(byte),
             (Expecting::Field, b',') => self.at = Expecting::Key,
@@ -170,13 +217,15 @@ impl JsonReader {
                 self.at = Expecting::ItemEnd;
                 return Framed::Object;
             }
+            // The closing bracket of a call is missing.
+            (Expecting::Field, b'<' | b'`' | b']') => return Framed::Before,
             _ => return Framed::Broken,
         }
         Framed::More
     }
 
-    fn begin_text(&mut self, at: Expecting) {
-        self.at = at;
+    fn begin_text(&mut self, at: Expecting, quote: u8) {
+        (self.at, self.quote) = (at, quote);
         self.text.clear();
         self.escape = false;
     }
@@ -185,16 +234,18 @@ impl JsonReader {
         let (is_name, is_arguments) =
             (self.key == self.keys.name.as_bytes(), self.key == self.keys.arguments.as_bytes());
         match byte {
-            b'"' if is_name => self.begin_text(Expecting::NameText),
-            b'"' if is_arguments => self.begin_text(Expecting::ArgumentsText),
-            b'"' => self.begin_text(Expecting::OtherText),
+            b'"' | b'\'' if is_name => self.begin_text(Expecting::NameText, byte),
+            b'"' | b'\'' if is_arguments => self.begin_text(Expecting::ArgumentsText, byte),
+            b'"' | b'\'' => self.begin_text(Expecting::OtherText, byte),
             _ if is_name => return Framed::Broken,
             b'{' | b'[' => {
                 if is_arguments && byte == b'[' {
                     return Framed::Broken;
                 }
                 self.at = if is_arguments { Expecting::Arguments } else { Expecting::Other };
-                self.early = if is_arguments { Some(Vec::new()) } else { self.early.take() };
+                if is_arguments {
+                    (self.early, self.mender) = (Some(Vec::new()), Mender::new(None, &self.close));
+                }
                 self.nest = Nest::default();
                 return self.step_nest(byte);
             }
@@ -207,13 +258,15 @@ impl JsonReader {
     }
 
     fn step_nest(&mut self, byte: u8) -> Framed {
-        let nested = self.nest.feed(byte);
-        if self.at == Expecting::Arguments
-            && let Some(early) = &mut self.early
-        {
-            early.push(byte);
+        if let (Expecting::Arguments, Some(early)) = (self.at, &mut self.early) {
+            match self.mender.feed(byte, early) {
+                Mended::Inside => {}
+                Mended::End => self.at = Expecting::Field,
+                Mended::Before | Mended::Broken => return Framed::Broken,
+            }
+            return Framed::More;
         }
-        match nested {
+        match self.nest.feed(byte) {
             Nested::Inside => {}
             Nested::End => self.at = Expecting::Field,
             Nested::Broken => return Framed::Broken,
@@ -222,7 +275,7 @@ impl JsonReader {
     }
 
     fn step_text(&mut self, byte: u8) -> Framed {
-        if byte != b'"' || self.escape {
+        if byte != self.quote || self.escape {
             self.escape = byte == b'\\' && !self.escape;
             self.text.push(byte);
             let endless =
@@ -238,11 +291,8 @@ impl JsonReader {
             Expecting::KeyText => (self.key, self.at) = (decoded.into_bytes(), Expecting::Colon),
             Expecting::NameText => (self.name, self.at) = (Some(decoded), Expecting::Field),
             Expecting::ArgumentsText => {
-                let is_object = serde_json::from_str::<serde_json::Map<_, _>>(&decoded).is_ok();
-                if !is_object {
-                    return Framed::Broken;
-                }
-                (self.early, self.at) = (Some(decoded.trim().as_bytes().to_vec()), Expecting::Field);
+                let Some(object) = mended(&decoded) else { return Framed::Broken };
+                (self.early, self.at) = (Some(object), Expecting::Field);
             }
             _ => self.at = Expecting::Field,
         }
@@ -250,9 +300,23 @@ impl JsonReader {
     }
 }
 
+/// Returns the object that a text consists of, mended.
+fn mended(text: &str) -> Option<Vec<u8>> {
+    let (mut mender, mut json) = (Mender::new(None, ""), Vec::new());
+    let text = text.trim();
+    if !text.starts_with('{') {
+        return None;
+    }
+    let ended = text.bytes().map(|byte| mender.feed(byte, &mut json)).find(|mended| *mended != Mended::Inside);
+    if ended.is_none() {
+        mender.complete(&mut json);
+    }
+    serde_json::from_slice::<serde_json::Map<_, _>>(&json).is_ok().then_some(json)
+}
+
 impl Nest {
     /// Feeds a byte; the first one opens the value.
-    pub fn feed(&mut self, byte: u8) -> Nested {
+    fn feed(&mut self, byte: u8) -> Nested {
         if self.in_text {
             match byte {
                 _ if self.escape => self.escape = false,

@@ -4,8 +4,10 @@
 //! that may become a marker is held back. White space around reasoning and calls is dropped, since templates write
 //! their own there.
 //!
-//! Malformed calls stay text: a marker without a call, a tool that was not offered, JSON that breaks off before the
-//! arguments. Once arguments have begun to stream, malformed input ends the call, and the rest is text. If an answer is
+//! Malformed calls are mended where it is plain what was meant: quotes, commas and brackets, names in another case,
+//! doubled openers, fences, missing closers. Others stay text: a marker without a call, a tool that was not offered,
+//! JSON that breaks off before the arguments. Once arguments have begun to stream, what cannot be mended ends the call,
+//! and the rest is text. If an answer is
 //! truncated within a character, a marker or an undecided call, that piece is dropped, except that an undecided call
 //! without an opener is shown as text.
 
@@ -15,6 +17,7 @@ mod channels;
 mod held;
 mod json;
 mod literal;
+mod mend;
 mod named;
 mod pieces;
 mod tags;
@@ -133,6 +136,7 @@ impl ToolParser {
             ParserState::Call { mut body, raw, bare, .. } => {
                 body.finish(cut, &mut out);
                 if body.calls() == 0 && (bare || !cut) {
+                    let raw = [raw, pending].concat();
                     show(&mut out, if cut { &raw[..whole(&raw)] } else { &raw });
                 }
             }
@@ -209,7 +213,7 @@ impl ToolParser {
             match self.pending.get(skipped) {
                 None => return Advance::NeedsBytes,
                 Some(b'{' | b'[') => {
-                    let body = Box::new(CallBody::new(&calls.body, self.tools.clone(), true));
+                    let body = Box::new(CallBody::new(&calls.body, &calls.close, self.tools.clone(), true));
                     let raw = self.pending.take(skipped);
                     self.state = ParserState::Call { body, raw, lead: skipped + 1, bare: true };
                 }
@@ -225,7 +229,7 @@ impl ToolParser {
                 let tools = self.tools.clone();
                 let body = match unopened {
                     Some(named) => CallBody::unopened(named, tools),
-                    None => CallBody::new(&calls.body, tools, false),
+                    None => CallBody::new(&calls.body, &calls.close, tools, false),
                 };
                 let lead = place + length - text;
                 self.release(text, margin, out);
@@ -253,7 +257,19 @@ impl ToolParser {
     }
 
     fn call(&mut self, out: &mut Vec<Delta>) -> Advance {
-        let ParserState::Call { body, raw, lead, .. } = &mut self.state else { return Advance::NeedsBytes };
+        let ParserState::Call { body, raw, lead, bare } = &mut self.state else { return Advance::NeedsBytes };
+        if let (Some(calls), true) = (&self.calls, body.calls() == 0 && raw.len() == *lead && !*bare) {
+            // Some models write the opener twice.
+            let space = self.pending.white();
+            let (open, rest) = (calls.open.as_bytes(), &self.pending[space..]);
+            if rest.starts_with(open) {
+                self.pending.take(space + open.len());
+                return Advance::Done;
+            }
+            if open.starts_with(rest) {
+                return Advance::NeedsBytes;
+            }
+        }
         for index in 0..self.pending.len() {
             let byte = self.pending[index];
             let fed = if raw.len() > UNDECIDED_BYTES_MAX { Fed::Broken } else { body.feed(byte, out) };
@@ -296,7 +312,13 @@ impl ToolParser {
 
     fn close(&mut self) -> Advance {
         let close = self.calls.as_ref().map(|calls| calls.close.as_bytes()).unwrap_or_default();
-        let space = self.pending.white();
+        let mut space = self.pending.white();
+        // Brackets too many, and the end of a fence.
+        let fence = if close.first() == Some(&b'`') { b']' } else { b'`' };
+        let is_extra = |byte: &u8| byte.is_ascii_whitespace() || matches!(byte, b'}' | b']') || *byte == fence;
+        if self.pending.get(space).is_some_and(is_extra) {
+            space += leading(&self.pending[space..], is_extra);
+        }
         let rest = &self.pending[space..];
         if !close.is_empty() && rest.starts_with(close) {
             self.pending.take(space + close.len());

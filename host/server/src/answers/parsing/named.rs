@@ -3,14 +3,14 @@
 
 use super::{
     call::{Call, Fed},
-    json::{Nest, Nested},
     literal::{Literal, Progress},
+    mend::{Mended, Mender},
     pieces::find,
     tags::TagReader,
 };
 use crate::{
     chat::Delta,
-    formats::{Arguments, Named},
+    formats::{Arguments, Named, Signature},
 };
 
 const NAME_BYTES_MAX: usize = 1024;
@@ -46,7 +46,7 @@ enum CallPart {
 /// The parser of the current arguments.
 #[derive(Debug)]
 enum Form {
-    Json(Nest),
+    Json(Box<Mender>),
     Tags(Box<TagReader>),
     Literal(Literal),
 }
@@ -59,7 +59,7 @@ impl NamedReader {
             at: CallPart::Before,
             head: Vec::new(),
             name: String::new(),
-            arguments: Form::Json(Nest::default()),
+            arguments: Form::Json(Box::new(Mender::new(None, &named.after))),
         }
     }
 
@@ -75,8 +75,9 @@ impl NamedReader {
     }
 
     /// Parses only the arguments of a tool, as a JSON object.
-    pub fn arguments_of(tool: &str) -> Self {
-        Self { at: CallPart::Arguments, name: tool.to_owned(), ..Self::new(&Named::default()) }
+    pub fn arguments_of(tool: &str, signature: Option<Signature>, close: &str) -> Self {
+        let arguments = Form::Json(Box::new(Mender::new(signature, close)));
+        Self { at: CallPart::Arguments, name: tool.to_owned(), arguments, ..Self::new(&Named::default()) }
     }
 
     pub fn feed(&mut self, byte: u8, call: &mut Call, out: &mut Vec<Delta>) -> Fed {
@@ -88,11 +89,23 @@ impl NamedReader {
         }
     }
 
-    /// Returns the missing end of arguments that are otherwise complete when the answer ends.
-    pub fn rest(&self) -> &'static [u8] {
-        match (&self.arguments, self.at) {
-            (Form::Tags(tags), CallPart::Arguments) => tags.rest(),
-            _ => b"",
+    pub fn has_tags(&self) -> bool {
+        matches!(self.arguments, Form::Tags(_))
+    }
+
+    /// Completes arguments at the end of the answer.
+    pub fn complete(&mut self, json: &mut Vec<u8>) {
+        match (&mut self.arguments, self.at) {
+            (Form::Tags(tags), CallPart::Arguments) => tags.complete(json),
+            (Form::Json(mender), CallPart::Arguments) => mender.complete(json),
+            _ => {}
+        }
+    }
+
+    /// Adds what is held back, at the end of an answer that was cut.
+    pub fn flush(&mut self, json: &mut Vec<u8>) {
+        if let (Form::Json(mender), CallPart::Arguments) = (&mut self.arguments, self.at) {
+            mender.flush(json);
         }
     }
 
@@ -170,7 +183,9 @@ impl NamedReader {
         let quote = if let Arguments::Quoted { quote } = &self.named.form { Some(quote.as_str()) } else { None };
         self.arguments = match &self.named.form {
             Arguments::Tags(tags) => Form::Tags(Box::new(TagReader::new(tags, &self.named.after, signature.clone()))),
-            Arguments::Json if self.python.is_none() => Form::Json(Nest::default()),
+            Arguments::Json if self.python.is_none() => {
+                Form::Json(Box::new(Mender::new(Some(signature.clone()), &self.named.after)))
+            }
             _ => {
                 // The name's end is also the opener of such arguments.
                 call.begin(&self.name, out);
@@ -185,19 +200,24 @@ impl NamedReader {
     fn arguments(&mut self, byte: u8, call: &mut Call, out: &mut Vec<Delta>) -> Fed {
         let progress = match &mut self.arguments {
             Form::Json(_) if !call.is_open() && byte.is_ascii_whitespace() => Progress::Inside,
-            Form::Json(nest) => {
+            Form::Json(mender) => {
                 let is_open = call.is_open() || (byte == b'{' && call.begin(&self.name, out));
                 if !is_open {
                     return Fed::Broken;
                 }
-                let nested = nest.feed(byte);
-                if nested != Nested::Broken {
-                    call.arguments.push(byte);
-                }
-                match nested {
-                    Nested::Inside => Progress::Inside,
-                    Nested::End => Progress::End,
-                    Nested::Broken => Progress::Broken,
+                match mender.feed(byte, &mut call.arguments) {
+                    Mended::Inside => Progress::Inside,
+                    Mended::End => Progress::End,
+                    Mended::Broken => Progress::Broken,
+                    Mended::Before => {
+                        call.end(out);
+                        return if self.named.after.is_empty() {
+                            Fed::Ended
+                        } else {
+                            self.at = CallPart::After;
+                            self.after(byte)
+                        };
+                    }
                 }
             }
             Form::Literal(literal) => literal.feed(byte, &mut call.arguments),

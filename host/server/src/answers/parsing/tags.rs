@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::{
     literal::{Literal, Progress},
-    pieces::{escape, overlap},
+    pieces::{escape, find, overlap},
 };
 use crate::formats::{Signature, Tags, Types};
 
@@ -97,9 +97,24 @@ impl TagReader {
         Progress::Inside
     }
 
-    /// Returns the missing end of arguments that are otherwise complete when the answer ends.
-    pub fn rest(&self) -> &'static [u8] {
-        if self.at == TagPart::Between && self.is_begun { b"}" } else { b"" }
+    /// Adds the missing end of arguments when the answer ends.
+    pub fn complete(&mut self, json: &mut Vec<u8>) {
+        let mut held = std::mem::take(&mut self.held);
+        let reach = held.len().min(self.tags.margin.len() + self.after.len());
+        if let Some(end) = find(&held[..reach], &self.after) {
+            held.truncate(end);
+        }
+        match self.at {
+            TagPart::Between if self.is_begun => {}
+            TagPart::Text => {
+                let text = held.strip_suffix(self.tags.margin.as_bytes()).unwrap_or(&held);
+                escape(text, json);
+                json.push(b'"');
+            }
+            TagPart::Value => json.extend(value_json(self.types, held.trim_ascii())),
+            _ => return,
+        }
+        json.push(b'}');
     }
 
     fn between(&mut self, json: &mut Vec<u8>) -> Progress {
@@ -136,7 +151,12 @@ impl TagReader {
             self.at = TagPart::Between;
             return;
         }
-        let open = overlap(&self.held, end).max(overlap(&self.held, &[margin, end].concat()));
+        // The marker after all arguments ends this one, too, if the model has forgotten its own; if that comes after
+        // all, this was text.
+        let ends = [end, &[margin, end].concat(), &self.after, &[margin, &self.after].concat()];
+        let begun = ends.iter().map(|marker| overlap(&self.held, marker)).max().unwrap_or(0);
+        let reach = self.held.len().min(margin.len() + self.after.len());
+        let open = if find(&self.held[..reach], &self.after).is_some() { self.held.len() } else { begun };
         let text = self.held.len() - open;
         escape(&self.held[..text], json);
         self.held.drain(..text);

@@ -51,8 +51,8 @@ impl Case {
         let vocabulary = vocabulary();
         let markers = Markers::of(format, &vocabulary);
         let answer = answer.map(|grammar| Part::new("answer", grammar));
-        let rules =
-            Rules { format, markers: &markers, tools: &tools(), choice, single, answer: answer.as_ref(), thoughts };
+        let (tools, answer) = (&tools(), answer.as_ref());
+        let rules = Rules { format, markers: &markers, tools, choice, single, answer, thoughts, open: false };
         let spec = rules.spec().unwrap();
         let compiler = Compiler::new(vocabulary.clone(), Duration::from_secs(20));
         Self { vocabulary, spec, compiler }
@@ -67,7 +67,8 @@ impl Case {
         let (vocabulary, choice, thoughts) = (vocabulary(), ToolChoice::Any, Thoughts::Never);
         let markers = Markers::of(format, &vocabulary);
         let choice = &choice;
-        let rules = Rules { format, markers: &markers, tools, choice, single: false, answer: None, thoughts };
+        let rules =
+            Rules { format, markers: &markers, tools, choice, single: false, answer: None, thoughts, open: false };
         let compiler = Compiler::new(vocabulary.clone(), Duration::from_secs(20));
         Self { vocabulary, spec: rules.spec().unwrap(), compiler }
     }
@@ -249,6 +250,7 @@ fn strict_tools_say_which_of_them_cannot_be_enforced() {
         single: false,
         answer: None,
         thoughts: Thoughts::Never,
+        open: false,
     };
     let compiler = Compiler::new(vocabulary.clone(), Duration::from_secs(20));
     let error = compiler.compile(&rules.spec().unwrap()).err().unwrap().to_string();

@@ -281,6 +281,7 @@ fn case(known: &Known, choice: &ToolChoice, thoughts: Thoughts) -> Case {
         single: false,
         answer: None,
         thoughts,
+        open: false,
     };
     let compiler = Compiler::new(vocabulary.clone(), Duration::from_secs(20));
     Case { vocabulary, spec: rules.spec().unwrap(), compiler }

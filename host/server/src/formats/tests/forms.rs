@@ -247,7 +247,9 @@ fn tagged_calls_keep_to_their_tools_schema() {
     );
     case.allows("<tool_call>\n<function=Bash>\n<parameter=command>\nls\n</parameter>\n<parameter=timeout>\n7\n</parameter>\n</function>\n</tool_call>\nSo.");
     case.allows("So: <function=BashOutput>\n<parameter=id>\nb\n</parameter>\n</function>\n</tool_call>");
-    case.allows("<tool_call>\n<function=hopeless>\n<parameter=x>\nanything\n</parameter>\n<parameter=y>\n[1]\n</parameter>\n</function>\n</tool_call>");
+    case.allows("<tool_call>\n<function=hopeless>\n<parameter=x>\nanything\n</parameter>\n</function>\n</tool_call>");
+    // Properties that the schema does not name are refused even where it does not say so.
+    case.refuses("<tool_call>\n<function=hopeless>\n<parameter=x>\nanything\n</parameter>\n<¦parameter=y>");
     case.refuses("<tool_call>\n<function=¦rm>");
     case.refuses("<function=Bash>\n<parameter=¦timeout>\n7\n</parameter>");
     case.refuses("<function=Bash>\n<parameter=command>\nls\n</parameter>\n<parameter=timeout>\n¦soon");

@@ -1,6 +1,7 @@
 //! Answers in every format, chunked in every way, and grammars on a real vocabulary.
 
 mod constraints;
+mod damaged;
 mod families;
 mod finding;
 mod forms;

@@ -152,7 +152,7 @@ fn what_is_no_call_stays_text() {
     }
     // A call after a malformed one is found.
     let call = r#"<tool_call>{"name":"Bash","arguments":{}}</tool_call>"#;
-    check(&hermes(), &format!("<tool_call>oh<tool_call>{call}"), &["T:<tool_call>oh<tool_call>", "C:Bash {}"]);
+    check(&hermes(), &format!("<tool_call>oh<tool_call>{call}"), &["T:<tool_call>oh", "C:Bash {}"]);
     // Arguments that have been emitted stay as they are.
     check(&hermes(), r#"<tool_call>{"name":"Bash","arguments":{"a": (no)}}"#, &["C:Bash {\"a\": ", "T:(no)}}"]);
 }
@@ -236,9 +236,9 @@ fn mistral_calls_come_as_a_list_or_one_by_one() {
 
 #[test]
 fn phi_and_functionary_have_markers_of_their_own() {
-    let list = r#"<|tool_call|>[{"name": "Bash", "arguments": {"a": 1}}]<|/tool_call|>"#;
-    check(&phi(), list, &["C:Bash {\"a\": 1}"]);
-    check(&phi(), &format!("{list} and"), &["C:Bash {\"a\": 1}", "T:and"]);
+    let list = r#"<|tool_call|>[{"name": "Bash", "arguments": {"count": 1}}]<|/tool_call|>"#;
+    check(&phi(), list, &["C:Bash {\"count\": 1}"]);
+    check(&phi(), &format!("{list} and"), &["C:Bash {\"count\": 1}", "T:and"]);
     check(&functionary(), "<function=Bash>{\"a\": \">\"}</function>", &["C:Bash {\"a\": \">\"}"]);
 }
 
