@@ -97,6 +97,20 @@ impl AdapterRegistry {
         self.all().get(model).is_some_and(|names| names.values().any(|adapter| adapter.merged.is_none()))
     }
 
+    /// Adds models after the known ones, whose adapters are given as well and stay as they are.
+    pub(super) fn grow(&self, models: impl Iterator<Item = AdaptersByName>) {
+        let mut known = self.write();
+        let count = known.len();
+        known.extend(models.skip(count));
+    }
+
+    /// Removes an adapter, even a merged one.
+    pub(super) fn forget(&self, model: usize, name: &str) {
+        if let Some(names) = self.write().get_mut(model) {
+            names.remove(name);
+        }
+    }
+
     pub(super) fn insert(&self, model: usize, name: String, adapter: Adapter) {
         if let Some(names) = self.write().get_mut(model) {
             names.insert(name, adapter);

@@ -7,6 +7,7 @@
 
 use super::{
     footprint::{OverLimit, over_limit},
+    patience::within,
     program,
 };
 use pensieve_protocol::{
@@ -263,14 +264,14 @@ impl RunningChild {
             if is_cut || line.last() == Some(&b'\n') { None } else { Some(self.child.wait().await) }
         };
         let answered = tokio::select! {
-            answered = timeout(deadline, answered) => answered,
+            answered = within(deadline, answered) => answered,
             over = over_limit => return Err(ChildError::TooLarge(over)),
         };
         match answered {
-            Err(_) => Err(ChildError::TimedOut(deadline)),
-            Ok(None) => serde_json::from_slice(&line).map_err(|error| ChildError::Garbled(error.to_string())),
-            Ok(Some(Err(error))) => Err(ChildError::Spawn(error)),
-            Ok(Some(Ok(status))) => {
+            None => Err(ChildError::TimedOut(deadline)),
+            Some(None) => serde_json::from_slice(&line).map_err(|error| ChildError::Garbled(error.to_string())),
+            Some(Some(Err(error))) => Err(ChildError::Spawn(error)),
+            Some(Some(Ok(status))) => {
                 // A grandchild may hold the pipe open, so the wait is bounded.
                 let stderr = timeout(Duration::from_millis(200), &mut self.stderr).await;
                 let stderr = stderr.ok().and_then(Result::ok).unwrap_or_default();

@@ -26,6 +26,10 @@ pub struct Config {
     pub(super) in_process: Option<WorkerMain>,
     /// Cache folder for checkpoint cards.
     pub cards: PathBuf,
+    /// Folder for the measured memory of models.
+    pub needs: PathBuf,
+    /// The file with the pinned models.
+    pub pins: PathBuf,
     /// Ids of plugins whose workers run without a fence, with all of this user's rights.
     pub unfenced: Vec<String>,
     pub models: Vec<ModelConfig>,
@@ -43,9 +47,11 @@ pub struct Config {
     pub deadlines: Deadlines,
 }
 
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct ModelConfig {
     pub id: String,
+    /// True for the place of a model that a new configuration has removed.
+    pub removed: bool,
     /// A `.gguf` file or a folder.
     pub source: PathBuf,
     /// Aliases, in which `*` matches any text.
@@ -53,8 +59,21 @@ pub struct ModelConfig {
     pub adapters: BTreeMap<String, Adapter>,
     /// The sampler chain unless a request overrides it; `None` for the host's default.
     pub samplers: Option<Vec<StageSpec>>,
+    pub answers: AnswerSettings,
     pub spec: ModelSpec,
 }
+
+/// Settings of a model's answers, unless a request overrides them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AnswerSettings {
+    /// Objects may have properties that their schemas do not list.
+    pub open_schemas: bool,
+    /// The share of an answer's room that reasoning may take, by effort.
+    pub efforts: Efforts,
+}
+
+/// A share of the room for each [`Effort`](crate::chat::Effort), in its order.
+pub type Efforts = [f64; 6];
 
 /// Another name for a model, with its own adapter or samplers. It shares the model's worker.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -67,6 +86,14 @@ pub struct Variant {
     pub adapter: Option<AdapterUse>,
     /// The sampler chain unless a request overrides it; `None` for the model's.
     pub samplers: Option<Vec<StageSpec>>,
+}
+
+/// How long a model stays loaded after its last answer, instead of the configured time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeepAlive {
+    For(Duration),
+    /// Until another model needs the memory.
+    Always,
 }
 
 /// The restart policy after a worker's death.
@@ -107,6 +134,8 @@ impl Config {
             in_process: None,
             plugins,
             cards: home.join("cache/cards"),
+            needs: home.join("cache/needs"),
+            pins: home.join("pins"),
             unfenced: Vec::new(),
             models: Vec::new(),
             variants: Vec::new(),
@@ -129,6 +158,12 @@ impl Config {
 
     pub(super) fn placement<'a>(&'a self, policy: &'a Policy) -> Placement<'a> {
         self.in_process.map_or(Placement::Process(&self.program, policy), Placement::Thread)
+    }
+}
+
+impl Default for AnswerSettings {
+    fn default() -> Self {
+        Self { open_schemas: false, efforts: [1.0 / 16.0, 1.0 / 8.0, 1.0 / 4.0, 1.0 / 2.0, 3.0 / 4.0, 7.0 / 8.0] }
     }
 }
 

@@ -20,8 +20,8 @@ use tokio::{
 
 use super::{
     adapter_registry::Adapter,
-    config::Config,
-    fence, log,
+    config::{Config, KeepAlive},
+    fence, log, needs,
     plugins::Catalogue,
     probe::{Probed, Prober},
     stats::FleetStats,
@@ -31,19 +31,28 @@ use super::{
 };
 use crate::hub::Hub;
 use pensieve_protocol::{
+    awake::AwakeClock,
     checkpoint_files::readable,
     fence::Policy,
     job::{Failure, Job},
     wire::{Command, Load, Report},
 };
 
+/// Sleep of the loop without a deadline.
+const FAR: Duration = Duration::from_secs(3600);
+
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "the large variant is the common one, and is moved only a few times")]
 pub(super) enum Message {
     Submit { model: usize, job: Job, updates: UpdateSender },
     Cancel { job: u64 },
     Probed { model: usize, result: Result<Probed, Failure> },
     Stats { fresh: bool, reply: oneshot::Sender<FleetStats> },
     Release { model: usize },
+    KeepAlive { model: usize, keep: Option<KeepAlive> },
+    Pin { model: usize, pin: bool },
+    Unload { model: usize },
+    Reconfigure { config: Arc<Config> },
     Attach { model: usize, name: String, adapter: Adapter, reply: oneshot::Sender<Answer> },
     Detach { model: usize, name: String, reply: oneshot::Sender<Answer> },
     Shutdown { drain: Duration, reply: oneshot::Sender<()> },
@@ -60,6 +69,8 @@ pub(super) struct Control {
     /// reads has to wait.
     signals: Sender<(u64, WorkerSignal)>,
     supervisor: Supervisor,
+    /// The supervisor's time, in which its deadlines do not pass while this process is stopped.
+    clock: AwakeClock,
     workers: HashMap<u64, (Worker, JobStreams)>,
     /// Jobs not submitted to a worker yet.
     jobs: HashMap<u64, (Job, UpdateSender)>,
@@ -86,6 +97,7 @@ impl Control {
             messages,
             signals,
             supervisor,
+            clock: AwakeClock::new(Instant::now()),
             workers: HashMap::new(),
             jobs: HashMap::new(),
             replies: HashMap::new(),
@@ -102,7 +114,14 @@ impl Control {
         mut signals: Receiver<(u64, WorkerSignal)>,
     ) {
         loop {
-            let wake = self.supervisor.next_deadline(Instant::now());
+            let now = self.clock.at(Instant::now());
+            let wake = match self.supervisor.next_deadline(now) {
+                Some(deadline) => self.clock.next_question(deadline),
+                None => {
+                    self.clock.rest();
+                    Instant::now() + FAR
+                }
+            };
             let event = tokio::select! {
                 message = messages.recv() => match message {
                     Some(message) => self.event_of(message),
@@ -137,7 +156,7 @@ impl Control {
             }
             Message::Probed { model, result } => Event::Probed { model, result },
             Message::Stats { fresh: false, reply } => {
-                let _ = reply.send(self.supervisor.stats());
+                let _ = reply.send(self.supervisor.stats(self.clock.at(Instant::now())));
                 return None;
             }
             Message::Stats { fresh: true, reply } => {
@@ -145,6 +164,14 @@ impl Control {
                 Event::StatsRequested
             }
             Message::Release { model } => Event::Released { model },
+            Message::KeepAlive { model, keep } => Event::KeptAlive { model, keep },
+            Message::Pin { model, pin } => Event::PinRequested { model, pin },
+            Message::Unload { model } => Event::UnloadRequested { model },
+            Message::Reconfigure { config } => {
+                self.prober.forget();
+                self.config = config.clone();
+                Event::Reconfigured(config)
+            }
             Message::Attach { model, name, adapter, reply } => {
                 let ticket = self.ticket(reply);
                 Event::AttachRequested { model, pending: PendingAdapter { name, adapter, ticket } }
@@ -162,6 +189,7 @@ impl Control {
     fn event_of_signal(&mut self, serial: u64, signal: WorkerSignal) -> Event {
         match signal {
             WorkerSignal::Report(report) => Event::Reported { serial, report },
+            WorkerSignal::Measured(bytes) => Event::Measured { serial, bytes },
             WorkerSignal::JobsEnded(jobs) => Event::JobsEnded { serial, jobs },
             WorkerSignal::Exited(failure) => {
                 if let Some((_, streams)) = self.workers.remove(&serial) {
@@ -182,7 +210,7 @@ impl Control {
     fn handle(&mut self, event: Event) -> ControlFlow<()> {
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
-            for effect in self.supervisor.on(event, Instant::now()) {
+            for effect in self.supervisor.on(event, self.clock.at(Instant::now())) {
                 match effect {
                     Effect::Start { serial, model, load, bytes, plugin } => {
                         events.push_back(match self.policy(model, &load, bytes, &plugin) {
@@ -239,13 +267,21 @@ impl Control {
                     worker.end(reason);
                 }
             }
+            Effect::Remember { key, bytes } => {
+                let folder = self.config.needs.clone();
+                tokio::task::spawn_blocking(move || {
+                    if let Err(error) = needs::remember(&folder, &key, bytes) {
+                        tracing::debug!("the memory of a model cannot be remembered: {error}");
+                    }
+                });
+            }
             Effect::Answer { ticket, answer } => {
                 if let Some(reply) = self.replies.remove(&ticket) {
                     let _ = reply.send(answer);
                 }
             }
             Effect::AnswerStats => {
-                let stats = self.supervisor.stats();
+                let stats = self.supervisor.stats(self.clock.at(Instant::now()));
                 self.stats_replies.drain(..).for_each(|reply| drop(reply.send(stats.clone())));
             }
             Effect::Note(note) => log::log(&self.config.models[note.model].id, &note.what),

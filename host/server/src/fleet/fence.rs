@@ -15,7 +15,8 @@ use pensieve_protocol::{
     fence::{Kind, Policy},
     job::Failure,
     prompt::STACK_BYTES,
-    wire::Load,
+    towers,
+    wire::{Load, ModelSpec},
 };
 
 use super::machine::installed_bytes;
@@ -68,9 +69,24 @@ pub fn prompt(memory_bytes: u64) -> Policy {
     }
 }
 
+/// For a media process: it reads a plugin's library, and pictures come in questions. With `open`, the configuration trusts
+/// its plugin.
+pub(super) fn media(plugin: &Path, memory_bytes: u64, open: bool) -> Policy {
+    Policy {
+        kind: Kind::Look,
+        read: vec![absolute(plugin)],
+        data_bytes: Some(memory_bytes),
+        address_bytes: Some(memory_bytes.saturating_add(INSPECTION_ADDRESS_BYTES)),
+        files: PROMPT_FILES_MAX,
+        open,
+        ..Policy::default()
+    }
+}
+
 /// For a child that looks at a checkpoint, by a plugin or without. Fails if a link in it leads elsewhere.
-pub(super) fn description(plugin: Option<&Path>, source: &Path) -> Result<Policy, Failure> {
+pub(super) fn description(plugin: Option<&Path>, source: &Path, options: &str) -> Result<Policy, Failure> {
     let mut read = readable(source)?;
+    read.extend(tower(source, options));
     read.extend(plugin.map(absolute));
     let bytes = mapped_bytes(&read);
     Ok(Policy {
@@ -89,6 +105,7 @@ pub(super) fn worker(load: &Load, bytes: u64, adapters: Vec<PathBuf>, open: bool
     let kind = kind(&load.spec.device, cfg!(target_os = "macos"));
     let plugins = [&load.architecture.plugin].into_iter().chain(&load.samplers).chain(&load.adapter_formats);
     let mut read: Vec<PathBuf> = plugins.map(|plugin| absolute(plugin)).chain(readable(&load.source)?).collect();
+    read.extend(tower(&load.source, &load.spec.options));
     read.extend(load.merged.iter().filter_map(|adapter| readable(&adapter.path).ok()).flatten());
     read.extend(adapters);
     let limit = bytes.saturating_mul(2).saturating_add(WORKER_MARGIN_BYTES);
@@ -114,12 +131,12 @@ pub(super) fn worker(load: &Load, bytes: u64, adapters: Vec<PathBuf>, open: bool
 /// it, so it may take all that this machine has.
 pub(super) fn measurement(
     plugin: &Path,
-    source: &Path,
+    (source, spec): (&Path, &ModelSpec),
     text: &Path,
-    device: &str,
     open: bool,
 ) -> Result<Policy, Failure> {
-    let mut read = readable(source)?;
+    let (mut read, device) = (readable(source)?, spec.device.as_str());
+    read.extend(tower(source, &spec.options));
     read.extend([absolute(plugin), absolute(text)]);
     let kind = kind(device, cfg!(target_os = "macos"));
     let mapped = mapped_bytes(&read).saturating_mul(MEASUREMENT_MAPS).saturating_add(WORKER_MAPPED_BYTES);
@@ -133,6 +150,11 @@ pub(super) fn measurement(
         open,
         ..Policy::default()
     })
+}
+
+/// The vision tower that the user names in a model's options, wherever it is.
+fn tower(source: &Path, options: &str) -> Option<PathBuf> {
+    towers::named(source, options).map(|path| path.canonicalize().unwrap_or(path))
 }
 
 /// True if a worker for this device may run a GPU driver.
@@ -190,7 +212,7 @@ mod tests {
         fs::write(repository.join("blobs/a"), "12345678").unwrap();
         fs::write(repository.join("snapshots/main/config.json"), "1234").unwrap();
         symlink("../../blobs/a", repository.join("snapshots/main/model.safetensors")).unwrap();
-        let policy = description(None, &repository.join("snapshots/main")).unwrap();
+        let policy = description(None, &repository.join("snapshots/main"), "").unwrap();
         assert_eq!(policy.read, [repository.join("blobs/a"), repository.join("snapshots/main")]);
         // What a folder shows of a blob is counted twice, which does no harm.
         assert_eq!(policy.address_bytes, Some(DESCRIPTION_ADDRESS_BYTES + 8 + 4));

@@ -58,9 +58,28 @@ pub fn footprint(pid: u32) -> Option<u64> {
 /// Linux enforces the limit itself; reports and tests ask for it there.
 #[cfg(not(target_os = "macos"))]
 pub fn footprint(pid: u32) -> Option<u64> {
+    status(pid, "RssAnon:")
+}
+
+/// A field of the system's page about a process, in bytes.
+#[cfg(not(target_os = "macos"))]
+fn status(pid: u32, field: &str) -> Option<u64> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("RssAnon:"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix(field))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// The most memory that the process has ever had, with the pages of mapped files that it used where the system counts
+/// them.
+#[cfg(not(target_os = "macos"))]
+pub(super) fn peak(pid: u32) -> Option<u64> {
+    status(pid, "VmHWM:")
+}
+
+#[cfg(target_os = "macos")]
+pub(super) fn peak(pid: u32) -> Option<u64> {
+    // Without mapped weights: the pages of a file can always be read again.
+    footprint(pid)
 }
 
 #[cfg(test)]

@@ -3,6 +3,8 @@
 use pensieve_protocol::{
     card::{Card, State},
     job::{Failure, FailureCode},
+    media::MediaUse,
+    wire::Limits,
 };
 
 use super::ModelConfig;
@@ -11,6 +13,8 @@ use super::ModelConfig;
 const OVERHEAD_BYTES: u64 = 64 << 20;
 /// Maximum number of tokens per step that scratch buffers are planned for.
 const STEP_TOKENS: u64 = 1024;
+/// Logits are 32-bit numbers.
+const LOGIT_BYTES: u64 = 4;
 /// Default size of a model's state memory: two long conversations, within bounds.
 const SEQUENCES: u64 = 2;
 const SEQUENCE_TOKENS_MAX: u64 = 32_768;
@@ -72,9 +76,27 @@ pub(super) struct MemoryPlan {
     pub(super) state_bytes: u64,
     pub(super) adapter_bytes: u64,
     pub(super) bytes: u64,
+    /// Bytes that the budget counts: `bytes`, or less if earlier loads needed less.
+    pub(super) claim: u64,
+}
+
+/// Part of a measured need that is claimed in addition, as 1/N, and at least.
+const MARGIN: u64 = 4;
+const MARGIN_BYTES: u64 = 32 << 20;
+
+/// The claim of a model that may take `planned` bytes, given the largest memory that it has been seen with.
+pub(super) fn claim(planned: u64, measured: Option<u64>) -> u64 {
+    let with_margin = |peak: u64| peak.saturating_add((peak / MARGIN).max(MARGIN_BYTES));
+    measured.map_or(planned, |peak| with_margin(peak).min(planned))
 }
 
 impl MemoryPlan {
+    /// The plan of a model whose workers have had this much memory at most.
+    pub(super) fn claiming(self, measured: Option<u64>) -> Self {
+        let planned = self.bytes.saturating_sub(self.adapter_bytes);
+        Self { claim: claim(planned, measured).saturating_add(self.adapter_bytes), ..self }
+    }
+
     /// Describes the plan for the log, with the memory left for other models.
     pub(super) fn tell(&self, card: &Card, left: u64) -> String {
         let states = match card.state {
@@ -87,9 +109,16 @@ impl MemoryPlan {
             }
             State::PerSequence { bytes } => format!("up to {} a sequence", megabytes(bytes)),
         };
+        let claim = if self.claim < self.bytes {
+            format!("; it claims {}, as earlier loads needed no more", megabytes(self.claim))
+        } else {
+            String::new()
+        };
         let besides = self.bytes.saturating_sub(card.weight_bytes).saturating_sub(self.state_bytes);
+        let media = card.media().map(MediaUse::bytes);
+        let media = media.map_or_else(String::new, |bytes| format!(", {} of it for images", megabytes(bytes)));
         format!(
-            "weights {}, context {} ({states}), {} besides; {} are left for other models",
+            "weights {}, context {} ({states}), {} besides{media}{claim}; {} are left for other models",
             megabytes(card.weight_bytes),
             megabytes(self.state_bytes),
             megabytes(besides),
@@ -100,9 +129,11 @@ impl MemoryPlan {
 
 /// Plans a model's memory from its card. With `adapters`, memory for adapters is reserved.
 pub(super) fn plan(budget: u64, model: &ModelConfig, adapters: bool, card: &Card) -> Result<MemoryPlan, Failure> {
-    let scratch = card.token_bytes.saturating_mul(STEP_TOKENS);
+    let scratch = scratch(card, &model.spec.limits);
     let adapter_bytes = if adapters { model.spec.adapter_memory } else { 0 };
-    let fixed = [card.weight_bytes, scratch, OVERHEAD_BYTES, adapter_bytes].into_iter().fold(0, u64::saturating_add);
+    let media = card.media().map_or(0, MediaUse::bytes);
+    let fixed =
+        [card.weight_bytes, scratch, OVERHEAD_BYTES, adapter_bytes, media].into_iter().fold(0, u64::saturating_add);
     let context = if model.spec.context == 0 { card.context } else { model.spec.context.min(card.context) };
     let tokens = u64::from(context).min(SEQUENCE_TOKENS_MAX) * SEQUENCES;
     let (least, wished) = match card.state {
@@ -116,8 +147,9 @@ pub(super) fn plan(budget: u64, model: &ModelConfig, adapters: bool, card: &Card
     let state_bytes = model.spec.kv_budget.unwrap_or_else(|| wished.min(STATE_BYTES_MAX).min(left).max(least));
     let bytes = fixed.saturating_add(state_bytes);
     if bytes > budget {
+        let images = if media > 0 { format!("images {}, ", megabytes(media)) } else { String::new() };
         let message = format!(
-            "model '{}' takes {}: weights {}, states {}, adapters {}, scratch {}; all models together may take {}",
+            "model '{}' takes {}: weights {}, states {}, adapters {}, {images}scratch {}; all models together may take {}",
             model.id,
             megabytes(bytes),
             megabytes(card.weight_bytes),
@@ -129,7 +161,21 @@ pub(super) fn plan(budget: u64, model: &ModelConfig, adapters: bool, card: &Card
         let help = "take a smaller or more quantized checkpoint, lower kv_budget or adapter_memory, or raise the memory budget";
         return Err(Failure::new(FailureCode::Unsupported, message).with_help(help));
     }
-    Ok(MemoryPlan { state_bytes, adapter_bytes, bytes })
+    Ok(MemoryPlan { state_bytes, adapter_bytes, bytes, claim: bytes })
+}
+
+/// Scratch memory of a step. Logits are computed for the last tokens of sequences alone, not for each token of a prompt,
+/// and with a large vocabulary they are most of what a card counts for a token.
+fn scratch(card: &Card, limits: &Limits) -> u64 {
+    let logits = u64::from(card.vocabulary) * LOGIT_BYTES;
+    let tokens = STEP_TOKENS.max(u64::from(limits.step_tokens_max));
+    match card.token_bytes.checked_sub(logits) {
+        Some(bytes) => {
+            let rows = logits.saturating_mul(2 * u64::from(limits.sequences_max));
+            bytes.saturating_mul(tokens).saturating_add(rows).min(card.token_bytes.saturating_mul(tokens))
+        }
+        None => card.token_bytes.saturating_mul(tokens),
+    }
 }
 
 /// Returns the model's maximum sequence length in tokens, given its card, its configuration and its memory.
@@ -160,7 +206,7 @@ fn megabytes(bytes: u64) -> String {
 #[allow(clippy::unwrap_used)]
 pub(super) mod tests {
     use super::*;
-    use pensieve_protocol::wire::ModelSpec;
+    use pensieve_protocol::{media::KindUse, wire::ModelSpec};
 
     /// Residents as (serial, bytes, idle), least recently used first.
     fn check(residents: &[(u64, u64, bool)], bytes: u64, expect: &MemoryVerdict) {
@@ -200,6 +246,8 @@ pub(super) mod tests {
             eos: Vec::new(),
             formats: String::new(),
             facts: String::new(),
+            rows: Ok(None),
+            media: Ok(None),
             fingerprint: String::new(),
         }
     }
@@ -236,6 +284,31 @@ pub(super) mod tests {
             told.contains("context 24 MiB (up to 1 MiB a sequence)") && told.contains("; 0 MiB are left"),
             "{told}"
         );
+    }
+
+    #[test]
+    fn images_have_memory_of_their_own() {
+        let image = KindUse {
+            placeholder: "<i>".into(),
+            text: "<i>".into(),
+            slot: 0,
+            whole: false,
+            rows_max: 4096,
+            row_bytes: 10 << 10,
+            encoder_bytes: 100 << 20,
+            rate: None,
+            processor: "{}".into(),
+        };
+        let media = Ok(Some(Box::new(MediaUse { image: Some(image), audio: None })));
+        let blind = card(1 << 30, State::Paged { tokens: 16, bytes: 1 << 20, beside: 0 });
+        let sees = Card { media, ..blind.clone() };
+        let model = ModelConfig { id: "m".into(), ..ModelConfig::default() };
+        let plans = [&blind, &sees].map(|card| plan(4 << 30, &model, false, card).unwrap());
+        assert_eq!(plans[1].bytes - plans[0].bytes, 180 << 20, "the encoder's, and rows of two items");
+        let told = plans[1].tell(&sees, 0);
+        assert!(told.contains("244 MiB besides, 180 MiB of it for images"), "{told}");
+        let failure = plan(1 << 30, &model, false, &sees).unwrap_err();
+        assert!(failure.message.contains("adapters 0 MiB, images 180 MiB, scratch 64 MiB"), "{failure}");
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! their cards, and it never maps a plugin nor opens a model's file: a crash in foreign code ends another process.
 
 mod adapter_registry;
+mod adapters;
 mod awake;
 mod backups;
 pub mod child;
@@ -14,12 +15,18 @@ pub(crate) mod footprint;
 mod log;
 mod machine;
 mod memory;
+mod needs;
 mod pace;
+pub(crate) mod patience;
+mod pins;
 pub mod plugins;
 mod probe;
 pub(crate) mod program;
+mod reconfigure;
+mod residency;
 mod router;
 mod sources;
+mod space;
 mod stats;
 mod stderr;
 mod stream;
@@ -29,10 +36,11 @@ mod worker;
 mod worker_runtime;
 
 pub use adapter_registry::{Adapter, AdapterFailure, Culprit, check_adapter_name};
-pub use config::{Config, Deadlines, ModelConfig, Restart, Variant};
+pub use config::{AnswerSettings, Config, Deadlines, Efforts, KeepAlive, ModelConfig, Restart, Variant};
 pub use footprint::footprint;
 pub use machine::{default_budget, installed_bytes};
 pub use sources::Sources;
+pub use space::{free_bytes, is_full};
 pub use stats::{AdapterState, FleetStats, ModelState, ModelStats, Progress};
 pub use stream::EventStream;
 pub use streams::Update;
@@ -40,7 +48,7 @@ pub use streams::Update;
 use std::{
     path::{Path, PathBuf},
     sync::{
-        Arc,
+        Arc, PoisonError, RwLock,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
@@ -60,10 +68,11 @@ use pensieve_protocol::{
     card::Card,
     fence::{Fenced, Policy},
     job::{AdapterUse, Failure, FailureCode, Job, StageSpec},
+    media::PREPARED_BYTES_MAX,
     refusal::Refusal,
     wire,
 };
-use plugins::PluginFolder;
+use plugins::{Plugin, PluginFolder};
 use probe::{KeyedCard, Probed, Prober};
 use router::Route;
 use supervisor::Supervisor;
@@ -74,7 +83,9 @@ const SIGNALS_MAX: usize = 64;
 /// The models of a server. Dropping it ends every worker.
 #[derive(Debug)]
 pub struct Fleet {
-    config: Arc<Config>,
+    /// Replaced as a whole when the configuration changes.
+    config: RwLock<Arc<Config>>,
+    program: PathBuf,
     plugins: PluginFolder,
     prober: Prober,
     registry: Arc<AdapterRegistry>,
@@ -101,7 +112,18 @@ pub struct Target {
     pub context: u32,
     /// The sampler chain where a client's fields say nothing else; none for the host's default.
     pub samplers: Option<Vec<StageSpec>>,
+    pub answers: AnswerSettings,
     pub adapter: Option<AdapterUse>,
+}
+
+/// Enough for a child process to measure and prepare a model's images.
+#[derive(Clone, Debug)]
+pub struct MediaPlugin {
+    /// The plugin's library, which is there as long as this.
+    pub path: PathBuf,
+    pub architecture: String,
+    pub policy: Policy,
+    _plugin: Arc<Plugin>,
 }
 
 /// Enough for a child process to run a model on its own, beside the workers.
@@ -126,7 +148,24 @@ pub struct Listed {
 impl Fleet {
     /// This program, which runs in children under other verbs.
     pub fn program(&self) -> &Path {
-        &self.config.plugins.program
+        &self.program
+    }
+
+    fn config(&self) -> Arc<Config> {
+        self.config.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Applies a new configuration while the fleet runs. Models that are no longer in it finish their answers, and those
+    /// that load differently do so at the next request. Returns what has changed, a line each.
+    pub fn reconfigure(&self, new: Config) -> Vec<String> {
+        let mut config = self.config.write().unwrap_or_else(PoisonError::into_inner);
+        let (next, lines) = config.followed_by(new);
+        let next = Arc::new(next);
+        self.registry.grow(next.models.iter().map(|model| model.adapters.clone()));
+        // Before any request can be resolved with it, so that the control loop knows every model that a job names.
+        let _ = self.messages.send(Message::Reconfigure { config: next.clone() });
+        *config = next;
+        lines
     }
 
     /// Opens the plugin folders and waits for requests; no model is loaded before it is asked for.
@@ -138,7 +177,7 @@ impl Fleet {
         let plugins = PluginFolder::open(config.plugins.clone()).await?;
         backups::exclude_caches(&config.plugins.cache);
         let program = config.plugins.program.clone();
-        let prober = Prober::new(program, config.cards.clone(), config.deadlines.probe);
+        let prober = Prober::new(&config);
         let config = Arc::new(config);
         let adapters = config.models.iter().map(|model| model.adapters.clone()).collect();
         let registry = Arc::new(AdapterRegistry::new(adapters));
@@ -151,29 +190,81 @@ impl Fleet {
         let (next_job, closing) = (AtomicU64::new(1), AtomicBool::new(false));
         let (queued_bytes, fenced) = (Arc::default(), OnceCell::new());
         let busy = awake::start();
-        Ok(Self { config, plugins, prober, registry, messages, next_job, queued_bytes, fenced, closing, busy, control })
+        let config = RwLock::new(config);
+        let fleet = Self {
+            config,
+            program,
+            plugins,
+            prober,
+            registry,
+            messages,
+            next_job,
+            queued_bytes,
+            fenced,
+            closing,
+            busy,
+            control,
+        };
+        fleet.pin_again();
+        Ok(fleet)
     }
 
     /// Resolves a name. Fails if there is no such model, or if it cannot be served.
     pub async fn target(&self, name: &str) -> Result<Target, Failure> {
-        let Route { model: index, variant, adapter } = self.route(name)?;
-        let model = &self.config.models[index];
+        let config = self.config();
+        let Route { model: index, variant, adapter } = self.names(&config, |names| names.resolve(name))?;
+        let model = &config.models[index];
         let KeyedCard { key, card } = self.prober.card(index, model, &self.plugins.catalogue()).await?;
-        let context = memory::context(self.config.memory_bytes, model, self.registry.has_some(index), &card);
-        let own = variant.and_then(|variant| self.config.variants[variant].samplers.as_ref());
+        let context = memory::context(config.memory_bytes, model, self.registry.has_some(index), &card);
+        let own = variant.and_then(|variant| config.variants[variant].samplers.as_ref());
         let samplers = own.or(model.samplers.as_ref()).cloned();
-        Ok(Target { index, id: model.id.clone(), card, card_key: key, context, samplers, adapter })
+        Ok(Target {
+            index,
+            id: model.id.clone(),
+            card,
+            card_key: key,
+            context,
+            samplers,
+            answers: model.answers,
+            adapter,
+        })
     }
 
     /// The architecture that takes the model of this name, and the policy of a child that runs it and reads this text.
     pub async fn claimed(&self, name: &str, text: &Path) -> Result<Claimed, Failure> {
-        let index = self.route(name)?.model;
-        let model = &self.config.models[index];
-        let Probed { plugin, architecture, .. } = self.prober.probe(index, model, &self.plugins.catalogue()).await?;
-        let open = self.config.unfenced.contains(&plugin.manifest.id);
-        let (source, spec, plugin) = (model.source.clone(), model.spec.clone(), plugin.copy.path().to_path_buf());
-        let policy = fence::measurement(&plugin, &source, text, &spec.device, open)?;
-        Ok(Claimed { plugin, architecture, source, spec, policy, memory_bytes: self.config.memory_bytes })
+        let config = self.config();
+        let index = self.names(&config, |names| names.resolve(name))?.model;
+        let model = &config.models[index];
+        let Probed { plugin, architecture, options, .. } =
+            self.prober.probe(index, model, &self.plugins.catalogue()).await?;
+        let open = config.unfenced.contains(&plugin.manifest.id);
+        let (source, plugin) = (model.source.clone(), plugin.copy.path().to_path_buf());
+        let spec = wire::ModelSpec { options, ..model.spec.clone() };
+        let policy = fence::measurement(&plugin, (&source, &spec), text, open)?;
+        Ok(Claimed { plugin, architecture, source, spec, policy, memory_bytes: config.memory_bytes })
+    }
+
+    /// The plugin that reads the images of a model, for a child that may take this much memory.
+    pub async fn media_plugin(&self, target: &Target, memory_bytes: u64) -> Result<MediaPlugin, Failure> {
+        let config = self.config();
+        let model =
+            config.models.get(target.index).filter(|model| model.id == target.id).ok_or_else(|| {
+                Failure::new(FailureCode::NotFound, format!("model '{}' is no longer served", target.id))
+            })?;
+        let probed = self.prober.probe(target.index, model, &self.plugins.catalogue()).await?;
+        let open = config.unfenced.contains(&probed.plugin.manifest.id);
+        let policy = fence::media(probed.plugin.copy.path(), memory_bytes, open);
+        let path = probed.plugin.copy.path().to_path_buf();
+        Ok(MediaPlugin { path, architecture: probed.architecture, policy, _plugin: probed.plugin })
+    }
+
+    /// The largest memory that a worker of this model has had, in any server with this home; `None` if there was none.
+    pub async fn measured(&self, name: &str) -> Result<Option<u64>, Failure> {
+        let config = self.config();
+        let index = self.names(&config, |names| names.resolve(name))?.model;
+        let model = &config.models[index];
+        let card = self.prober.card(index, model, &self.plugins.catalogue()).await?;
+        Ok(self.prober.need(model, &card).measured)
     }
 
     /// Runs a job on a model. Its id is given here; a job without an adapter gets the target's. What goes wrong later is the
@@ -189,13 +280,19 @@ impl Fleet {
     }
 
     fn queue(&self, model: usize, adapter: Option<AdapterUse>, mut job: Job) -> Result<EventStream, Failure> {
+        let prepared = job.media.iter().fold(0_usize, |sum, item| sum.saturating_add(item.prepared.len()));
+        if prepared > PREPARED_BYTES_MAX {
+            let message =
+                format!("the prompt's images take {prepared} bytes when prepared, more than {PREPARED_BYTES_MAX}");
+            return Err(Failure::new(FailureCode::TooLong, message).with_help("send fewer or smaller ones"));
+        }
         job.id = self.next_job.fetch_add(1, Ordering::Relaxed);
         let field = if job.adapter.is_some() { "pensieve.adapter" } else { "model" };
         job.adapter = job.adapter.or(adapter);
         if let Some(wish) = &job.adapter {
             let names = &self.registry.all()[model];
             if names.get(&wish.name).is_none_or(|adapter| adapter.merged.is_some()) {
-                return Err(adapter_registry::unknown(&self.config.models[model].id, names, &wish.name).at(field));
+                return Err(adapter_registry::unknown(&self.config().models[model].id, names, &wish.name).at(field));
             }
         }
         let (updates, received) = streams::queue(self.queued_bytes.clone());
@@ -209,87 +306,34 @@ impl Fleet {
         Ok(stream)
     }
 
-    /// Attaches an adapter from this source to a model, which is loaded if need be. Requests may name it from then on. `model`
-    /// is an id, not an alias.
-    pub async fn attach(&self, model: &str, name: &str, source: &str) -> Result<AdapterState, AdapterFailure> {
-        let index = self.index(model).map_err(|failure| Culprit::Model.of(failure))?;
-        let bytes_max = wire::adapter_file_bytes_max(self.config.models[index].spec.adapter_memory);
-        let settled = self.config.sources.settle(source, bytes_max).await;
-        let location = settled.map_err(|failure| Culprit::Source.of(failure))?;
-        let adapter = Adapter { location, source: source.to_owned(), merged: None };
-        let (reply, answer) = oneshot::channel();
-        let message = Message::Attach { model: index, name: name.to_owned(), adapter, reply };
-        let ended = || Culprit::Other.of(ended());
-        self.messages.send(message).map_err(|_| ended())?;
-        let attached = answer.await.unwrap_or_else(|_| Err(ended()))?.ok_or_else(ended)?;
-        let known = wire::AdapterStats {
-            name: name.to_owned(),
-            format: attached.format,
-            pairs: attached.pairs,
-            bytes: attached.bytes,
-            loaded: true,
-            jobs: 0,
-        };
-        let (name, source) = (name.to_owned(), source.to_owned());
-        Ok(AdapterState { name, source, known: Some(known), ..AdapterState::default() })
-    }
-
-    /// Detaches an adapter: no further request may name it, and running ones go on to their end.
-    pub async fn detach(&self, model: &str, name: &str) -> Result<(), AdapterFailure> {
-        let index = self.index(model).map_err(|failure| Culprit::Model.of(failure))?;
-        let (reply, answer) = oneshot::channel();
-        let message = Message::Detach { model: index, name: name.to_owned(), reply };
-        let ended = || Culprit::Other.of(ended());
-        self.messages.send(message).map_err(|_| ended())?;
-        answer.await.unwrap_or_else(|_| Err(ended())).map(drop)
-    }
-
-    /// The current adapters of a model. `model` is an id, not an alias.
-    pub async fn adapters(&self, model: &str) -> Result<Vec<AdapterState>, Failure> {
-        let index = self.index(model)?;
-        let stats = self.stats(true).await;
-        Ok(stats.models.into_iter().nth(index).map(|model| model.adapters).unwrap_or_default())
-    }
-
     /// Every name of a model, except those that only match a wildcard.
     pub fn listed(&self) -> Vec<Listed> {
-        self.names(|names| names.all().map(|(id, model)| Listed { id, source: model.source.clone() }).collect())
+        let listed = |(id, model): (String, &ModelConfig)| Listed { id, source: model.source.clone() };
+        self.names(&self.config(), |names| names.all().map(listed).collect())
     }
 
     /// The model of this name, unless only the default model answers for it.
     pub fn find_listed(&self, name: &str) -> Option<Listed> {
-        let route = self.names(|names| router::Names { default: None, ..names }.resolve(name)).ok()?;
-        Some(Listed { id: name.to_owned(), source: self.config.models[route.model].source.clone() })
+        let config = self.config();
+        let route = self.names(&config, |names| router::Names { default: None, ..names }.resolve(name)).ok()?;
+        Some(Listed { id: name.to_owned(), source: config.models[route.model].source.clone() })
     }
 
-    fn index(&self, id: &str) -> Result<usize, Failure> {
-        self.config.models.iter().position(|model| model.id == id).ok_or_else(|| {
-            if let Some(variant) = self.config.variants.iter().find(|variant| variant.id == id) {
-                let message =
-                    format!("'{id}' is another name for model '{}', which its adapters belong to", variant.base);
-                return Failure::new(FailureCode::NotFound, message)
-                    .with_help(format!("name '{}' instead", variant.base));
-            }
-            let known: Vec<&str> = self.config.models.iter().map(|model| model.id.as_str()).collect();
-            let message = format!("there is no model '{id}' (there are: {})", known.join(", "));
-            Failure::new(FailureCode::NotFound, message).with_help("adapters belong to models, so name one of them")
-        })
+    pub fn models(&self) -> Vec<ModelConfig> {
+        self.config().models.iter().filter(|model| !model.removed).cloned().collect()
     }
 
-    pub fn models(&self) -> &[ModelConfig] {
-        &self.config.models
-    }
-
-    pub fn variants(&self) -> &[Variant] {
-        &self.config.variants
+    pub fn variants(&self) -> Vec<Variant> {
+        self.config().variants.clone()
     }
 
     /// How much of the fence around children holds on this machine, as a child finds when it is asked for the first time.
     pub async fn fenced(&self) -> &Fenced {
         let ask = || async {
             let arguments = ["probe".into(), "fence".into()];
-            let policy = fence::inspection(&self.config.program);
-            let asked = child::ask(&self.config.program, &arguments, &policy, self.config.deadlines.probe).await;
+            let config = self.config();
+            let policy = fence::inspection(&config.program);
+            let asked = child::ask(&config.program, &arguments, &policy, config.deadlines.probe).await;
             asked.unwrap_or_else(|error| Fenced { missing: vec![format!("a child {error}")], ..Fenced::default() })
         };
         self.fenced.get_or_init(ask).await
@@ -307,12 +351,6 @@ impl Fleet {
         answer.await.unwrap_or_default()
     }
 
-    pub fn release(&self, name: &str) -> Result<(), Failure> {
-        let model = self.route(name)?.model;
-        let _ = self.messages.send(Message::Release { model });
-        Ok(())
-    }
-
     /// Accepts no more jobs, lets running ones finish for as long as `drain`, and ends all workers.
     pub async fn shutdown(&self, drain: Duration) {
         self.closing.store(true, Ordering::Relaxed);
@@ -322,12 +360,18 @@ impl Fleet {
         let _ = over.await;
     }
 
-    fn route(&self, name: &str) -> Result<Route, Failure> {
-        self.names(|names| names.resolve(name))
+    /// The model of this name, for which the default model does not answer.
+    fn named(&self, name: &str) -> Result<usize, Failure> {
+        let resolve = |names: router::Names<'_>| router::Names { default: None, ..names }.resolve(name);
+        self.names(&self.config(), resolve).map(|route| route.model)
     }
 
-    fn names<T>(&self, of: impl FnOnce(router::Names<'_>) -> T) -> T {
-        let Config { models, variants, default_model, .. } = &*self.config;
+    fn route(&self, name: &str) -> Result<Route, Failure> {
+        self.names(&self.config(), |names| names.resolve(name))
+    }
+
+    fn names<T>(&self, config: &Config, of: impl FnOnce(router::Names<'_>) -> T) -> T {
+        let Config { models, variants, default_model, .. } = config;
         let registry = self.registry.all();
         of(router::Names { models, variants, adapters: &registry, default: default_model.as_deref() })
     }

@@ -21,10 +21,12 @@ use std::{
 
 use super::{
     child::{ChildError, ask},
-    config::ModelConfig,
+    config::{Config, ModelConfig},
     fence,
+    needs::Need,
     plugins::{Catalogue, Claimant, Plugin, Status},
 };
+use pensieve_packages::{Suggestion, suggestions};
 use pensieve_protocol::{
     card::Card,
     checkpoint::CheckpointName,
@@ -32,11 +34,13 @@ use pensieve_protocol::{
     job::{Failure, FailureCode},
     outside::Outside,
     questions::{Described, Named},
+    refusal::RefusalKind,
+    towers,
 };
 
 const SOURCE_FILES_MAX: usize = 4096;
 /// Version of the cached form, changed along with it so that older answers are not read.
-const FORM: &str = "1";
+const FORM: &str = "2";
 const CACHED_FILES_MAX: usize = 512;
 /// Number of cards kept in memory; a tokenizer takes megabytes.
 const LATEST_MAX: NonZeroUsize = NonZeroUsize::new(8).unwrap();
@@ -47,7 +51,10 @@ const LATEST_AGE_MAX: Duration = Duration::from_secs(2);
 pub(super) struct Prober {
     /// The program that children run: this one.
     program: PathBuf,
+    /// The program's data folder, with the indexes as they were last seen.
+    home: PathBuf,
     cache: PathBuf,
+    needs: PathBuf,
     /// Time limit for one child.
     deadline: Duration,
     /// Recent results by model index.
@@ -75,11 +82,21 @@ pub(super) struct Probed {
     pub(super) plugin: Arc<Plugin>,
     pub(super) architecture: String,
     pub(super) card: Arc<Card>,
+    pub(super) need: Need,
+    /// The model's options with the files that were found for it.
+    pub(super) options: String,
 }
 
 impl Prober {
-    pub(super) fn new(program: PathBuf, cache: PathBuf, deadline: Duration) -> Self {
-        Self { program, cache, deadline, latest: Arc::new(Mutex::new(LruCache::new(LATEST_MAX))) }
+    pub(super) fn new(config: &Config) -> Self {
+        Self {
+            program: config.plugins.program.clone(),
+            home: config.plugins.home.clone(),
+            cache: config.cards.clone(),
+            needs: config.needs.clone(),
+            deadline: config.deadlines.probe,
+            latest: Arc::new(Mutex::new(LruCache::new(LATEST_MAX))),
+        }
     }
 
     /// Returns the card of the model with this index in the configuration. Checks its files only now and then, and when
@@ -106,8 +123,19 @@ impl Prober {
         model: &ModelConfig,
         catalogue: &Arc<Catalogue>,
     ) -> Result<Probed, Failure> {
-        let (Claimant { plugin, architecture }, KeyedCard { card, .. }) = self.look(place, model, catalogue).await?;
-        Ok(Probed { plugin, architecture, card })
+        let (Claimant { plugin, architecture }, keyed) = self.look(place, model, catalogue).await?;
+        let need = self.need(model, &keyed);
+        let options = towers::with_beside(&model.source, &model.spec.options);
+        Ok(Probed { plugin, architecture, card: keyed.card, need, options })
+    }
+
+    pub(super) fn need(&self, model: &ModelConfig, KeyedCard { key, card }: &KeyedCard) -> Need {
+        Need::look_up(&self.needs, model, card, key)
+    }
+
+    /// Forgets recent results, as indices stand for other sources now.
+    pub(super) fn forget(&self) {
+        self.latest().clear();
     }
 
     /// Asks the claimants of a checkpoint in turn until one accepts it.
@@ -117,20 +145,21 @@ impl Prober {
         model: &ModelConfig,
         catalogue: &Arc<Catalogue>,
     ) -> Result<(Claimant, KeyedCard), Failure> {
-        let (source, options, looked_at) = (&model.source, &model.spec.options, Instant::now());
-        let path = source.clone();
+        let (source, looked_at) = (&model.source, Instant::now());
+        let options = &towers::with_beside(source, &model.spec.options);
+        let (path, own) = (source.clone(), options.clone());
         let merged = model.adapters.values().filter(|adapter| adapter.merged.is_some());
         let merged: Vec<PathBuf> = merged.map(|adapter| adapter.location.path.clone()).collect();
         let signed = tokio::task::spawn_blocking(move || {
             merged.iter().try_for_each(|adapter| readable(adapter).map(drop))?;
-            signature(&path)
+            signature(&path, &own)
         });
         let signed = signed.await;
         let signature = signed.map_err(|error| failure(FailureCode::Internal, &error.to_string(), ""))??;
         let name = self.name(source, &signature).await?;
         let claimants = catalogue.claimants(&name);
         if claimants.is_empty() {
-            return Err(unclaimed(&name, catalogue));
+            return Err(unclaimed(&name, catalogue, &self.home));
         }
         let mut declined = Vec::new();
         for claimant in claimants {
@@ -161,7 +190,7 @@ impl Prober {
             return Ok(name);
         }
         let arguments = ["probe".into(), "name".into(), source.into()];
-        let policy = fence::description(None, source)?;
+        let policy = fence::description(None, source, "")?;
         let named: Named = ask(&self.program, &arguments, &policy, self.deadline).await.map_err(|error| {
             let message = format!("the checkpoint '{}' {error}", Outside::path(&source));
             failure(FailureCode::Plugin, &message, "copy or download it again")
@@ -190,7 +219,7 @@ impl Prober {
             source.into(),
             options.into(),
         ];
-        let policy = fence::description(Some(plugin.copy.path()), source)?;
+        let policy = fence::description(Some(plugin.copy.path()), source, options)?;
         let described = ask(&self.program, &arguments, &policy, self.deadline).await.map_err(|error: ChildError| {
             let message = format!("plugin '{}' {error}", plugin.manifest.id);
             failure(FailureCode::Plugin, &message, "update the plugin, or download the checkpoint again")
@@ -243,7 +272,7 @@ impl Prober {
     }
 }
 
-fn unclaimed(name: &CheckpointName, catalogue: &Catalogue) -> Failure {
+fn unclaimed(name: &CheckpointName, catalogue: &Catalogue, home: &Path) -> Failure {
     let known = catalogue.architectures().join(", ");
     let known = if known.is_empty() { "none" } else { &known };
     let mut message = format!("no plugin claims architecture '{}' (installed: {known}", name.as_str());
@@ -254,10 +283,25 @@ fn unclaimed(name: &CheckpointName, catalogue: &Catalogue) -> Failure {
         let _ = write!(message, "; rejected: {}", rejected.join(", "));
     }
     message.push(')');
+    let no_space = catalogue.states().iter().find_map(|state| match &state.status {
+        Status::Rejected(refusal) if refusal.kind == RefusalKind::NoSpace => Some(refusal),
+        _ => None,
+    });
+    if let Some(refusal) = no_space {
+        // Most likely the plugin is there, and only its copy is not.
+        let message = format!("{}; so {message}", refusal.reason);
+        return failure(FailureCode::Unsupported, &message, &refusal.help);
+    }
     if let Some(closest) = closest(name, catalogue) {
         let _ = write!(message, "; {closest}");
     }
-    failure(FailureCode::Unsupported, &message, "drop one into plugins/")
+    let help = match &suggestions(home, name)[..] {
+        [] => "drop one into plugins/".to_owned(),
+        [Suggestion { plugin, index }, ..] => {
+            format!("the index '{index}' has one that does: pensieve plugins add {plugin}")
+        }
+    };
+    failure(FailureCode::Unsupported, &message, &help)
 }
 
 /// Finds the plugin with the claim most similar to an unclaimed name: the same family in the other format, or another
@@ -296,7 +340,7 @@ fn failure(code: FailureCode, message: &str, help: &str) -> Failure {
 
 /// A signature that changes whenever the checkpoint visibly does. A checkpoint with links that lead elsewhere has none,
 /// so that nothing is reported about it, not even from the cache.
-fn signature(source: &Path) -> Result<String, Failure> {
+fn signature(source: &Path, options: &str) -> Result<String, Failure> {
     readable(source)?;
     let missing = |error: std::io::Error| {
         let message = format!("the source '{}' cannot be looked at: {error}", Outside::path(&source));
@@ -311,6 +355,12 @@ fn signature(source: &Path) -> Result<String, Failure> {
     };
     if !metadata.is_dir() {
         add("", &metadata);
+        let named = towers::named(source, options).into_iter();
+        for tower in named.chain(towers::beside(source).into_iter().map(|name| source.with_file_name(name))) {
+            if let Ok(metadata) = tower.metadata() {
+                add(&tower.display().to_string(), &metadata);
+            }
+        }
         return Ok(text);
     }
     let mut files: Vec<PathBuf> = fs::read_dir(&path).map_err(missing)?.flatten().map(|entry| entry.path()).collect();

@@ -57,7 +57,7 @@ impl<'a> Names<'a> {
             }
         });
         default.ok_or_else(|| {
-            let ids = self.models.iter().map(|model| &model.id);
+            let ids = self.models.iter().filter(|model| !model.removed).map(|model| &model.id);
             let known = listed(ids.chain(self.variants.iter().map(|variant| &variant.id)));
             let message = format!("there is no model '{name}' (there are: {known})");
             Failure::new(FailureCode::NotFound, message).with_help("name one of them, or set a default model")
@@ -67,21 +67,26 @@ impl<'a> Names<'a> {
     /// All names without wildcards, each model's before those of variants.
     pub(super) fn all(self) -> impl Iterator<Item = (String, &'a ModelConfig)> {
         let exact = |aliases: &'a [String]| aliases.iter().filter(|alias| !alias.contains('*')).cloned();
-        let own = self.models.iter().zip(self.adapters).flat_map(move |(model, adapters)| {
+        let present = self.models.iter().zip(self.adapters).filter(|(model, _)| !model.removed);
+        let own = present.flat_map(move |(model, adapters)| {
             let chosen = adapters.iter().filter(|(_, adapter)| adapter.merged.is_none());
             let chosen = chosen.map(|(name, _)| format!("{}:{name}", model.id));
             let names = std::iter::once(model.id.clone()).chain(chosen).chain(exact(&model.aliases));
             names.map(move |name| (name, model))
         });
         let variants = self.variants.iter().filter_map(move |variant| {
-            let model = self.models.iter().find(|model| model.id == variant.base)?;
+            let model = &self.models[self.position(&variant.base)?];
             Some(std::iter::once(variant.id.clone()).chain(exact(&variant.aliases)).map(move |name| (name, model)))
         });
         own.chain(variants.flatten())
     }
 
+    fn position(&self, id: &str) -> Option<usize> {
+        self.models.iter().position(|model| model.id == id && !model.removed)
+    }
+
     fn by_id(&self, name: &str) -> Option<Route> {
-        let model = self.models.iter().position(|model| model.id == name);
+        let model = self.position(name);
         model.map(|model| Route { model, variant: None, adapter: None }).or_else(|| {
             let variant = self.variants.iter().position(|variant| variant.id == name)?;
             self.variant(variant)
@@ -102,7 +107,7 @@ impl<'a> Names<'a> {
 
     fn variant(&self, place: usize) -> Option<Route> {
         let variant = &self.variants[place];
-        let model = self.models.iter().position(|model| model.id == variant.base)?;
+        let model = self.position(&variant.base)?;
         Some(Route { model, variant: Some(place), adapter: variant.adapter.clone() })
     }
 }

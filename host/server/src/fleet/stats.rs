@@ -8,7 +8,7 @@ use pensieve_protocol::wire;
 pub struct FleetStats {
     /// Memory for all workers together, in bytes.
     pub memory_budget: u64,
-    /// Bytes in use, estimated from the models' cards.
+    /// Bytes claimed.
     pub memory_used: u64,
     /// All models, in the order of the configuration.
     pub models: Vec<ModelStats>,
@@ -27,8 +27,14 @@ pub struct ModelStats {
     pub workers: u64,
     /// The process that serves requests, or will once it has loaded.
     pub pid: Option<u32>,
-    /// Memory of its workers in bytes, estimated from the card.
+    /// Memory claimed for its workers in bytes: estimated from the card until they were measured.
     pub bytes: u64,
+    /// The largest memory that a worker with these settings has had.
+    pub measured_bytes: Option<u64>,
+    /// It is never evicted, nor unloaded because it is idle.
+    pub pinned: bool,
+    /// Seconds until it is unloaded unless a request comes; `None` if it stays while there is room, or is not loaded.
+    pub expires_in_s: Option<u64>,
     pub loads: u64,
     /// Number of unexpected worker exits so far.
     pub deaths: u64,

@@ -166,6 +166,8 @@ struct JobStream {
     tokens_left: u64,
     bytes_left: u64,
     logprobs_max: usize,
+    /// Width of the row that the job asked for.
+    row: Option<usize>,
 }
 
 /// The result of delivering the events of one frame.
@@ -187,6 +189,7 @@ impl JobStreams {
             tokens_left,
             bytes_left: tokens_left.saturating_mul(TOKEN_BYTES_MAX).saturating_add(HELD_BACK_BYTES_MAX),
             logprobs_max: job.logprobs.map_or(0, usize::from),
+            row: job.row.map(|wish| wish.width as usize),
         };
         self.lock().insert(job.id, stream);
     }
@@ -200,6 +203,12 @@ impl JobStreams {
                 && let Err(violation) = stream.account(tokens)
             {
                 delivered.violation = Some(violation);
+                return delivered;
+            }
+            if let Event::Row { values, .. } = &event
+                && stream.row != Some(values.len())
+            {
+                delivered.violation = Some("sent a row that no job asked for".into());
                 return delivered;
             }
             let last = event.is_last();
@@ -282,6 +291,7 @@ fn update_bytes(update: &Update) -> usize {
                 + tops
         }
         Update::Event(Event::Failed(failure)) => failure.message.len() + failure.help.len(),
+        Update::Event(Event::Row { values, .. }) => values.len() * size_of::<f32>(),
         Update::Event(_) => 0,
     };
     // Includes the allocator's overhead for three small vectors.
@@ -292,6 +302,7 @@ fn update_bytes(update: &Update) -> usize {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use pensieve_protocol::job::{RowWish, Usage};
 
     fn tokens(count: usize, bytes: usize) -> Event {
         Event::Tokens(Tokens { ids: vec![7; count], bytes: vec![b'x'; bytes], logprobs: Vec::new() })
@@ -343,7 +354,10 @@ mod tests {
     fn a_worker_sends_no_more_than_its_jobs_asked_for() {
         let top = TokenLogprobs { logprob: 0.0, top: vec![(1, 0.0); 3] };
         let with_logprobs = |logprobs| Event::Tokens(Tokens { ids: vec![1], bytes: Vec::new(), logprobs });
+        let row = |width: usize| Event::Row { values: vec![0.0; width], usage: Usage::default() };
         for (event, violation) in [
+            (row(3), None),
+            (row(4), Some("sent a row that no job asked for")),
             (tokens(11, 0), Some("sent more tokens than a job asked for")),
             (tokens(10, 80_000), Some("sent more tokens than a job asked for")),
             (with_logprobs(vec![top.clone()]), Some("sent more log-probabilities than a job asked for")),
@@ -354,7 +368,8 @@ mod tests {
             (with_logprobs(vec![TokenLogprobs { top: vec![(1, 0.0); 2], ..top }]), None),
             (tokens(10, 10_000), None),
         ] {
-            let (streams, _receivers, _) = streams(&[Job { logprobs: Some(2), ..job(1, 10) }]);
+            let (streams, _receivers, _) =
+                streams(&[Job { logprobs: Some(2), row: Some(RowWish { width: 3 }), ..job(1, 10) }]);
             let delivered = streams.deliver(vec![(1, event.clone())]);
             assert_eq!(delivered.violation.as_deref(), violation, "{event:?}");
         }

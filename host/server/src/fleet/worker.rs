@@ -28,12 +28,14 @@ use tokio::{
 
 use super::{
     child::signal_name,
+    footprint,
     pace::{Bucket, LogLimiter},
     stderr::StderrTail,
     streams::{JobStreams, bounded_failure},
     worker_runtime::{Placement, WorkerRuntime},
 };
 use pensieve_protocol::{
+    awake::Silence,
     job::{Failure, FailureCode},
     refusal::clean,
     wire::{self, Command, Level, PROTOCOL, Report},
@@ -45,6 +47,8 @@ const STEP_GRACE: Duration = Duration::from_secs(2);
 const FRAMES_PER_SECOND: u32 = 50_000;
 /// Cost of a report to the supervisor in frames: each makes it examine all models.
 const CONTROL_COST: u32 = 100;
+/// Growth of a worker's memory that is worth a report.
+const NOTICEABLE_BYTES: u64 = 1 << 20;
 /// Maximum length of a log line accepted from a worker.
 const LOG_CHARS_MAX: usize = 4096;
 
@@ -65,6 +69,8 @@ pub(super) enum WorkerSignal {
     Report(Report),
     /// These jobs have ended; their streams have received the outcome.
     JobsEnded(Vec<u64>),
+    /// The largest memory of its process so far, in bytes.
+    Measured(u64),
     /// The process has exited. This is the last signal.
     Exited(Failure),
 }
@@ -103,6 +109,8 @@ impl Worker {
         let (mut runtime, stderr) = WorkerRuntime::start(placement, &own, other)?;
         let socket = UnixStream::from_std(own)?;
         let pid = runtime.pid();
+        // The memory of a thread cannot be told from its server's.
+        let measured = pid.filter(|_| matches!(placement, Placement::Process(..)));
         let (commands, queued) = unbounded_channel();
         let (kill_request, kill_requested) = oneshot::channel();
         let stderr = StderrTail::listen(stderr, model);
@@ -114,8 +122,16 @@ impl Worker {
             let mut halves = JoinSet::new();
             halves.spawn(write_commands(writing, queued));
             halves.spawn(read_reports(reading, reports));
-            let mut watch =
-                Watch { model: &model, deadlines, streams, signals, cancellations, log: LogLimiter::default() };
+            let mut watch = Watch {
+                model: &model,
+                pid: measured,
+                peak: 0,
+                deadlines,
+                streams,
+                signals,
+                cancellations,
+                log: LogLimiter::default(),
+            };
             let cause = watch.run(frames, &mut runtime, kill_requested).await;
             if matches!(cause, EndCause::SocketClosed(_)) {
                 // The process is about to exit by itself; wait for its exit status.
@@ -164,6 +180,9 @@ type Frame = Result<Report, wire::WireError>;
 /// The reader of one worker's reports.
 struct Watch<'a> {
     model: &'a str,
+    pid: Option<u32>,
+    /// The largest memory of its process that was reported.
+    peak: u64,
     deadlines: WorkerDeadlines,
     streams: JobStreams,
     signals: Signals,
@@ -183,20 +202,22 @@ impl Watch<'_> {
         let mut budget = Bucket::new(FRAMES_PER_SECOND, Instant::now());
         let over_limit = runtime.over_limit();
         tokio::pin!(over_limit);
+        let mut silence = Silence::new(self.deadlines.silence, Instant::now());
         loop {
             // Frames of an ended worker arrive within a moment; do not wait longer if a process that it left behind
             // holds the socket.
-            let silence = if ended { Duration::from_millis(100) } else { self.deadlines.silence };
+            let wait = if ended { Duration::from_millis(100) } else { silence.wait() };
             let report = tokio::select! {
                 biased;
                 Ok(failure) = &mut kill_requested, if !ended => return EndCause::Violation(failure),
                 over = &mut over_limit, if !ended => return violation(FailureCode::WorkerLost, over.to_string()),
-                read = timeout(silence, frames.recv()) => match read {
+                read = timeout(wait, frames.recv()) => match read {
                     Err(_) if ended => return EndCause::SocketClosed(dying),
-                    Err(_) => {
-                        let message = format!("said nothing for {} s", silence.as_secs_f32());
+                    Err(_) if silence.is_over(Instant::now()) => {
+                        let message = format!("said nothing for {} s", self.deadlines.silence.as_secs_f32());
                         return violation(FailureCode::Stalled, message);
                     }
+                    Err(_) => continue,
                     Ok(None) => return EndCause::SocketClosed(dying),
                     Ok(Some(Err(error))) => return violation(FailureCode::Plugin, format!("spoke nonsense: {error}")),
                     Ok(Some(Ok(report))) => report,
@@ -206,6 +227,7 @@ impl Watch<'_> {
                     continue;
                 }
             };
+            silence.broken(Instant::now());
             let cost = if matches!(report, Report::Events(_)) { 1 } else { CONTROL_COST };
             match report {
                 Report::Hello { protocol: PROTOCOL } => introduced = true,
@@ -251,16 +273,16 @@ impl Watch<'_> {
                 let message = format!("did not end a step within {step} ms");
                 return Err(Failure::new(FailureCode::Stalled, message));
             }
+            Report::Heartbeat { .. } => match self.growth() {
+                Some(peak) => WorkerSignal::Measured(peak),
+                None => return Ok(()),
+            },
             Report::Log { level, message } => {
                 let message: String = message.chars().take(LOG_CHARS_MAX).collect();
                 self.log(level, &clean(&message));
                 return Ok(());
             }
-            Report::Hello { .. }
-            | Report::Heartbeat { .. }
-            | Report::Detached { .. }
-            | Report::Drained
-            | Report::Dying(_) => return Ok(()),
+            Report::Hello { .. } | Report::Detached { .. } | Report::Drained | Report::Dying(_) => return Ok(()),
             Report::LoadFailed(failure) => WorkerSignal::Report(Report::LoadFailed(bounded_failure(failure))),
             Report::Attached { attempt, result } => {
                 let result = result.map_err(bounded_failure);
@@ -276,6 +298,15 @@ impl Watch<'_> {
             true => Ok(()),
             false => Err(Failure::new(FailureCode::Draining, "is not needed any more")),
         }
+    }
+
+    /// The largest memory of the process, if it has grown noticeably.
+    fn growth(&mut self) -> Option<u64> {
+        let peak = footprint::peak(self.pid?)?;
+        (peak > self.peak.saturating_add(NOTICEABLE_BYTES)).then(|| {
+            self.peak = peak;
+            peak
+        })
     }
 
     fn log(&mut self, level: Level, message: &str) {
@@ -299,10 +330,12 @@ fn violation(code: FailureCode, message: String) -> EndCause {
 
 async fn write_commands(mut socket: OwnedWriteHalf, mut commands: UnboundedReceiver<Command>) {
     while let Some(command) = commands.recv().await {
-        let Ok(frame) = wire::encode(&command) else { continue };
-        if socket.write_all(&frame).await.is_err() {
-            // The reading half will report the exit.
-            return;
+        for frame in wire::command_frames(&command) {
+            let Ok(frame) = frame else { continue };
+            if socket.write_all(&frame).await.is_err() {
+                // The reading half will report the exit.
+                return;
+            }
         }
     }
 }

@@ -29,6 +29,7 @@ use std::{
 };
 
 use super::{scan::Stamp, trust};
+use crate::fleet::space::{self, NoRoom};
 use expiry::{Unused, digest, expired};
 use pensieve_protocol::{
     outside::Outside,
@@ -40,11 +41,16 @@ const NAME_ATTEMPTS_MAX: usize = 64;
 /// Limit on the bytes of all unused copies: room for those of several releases.
 const UNUSED_BYTES_MAX: u64 = 2 << 30;
 
+/// Remedy for a private copy that cannot be written.
+pub const NO_SPACE_HELP: &str =
+    "free some room there, or set $PENSIEVE_HOME to a folder on another disk; it is tried again by itself";
+
 #[derive(Debug)]
 pub(super) struct Cache {
     folder: PathBuf,
     file_bytes_max: u64,
     unused_bytes_max: u64,
+    free_bytes_of: fn(&Path) -> Option<u64>,
     held: Mutex<Vec<HeldCopy>>,
 }
 
@@ -127,7 +133,8 @@ impl Cache {
             fs::set_permissions(folder, Permissions::from_mode(0o700)).map_err(failed)?;
         }
         let folder = folder.canonicalize().map_err(failed)?;
-        let cache = Self { folder, file_bytes_max, unused_bytes_max: UNUSED_BYTES_MAX, held: Mutex::default() };
+        let (unused_bytes_max, free_bytes_of) = (UNUSED_BYTES_MAX, space::free_bytes as fn(&Path) -> Option<u64>);
+        let cache = Self { folder, file_bytes_max, unused_bytes_max, free_bytes_of, held: Mutex::default() };
         cache.sweep();
         Ok(cache)
     }
@@ -186,13 +193,32 @@ impl Cache {
         if let Some(copy) = self.find(&sha256, stamp.bytes()) {
             return Ok(copy);
         }
-        let mut partial = PartialCopy::create(&self.folder).map_err(unreadable)?;
+        let uncopied = |error: io::Error| {
+            if space::is_full(&error) { self.no_room(source, stamp.bytes()) } else { unreadable(error) }
+        };
+        // Asked first, as the last bytes of a disk are of more use to others than as a part of a copy.
+        if self.free_bytes().is_some_and(|free| free < stamp.bytes()) {
+            return Err(self.no_room(source, stamp.bytes()));
+        }
+        let mut partial = PartialCopy::create(&self.folder).map_err(uncopied)?;
         file.seek(SeekFrom::Start(0)).map_err(unreadable)?;
-        let copied = copy_and_hash(&mut file, Some(&mut partial.file), stamp.bytes()).map_err(unreadable)?;
+        let copied = copy_and_hash(&mut file, Some(&mut partial.file), stamp.bytes()).map_err(uncopied)?;
         if copied != sha256 || has_changed(&file) {
             return Err(CopyError::Changed);
         }
-        self.keep(partial, sha256, stamp.bytes()).map_err(unreadable)
+        self.keep(partial, sha256, stamp.bytes()).map_err(uncopied)
+    }
+
+    /// Room for copies; `None` if the system does not tell.
+    pub(super) fn free_bytes(&self) -> Option<u64> {
+        (self.free_bytes_of)(&self.folder)
+    }
+
+    fn no_room(&self, source: &Path, needed: u64) -> CopyError {
+        let room = NoRoom { folder: &self.folder, needed, free: self.free_bytes() };
+        let name = Outside::path(source.file_name().unwrap_or(source.as_os_str())).to_string();
+        let reason = format!("the private copy of plugin '{name}' {room}");
+        CopyError::Refused(Refusal::new(RefusalKind::NoSpace, reason, NO_SPACE_HELP))
     }
 
     /// The copy of this content that is there, if it is sound.

@@ -17,7 +17,10 @@ use super::{
     inspection::Inspected,
     scan::{Found, Scan},
 };
-use pensieve_protocol::{manifest::Manifest, refusal::Refusal};
+use pensieve_protocol::{
+    manifest::Manifest,
+    refusal::{Refusal, RefusalKind},
+};
 
 /// The number of unused retired plugins that are listed.
 const RETIRED_MAX: usize = 32;
@@ -63,6 +66,14 @@ struct Retired {
     plugin: Weak<Plugin>,
 }
 
+impl File {
+    /// True for a file that was refused because its copy found no room, if there is room now.
+    fn has_room_now(&self, free_bytes: Option<u64>) -> bool {
+        let FileState::Knowledge(Knowledge::Refused { refusal, .. }) = &self.state else { return false };
+        refusal.kind == RefusalKind::NoSpace && free_bytes.is_none_or(|free| free >= self.found.stamp.bytes())
+    }
+}
+
 impl Files {
     pub(super) fn new(limits: Limits) -> Self {
         let (scan, files) = (Scan::default(), HashMap::new());
@@ -72,9 +83,10 @@ impl Files {
     /// Takes a new scan of the folders.
     pub(super) fn observe(&mut self, scan: Scan, now: Instant, clock: SystemTime) {
         let mut gone = std::mem::take(&mut self.files);
+        let is_ruled_anew = scan.rules != self.scan.rules;
         for found in &scan.files {
             let file = match gone.remove(&found.path) {
-                Some(known) if known.found == *found => known,
+                Some(known) if known.found == *found && !known.has_room_now(scan.free_bytes) && !is_ruled_anew => known,
                 known => {
                     let first = known.is_none();
                     // A file that has lain there for long need not be waited for, unless it is seen to change.

@@ -12,6 +12,7 @@ use crate::fleet::{
     child::{self, ChildError},
     fence,
 };
+use pensieve_packages::Installed;
 use pensieve_protocol::{
     outside::Outside,
     questions::Checked,
@@ -27,6 +28,28 @@ pub(super) enum Inspected {
     Incomplete { sha256: String, refusal: Refusal },
     /// It changed during the inspection.
     Changed,
+}
+
+/// Refuses a library that was revoked, and one that the lock of installed packages knows with another content.
+fn allow_installed(settings: &Settings, path: &Path, sha256: &str) -> Result<(), Refusal> {
+    let installed = Installed::read(&settings.home)
+        .map_err(|error| Refusal::new(RefusalKind::NotInspected, error.message, error.help))?;
+    if let Some(reason) = installed.revoked(sha256) {
+        let reason = format!("{} was revoked: {}", name(path), Outside::new(reason));
+        return Err(Refusal::new(RefusalKind::Revoked, reason, "update or remove it: pensieve plugins update"));
+    }
+    // Files of the lock are named by the data folder, and found by a folder that may be given otherwise.
+    let path = path.parent().and_then(|folder| folder.canonicalize().ok()).zip(path.file_name());
+    let path = path.map(|(folder, file)| folder.join(file)).unwrap_or_default();
+    match installed.differs(&path, sha256) {
+        None => Ok(()),
+        Some(plugin) => {
+            let reason = format!("{} is not the library of '{plugin}' that plugins.lock has", name(&path));
+            let help =
+                format!("get it back, or give up the lock's word for it: pensieve plugins add {plugin}, or remove");
+            Err(Refusal::new(RefusalKind::NotLocked, reason, help))
+        }
+    }
 }
 
 /// Inspects a file. If its content is that of `before`, its last version, that plugin is kept.
@@ -50,6 +73,10 @@ pub(super) async fn inspect(
             return Inspected::Knowledge(Knowledge::Refused { sha256: None, refusal });
         }
     };
+    if let Err(refusal) = allow_installed(&settings, &found.path, copy.sha256()) {
+        let sha256 = Some(copy.sha256().to_owned());
+        return Inspected::Knowledge(Knowledge::Refused { sha256, refusal });
+    }
     if let Some(before) = before.filter(|before| before.copy.sha256() == copy.sha256()) {
         return Inspected::Knowledge(Knowledge::Plugin(before));
     }

@@ -21,7 +21,7 @@ use std::{
 use tokio::{sync, task::JoinHandle, time::timeout};
 
 pub use catalogue::{Catalogue, Claimant, Plugin, PluginState, Status};
-pub use copy::PrivateCopy;
+pub use copy::{NO_SPACE_HELP, PrivateCopy};
 
 use super::program;
 use pensieve_protocol::checkpoint::CheckpointName;
@@ -34,6 +34,8 @@ const OPENING_TIME_MAX: Duration = Duration::from_secs(120);
 pub struct Settings {
     /// The folders, the first of which wins where two have a plugin of one id.
     pub folders: Vec<PathBuf>,
+    /// The program's data folder, with the lock of installed packages.
+    pub home: PathBuf,
     /// Where private copies lie.
     pub cache: PathBuf,
     /// This program, which the children run.
@@ -89,7 +91,7 @@ impl Settings {
         folders.push(PathBuf::from("plugins"));
         folders.extend(installed_with(&std::env::current_exe().unwrap_or_default()));
         let (cache, program) = (home.join("cache/plugins"), program::running());
-        Self { folders, cache, program, allow: None, limits: Limits::default() }
+        Self { folders, home: home.to_owned(), cache, program, allow: None, limits: Limits::default() }
     }
 
     #[cfg(test)]
@@ -225,8 +227,9 @@ mod tests {
         settings.program = examining_program(root.path());
         let limits = &mut settings.limits;
         (limits.settle, limits.patience) = (Duration::ZERO, Duration::ZERO);
-        // Four wait at a time, so that the last of them takes longer than a single inspection may.
-        (limits.inspection, limits.first_inspection) = (Duration::from_millis(500), 6);
+        // Four wait at a time, so that the last of them takes longer than a single inspection may. Which one is next is left to
+        // chance, so one may be unlucky for long.
+        (limits.inspection, limits.first_inspection) = (Duration::from_millis(500), 60);
         let folder = PluginFolder::open(settings.clone()).await.unwrap();
         let ready = |folder: &PluginFolder| {
             let states = folder.snapshot();

@@ -10,6 +10,7 @@ use std::{
 };
 
 use super::{Settings, trust};
+use pensieve_packages::Installed;
 use pensieve_protocol::{
     outside::Outside,
     refusal::{Refusal, RefusalKind},
@@ -74,12 +75,18 @@ pub(super) struct Scan {
     pub(super) files: Vec<Found>,
     /// Folders and files that cannot be looked at, and why.
     pub(super) refused: Vec<(PathBuf, Refusal)>,
+    /// Room for private copies.
+    pub(super) free_bytes: Option<u64>,
+    /// The states of the files that decide which libraries are allowed.
+    pub(super) rules: Vec<Option<Stamp>>,
 }
 
 impl Scan {
     /// Looks into the folders; one that is named twice counts where it is named first.
     pub(super) fn run(settings: &Settings) -> Self {
-        let mut scan = Self::default();
+        let rules = Installed::sources(&settings.home);
+        let rules = rules.map(|path| path.metadata().ok().map(|metadata| Stamp::of(&metadata)));
+        let mut scan = Self { rules: rules.to_vec(), ..Self::default() };
         let mut seen = HashSet::new();
         for named in &settings.folders {
             match trust::folder(named) {

@@ -47,7 +47,7 @@ pub(super) async fn run(settings: Settings, cache: Cache, publish: Sender<Arc<Ca
             let (scanned, swept) = (settings.clone(), cache.clone());
             let scanning = tokio::task::spawn_blocking(move || {
                 swept.sweep();
-                Scan::run(&scanned)
+                Scan { free_bytes: swept.free_bytes(), ..Scan::run(&scanned) }
             });
             if let Ok(scan) = scanning.await {
                 events.listen(&scan.folders);

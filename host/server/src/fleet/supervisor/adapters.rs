@@ -5,8 +5,9 @@
 use std::time::Instant;
 
 use super::{
-    Effect, Happening, Note, Supervisor, ending,
+    Effect, Happening, Note, Supervisor,
     model::LoadState,
+    shutdown::ending,
     worker_state::{AttachAttempt, PendingAdapter, WorkerState},
 };
 use crate::fleet::{
@@ -74,7 +75,7 @@ impl Supervisor {
     }
 
     /// Reserves memory for the adapters of a worker that had none so far.
-    fn reserve(&mut self, serial: u64) -> Result<(), Failure> {
+    pub(super) fn reserve(&mut self, serial: u64) -> Result<(), Failure> {
         let Some(worker) = self.workers.get(&serial) else { return Ok(()) };
         let model = &self.config.models[worker.model];
         let (id, bytes) = (&model.id, model.spec.adapter_memory);

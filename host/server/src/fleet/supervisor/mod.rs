@@ -6,8 +6,11 @@
 
 mod adapters;
 mod crash_history;
+mod event;
 mod model;
 mod note;
+mod residency;
+mod shutdown;
 mod worker_state;
 
 #[cfg(test)]
@@ -24,95 +27,24 @@ use std::{
 };
 
 use super::{
-    Config, FleetStats,
-    adapter_registry::{AdapterFailure, AdapterRegistry},
-    memory::Resident,
-    plugins::Catalogue,
-    probe::Probed,
-    stats::Progress,
+    Config, FleetStats, adapter_registry::AdapterRegistry, memory::Resident, plugins::Catalogue, stats::Progress,
     streams::Update,
 };
 use crash_history::RestartDecision;
+pub(super) use event::{Answer, Effect, Event};
 use model::{LoadState, Model};
 pub(super) use note::{Happening, Note};
 use pensieve_protocol::{
     job::{Failure, FailureCode},
     share,
-    wire::{AttachedAdapter, Command, Limits, Load, Report},
+    wire::{Command, Limits, Report},
 };
+use shutdown::ShutdownState;
 pub(super) use worker_state::PendingAdapter;
 use worker_state::{PluginFreshness, WaitingJob, WorkerState};
 
 /// Time for workers to answer a request for statistics.
 const STATS_WAIT: Duration = Duration::from_millis(500);
-/// Time for a killed worker to exit.
-const KILL_WAIT: Duration = Duration::from_secs(3);
-
-/// An input of the supervisor. Workers are named by serial numbers, jobs by ids, models by their index in the
-/// configuration.
-#[derive(Debug)]
-pub(super) enum Event {
-    /// A job asks for a model.
-    Submitted { model: usize, job: u64, client: u64, adapter: Option<String> },
-    /// A job's client has disconnected.
-    Cancelled { job: u64 },
-    /// A child has probed a model.
-    Probed { model: usize, result: Result<Probed, Failure> },
-    /// An operator ends a model's quarantine.
-    Released { model: usize },
-    /// An adapter is to be attached to a model.
-    AttachRequested { model: usize, pending: PendingAdapter },
-    /// An adapter is to be detached from a model.
-    DetachRequested { model: usize, name: String, ticket: u64 },
-    /// A client waits for fresh statistics.
-    StatsRequested,
-    /// The server is about to exit.
-    ShutdownRequested { drain: Duration },
-    /// Plugins were added, replaced or removed.
-    PluginsChanged(Arc<Catalogue>),
-    /// A worker's process runs.
-    Started { serial: u64, pid: Option<u32> },
-    /// A worker's process could not be started.
-    NotStarted { serial: u64, error: String },
-    /// A worker has sent a report.
-    Reported { serial: u64, report: Report },
-    /// Jobs of a worker have ended.
-    JobsEnded { serial: u64, jobs: Vec<u64> },
-    /// A worker has exited: its last event. Its jobs have failed.
-    Exited { serial: u64, failure: Failure },
-    /// A deadline may have passed.
-    TimePassed,
-}
-
-/// An output of the supervisor, for the control loop to carry out.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) enum Effect {
-    /// Probe a model's checkpoint; [`Event::Probed`] follows.
-    Probe { model: usize },
-    /// Start a worker and have it load; [`Event::Started`] or [`Event::NotStarted`] follows.
-    Start { serial: u64, model: usize, load: Box<Load>, bytes: u64, plugin: String },
-    /// Submit a waiting job to a worker.
-    Submit { serial: u64, job: u64 },
-    /// Report the progress of a load to a waiting job.
-    Notify { job: u64, update: Update },
-    /// Fail a job that was not submitted to a worker.
-    Fail { job: u64, failure: Failure },
-    /// Send a worker a command.
-    Send { serial: u64, command: Command },
-    /// Kill a worker unless it exits first.
-    Kill { serial: u64, reason: Failure },
-    /// Answer the request with this ticket.
-    Answer { ticket: u64, answer: Answer },
-    /// Answer all requests for fresh statistics.
-    AnswerStats,
-    /// Write this to the log.
-    Note(Note),
-    /// The shutdown is complete.
-    End,
-}
-
-/// The answer to a request about an adapter; has the adapter if the request was to attach it.
-pub(super) type Answer = Result<Option<AttachedAdapter>, AdapterFailure>;
 
 pub(super) struct Supervisor {
     config: Arc<Config>,
@@ -131,11 +63,6 @@ pub(super) struct Supervisor {
 struct StatsRequest {
     missing: HashSet<u64>,
     until: Instant,
-}
-
-struct ShutdownState {
-    until: Instant,
-    killed: bool,
 }
 
 impl Supervisor {
@@ -163,6 +90,11 @@ impl Supervisor {
             Event::Cancelled { job } => self.cancel(job),
             Event::Probed { model, result } => self.on_probed(model, result, now),
             Event::Released { model } => self.models[model].release(),
+            Event::KeptAlive { model, keep } => self.keep(model, keep),
+            Event::PinRequested { model, pin } => self.pin(model, pin),
+            Event::UnloadRequested { model } => self.unload(model, now),
+            Event::Reconfigured(config) => self.reconfigure(&config, now),
+            Event::Measured { serial, bytes } => self.on_measured(serial, bytes, now),
             Event::AttachRequested { model, pending } => self.attach(model, pending, now),
             Event::DetachRequested { model, name, ticket } => {
                 let answer = self.detach(model, &name).map(|()| None);
@@ -179,6 +111,8 @@ impl Supervisor {
                     self.uses += 1;
                     (worker.used, worker.used_at, worker.progressed_at) = (self.uses, now, now);
                     worker.jobs.retain(|job| !jobs.contains(job));
+                    worker.has_answered = true;
+                    self.claim_measured(serial);
                 }
             }
             Event::Exited { serial, failure } => self.remove_dead(serial, &failure, now),
@@ -196,7 +130,9 @@ impl Supervisor {
         let own = model.waiting.iter().filter(|other| other.client == waiting.client).count();
         let free = waiting_max.saturating_sub(model.waiting.len());
         let refusal = if self.closing.is_some() {
-            Some(ending())
+            Some(shutdown::ending())
+        } else if config.removed {
+            Some(residency::removed(&config.id))
         } else if let LoadState::Quarantined { until, failure } = &model.state {
             Some(Failure { retry_after: Some(until.saturating_duration_since(now)), ..failure.clone() })
         } else if !share::may_take(waiting.client, own, free, 1) {
@@ -322,6 +258,7 @@ impl Supervisor {
                 }
                 model.state = LoadState::Idle;
                 model.deaths.forget();
+                model.wanted = model.pinned;
             }
         }
         for model in &mut self.models {
@@ -338,34 +275,6 @@ impl Supervisor {
             self.effects.extend(ready().map(|worker| worker.send(Command::Stats)));
             let missing = ready().map(|worker| worker.serial).collect();
             self.stats_request = Some(StatsRequest { missing, until: now + STATS_WAIT });
-        }
-    }
-
-    fn begin_shutdown(&mut self, drain: Duration, now: Instant) {
-        for worker in self.workers.values_mut() {
-            let pending = worker.drain(now, &mut self.effects);
-            self.models[worker.model].pending_adapters.extend(pending);
-        }
-        for model in &mut self.models {
-            model.fail_waiting(&ending(), &mut self.effects);
-            model.state = LoadState::Idle;
-        }
-        self.closing = Some(ShutdownState { until: now + drain, killed: false });
-    }
-
-    /// Completes a finished shutdown, and kills workers that are past its deadline.
-    fn advance_shutdown(&mut self, now: Instant) {
-        let Some(closing) = &mut self.closing else { return };
-        if now >= closing.until && !closing.killed {
-            *closing = ShutdownState { killed: true, until: now + KILL_WAIT };
-            for serial in self.workers.keys().copied() {
-                let reason = Failure::new(FailureCode::Draining, "had not finished when the server ended");
-                let reason = reason.with_help("send the request again once it runs again");
-                self.effects.push(Effect::Kill { serial, reason });
-            }
-        }
-        if self.workers.is_empty() || (closing.killed && now >= closing.until) {
-            self.effects.push(Effect::End);
         }
     }
 
@@ -397,13 +306,19 @@ impl Supervisor {
 
     /// Drains workers that have been idle for too long, and idle workers that lack plugins of the catalogue.
     fn drain_idle(&mut self, now: Instant) {
+        let limits: Vec<_> = (0..self.models.len()).map(|model| self.idle_limit(model)).collect();
         for (serial, worker) in &mut self.workers {
             let model = &mut self.models[worker.model];
             let ready = model.state == LoadState::Ready(*serial) && worker.is_idle();
-            let unused = self.config.idle_timeout.is_some_and(|limit| now >= worker.used_at + limit);
+            let unused =
+                limits[worker.model].is_some_and(|limit| now.saturating_duration_since(worker.used_at) >= limit);
+            if ready && unused {
+                // A time that a request has set holds until then.
+                model.keep = None;
+            }
             if ready && (unused || worker.freshness(&self.catalogue) != PluginFreshness::Current) {
                 model.pending_adapters.extend(worker.drain(now, &mut self.effects));
-                model.state = LoadState::Idle;
+                (model.state, model.wanted) = (LoadState::Idle, model.pinned);
             }
         }
     }
@@ -419,36 +334,36 @@ impl Supervisor {
         let resident = |worker: &WorkerState| Resident {
             serial: worker.serial,
             bytes: worker.bytes,
-            idle: self.is_unused(worker),
+            idle: self.is_unused(worker) && !self.models[worker.model].pinned,
             used: worker.used,
         };
         self.workers.values().map(resident).collect()
     }
 
-    /// When [`Event::TimePassed`] is due.
-    pub(super) fn next_deadline(&self, now: Instant) -> Instant {
+    /// When [`Event::TimePassed`] is due; `None` if nothing waits for it.
+    pub(super) fn next_deadline(&self, now: Instant) -> Option<Instant> {
         let deadlines = self.config.deadlines;
         let workers = self.workers.values().flat_map(|worker| {
-            let limit = self.config.idle_timeout.filter(|_| self.is_unused(worker));
-            [worker.deadline(deadlines.load, deadlines.drain), limit.map(|limit| worker.used_at + limit)]
+            let limit = self.idle_limit(worker.model).filter(|_| self.is_unused(worker));
+            let unused_at = limit.and_then(|limit| worker.used_at.checked_add(limit));
+            [worker.deadline(deadlines.load, deadlines.drain), unused_at]
         });
         let models = self.models.iter().map(|model| model.deadline(deadlines.memory));
         let rest = [
             self.stats_request.as_ref().map(|request| request.until),
             self.closing.as_ref().map(|closing| closing.until),
         ];
-        let next = workers.chain(models).chain(rest).flatten().min();
-        let far = now + Duration::from_secs(3600);
-        next.unwrap_or(far).min(far).max(now + Duration::from_millis(1))
+        let next = workers.chain(models).chain(rest).flatten().min()?;
+        Some(next.max(now + Duration::from_millis(1)))
     }
 
-    pub(super) fn stats(&self) -> FleetStats {
-        let models = (0..self.models.len()).map(|model| self.model_stats(model)).collect();
+    pub(super) fn stats(&self, now: Instant) -> FleetStats {
+        // A removed model is there as long as it has a worker.
+        let is_there = |model: &usize| {
+            !self.config.models[*model].removed || self.workers.values().any(|worker| worker.model == *model)
+        };
+        let models = (0..self.models.len()).filter(is_there).map(|model| self.model_stats(model, now)).collect();
         let memory_used = self.workers.values().map(|worker| worker.bytes).sum();
         FleetStats { memory_budget: self.config.memory_bytes, memory_used, models }
     }
-}
-
-fn ending() -> Failure {
-    Failure::new(FailureCode::Draining, "the server is about to end")
 }

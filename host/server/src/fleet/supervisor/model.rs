@@ -13,9 +13,10 @@ use super::{
     worker_state::{PendingAdapter, WaitingJob, WorkerState},
 };
 use crate::fleet::{
-    ModelState, ModelStats,
+    KeepAlive, ModelState, ModelStats,
     adapter_registry::Culprit,
     memory::{self, MemoryPlan, MemoryVerdict},
+    needs::Need,
     plugins::Plugin,
     probe::Probed,
 };
@@ -37,6 +38,14 @@ pub(super) struct Model {
     pub(super) plugin: Option<String>,
     /// The load to start once memory is available.
     plan: Option<LoadPlan>,
+    pub(super) keep: Option<KeepAlive>,
+    /// It is never evicted, nor unloaded because it is idle.
+    pub(super) pinned: bool,
+    /// It is to be loaded although no request waits for it. Not tried again after a failure.
+    pub(super) wanted: bool,
+    /// Its settings have changed while it was probed.
+    pub(super) is_outdated: bool,
+    pub(super) need: Need,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -102,6 +111,11 @@ impl Model {
         (self.state, self.plan) = (LoadState::Idle, None);
     }
 
+    /// Gives up a load that waits for memory; waiting requests begin it again.
+    pub(super) fn forget_plan(&mut self) {
+        (self.state, self.plan) = (LoadState::Idle, None);
+    }
+
     fn probe(&mut self, model: usize, effects: &mut Vec<Effect>) {
         self.state = LoadState::Probing;
         effects.push(Effect::Probe { model });
@@ -113,7 +127,8 @@ impl Supervisor {
     pub(super) fn advance_model(&mut self, index: usize, now: Instant) {
         let model = &mut self.models[index];
         match model.state {
-            LoadState::Idle if !model.waiting.is_empty() || !model.pending_adapters.is_empty() => {
+            LoadState::Idle if model.wanted || !model.waiting.is_empty() || !model.pending_adapters.is_empty() => {
+                model.wanted = false;
                 model.probe(index, &mut self.effects);
             }
             LoadState::Pausing { until } if now >= until => model.probe(index, &mut self.effects),
@@ -140,16 +155,24 @@ impl Supervisor {
         if model.state != LoadState::Probing {
             return;
         }
+        if std::mem::take(&mut model.is_outdated) {
+            model.state = LoadState::Idle;
+            return;
+        }
         if result.as_ref().is_ok_and(|probed| !self.catalogue.has(&probed.plugin)) {
             return model.probe(index, &mut self.effects);
         }
         let planned = result.and_then(|probed| {
             let adapters = self.registry.has_some(index) || !model.pending_adapters.is_empty();
-            let need = memory::plan(self.config.memory_bytes, config, adapters, &probed.card)?;
+            let measured = probed.need.measured;
+            let need = memory::plan(self.config.memory_bytes, config, adapters, &probed.card)?.claiming(measured);
             Ok(LoadPlan { probed, need })
         });
         match planned {
-            Ok(plan) => (model.plan, model.state) = (Some(plan), LoadState::AwaitingMemory { since: now }),
+            Ok(plan) => {
+                model.need = plan.probed.need.clone();
+                (model.plan, model.state) = (Some(plan), LoadState::AwaitingMemory { since: now });
+            }
             Err(mut failure) => {
                 failure.message = format!("model '{}': {}", config.id, failure.message);
                 model.fail(failure, &mut self.effects);
@@ -164,19 +187,9 @@ impl Supervisor {
         let Some(plan) = model.plan.take().filter(|plan| self.catalogue.has(&plan.probed.plugin)) else {
             return model.probe(index, &mut self.effects);
         };
-        match memory::admit(self.config.memory_bytes, &residents, plan.need.bytes) {
+        match memory::admit(self.config.memory_bytes, &residents, plan.need.claim) {
             MemoryVerdict::Fits => return self.load(index, plan, now),
-            MemoryVerdict::AfterEvicting(draining) => {
-                for serial in draining {
-                    if let Some(worker) = self.workers.get_mut(&serial) {
-                        let evicted = &mut self.models[worker.model];
-                        evicted.pending_adapters.extend(worker.drain(now, &mut self.effects));
-                        if evicted.state == LoadState::Ready(serial) {
-                            evicted.state = LoadState::Idle;
-                        }
-                    }
-                }
-            }
+            MemoryVerdict::AfterEvicting(draining) => self.evict(&draining, now),
             MemoryVerdict::Later | MemoryVerdict::Never if now >= since + self.config.deadlines.memory => {
                 let message =
                     format!("model '{}' finds no memory: other models are busy", self.config.models[index].id);
@@ -189,7 +202,7 @@ impl Supervisor {
     }
 
     fn load(&mut self, index: usize, LoadPlan { probed, need }: LoadPlan, now: Instant) {
-        let taken = self.residents().iter().fold(need.bytes, |sum, resident| sum.saturating_add(resident.bytes));
+        let taken = self.residents().iter().fold(need.claim, |sum, resident| sum.saturating_add(resident.bytes));
         let (config, model) = (&self.config.models[index], &mut self.models[index]);
         let left = self.config.memory_bytes.saturating_sub(taken);
         let what = Happening::Loading { memory: need.tell(&probed.card, left) };
@@ -206,7 +219,7 @@ impl Supervisor {
             merged: self.registry.merged(index),
             adapter_deadline: self.config.deadlines.load,
             source: config.source.clone(),
-            spec: ModelSpec { kv_budget: Some(need.state_bytes), ..config.spec.clone() },
+            spec: ModelSpec { kv_budget: Some(need.state_bytes), options: probed.options, ..config.spec.clone() },
         };
         self.next_serial += 1;
         let serial = self.next_serial;
@@ -216,7 +229,8 @@ impl Supervisor {
         let plugins = [probed.plugin].into_iter().chain(samplers).chain(formats).collect();
         let jobs_max = 2 * (config.spec.limits.waiting_max as usize + config.spec.limits.sequences_max as usize);
         let mut worker = WorkerState::new(serial, index, plugins, jobs_max, now);
-        (worker.bytes, worker.adapter_bytes, worker.used) = (need.bytes, need.adapter_bytes, self.uses);
+        (worker.bytes, worker.adapter_bytes, worker.used) = (need.claim, need.adapter_bytes, self.uses);
+        worker.planned = need.bytes.saturating_sub(need.adapter_bytes);
         self.workers.insert(serial, worker);
         self.effects.push(Effect::Start { serial, model: index, load: Box::new(load), bytes: need.bytes, plugin });
     }
@@ -243,7 +257,7 @@ impl Supervisor {
         self.models[worker.model].fail(failure, &mut self.effects);
     }
 
-    pub(super) fn model_stats(&self, index: usize) -> ModelStats {
+    pub(super) fn model_stats(&self, index: usize, now: Instant) -> ModelStats {
         let model = &self.models[index];
         let worker = match model.state {
             LoadState::Loading(serial) | LoadState::Ready(serial) => self.workers.get(&serial),
@@ -268,6 +282,13 @@ impl Supervisor {
             workers: workers().count() as u64,
             pid: worker.and_then(|worker| worker.pid),
             bytes: workers().map(|worker| worker.bytes).sum(),
+            measured_bytes: worker.map(|worker| worker.peak).filter(|peak| *peak > 0).max(model.need.measured),
+            pinned: model.pinned,
+            expires_in_s: worker.filter(|worker| worker.loaded.is_some()).and_then(|worker| {
+                let unused =
+                    if worker.is_idle() { now.saturating_duration_since(worker.used_at) } else { Duration::ZERO };
+                Some(self.idle_limit(index)?.saturating_sub(unused).as_secs())
+            }),
             loads: model.loads_total,
             deaths: model.deaths_total,
             progress: worker.filter(|worker| worker.loaded.is_none()).and_then(|worker| worker.progress.clone()),

@@ -2,11 +2,17 @@
 
 use super::*;
 use crate::fleet::{
-    Adapter, ModelConfig, Restart,
+    Adapter, KeepAlive, ModelConfig, Restart,
     memory::tests::card,
+    needs::Need,
     plugins::{Plugin, PrivateCopy},
+    probe::Probed,
 };
-use pensieve_protocol::{card::State, manifest::Manifest, wire::ModelSpec};
+use pensieve_protocol::{
+    card::State,
+    manifest::Manifest,
+    wire::{AttachedAdapter, Loaded, ModelSpec},
+};
 
 const SECOND: Duration = Duration::from_secs(1);
 /// Memory for one of the two models.
@@ -57,7 +63,10 @@ impl Fixture {
                 let (plugin, architecture) = (self.plugin.clone(), "a".into());
                 let card = Arc::new(card(0, State::PerSequence { bytes: 1 }));
                 let model = usize::from(rest == "other");
-                Event::Probed { model, result: Ok(Probed { plugin, architecture, card }) }
+                Event::Probed {
+                    model,
+                    result: Ok(Probed { plugin, architecture, card, need: Need::default(), options: String::new() }),
+                }
             }
             "unknown" => Event::Probed { model: 0, result: Err(failure("no plugin")) },
             "started" => Event::Started { serial, pid: Some(7) },
@@ -79,6 +88,20 @@ impl Fixture {
                 Event::PluginsChanged(Arc::new(Catalogue::for_tests(plugins)))
             }
             "release" => Event::Released { model: 0 },
+            "pin" => Event::PinRequested { model: 0, pin: true },
+            "unpin" => Event::PinRequested { model: 0, pin: false },
+            "unload" => Event::UnloadRequested { model: 0 },
+            "keep" => {
+                let time = number * u64::from(!rest.is_empty());
+                Event::KeptAlive { model: 0, keep: Some(KeepAlive::For(Duration::from_secs(time))) }
+            }
+            "keep-always" => Event::KeptAlive { model: 0, keep: Some(KeepAlive::Always) },
+            "measured" => Event::Measured { serial, bytes: number << 20 },
+            "on-cpu" => {
+                let loaded = Loaded { device: "cpu".into(), ..Loaded::default() };
+                Event::Reported { serial, report: Report::Loaded(Box::new(loaded)) }
+            }
+            "configured" => Event::Reconfigured(self.configured(rest)),
             "stats" => Event::StatsRequested,
             "stats-came" => Event::Reported { serial, report: Report::Stats(Box::default()) },
             "attach" => {
@@ -101,6 +124,23 @@ impl Fixture {
             }
             _ => panic!("{words}"),
         }
+    }
+
+    /// The present configuration with a change.
+    fn configured(&self, change: &str) -> Arc<Config> {
+        let mut config = (*self.supervisor.config).clone();
+        let model = &mut config.models[0];
+        match change {
+            "threads" => model.spec.threads += 1,
+            "alias" => model.aliases = vec!["x".into()],
+            "removed" => model.removed = true,
+            "poet" => drop(model.adapters.insert("poet".into(), Adapter::at("/poet"))),
+            "no-poet" => model.adapters.clear(),
+            "small" => config.memory_bytes = 10 << 20,
+            "third" => config.models.push(ModelConfig { id: "o".into(), ..ModelConfig::default() }),
+            _ => panic!("{change}"),
+        }
+        Arc::new(config)
     }
 
     fn state(&self) -> &'static str {
@@ -143,6 +183,7 @@ pub(super) fn text(effect: &Effect) -> String {
         Effect::Answer { ticket, answer: Ok(_) } => format!("answer {ticket}"),
         Effect::Answer { ticket, answer: Err(error) } => format!("refuse {ticket}: {}", error.failure.message),
         Effect::AnswerStats => "stats".into(),
+        Effect::Remember { bytes, .. } => format!("remember {}", bytes >> 20),
         Effect::Note(Note { model, what }) => format!("note of {model}: {what:?}"),
         Effect::End => "end".into(),
     }
@@ -409,4 +450,144 @@ fn what_belongs_in_the_log_comes_back_as_notes_in_order() {
     }
     let expect = ["loading with 2 words", "no template", "loaded", "attached poet", "detached poet", "died: crashed"];
     assert_eq!(notes, expect);
+}
+
+#[test]
+fn pinned_models_stay_and_others_go_when_they_are_told_to() {
+    let free = &[PROBING, LOADING, READY, FREE];
+    let table: &[(&[TraceStep<'_>], &[TraceStep<'_>])] = &[
+        // Loaded without a request, once; a failure is not tried again by itself.
+        (&[], &[("pin", "probing", "probe 0"), LOADING, ("loaded", "ready", ""), ("after 3600", "ready", "")]),
+        (&[], &[("pin", "probing", "probe 0"), ("unknown", "idle", ""), ("after 100", "idle", "")]),
+        (
+            free,
+            &[
+                ("pin", "ready", ""),
+                ("after 100", "ready", ""),
+                ("other", "ready", "probe 1"),
+                ("probed other", "ready", ""),
+                ("after 119", "ready", ""),
+                // No longer pinned, it makes room.
+                ("unpin", "idle", "drain 1"),
+                ("exited 1", "idle", "start 2 for 1"),
+            ],
+        ),
+        (free, &[("pin", "ready", ""), ("replaced", "probing", "drain 1, probe 0"), ("probed", "awaiting", "")]),
+        (free, &[("unload", "idle", "drain 1"), ("exited 1", "idle", ""), ("submit 2", "probing", "probe 0")]),
+        (free, &[("pin", "ready", ""), ("unload", "idle", "drain 1"), ("exited 1", "idle", "")]),
+        (&[PROBING, LOADING, READY], &[("unload", "idle", "drain 1"), ("ended", "idle", ""), ("exited 1", "idle", "")]),
+        (
+            &[PROBING, LOADING],
+            &[
+                ("unload", "probing", "drain 1, kill 1: was unloaded before it was ready, probe 0"),
+                ("exited 1", "probing", ""),
+            ],
+        ),
+        (free, &[("keep 5", "ready", ""), ("after 4", "ready", ""), ("after 1", "idle", "drain 1")]),
+        (free, &[("keep-always", "ready", ""), ("after 3600", "ready", "")]),
+        (
+            free,
+            &[
+                ("keep-always", "ready", ""),
+                // It is the configured time again once the model was unloaded.
+                ("unload", "idle", "drain 1"),
+                ("exited 1", "idle", ""),
+                ("submit 2", "probing", "probe 0"),
+                AGAIN,
+                ("loaded", "ready", "job 2 to 2"),
+                ("ended 2", "ready", ""),
+                ("after 60", "idle", "drain 2"),
+            ],
+        ),
+        (&[PROBING, LOADING, READY], &[("keep", "ready", ""), ("ended", "idle", "drain 1")]),
+    ];
+    for (before, then) in table {
+        Fixture::check(&[*before, *then].concat());
+    }
+}
+
+#[test]
+fn a_new_configuration_drops_nothing_that_runs() {
+    let running = &[PROBING, LOADING, READY];
+    let table: &[(&[TraceStep<'_>], &[TraceStep<'_>])] = &[
+        (running, &[("configured alias", "ready", ""), ("configured third", "ready", "")]),
+        (
+            running,
+            &[
+                ("configured threads", "idle", "drain 1"),
+                ("submit 2", "probing", "probe 0"),
+                ("ended", "probing", ""),
+                ("exited 1", "probing", ""),
+                AGAIN,
+            ],
+        ),
+        (&[PROBING], &[("configured threads", "probing", ""), ("probed", "probing", "probe 0"), LOADING]),
+        (
+            &[PROBING, LOADING],
+            &[(
+                "configured threads",
+                "probing",
+                "drain 1, kill 1: was loading with settings that have changed, probe 0",
+            )],
+        ),
+        (
+            running,
+            &[
+                ("configured removed", "idle", "drain 1"),
+                ("submit 2", "idle", "fail 2: model 'm' was removed from the configuration"),
+                ("ended", "idle", ""),
+                ("exited 1", "idle", ""),
+            ],
+        ),
+        (
+            &[PROBING],
+            &[
+                ("configured removed", "probing", "fail 1: model 'm' was removed from the configuration"),
+                ("probed", "idle", ""),
+            ],
+        ),
+        (
+            running,
+            &[
+                ("configured poet", "ready", "attach 1"),
+                ("attached", "ready", ""),
+                ("configured no-poet", "ready", "detach 1"),
+            ],
+        ),
+        (running, &[PAUSING, ("configured threads", "idle", ""), ("submit 2", "probing", "probe 0")]),
+    ];
+    for (before, then) in table {
+        Fixture::check(&[*before, *then].concat());
+    }
+}
+
+#[test]
+fn a_claim_follows_what_was_measured_and_idle_models_go_when_others_grow() {
+    // The plan is 65 MiB of the fleet's 100.
+    let used = |fixture: &Fixture| fixture.supervisor.stats(fixture.now).memory_used >> 20;
+    let mut fixture = Fixture::new();
+    let play = |fixture: &mut Fixture, words: &str| {
+        let event = fixture.event(words);
+        let done = fixture.supervisor.on(event, fixture.now);
+        let done = done.iter().filter(|effect| !matches!(effect, Effect::Note(_)));
+        done.map(text).collect::<Vec<_>>().join(", ")
+    };
+    for words in ["submit", "probed", "on-cpu"] {
+        play(&mut fixture, words);
+    }
+    assert_eq!((play(&mut fixture, "measured 10"), used(&fixture)), (String::new(), 65), "it has answered nothing yet");
+    assert_eq!((play(&mut fixture, "ended"), used(&fixture)), ("remember 10".into(), 42));
+    assert_eq!((play(&mut fixture, "measured 15"), used(&fixture)), ("remember 15".into(), 47));
+    // The other model is planned with 65, so the idle one makes room for it, and its worker grows.
+    play(&mut fixture, "other");
+    assert_eq!((play(&mut fixture, "probed other"), used(&fixture)), ("drain 1".into(), 47));
+    assert_eq!(play(&mut fixture, "exited 1"), "start 2 for 1");
+    assert_eq!(play(&mut fixture, "on-cpu"), "job 9 to 2");
+    assert_eq!(
+        (play(&mut fixture, "ended 9"), play(&mut fixture, "measured 20"), used(&fixture)),
+        (String::new(), "remember 20".into(), 52)
+    );
+    assert_eq!(used(&fixture), 52);
+    // A claim never exceeds the plan, which the fence holds the worker to.
+    assert_eq!((play(&mut fixture, "measured 90"), used(&fixture)), ("remember 90".into(), 65));
 }

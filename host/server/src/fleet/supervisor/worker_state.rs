@@ -26,9 +26,15 @@ pub(super) struct WorkerState {
     pub(super) pid: Option<u32>,
     /// The plugins that it has mapped, kept alive so that their copies stay on disk.
     pub(super) plugins: Vec<Arc<Plugin>>,
-    /// Its memory in bytes, estimated from the card.
+    /// Its claim of memory in bytes, estimated from the card until it was measured.
     pub(super) bytes: u64,
     pub(super) adapter_bytes: u64,
+    /// Bytes that it may take by its card, without adapters.
+    pub(super) planned: u64,
+    /// The largest memory of its process so far; 0 if unknown.
+    pub(super) peak: u64,
+    /// An answer of it has ended, so its memory tells what the model needs.
+    pub(super) has_answered: bool,
     /// Its jobs; cancelled ones count until the worker has ended them.
     pub(super) jobs: HashSet<u64>,
     pub(super) jobs_max: usize,
@@ -98,6 +104,9 @@ impl WorkerState {
             plugins,
             bytes: 0,
             adapter_bytes: 0,
+            planned: 0,
+            peak: 0,
+            has_answered: false,
             jobs: HashSet::new(),
             jobs_max,
             attaching: BTreeMap::new(),

@@ -214,3 +214,24 @@ fn refuses_what_is_too_large_or_writable_by_others_or_has_changed() {
     assert!(matches!(cache.take(&source, old), Err(CopyError::Changed)));
     assert_eq!(copies(&folder), 0);
 }
+
+#[test]
+fn a_copy_without_room_names_the_folder_and_what_is_missing() {
+    let root = tempfile::tempdir().unwrap();
+    let (source, folder) = (root.path().join("libx.so"), root.path().join("cache"));
+    fs::write(&source, vec![7; 3 << 20]).unwrap();
+    let mut cache = Cache::open(&folder, 1 << 30).unwrap();
+    cache.free_bytes_of = |_| Some(1 << 20);
+    let CopyError::Refused(refusal) = cache.take(&source, stamp(&source)).unwrap_err() else { panic!("refused") };
+    assert_eq!((&refusal.kind, copies(&folder)), (&RefusalKind::NoSpace, 0));
+    let folder_shown = folder.canonicalize().unwrap().display().to_string();
+    let expected = format!(
+        "the private copy of plugin 'libx.so' finds no room in '{folder_shown}': it takes 3.0 MiB, and 1.0 MiB are free"
+    );
+    assert_eq!(refusal.reason, expected);
+    // A copy that is there already needs no more room.
+    cache.free_bytes_of = |_| None;
+    let first = cache.take(&source, stamp(&source)).unwrap();
+    cache.free_bytes_of = |_| Some(0);
+    assert_eq!(cache.take(&source, stamp(&source)).unwrap().path(), first.path());
+}

@@ -6,11 +6,17 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use fastrand::Rng;
 
 use super::{
-    super::tests::{plugin, text},
+    super::{
+        shutdown::KILL_WAIT,
+        tests::{plugin, text},
+    },
     *,
 };
-use crate::fleet::{Adapter, memory::tests::card, plugins::Plugin};
-use pensieve_protocol::card::State;
+use crate::fleet::{Adapter, KeepAlive, memory::tests::card, needs::Need, plugins::Plugin, probe::Probed};
+use pensieve_protocol::{
+    card::State,
+    wire::{AttachedAdapter, Load},
+};
 
 /// Names under which adapters are attached and requested.
 const ADAPTERS: [&str; 4] = ["house", "one", "two", "three"];
@@ -163,7 +169,12 @@ impl<'a> World<'a> {
                 self.on(Event::Released { model });
             }
             43..58 => self.answer_a_probe(),
-            58..94 => self.work(self.odds),
+            58..92 => self.work(self.odds),
+            92 => {
+                let pin = self.rng.u32(0..4) == 0;
+                self.on(Event::PinRequested { model, pin });
+            }
+            93 => self.operate(model),
             _ => {
                 let seconds = [1, 5, 60, 300][self.rng.usize(0..4)];
                 let some = self.rng.u64(0..seconds * 1000);
@@ -172,6 +183,25 @@ impl<'a> World<'a> {
         }
         let some = self.rng.u64(0..40);
         self.pass(Duration::from_millis(some));
+    }
+
+    /// An operator or a client changes which models stay loaded, and with which settings.
+    fn operate(&mut self, model: usize) {
+        let event = match self.rng.u32(0..4) {
+            0 => Event::UnloadRequested { model },
+            1 => {
+                let keep = [None, Some(KeepAlive::Always), Some(KeepAlive::For(Duration::ZERO))][self.rng.usize(0..3)];
+                Event::KeptAlive { model, keep }
+            }
+            _ => {
+                let mut config = (*self.config).clone();
+                config.models[model].spec.threads = self.rng.u32(1..4);
+                self.config = Arc::new(config);
+                self.deaths[model] = Deaths::default();
+                Event::Reconfigured(self.config.clone())
+            }
+        };
+        self.on(event);
     }
 
     /// Lets everything in progress finish.
@@ -261,7 +291,13 @@ impl<'a> World<'a> {
         let result = match catalogue.plugins().iter().find(is_version) {
             Some(plugin) if self.rng.u32(0..10) > 0 => {
                 let card = Arc::new(card(0, State::PerSequence { bytes: 1 }));
-                Ok(Probed { plugin: plugin.clone(), architecture: "x".into(), card })
+                Ok(Probed {
+                    plugin: plugin.clone(),
+                    architecture: "x".into(),
+                    card,
+                    need: Need::default(),
+                    options: String::new(),
+                })
             }
             _ => Err(Failure::new(FailureCode::Unsupported, "no plugin takes it")),
         };
@@ -340,15 +376,15 @@ impl<'a> World<'a> {
     fn pass(&mut self, time: Duration) {
         let until = self.now + time;
         while !self.ended {
-            let deadline = self.supervisor.next_deadline(self.now);
-            assert!(deadline > self.now, "time stands still");
-            if deadline > until {
+            let Some(deadline) = self.supervisor.next_deadline(self.now).filter(|deadline| *deadline <= until) else {
                 break;
-            }
+            };
+            assert!(deadline > self.now, "time stands still");
             self.now = deadline;
             let effects = self.on(Event::TimePassed);
             self.reap();
-            let is_dealt_with = effects > 0 || self.supervisor.next_deadline(self.now) > self.now + 2 * INSTANT;
+            let next = self.supervisor.next_deadline(self.now);
+            let is_dealt_with = effects > 0 || next.is_none_or(|next| next > self.now + 2 * INSTANT);
             assert!(is_dealt_with || self.ended, "a deadline has passed, and the supervisor wakes up for it again");
         }
         self.now = self.now.max(until);
@@ -405,6 +441,8 @@ impl<'a> World<'a> {
                 );
                 process.jobs.insert(job);
             }
+            // Only a worker that was measured leads to it.
+            Effect::Remember { .. } => {}
             Effect::Notify { job, .. } => {
                 assert!(matches!(self.jobs.get(&job), Some(JobLocation::Waiting(_))), "job {job}");
             }
@@ -506,7 +544,7 @@ impl<'a> World<'a> {
         let attempts = supervisor.workers.values().flat_map(|worker| worker.attaching.values());
         tickets.extend(attempts.filter_map(|attempt| attempt.pending.as_ref()).map(|pending| pending.ticket));
         assert_eq!(tickets, self.tickets, "requests about adapters are forgotten");
-        let used = supervisor.stats().memory_used;
+        let used = supervisor.stats(self.now).memory_used;
         assert!(used <= self.config.memory_bytes, "{used} bytes are taken");
         let is_late = self.stats_since.is_some_and(|since| self.now > since + STATS_WAIT + 2 * INSTANT);
         assert!(!is_late, "statistics are not answered");
