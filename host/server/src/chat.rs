@@ -1,7 +1,14 @@
 //! Requests and answers independent of any API: dialects convert their JSON to a [`Request`], and [`Delta`]s back to
 //! JSON; `requests` connects them to the fleet. Everything here is text; tokens exist only below `requests`.
 
-pub use pensieve_protocol::conversation::{Conversation, Part, Role, Tool, ToolChoice, Turn};
+mod context;
+mod image;
+
+pub use context::{AppliedEdit, ClearTrigger, ClearedInputs, Compaction, ContextEdit, ToolClearing};
+pub use image::{Image, ImageFile};
+pub use pensieve_protocol::conversation::{Conversation, Part, PlacedImage, Role, Tool, ToolChoice, Turn};
+
+use std::sync::Arc;
 
 use pensieve_protocol::{
     grammar::Grammar,
@@ -28,6 +35,12 @@ pub struct Request {
     pub model: String,
     pub client: Client,
     pub input: Input,
+    /// The pictures that the conversation's turns show, by index.
+    pub images: Vec<Arc<Image>>,
+    /// Tools that may be called, in addition to those of the conversation, and that its turns describe.
+    pub deferred_tools: Vec<Tool>,
+    /// How the conversation is shortened if it has grown long.
+    pub context: Vec<ContextEdit>,
     /// Maximum number of tokens to generate, capped at what fits the context; `None` for as many as fit.
     pub max_tokens: Option<u32>,
     pub sampling: SamplingParams,
@@ -35,10 +48,43 @@ pub struct Request {
     pub stops: Vec<String>,
     /// Report log-probabilities, with this many of the most likely alternatives per position.
     pub logprobs: Option<u8>,
+    /// Maximum number of tokens of reasoning, after which it is concluded; it takes precedence over `effort`.
+    pub thinking_tokens: Option<u32>,
+    /// The share of the answer's room that reasoning may take; `None` for no limit.
+    pub effort: Option<Effort>,
     /// Constraint on the answer's text. Tool calls are constrained separately.
     pub format: ResponseFormat,
+    /// Lets objects have properties that their schemas do not list; `None` as configured for the model.
+    pub open_schemas: Option<bool>,
     /// Adapter settings outside of the model name.
     pub adapter: AdapterSelection,
+}
+
+/// How much reasoning a client asks for, in the APIs' words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effort {
+    Minimal,
+    Low,
+    Medium,
+    High,
+    XHigh,
+    Max,
+}
+
+impl Effort {
+    pub const ALL: [(&'static str, Self); 6] = [
+        ("minimal", Self::Minimal),
+        ("low", Self::Low),
+        ("medium", Self::Medium),
+        ("high", Self::High),
+        ("xhigh", Self::XHigh),
+        ("max", Self::Max),
+    ];
+
+    /// `None` for a word that is no level, such as `none`.
+    pub fn named(word: &str) -> Option<Self> {
+        Self::ALL.iter().find(|(name, _)| *name == word).map(|(_, effort)| *effort)
+    }
 }
 
 /// Adapter settings of a request outside of the model name.
@@ -69,6 +115,11 @@ impl AdapterSelection {
 pub enum Input {
     Chat(Conversation),
     Text(String),
+    /// The text between these two, for models that were trained to fill in the middle.
+    Infill {
+        prefix: String,
+        suffix: String,
+    },
     Tokens(Vec<u32>),
 }
 
@@ -115,6 +166,15 @@ pub enum Delta {
         total: u64,
         what: String,
     },
+    /// A summary was made of the conversation, and stands in its place.
+    Compacted {
+        /// `None` if the model gave no summary, and the conversation stays as it was.
+        summary: Option<String>,
+        /// Of making the summary.
+        usage: Usage,
+        /// The answer ends here.
+        is_last: bool,
+    },
     /// Prefill is about to start.
     Started {
         /// Prompt tokens found in the prefix cache.
@@ -124,6 +184,8 @@ pub enum Delta {
         computed: u32,
         total: u32,
     },
+    /// Part of the prompt was not in the prefix cache, and this is why.
+    CacheMiss(CacheMiss),
     Thinking(String),
     /// More of the answer, in whole characters; may be empty if there are only log-probabilities.
     Text {
@@ -143,6 +205,44 @@ pub enum Delta {
         usage: Usage,
     },
     Failed(Failure),
+}
+
+/// Why a prompt was not found in the prefix cache.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CacheMiss {
+    pub kind: MissKind,
+    /// Tokens before the place from which the prompt has to be computed.
+    pub at_token: u32,
+    /// Index of the turn that differs from the earlier prompt's, if one does.
+    pub message: Option<u32>,
+    /// The changed line, in short; empty if it is not a matter of a line.
+    pub text: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MissKind {
+    /// No earlier prompt goes on like this one.
+    FirstTime,
+    ChangedSystem,
+    ChangedTools,
+    RewrittenHistory,
+    /// An earlier prompt was computed with another adapter or strength.
+    OtherAdapter,
+    /// An earlier prompt's blocks are no longer cached.
+    Evicted,
+}
+
+impl MissKind {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::FirstTime => "first_time",
+            Self::ChangedSystem => "changed_system",
+            Self::ChangedTools => "changed_tools",
+            Self::RewrittenHistory => "rewritten_history",
+            Self::OtherAdapter => "other_adapter",
+            Self::Evicted => "evicted",
+        }
+    }
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -7,6 +7,7 @@
 
 mod choice;
 mod error;
+mod fetch;
 mod listing;
 mod name;
 mod remote;
@@ -16,6 +17,7 @@ mod transfer;
 use std::{env, path::PathBuf, time::Duration};
 
 pub use error::{HubError, HubErrorKind};
+pub use fetch::fetch;
 pub use name::HubName;
 
 use choice::Choice;

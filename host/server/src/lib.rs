@@ -9,6 +9,7 @@ pub mod answers;
 pub mod chat;
 mod constraints;
 pub mod dialects;
+mod fetch;
 pub mod fleet;
 mod formats;
 pub mod http;

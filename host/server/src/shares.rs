@@ -41,8 +41,13 @@ impl Shares {
 
     /// Takes an amount for this client; `None` if that exceeds its share.
     pub(crate) fn take(&self, client: u64, amount: usize) -> Option<Share> {
-        let mut share = Share { shares: self.clone(), client, amount: 0 };
+        let mut share = self.nothing(client);
         share.grow(amount).then_some(share)
+    }
+
+    /// A share of nothing, for what becomes known piece by piece.
+    pub(crate) fn nothing(&self, client: u64) -> Share {
+        Share { shares: self.clone(), client, amount: 0 }
     }
 
     /// How far the total held has fallen below its peak since the last call.
@@ -59,6 +64,21 @@ impl Shares {
 }
 
 impl Share {
+    pub(crate) fn amount(&self) -> usize {
+        self.amount
+    }
+
+    /// Takes an amount of its own for the same client.
+    pub(crate) fn beside(&self, amount: usize) -> Option<Self> {
+        self.shares.take(self.client, amount)
+    }
+
+    /// Returns the amount taken so far, and goes on with nothing.
+    pub(crate) fn split(&mut self) -> Self {
+        let nothing = self.shares.nothing(self.client);
+        std::mem::replace(self, nothing)
+    }
+
     /// Takes more; returns false if that exceeds the client's share.
     #[must_use]
     pub(crate) fn grow(&mut self, amount: usize) -> bool {
@@ -98,11 +118,13 @@ mod tests {
         let shares = Shares::new(8);
         let taken: Vec<Share> = std::iter::from_fn(|| shares.take(1, 1)).collect();
         assert_eq!(taken.len(), 6);
-        let mut other = shares.take(2, 1).unwrap();
-        assert!(!other.grow(1));
+        let mut other = shares.nothing(2);
+        assert!(other.grow(1) && !other.grow(1) && other.beside(1).is_none());
         drop(taken);
+        let first = other.split();
         assert!(other.grow(4));
-        drop(other);
+        assert_eq!((first.amount(), other.amount()), (1, 4));
+        drop((first, other));
         assert_eq!((shares.returned(), shares.returned()), (7, 0));
         let held = shares.held();
         assert!(held.free == 8 && held.by_client.is_empty(), "{held:?}");

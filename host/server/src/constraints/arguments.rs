@@ -95,7 +95,7 @@ impl<'a> Writer<'a> {
     }
 
     /// Adds a tool's arguments between tags, in the schema's order.
-    pub fn tags(&mut self, index: usize, tool: &Tool, tags: &Tags) -> String {
+    pub fn tags(&mut self, index: usize, tool: &Tool, tags: &Tags, open: bool) -> String {
         let value =
             if tags.value.is_empty() { String::new() } else { format!("SPACE {}", self.markers.lark(&tags.value)) };
         if !std::mem::replace(&mut self.has_tags, true) {
@@ -116,7 +116,7 @@ impl<'a> Writer<'a> {
         let is_text = self.is_text(&tags.key) && self.is_text(&tags.key_end);
         match fields {
             None => arguments += "(other SPACE)* ",
-            Some(fields) if is_text && takes_more(&tool.schema) => {
+            Some(fields) if is_text && takes_more(&tool.schema, open) => {
                 let named = fields.keys().map(|key| escaped(key)).collect::<Vec<_>>().join("|");
                 let key = any_key(tags);
                 let (head, tail) = (escaped(&tags.key), escaped(&tags.key_end));
@@ -347,7 +347,11 @@ fn any_key(tags: &Tags) -> String {
     format!(r"/{}[^<>\n\x22]{{1,128}}{}/", escaped(&tags.key), escaped(&tags.key_end))
 }
 
-/// True if an object may have properties beyond those in its schema.
-fn takes_more(schema: &Value) -> bool {
-    schema.get("additionalProperties") != Some(&Value::Bool(false))
+/// True if an object that lists its properties may have others. If it does not say, `open` tells.
+fn takes_more(schema: &Value, open: bool) -> bool {
+    let says = ["additionalProperties", "unevaluatedProperties"].into_iter().find_map(|name| schema.get(name));
+    match says {
+        Some(more) => *more != Value::Bool(false),
+        None => open || schema.get("patternProperties").is_some(),
+    }
 }

@@ -40,6 +40,8 @@ pub struct Rules<'a> {
     /// The response format of an answer that is not a call.
     pub answer: Option<&'a Part>,
     pub thoughts: Thoughts,
+    /// Objects may have properties that their schemas do not list.
+    pub open: bool,
 }
 
 impl Rules<'_> {
@@ -47,9 +49,9 @@ impl Rules<'_> {
     pub fn spec(&self) -> Option<Spec> {
         if let Some(channels) = &self.format.channels {
             let rule = messages::rule(self, channels)?;
-            return Some(Spec { reasoning: None, rules: vec![rule] });
+            return Some(Spec { reasoning: None, rules: self.opened(vec![rule]) });
         }
-        let rules = self.rules();
+        let rules = self.opened(self.rules());
         let reasoning = self.format.reasoning.as_ref().filter(|_| self.thoughts != Thoughts::Never);
         let reasoning = reasoning.map(|reasoning| Reasoning {
             begin: (self.thoughts == Thoughts::Possible).then(|| self.markers.marker(&reasoning.open)),
@@ -62,7 +64,7 @@ impl Rules<'_> {
         let Some(calls) = self.format.calls.as_ref().filter(|_| !self.tools.is_empty()) else {
             return self.answer.map(|answer| Rule::from_start(answer.clone(), Then::Stop)).into_iter().collect();
         };
-        let frame = |tools| Frame { calls, markers: self.markers, tools, single: self.single };
+        let frame = |tools| Frame { calls, markers: self.markers, tools, single: self.single, open: self.open };
         let all: Vec<&Tool> = self.tools.iter().collect();
         match (self.choice, self.answer) {
             (ToolChoice::Any | ToolChoice::Named(_), _) => vec![from_start(frame(self.callable()).must_call(None))],
@@ -87,6 +89,11 @@ impl Rules<'_> {
         }
     }
 
+    fn opened(&self, rules: Vec<Rule>) -> Vec<Rule> {
+        let opened = |rule: Rule| if self.open { Rule { grammar: rule.grammar.opened(), ..rule } } else { rule };
+        rules.into_iter().map(opened).collect()
+    }
+
     fn callable(&self) -> Vec<&Tool> {
         let may = |tool: &&Tool| match self.choice {
             ToolChoice::Named(name) => tool.name == *name,
@@ -106,6 +113,7 @@ struct Frame<'a> {
     markers: &'a Markers,
     tools: Vec<&'a Tool>,
     single: bool,
+    open: bool,
 }
 
 impl Frame<'_> {
@@ -264,7 +272,7 @@ impl Frame<'_> {
         let space = if after.is_empty() { "" } else { "SPACE" };
         let arguments = match &named.form {
             Arguments::Json => format!("SPACE {} {space}", writer.json(tool)),
-            Arguments::Tags(tags) => format!("SPACE {}", writer.tags(index, tool, tags)),
+            Arguments::Tags(tags) => format!("SPACE {}", writer.tags(index, tool, tags, self.open)),
             Arguments::Quoted { quote } => format!("{} \"}}\" {space}", writer.literals(index, tool, Some(quote))),
         };
         let after = self.markers.lark(after);

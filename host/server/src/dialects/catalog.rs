@@ -4,7 +4,7 @@
 //! for that, and leave the context out while it is unknown.
 
 use std::{
-    path::Path,
+    path::{Path, PathBuf},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -17,6 +17,7 @@ use crate::{
     fleet::{Listed, Target},
     requests::Chats,
 };
+use pensieve_protocol::rows::Kind;
 
 /// Claude Code's discovery gives up after 3 seconds.
 const CARD_TIMEOUT: Duration = Duration::from_secs(2);
@@ -26,8 +27,12 @@ const TOOL_OUTPUT_BYTES_MAX: usize = 10_000;
 
 pub(super) struct ListedModel {
     pub(super) id: String,
+    /// The checkpoint's file or folder.
+    pub(super) source: PathBuf,
     pub(super) modified: Option<SystemTime>,
     pub(super) target: Option<Target>,
+    /// The memory that it has needed so far.
+    pub(super) measured: Option<u64>,
 }
 
 pub(super) async fn entries(chats: &Chats) -> Vec<ListedModel> {
@@ -44,8 +49,9 @@ pub(super) async fn find(chats: &Chats, id: &str) -> Result<ListedModel, ApiErro
 }
 
 async fn entry(chats: &Chats, Listed { id, source }: Listed) -> ListedModel {
-    let target = timeout(CARD_TIMEOUT, chats.fleet().target(&id)).await;
-    ListedModel { target: target.ok().and_then(Result::ok), modified: modified(&source), id }
+    let target = timeout(CARD_TIMEOUT, chats.fleet().target(&id)).await.ok().and_then(Result::ok);
+    let measured = if target.is_some() { chats.fleet().measured(&id).await.ok().flatten() } else { None };
+    ListedModel { target, modified: modified(&source), id, source, measured }
 }
 
 /// Modification time of the weights.
@@ -56,13 +62,15 @@ fn modified(source: &Path) -> Option<SystemTime> {
 /// `GET /v1/models`, in the form of the client's API.
 pub(crate) async fn models(chats: &Chats, call: &ApiRequest) -> Result<ApiResponse, ApiError> {
     let entries = entries(chats).await;
-    Ok(ApiResponse::json(&if call.dialect == Dialect::Anthropic {
-        anthropic_list(&entries, &call.shared.settings.claude_prefix)
-    } else {
-        let data: Vec<Value> = entries.iter().map(openai_entry).collect();
-        // Codex expects the list as `models`, in its own form.
-        let models: Vec<Value> = entries.iter().enumerate().map(|(index, entry)| codex_entry(entry, index)).collect();
-        json!({ "object": "list", "data": data, "models": models })
+    Ok(ApiResponse::json(&match call.dialect {
+        Dialect::Anthropic => anthropic_list(&entries, &call.shared.settings.claude_prefix),
+        Dialect::Gemini => json!({ "models": entries.iter().map(gemini_entry).collect::<Vec<_>>() }),
+        _ => {
+            let data: Vec<Value> = entries.iter().map(openai_entry).collect();
+            // Codex expects the list as `models`, in its own form.
+            let codex = entries.iter().enumerate().map(|(index, entry)| codex_entry(entry, index));
+            json!({ "object": "list", "data": data, "models": codex.collect::<Vec<_>>() })
+        }
     }))
 }
 
@@ -70,7 +78,11 @@ pub(crate) async fn models(chats: &Chats, call: &ApiRequest) -> Result<ApiRespon
 pub(crate) async fn model(chats: &Chats, call: &ApiRequest) -> Result<ApiResponse, ApiError> {
     let id = without_prefix(&call.id, &call.shared.settings.claude_prefix);
     let entry = ListedModel { id: call.id.clone(), ..find(chats, id).await? };
-    let form = if call.dialect == Dialect::Anthropic { anthropic_entry } else { openai_entry };
+    let form = match call.dialect {
+        Dialect::Anthropic => anthropic_entry,
+        Dialect::Gemini => gemini_entry,
+        _ => openai_entry,
+    };
     Ok(ApiResponse::json(&form(&entry)))
 }
 
@@ -79,10 +91,13 @@ pub(super) fn without_prefix<'a>(name: &'a str, prefix: &str) -> &'a str {
     name.strip_prefix(prefix).filter(|rest| !prefix.is_empty() && !rest.is_empty()).unwrap_or(name)
 }
 
-/// Claude Code ignores ids without `claude` or `anthropic`, so these are listed a second time with the prefix.
+/// Claude Code ignores ids without `claude` or `anthropic`, so these are listed a second time with the prefix, except for
+/// base models: without a chat template they cannot serve it.
 fn anthropic_list(entries: &[ListedModel], prefix: &str) -> Value {
     let mut data: Vec<Value> = entries.iter().map(anthropic_entry).collect();
-    let is_hidden = |entry: &&ListedModel| !["claude", "anthropic"].iter().any(|word| entry.id.contains(word));
+    let is_base = |entry: &ListedModel| entry.target.as_ref().is_some_and(|target| target.card.chat_template.is_none());
+    let is_hidden =
+        |entry: &&ListedModel| !["claude", "anthropic"].iter().any(|word| entry.id.contains(word)) && !is_base(entry);
     if !prefix.is_empty() {
         data.extend(entries.iter().filter(is_hidden).map(|entry| {
             let mut value = anthropic_entry(entry);
@@ -119,7 +134,44 @@ fn openai_entry(entry: &ListedModel) -> Value {
         for name in ["context_length", "context_window", "max_model_len", "max_input_tokens"] {
             value[name] = target.context.into();
         }
-        value["capabilities"] = json!(["completion", "tools"]);
+        value["capabilities"] = capabilities(target).into();
+    }
+    if let Some(bytes) = entry.measured {
+        value["measured_bytes"] = bytes.into();
+    }
+    value
+}
+
+/// The words of Ollama's and OpenAI-like lists for what a model can do.
+pub(super) fn capabilities(target: &Target) -> Vec<&'static str> {
+    let mut words = match target.card.rows() {
+        Some(rows) if !rows.generates => vec![rows.kind.word()],
+        Some(rows) if rows.made_for => vec!["completion", "tools", rows.kind.word()],
+        _ => vec!["completion", "tools"],
+    };
+    words.extend(reads_images(target).then_some("vision"));
+    words
+}
+
+fn reads_images(target: &Target) -> bool {
+    target.card.media().is_some_and(|media| media.image.is_some())
+}
+
+fn gemini_entry(entry: &ListedModel) -> Value {
+    let mut value = json!({
+        "name": format!("models/{}", entry.id), "baseModelId": entry.id, "version": "1", "displayName": entry.id,
+        "description": "", "supportedGenerationMethods": ["generateContent", "countTokens"],
+    });
+    if let Some(target) = &entry.target {
+        let rows = target.card.rows();
+        if rows.is_some_and(|rows| rows.kind == Kind::Embed) {
+            let writes = rows.is_none_or(|rows| rows.generates);
+            let methods: &[&str] =
+                if writes { &["generateContent", "countTokens", "embedContent"] } else { &["embedContent"] };
+            value["supportedGenerationMethods"] = json!(methods);
+        }
+        value["inputTokenLimit"] = target.context.into();
+        value["outputTokenLimit"] = target.context.into();
     }
     value
 }
@@ -137,6 +189,9 @@ fn codex_entry(entry: &ListedModel, index: usize) -> Value {
     });
     if let Some(target) = &entry.target {
         value["context_window"] = target.context.into();
+        if reads_images(target) {
+            value["input_modalities"] = json!(["text", "image"]);
+        }
     }
     value
 }
@@ -152,7 +207,7 @@ mod tests {
     use super::*;
 
     fn entry(id: &str, source: &Path) -> ListedModel {
-        ListedModel { id: id.into(), modified: modified(source), target: None }
+        ListedModel { id: id.into(), source: source.into(), modified: modified(source), target: None, measured: None }
     }
 
     #[test]

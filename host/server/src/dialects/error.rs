@@ -13,9 +13,9 @@ const TEXT_BYTES_MAX: usize = 4096;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiError {
     pub code: ErrorCode,
-    /// What happened, to what; names the field that is at fault, if any.
+    /// States what happened, and to what; names the field that is at fault, if any.
     pub message: String,
-    /// What to do about it; may be empty.
+    /// How to fix it; may be empty.
     pub help: String,
     pub field: Option<String>,
     /// When to retry, if known.

@@ -5,7 +5,7 @@
 //!   "samplers": [{"sampler": "top_k", "k": 40}, "seeded"],
 //!   "adapter": "poet", "adapter_scale": 0.8,
 //!   "grammar": {"json_schema": {…}} or {"regex": "…"} or {"lark": "…"},
-//!   "seed": 7,
+//!   "seed": 7, "thinking_tokens": 1000, "open_schemas": true,
 //!   "template": {"enable_thinking": false}
 //! }
 //! ```
@@ -22,7 +22,8 @@ use super::{
 use crate::chat::{AdapterSelection, Input, Request, ResponseFormat};
 use pensieve_protocol::{grammar::Grammar, job::StageSpec};
 
-const NAMES: [&str; 6] = ["samplers", "adapter", "adapter_scale", "grammar", "seed", "template"];
+const NAMES: [&str; 8] =
+    ["samplers", "adapter", "adapter_scale", "grammar", "seed", "template", "open_schemas", "thinking_tokens"];
 const STAGES_MAX: usize = 32;
 const NAME_LEN_MAX: usize = 128;
 const PARAMETERS_LEN_MAX: usize = 16 << 10;
@@ -35,8 +36,10 @@ const SCALE_MAX: f32 = 16.0;
 /// Template variables that come from the conversation.
 const RESERVED: [&str; 6] = ["messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"];
 
-/// Applies the field, if present, to the request. It takes precedence over the API's own fields.
+/// Applies the field, if present, to the request. It takes precedence over the API's own fields. Every API's request ends
+/// here, so the images that were read on the way are added, too.
 pub(crate) fn read(body: &Field<'_>, request: &mut Request) -> Result<(), ApiError> {
+    request.images = body.images();
     let field = body.get("pensieve");
     if field.is_absent() {
         return Ok(());
@@ -60,6 +63,12 @@ pub(crate) fn read(body: &Field<'_>, request: &mut Request) -> Result<(), ApiErr
     }
     if let Some(number) = field.get("seed").present() {
         request.sampling.seed = Some(seed(number)?);
+    }
+    if let Some(open) = field.get("open_schemas").present() {
+        request.open_schemas = Some(open.boolean()?);
+    }
+    if let Some(tokens) = field.get("thinking_tokens").present() {
+        request.thinking_tokens = Some(tokens.count(0)?);
     }
     if let Some(template) = field.get("template").present() {
         let variables = variables(template)?;
@@ -133,7 +142,8 @@ fn grammar(field: &Field<'_>) -> Result<ResponseFormat, ApiError> {
     Ok(ResponseFormat::Grammar { grammar, field: entry.path().to_owned() })
 }
 
-fn variables(field: &Field<'_>) -> Result<Map<String, Value>, ApiError> {
+/// Variables for the template.
+pub(crate) fn variables(field: &Field<'_>) -> Result<Map<String, Value>, ApiError> {
     let variables = field.object()?;
     if variables.len() > VARIABLES_MAX {
         return Err(field.invalid(format_args!("has {} fields, more than {VARIABLES_MAX}", variables.len())));
@@ -251,7 +261,8 @@ mod tests {
         check(
             json!({"sampler": []}),
             "pensieve.sampler: unknown field; \
-             'samplers', 'adapter', 'adapter_scale', 'grammar', 'seed', 'template' are allowed",
+             'samplers', 'adapter', 'adapter_scale', 'grammar', 'seed', 'template', 'open_schemas', \
+             'thinking_tokens' are allowed",
         );
     }
 

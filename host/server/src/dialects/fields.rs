@@ -17,4 +17,4 @@ mod tests;
 pub(crate) use document::{Document, value_of};
 pub(crate) use field::{Field, Quote};
 pub(crate) use members::Members;
-pub(crate) use notes::Notes;
+pub(crate) use notes::{ImageIntake, Notes};

@@ -4,46 +4,45 @@
 //! body, its parsed form, parts joined from stored responses, parts that the answer echoes, and an answer that waits to
 //! be read. A charge is returned on drop, which for an answer's bytes is when they have been written.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 
 use super::{ApiError, ErrorCode};
 use crate::shares::{Share, Shares};
+use pensieve_protocol::share::ONLY_CLIENT;
 
 /// Parsing charges memory in steps of this size, as each charge takes a lock.
 const STEP_BYTES: usize = 64 << 10;
 
 /// One request's account; clones charge the same account.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct RequestMemory {
-    shares: Shares,
-    client: u64,
-    /// Charged until the last clone is dropped.
-    share: Arc<Mutex<Option<Share>>>,
+#[derive(Clone, Debug)]
+pub(crate) struct RequestMemory(Arc<Mutex<Share>>);
+
+/// Effectively unlimited.
+impl Default for RequestMemory {
+    fn default() -> Self {
+        Self::new(&Shares::default(), ONLY_CLIENT)
+    }
 }
 
 impl RequestMemory {
     pub(crate) fn new(shares: &Shares, client: u64) -> Self {
-        Self { shares: shares.clone(), client, share: Arc::default() }
+        Self(Arc::new(Mutex::new(shares.nothing(client))))
     }
 
     /// Charges `bytes` until the last clone of this is dropped.
     pub(crate) fn keep(&self, bytes: usize) -> Result<(), ApiError> {
-        let mut share = self.share.lock().unwrap_or_else(PoisonError::into_inner);
-        let granted = match &mut *share {
-            Some(share) => share.grow(bytes),
-            none => {
-                *none = self.shares.take(self.client, bytes);
-                none.is_some()
-            }
-        };
-        if granted { Ok(()) } else { Err(exhausted()) }
+        if self.share().grow(bytes) { Ok(()) } else { Err(exhausted()) }
     }
 
     /// Charges `bytes` until the returned share is dropped.
     pub(crate) fn hold(&self, bytes: usize) -> Result<Share, ApiError> {
-        self.shares.take(self.client, bytes).ok_or_else(exhausted)
+        self.share().beside(bytes).ok_or_else(exhausted)
+    }
+
+    fn share(&self) -> MutexGuard<'_, Share> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Charges for `bytes` until the last reference to any part of them is dropped.

@@ -3,6 +3,7 @@
 //! sends what they return, and asks them to format an [`ApiError`].
 
 pub(crate) mod anthropic;
+pub(crate) mod gemini;
 pub(crate) mod ollama;
 pub(crate) mod openai;
 pub(crate) mod responses;
@@ -11,16 +12,24 @@ pub(crate) mod adapters;
 pub(crate) mod catalog;
 pub(crate) mod embeddings;
 pub(crate) mod execute;
+pub(crate) mod residency;
 pub(crate) mod token_stream;
 pub(crate) mod usage;
 
+mod choices;
+mod compaction;
+mod documents;
 mod error;
 mod extensions;
 mod fields;
 mod frame;
 #[cfg(test)]
 mod fuzz;
+mod gbnf;
+mod guided;
+mod images;
 mod memory;
+mod orphans;
 mod shape;
 mod simple;
 mod stream;
@@ -39,11 +48,12 @@ use tokio::sync::Semaphore;
 
 use crate::{
     chat::Client,
+    requests::{Chats, ImageLimits},
     shares::{Share, Shares},
 };
-use fields::{Document, Field, Notes};
+use fields::{Document, Field, ImageIntake, Notes};
 use pensieve_protocol::share::ONLY_CLIENT;
-use responses::ResponseStore;
+use responses::{Background, ResponseStore};
 use usage::UsageBoard;
 
 /// The API of a request, which decides the form of errors. It follows from the path and the headers.
@@ -56,23 +66,36 @@ pub(crate) enum Dialect {
     /// OpenAI's Responses API: errors have the same form, but some codes differ.
     Responses,
     Ollama,
+    Gemini,
+}
+
+/// Headers by which an API's clients are recognized where several APIs share a path.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Signs {
+    /// `x-api-key` or `anthropic-version`.
+    pub(crate) anthropic: bool,
+    /// `x-goog-api-key`.
+    pub(crate) google: bool,
 }
 
 impl Dialect {
-    /// The dialect of a path. For `/v1/models`, which several APIs have, and for unknown paths the headers decide:
-    /// `x-api-key` and `anthropic-version` are Anthropic's.
-    pub(crate) fn of(path: &str, has_anthropic_headers: bool) -> Self {
+    /// The dialect of a path. For `/v1/models`, which several APIs have, and for unknown paths the headers decide.
+    pub(crate) fn of(path: &str, signs: Signs) -> Self {
         let is_below =
             |prefix: &str| path.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
         if is_below("/api") {
             Self::Ollama
+        } else if is_below(gemini::ROOT) {
+            Self::Gemini
         } else if is_below("/v1/responses") {
             Self::Responses
         } else if is_below("/v1/messages") || matches!(path, "/execute" | "/token_stream") {
             Self::Anthropic
         } else if is_below("/v1/chat") || is_below("/v1/completions") {
             Self::OpenAi
-        } else if has_anthropic_headers {
+        } else if signs.google {
+            Self::Gemini
+        } else if signs.anthropic {
             Self::Anthropic
         } else {
             Self::OpenAi
@@ -86,6 +109,7 @@ impl Dialect {
             Self::OpenAi => "openai",
             Self::Responses => "responses",
             Self::Ollama => "ollama",
+            Self::Gemini => "gemini",
         }
     }
 
@@ -96,6 +120,7 @@ impl Dialect {
             Self::OpenAi => openai::envelope(error, request_id),
             Self::Responses => responses::envelope(error, request_id),
             Self::Ollama => ollama::envelope(error),
+            Self::Gemini => gemini::envelope(error),
         }
     }
 }
@@ -143,6 +168,10 @@ pub struct DialectSettings {
     /// Prefix for model ids that Claude Code's discovery would hide; empty for none.
     pub claude_prefix: String,
     pub model_downloads: bool,
+    /// Limits on images of requests.
+    pub images: ImageLimits,
+    /// Fetches images that are named by their addresses.
+    pub fetch_images: bool,
     /// Size limit of the store for `previous_response_id`; 0 turns it off.
     pub response_store_bytes: usize,
 }
@@ -154,6 +183,8 @@ impl Default for DialectSettings {
             max_tokens: Some(MAX_TOKENS_USUAL),
             claude_prefix: "pensieve/claude-".to_owned(),
             model_downloads: true,
+            images: ImageLimits::default(),
+            fetch_images: false,
             response_store_bytes: 64 << 20,
         }
     }
@@ -164,6 +195,7 @@ pub struct Shared {
     pub(crate) settings: DialectSettings,
     pub(crate) streams: StreamLimit,
     pub(crate) responses: ResponseStore,
+    pub(crate) background: Background,
     pub(crate) usage: UsageBoard,
     /// One permit, held while a model is being downloaded.
     pub(crate) download: Arc<Semaphore>,
@@ -178,7 +210,14 @@ impl Default for Shared {
 impl Shared {
     pub fn new(settings: DialectSettings, streams: StreamLimit) -> Self {
         let responses = ResponseStore::new(settings.response_store_bytes);
-        Self { settings, streams, responses, usage: UsageBoard::default(), download: Arc::new(Semaphore::new(1)) }
+        Self {
+            settings,
+            streams,
+            responses,
+            background: Background::default(),
+            usage: UsageBoard::default(),
+            download: Arc::new(Semaphore::new(1)),
+        }
     }
 }
 
@@ -201,6 +240,8 @@ pub struct ApiRequest {
     pub client: Option<Client>,
     /// The id in headers, errors and the log.
     pub request_id: String,
+    /// Owns the responses that live no longer than the request's connection, which is a WebSocket.
+    pub(crate) local: Option<u64>,
     pub shared: Arc<Shared>,
 }
 
@@ -212,13 +253,61 @@ impl ApiRequest {
         T: Send + 'static,
         R: FnOnce(&Self, &Field<'_>) -> Result<T, ApiError> + Send + 'static,
     {
-        let (call, span) = (self.clone(), tracing::Span::current());
-        let read = tokio::task::spawn_blocking(move || {
-            let _entered = span.enter();
+        let read = self.blocking(move |call| {
             let document = call.document()?;
-            Ok((reader(&call, &document.root())?, document.warnings()))
+            Ok((reader(call, &document.root())?, document.warnings()))
         });
-        read.await.unwrap_or_else(|_| Err(ApiError::new(ErrorCode::Internal, "this server failed to read the body")))
+        read.await
+    }
+
+    /// Like `read`, for a conversation. If its model reads images, they become items of the request, and those that are
+    /// named by an address are fetched.
+    async fn read_conversation<T, R>(&self, chats: &Chats, reader: R) -> Result<(T, Vec<String>), ApiError>
+    where
+        T: Send + 'static,
+        R: FnOnce(&Self, &Field<'_>) -> Result<T, ApiError> + Send + 'static,
+    {
+        let parse = |call: &Self| {
+            let document = call.document()?;
+            let name = call.model_name_in(&document.root());
+            Ok((document, name))
+        };
+        let (mut document, name) = self.blocking(parse).await?;
+        if chats.reads_images(&name).await {
+            document.take_images(ImageIntake::new(self.memory.clone(), self.shared.settings.images.count));
+        }
+        let read = self.blocking(move |call| {
+            let read = reader(call, &document.root())?;
+            Ok((read, document.warnings(), document.images()))
+        });
+        let (read, warnings, images) = read.await?;
+        images::fetch(self, &images).await?;
+        Ok((read, warnings))
+    }
+
+    async fn blocking<T, W>(&self, work: W) -> Result<T, ApiError>
+    where
+        T: Send + 'static,
+        W: FnOnce(&Self) -> Result<T, ApiError> + Send + 'static,
+    {
+        let (call, span) = (self.clone(), tracing::Span::current());
+        let done = tokio::task::spawn_blocking(move || {
+            let _entered = span.enter();
+            work(&call)
+        });
+        done.await.unwrap_or_else(|_| Err(ApiError::new(ErrorCode::Internal, "this server failed to read the body")))
+    }
+
+    /// The model that a body names, as well as it can be told before the body is read.
+    fn model_name_in(&self, body: &Field<'_>) -> String {
+        let name = match self.dialect {
+            Dialect::Gemini => return validation::model_name(self, &self.id).to_owned(),
+            Dialect::Ollama if body.get("model").is_absent() => body.get("name"),
+            _ => body.get("model"),
+        };
+        let name = name.string().unwrap_or_default();
+        let name = if self.dialect == Dialect::Ollama { ollama::model_name(name) } else { name };
+        validation::model_name(self, name).to_owned()
     }
 
     fn document(&self) -> Result<Document, ApiError> {

@@ -1,7 +1,7 @@
 //! Streaming for all dialects: opening events, deltas, keep-alives during silence, the end, and errors in the middle. A
 //! dialect implements [`EventEncoder`], which knows its events but nothing about timing.
 
-use std::{pin::Pin, sync::Arc, time::Duration};
+use std::{pin::Pin, time::Duration};
 
 use futures_util::{
     Stream, StreamExt,
@@ -9,7 +9,11 @@ use futures_util::{
 };
 use tokio::time::{Instant, timeout_at};
 
-use super::{ApiError, ApiRequest, ErrorCode, Frame, FrameStream, Shared, memory::RequestMemory, usage::Meter};
+use super::{
+    ApiError, ApiRequest, ErrorCode, Frame, FrameStream,
+    memory::RequestMemory,
+    usage::{Counted, Meter},
+};
 use crate::{
     answers::Generation,
     chat::{Delta, TokenLogprob},
@@ -42,7 +46,7 @@ type ChoiceDeltas = Pin<Box<dyn Stream<Item = (usize, Delta)> + Send>>;
 
 pub(super) struct Generations {
     deltas: SelectAll<ChoiceDeltas>,
-    meter: Option<(Meter, Arc<Shared>)>,
+    meter: Option<Meter>,
     /// Charged for answers that are collected before they are sent.
     memory: RequestMemory,
 }
@@ -54,9 +58,9 @@ impl Generations {
         prepared: Vec<Prepared>,
         first_event: Instant,
     ) -> Result<Self, Failure> {
-        let meter = prepared.first().map(|first| (Meter::new(call.client().id, first), call.shared.clone()));
+        let counted = prepared.first().map(Counted::of);
         let started = prepared.into_iter().map(Prepared::start).collect::<Result<Vec<Generation>, Failure>>()?;
-        let mut generations = Self { meter, memory: call.memory.clone(), ..Self::empty() };
+        let mut generations = Self { memory: call.memory.clone(), ..Self::empty() };
         for (choice, mut generation) in started.into_iter().enumerate() {
             generation.listen(first_event).await?;
             generations.push(
@@ -64,18 +68,23 @@ impl Generations {
                 unfold(generation, |mut generation| async move { Some((generation.next().await?, generation)) }),
             );
         }
+        generations.meter = counted.map(|counted| Meter::new(call, counted));
         Ok(generations)
+    }
+
+    /// One answer whose deltas come from elsewhere.
+    pub(super) fn of(call: &ApiRequest, counted: Counted, deltas: impl Stream<Item = Delta> + Send + 'static) -> Self {
+        let meter = Some(Meter::new(call, counted));
+        let mut generations = Self { memory: call.memory.clone(), meter, ..Self::empty() };
+        generations.push(0, deltas);
+        generations
     }
 
     /// The next delta with its generation's index; `None` after the end of all.
     pub(super) async fn next(&mut self) -> Option<(usize, Delta)> {
         let (choice, delta) = self.deltas.next().await?;
-        if let Some((meter, shared)) = &mut self.meter {
-            match &delta {
-                Delta::Finished { usage, .. } => shared.usage.finish(meter, *usage),
-                Delta::Text { .. } | Delta::Thinking(_) | Delta::ToolCall { .. } => meter.delta(),
-                _ => {}
-            }
+        if let Some(meter) = &mut self.meter {
+            meter.take(&delta);
         }
         Some((choice, delta))
     }
@@ -109,6 +118,7 @@ fn bytes_of(delta: &Delta) -> usize {
         }
         Delta::Thinking(text) | Delta::ToolArguments(text) => text.len(),
         Delta::ToolCall { id, name } => id.len() + name.len(),
+        Delta::Compacted { summary, .. } => summary.as_ref().map_or(0, String::len),
         _ => 0,
     }
 }

@@ -9,6 +9,12 @@ pub(crate) fn model_name<'a>(call: &ApiRequest, name: &'a str) -> &'a str {
     catalog::without_prefix(name, &call.shared.settings.claude_prefix)
 }
 
+/// The name of the model that a client asks for, which is noted for the log.
+pub(crate) fn asked_model(call: &ApiRequest, name: &str) -> String {
+    tracing::Span::current().record("asked", tracing::field::display(Quote(name)));
+    model_name(call, name).to_owned()
+}
+
 /// Checks a request whose fields are valid by themselves.
 pub(crate) fn check(chats: &Chats, request: &Request) -> Result<(), ApiError> {
     tracing::Span::current().record("asked", tracing::field::display(Quote(&request.model)));

@@ -8,7 +8,11 @@ use hyper::{
     HeaderMap, Uri,
     header::{AUTHORIZATION, HOST, ORIGIN},
 };
-use std::net::{IpAddr, SocketAddr};
+use percent_encoding::percent_decode_str;
+use std::{
+    borrow::Cow,
+    net::{IpAddr, SocketAddr},
+};
 use subtle::Choice;
 
 use super::{Key, LOCAL_KEY, Settings};
@@ -75,7 +79,8 @@ impl Auth {
 
     /// Identifies the client by its key. A server without keys is reachable only from this machine and accepts any key,
     /// as clients may send one for another service.
-    pub(super) fn check_key(&self, headers: &HeaderMap, network: u64) -> Result<Client, ApiError> {
+    /// `query` may hold the key as `key=…`; it is empty where that is not accepted.
+    pub(super) fn check_key(&self, headers: &HeaderMap, query: &str, network: u64) -> Result<Client, ApiError> {
         let client = |key: &Key| {
             let mut client = key.client(ONLY_CLIENT);
             if self.has_clients {
@@ -87,8 +92,12 @@ impl Auth {
             return Ok(client(&self.keys[0]));
         }
         let bearer = headers.get_all(AUTHORIZATION).iter().filter_map(|value| bearer(value.to_str().ok()?));
-        let plain = headers.get_all("x-api-key").iter().filter_map(|value| value.to_str().ok());
-        let presented: Vec<Key> = bearer.chain(plain).filter(|key| !key.is_empty()).map(Key::new).take(4).collect();
+        let plain = ["x-api-key", "x-goog-api-key"].into_iter().flat_map(|name| headers.get_all(name));
+        let plain = plain.filter_map(|value| value.to_str().ok());
+        let asked = query.split('&').filter_map(|pair| pair.strip_prefix("key="));
+        let asked = asked.filter_map(|key| percent_decode_str(key).decode_utf8().ok());
+        let presented = bearer.chain(plain).map(Cow::Borrowed).chain(asked).filter(|key| !key.is_empty());
+        let presented: Vec<Key> = presented.map(|key| Key::new(&key)).take(4).collect();
         // All keys are compared even after a match, so that timing reveals nothing.
         let mut matched = None;
         for key in &self.keys {
@@ -106,7 +115,7 @@ impl Auth {
 
 /// Help for every kind of client.
 const KEY_HELP: &str = "set the server's key as ANTHROPIC_API_KEY for Claude Code, as OPENAI_API_KEY or api_key for OpenAI's \
-    clients, and as OLLAMA_API_KEY or the header 'Authorization: Bearer KEY' for Ollama's";
+    clients, as GEMINI_API_KEY for the Gemini CLI, and as OLLAMA_API_KEY or the header 'Authorization: Bearer KEY' for Ollama's";
 
 fn bearer(value: &str) -> Option<&str> {
     let (scheme, token) = value.split_once(' ')?;
@@ -198,7 +207,7 @@ mod tests {
 
     #[test]
     fn without_a_key_set_any_key_or_none_will_do() {
-        let check = |lines: &[(&'static str, &str)]| auth(&[]).check_key(&headers(lines), 1).unwrap();
+        let check = |lines: &[(&'static str, &str)]| auth(&[]).check_key(&headers(lines), "", 1).unwrap();
         let client = check(&[]);
         for line in [("x-api-key", LOCAL_KEY), ("x-api-key", "sk-ant-other"), ("authorization", "Bearer sk-proj-x")] {
             assert_eq!(check(&[line]), client, "{line:?}");
@@ -208,7 +217,7 @@ mod tests {
     #[test]
     fn a_share_is_a_keys_at_an_address() {
         let share = |key: &str, network: u64| {
-            auth(&["one", "two"]).check_key(&headers(&[("x-api-key", key)]), network).unwrap().share
+            auth(&["one", "two"]).check_key(&headers(&[("x-api-key", key)]), "", network).unwrap().share
         };
         assert_eq!(share("one", 1), share("one", 1));
         assert!(share("one", 1) != share("two", 1) && share("one", 1) != share("one", 2));
@@ -216,7 +225,7 @@ mod tests {
 
     #[test]
     fn with_a_key_set_nothing_else_will_do() {
-        let check = |lines: &[(&'static str, &str)]| auth(&["one", "two"]).check_key(&headers(lines), 1).ok();
+        let check = |lines: &[(&'static str, &str)]| auth(&["one", "two"]).check_key(&headers(lines), "", 1).ok();
         let (one, two) = (check(&[("x-api-key", "one")]).unwrap(), check(&[("authorization", "bearer two")]).unwrap());
         assert!(one.id != two.id && one.salt != two.salt);
         assert_eq!(check(&[("authorization", "Bearer wrong"), ("x-api-key", "one")]), Some(one));
@@ -231,6 +240,14 @@ mod tests {
             vec![("authorization", "Bearer ")],
         ] {
             assert_eq!(check(&lines), None, "{lines:?}");
+        }
+        let google = |lines: &[(&'static str, &str)], query: &str| {
+            auth(&["one", "t&o"]).check_key(&headers(lines), query, 1).is_ok()
+        };
+        assert!(google(&[("x-goog-api-key", "one")], "") && google(&[], "key=one"));
+        assert!(google(&[], "alt=sse&key=t%26o"));
+        for query in ["", "key=", "key=on", "key=%6", "Key=one", "akey=one"] {
+            assert!(!google(&[("x-goog-api-key", "two")], query), "{query}");
         }
     }
 }

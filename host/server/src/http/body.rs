@@ -73,11 +73,10 @@ pub(super) async fn read(
     mut reading: Reading,
 ) -> Result<Bytes, ApiError> {
     let mut body = pin!(body);
-    let (mut read, mut held): (Vec<u8>, Option<Share>) = (Vec::new(), None);
+    let (mut read, mut held) = (Vec::new(), memory.nothing(client));
     let began = Instant::now();
     loop {
-        let earned = Duration::from_secs_f64(read.len() as f64 / BYTES_PER_SECOND_MIN);
-        let patience = (limits.body_timeout / GRACE + earned).min(limits.body_timeout);
+        let patience = patience(limits, read.len());
         let Ok(piece) = timeout_at(began + patience, body.next()).await else { return Err(too_slow(limits, patience)) };
         let Some(piece) = piece else { return Ok(counted(read, held)) };
         let invalid = |error| ApiError::new(ErrorCode::InvalidRequest, format!("the body broke off: {error}"));
@@ -86,14 +85,7 @@ pub(super) async fn read(
         if more > limits.body_bytes_max - read.len() {
             return Err(too_large(limits));
         }
-        let is_held = match &mut held {
-            Some(held) => held.grow(more),
-            None => {
-                held = memory.take(client, more);
-                held.is_some()
-            }
-        };
-        if !is_held {
+        if !held.grow(more) {
             return Err(exhausted());
         }
         reading.received(more);
@@ -106,7 +98,13 @@ pub(super) async fn read(
     }
 }
 
-fn too_slow(limits: &Limits, patience: Duration) -> ApiError {
+/// How long a body may take of which this much has arrived.
+pub(super) fn patience(limits: &Limits, bytes: usize) -> Duration {
+    let earned = Duration::from_secs_f64(bytes as f64 / BYTES_PER_SECOND_MIN);
+    (limits.body_timeout / GRACE + earned).min(limits.body_timeout)
+}
+
+pub(super) fn too_slow(limits: &Limits, patience: Duration) -> ApiError {
     let message = if patience < limits.body_timeout {
         format!("the body arrives too slowly, at less than {BYTES_PER_SECOND_MIN} bytes per second")
     } else {
@@ -118,6 +116,14 @@ fn too_slow(limits: &Limits, patience: Duration) -> ApiError {
 fn too_large(limits: &Limits) -> ApiError {
     let message = format!("the body is longer than {} bytes", limits.body_bytes_max);
     ApiError::new(ErrorCode::TooLarge, message)
+}
+
+/// Says in the headers of a stream how long its prompt is, and how much of it need not be read, as far as that is known
+/// when the headers leave.
+pub(super) fn tell_prompt(response: &mut Response, prompt: u32, cached: u32) {
+    let headers = response.headers_mut();
+    headers.insert(HeaderName::from_static("pensieve-prompt-tokens"), HeaderValue::from(prompt));
+    headers.insert(HeaderName::from_static("pensieve-cached-tokens"), HeaderValue::from(cached));
 }
 
 /// Converts an answer to a response. The request holds its permit until the last byte of the answer is handed over, so

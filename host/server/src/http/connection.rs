@@ -23,6 +23,7 @@ use super::{
     BYTES_PER_SECOND_MIN, Limits,
     connections::{ConnectionHandle, ConnectionSlot},
     service::{Ends, Service},
+    upgrade::Upgraded,
 };
 
 /// Time and bytes for which the server keeps reading unwanted input. Closing at once would reset the connection, and a
@@ -61,6 +62,7 @@ async fn serve_requests(
     // Tokens are small and must be sent at once.
     let _ = stream.set_nodelay(true);
     let limits = *service.limits();
+    let upgrading = handle.clone();
     let service = service_fn(move |request: hyper::Request<Incoming>| {
         let (service, handle) = (service.clone(), handle.clone());
         // hyper gives the socket back only if this future is Unpin.
@@ -87,7 +89,15 @@ async fn serve_requests(
     if let Err(error) = &ended {
         tracing::debug!("a connection ended early: {error}");
     }
-    let stream = connection.into_parts().io.into_inner().stream;
+    let parts = connection.into_parts();
+    let socket = parts.io.into_inner();
+    if let Some(upgrade) = upgrading.take_upgrade() {
+        if ended.is_ok() {
+            upgrade.serve(Upgraded { stream: Box::new(socket), read: parts.read_buf, stopping }).await;
+        }
+        return;
+    }
+    let stream = socket.stream;
     if ended.is_ok() && !is_stopping {
         linger(stream).await;
     }

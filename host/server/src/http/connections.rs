@@ -12,6 +12,7 @@ use std::{
 };
 use tokio::sync::Notify;
 
+use super::upgrade::Upgrade;
 use pensieve_protocol::share;
 
 /// A connection counts as active each time this many more bytes of a body have arrived. Single bytes do not keep it
@@ -62,6 +63,7 @@ pub(super) struct ConnectionSlot {
 pub(super) struct ConnectionHandle {
     all: Arc<Connections>,
     id: u64,
+    upgrade: Arc<Mutex<Option<Upgrade>>>,
 }
 
 /// Marks the connection as answering a request, until dropped.
@@ -99,7 +101,10 @@ impl Connections {
             let admission = self.table().admit(network);
             match admission {
                 Admission::Admitted(id, close) => {
-                    return Some(ConnectionSlot { handle: ConnectionHandle { all: self.clone(), id }, close });
+                    return Some(ConnectionSlot {
+                        handle: ConnectionHandle { all: self.clone(), id, upgrade: Arc::default() },
+                        close,
+                    });
                 }
                 Admission::MakingRoom => ended.await,
                 Admission::Refused => return None,
@@ -202,6 +207,15 @@ impl ConnectionHandle {
     pub(super) fn reading(&self) -> Reading {
         self.mark(true);
         Reading { handle: self.clone(), unheard: 0 }
+    }
+
+    /// The connection is handed over once the current answer is written.
+    pub(super) fn upgrade(&self, upgrade: Upgrade) {
+        *self.upgrade.lock().unwrap_or_else(PoisonError::into_inner) = Some(upgrade);
+    }
+
+    pub(super) fn take_upgrade(&self) -> Option<Upgrade> {
+        self.upgrade.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     fn mark(&self, is_quiet: bool) {

@@ -44,6 +44,10 @@ pub(super) async fn health(app: &AppState, is_known: bool) -> ApiResponse {
                 "loads": model.loads,
                 "deaths": model.deaths,
                 "bytes": model.bytes,
+                "measured_bytes": model.measured_bytes,
+                "pinned": model.pinned,
+                "expires_in_s": model.expires_in_s,
+                "progress": model.progress,
                 "device": model.loaded.as_ref().map(|loaded| &loaded.device),
                 "note": model.loaded.as_ref().map(|loaded| &loaded.note),
             })

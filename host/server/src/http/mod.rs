@@ -13,12 +13,15 @@ mod heap;
 mod info;
 mod metrics;
 mod openapi;
+mod panics;
 mod request_log;
 mod router;
 mod routes;
 mod server;
 mod service;
+mod socket;
 mod state;
+mod upgrade;
 
 use sha2::{Digest, Sha256};
 use std::{fmt, time::Duration};

@@ -3,7 +3,11 @@
 //! The log line has method, path, client, dialect, the requested and the actual model, status, tokens and times, and
 //! the reason of a refusal. It never contains prompts, answers or keys.
 
-use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
+use hyper::{
+    Method,
+    body::{Body, Bytes, Frame, SizeHint},
+    header::HeaderValue,
+};
 use std::{
     pin::Pin,
     task::{Context, Poll},
@@ -50,15 +54,16 @@ pub(super) struct LoggedBody {
 impl RequestLog {
     /// Starts tracking a request for the route with this pattern.
     pub(super) fn begin(
-        request: &hyper::Request<Incoming>,
+        method: &Method,
+        path: &str,
+        agent: Option<&HeaderValue>,
         route: &'static str,
         dialect: &'static str,
         answering: Answering,
     ) -> Self {
         let id = fresh_id("req_");
-        let method = request.method();
-        let path = Outside::new(request.uri().path()).at_most(PATH_LEN_MAX).to_string();
-        let agent = request.headers().get(hyper::header::USER_AGENT).and_then(|agent| agent.to_str().ok());
+        let path = Outside::new(path).at_most(PATH_LEN_MAX).to_string();
+        let agent = agent.and_then(|agent| agent.to_str().ok());
         let client = Outside::new(agent.unwrap_or("unknown")).at_most(CLIENT_LEN_MAX).to_string();
         // The empty fields are recorded later, elsewhere.
         let span = tracing::info_span!(
@@ -75,11 +80,19 @@ impl RequestLog {
             outcome = Empty,
             prompt_tokens = Empty,
             reused_tokens = Empty,
-            generated_tokens = Empty
+            read_tokens = Empty,
+            generated_tokens = Empty,
+            cache_miss = Empty
         );
         metrics::gauge!("pensieve_http_requests_in_flight").increment(1);
         let method = if is_common(method) { method.to_string() } else { "other".to_owned() };
         Self { id, span, method, route, status: None, is_complete: false, began: Instant::now(), _answering: answering }
+    }
+
+    /// Ends one that has no HTTP response of its own.
+    pub(super) fn end(mut self, status: u16) {
+        self.status = Some(status);
+        self.is_complete = true;
     }
 
     pub(super) fn answer(mut self, response: Response) -> hyper::Response<LoggedBody> {
@@ -113,8 +126,10 @@ impl Drop for RequestLog {
         let duration_ms = elapsed.as_millis() as u64;
         let outcome = if self.is_complete { "answered" } else { "the client has gone" };
         self.span.in_scope(|| match self.route {
-            // Monitoring polls these every few seconds.
-            "/" | "/health" | "/metrics" => tracing::debug!(status, duration_ms, "{outcome}"),
+            // Monitoring and status lines poll these every few seconds.
+            "/" | "/health" | "/metrics" | "/v1/usage" | "/v1/requests" => {
+                tracing::debug!(status, duration_ms, "{outcome}");
+            }
             _ => tracing::info!(status, duration_ms, "{outcome}"),
         });
     }
@@ -149,8 +164,7 @@ impl Body for LoggedBody {
 }
 
 /// Unknown methods do not become metric labels, which keeps their number bounded.
-fn is_common(method: &hyper::Method) -> bool {
-    use hyper::Method;
+fn is_common(method: &Method) -> bool {
     [Method::GET, Method::POST, Method::HEAD, Method::OPTIONS, Method::PUT, Method::DELETE, Method::PATCH]
         .contains(method)
 }

@@ -7,7 +7,7 @@ use hyper::Method;
 use std::collections::BTreeSet;
 
 use super::filters::Handler;
-use crate::dialects::{ApiError, ErrorCode};
+use crate::dialects::{ApiError, ErrorCode, gemini};
 use pensieve_protocol::outside::Outside;
 
 pub(super) struct Route {
@@ -78,7 +78,11 @@ impl Router {
                 allowed.insert("HEAD");
             }
         }
-        if allowed.is_empty() {
+        // A model's id may be anything, so a mistyped end of a path looks like a part of the id.
+        let is_meant = |route: &Route| {
+            route.method == *method && route.pattern.contains("{id}") && distance(route.pattern, path).is_some()
+        };
+        if allowed.is_empty() || path.ends_with(':') || self.0.iter().any(is_meant) {
             return RouteMatch::NotFound;
         }
         RouteMatch::MethodNotAllowed(allowed.into_iter().collect::<Vec<_>>().join(", "))
@@ -87,6 +91,9 @@ impl Router {
     /// The served path that the client most likely means.
     pub(super) fn normalized(&self, path: &str) -> String {
         let plain = format!("/{}", path.split('/').filter(|part| !part.is_empty()).collect::<Vec<_>>().join("/"));
+        if let Some(path) = gemini_path(&plain) {
+            return path;
+        }
         let is_served = |path: &str| self.0.iter().any(|route| match_path(route.pattern, path).is_some());
         if is_served(&plain) {
             return plain;
@@ -96,17 +103,64 @@ impl Router {
         others.into_iter().find(|other| is_served(other)).unwrap_or(plain)
     }
 
-    /// Error for an unknown path, with the most similar known one.
+    /// Error for an unknown path, with the known one that it may be meant for, if one is near.
     pub(super) fn not_found(&self, path: &str) -> ApiError {
         let shown = Outside::new(path).at_most(120);
-        let nearest = self
-            .0
-            .iter()
-            .map(|route| route.pattern)
-            .max_by(|a, b| strsim::jaro_winkler(a, path).total_cmp(&strsim::jaro_winkler(b, path)));
-        let help = format!("the nearest path is '{}'; GET /openapi.json lists all", nearest.unwrap_or("/"));
+        // A path that is served under another method is not what was meant.
+        let others = self.0.iter().filter(|route| match_path(route.pattern, path).is_none());
+        let near = others.filter_map(|route| Some((distance(route.pattern, path)?, route.pattern))).min();
+        let list = "GET /openapi.json lists all paths";
+        if path.ends_with(':') {
+            let help = format!("a method follows the model's id, such as {}; {list}", gemini::METHODS.join(" or "));
+            return ApiError { help, ..ApiError::new(ErrorCode::NotFound, format!("there is nothing at '{shown}'")) };
+        }
+        let help = near.map_or_else(|| list.to_owned(), |(_, near)| format!("the nearest path is '{near}'; {list}"));
         ApiError { help, ..ApiError::new(ErrorCode::NotFound, format!("there is nothing at '{shown}'")) }
     }
+}
+
+/// The path that is served for one of the Gemini API, which clients reach under several versions, under a project's
+/// path, or without either; `None` for other paths.
+fn gemini_path(path: &str) -> Option<String> {
+    let is_method = gemini::METHODS.iter().any(|method| path.ends_with(method));
+    let (before, model) = path.split_once("/models").filter(|(_, rest)| rest.is_empty() || rest.starts_with('/'))?;
+    (is_method || matches!(before, "/v1alpha" | "/v1beta1")).then(|| format!("{}/models{model}", gemini::ROOT))
+}
+
+/// The number of edits between a path and a pattern; `None` if they have little in common. They do if one is the other's
+/// start, or if they differ in few letters of one segment.
+fn distance(pattern: &str, path: &str) -> Option<usize> {
+    let segments = |path: &str| path.split('/').filter(|part| !part.is_empty()).map(str::to_owned).collect::<Vec<_>>();
+    let (mut known, mut asked) = (segments(pattern), segments(path));
+    for list in [&mut known, &mut asked] {
+        if list.first().is_some_and(|first| matches!(first.as_str(), "v1" | "v1beta")) {
+            list.remove(0);
+        }
+    }
+    if known.is_empty() || asked.is_empty() || known.len() != asked.len() {
+        return None;
+    }
+    let mut edits = 0;
+    for (known, asked) in known.iter().zip(&asked) {
+        // An id may be anything; a method of the Gemini API may follow it.
+        let (known, asked) = match known.split_once('}') {
+            Some((_, "")) => {
+                edits += asked.rfind(':').map_or(0, |colon| asked.len() - colon);
+                continue;
+            }
+            Some((_, method)) => (method, asked.rfind(':').map_or("", |colon| &asked[colon..])),
+            None => (known.as_str(), asked.as_str()),
+        };
+        let distance = strsim::damerau_levenshtein(known, asked);
+        let shared = known.bytes().zip(asked.bytes()).take_while(|(a, b)| a == b).count();
+        // A third of a word may be wrong, or its end.
+        let is_near = distance * 3 <= known.len().max(asked.len());
+        if !is_near && (shared < 4 || shared * 4 < known.len().min(asked.len()) * 3) {
+            return None;
+        }
+        edits += distance;
+    }
+    Some(edits)
 }
 
 #[cfg(test)]
@@ -136,6 +190,17 @@ mod tests {
         check("/v1/health/", "/health");
         check("/v1/nothing/", "/v1/nothing");
         check("/v1beta/messages", "/v1beta/messages");
+        for path in [
+            "/v1beta/models/a:generateContent",
+            "/v1/models/a:generateContent",
+            "/models/a:generateContent",
+            "/v1beta1/projects/p/locations/l/publishers/google/models/a:generateContent",
+            "//v1alpha/models/a:generateContent",
+        ] {
+            check(path, "/v1beta/models/a:generateContent");
+        }
+        check("/v1alpha/models", "/v1beta/models");
+        check("/v1/models/a:latest", "/v1/models/a:latest");
         check("/", "/");
     }
 
@@ -144,8 +209,26 @@ mod tests {
         let error = router().not_found("/v1/chat/complete");
         assert_eq!(error.code, ErrorCode::NotFound);
         let expected = "there is nothing at '/v1/chat/complete'; the nearest path is '/v1/chat/completions'; \
-            GET /openapi.json lists all";
+            GET /openapi.json lists all paths";
         assert_eq!(error.to_string(), expected);
+        for (path, near) in [
+            ("/v1/mesages", Some("/v1/messages")),
+            ("/chat/complete", Some("/v1/chat/completions")),
+            ("/api/chats", Some("/api/chat")),
+            ("/helth", Some("/health")),
+            ("/v1/audio/speech", None),
+            ("/v1/images/generations", None),
+            ("/v1/files", None),
+            ("/v1/moderations", None),
+            ("/v1/model", Some("/v1/models")),
+            ("/index.html", None),
+            ("/", None),
+        ] {
+            let help = router().not_found(path).help;
+            let expected = near.map(|near| format!("the nearest path is '{near}'; "));
+            let expected = format!("{}GET /openapi.json lists all paths", expected.unwrap_or_default());
+            assert_eq!(help, expected, "{path}");
+        }
     }
 
     #[test]
@@ -155,6 +238,30 @@ mod tests {
         assert_eq!(allowed, "GET, HEAD");
         assert!(matches!(router.find(&Method::HEAD, "/health"), RouteMatch::Found(..)));
         assert!(matches!(router.find(&Method::GET, "/nothing"), RouteMatch::NotFound));
+    }
+
+    #[test]
+    fn a_mistyped_end_after_a_model_s_id_is_an_unknown_path() {
+        let table = [
+            (Method::GET, "/v1/models/{id}"),
+            (Method::GET, "/v1beta/models/{id}"),
+            (Method::POST, "/v1beta/models/{id}:generateContent"),
+            (Method::POST, "/v1/models/{id}/pin"),
+        ];
+        let route = |(method, pattern)| Route { method, pattern, handler: Box::new(|_| unreachable!()) };
+        let router = Router::new(table.into_iter().map(route).collect());
+        for (path, help) in [
+            ("/v1beta/models/a:generatContent", Some("the nearest path is '/v1beta/models/{id}:generateContent'")),
+            ("/v1beta/models/a:", Some("a method follows the model's id, such as :generateContent")),
+            ("/v1/models/a/pins", Some("the nearest path is '/v1/models/{id}/pin'")),
+            ("/v1/models/a:latest", None),
+            ("/v1/models/a", None),
+        ] {
+            let is_unknown = matches!(router.find(&Method::POST, path), RouteMatch::NotFound);
+            assert_eq!(is_unknown, help.is_some(), "{path}");
+            let told = router.not_found(path).help;
+            assert!(help.is_none_or(|help| told.starts_with(help)), "{path}: {told}");
+        }
     }
 
     #[test]

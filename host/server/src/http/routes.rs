@@ -1,26 +1,28 @@
 //! All routes on one screen. Query strings matter only for stored responses, and every GET route also serves HEAD.
 
 use bytes::Bytes;
-use futures_util::FutureExt;
 use hyper::{HeaderMap, Method};
-use std::{panic::AssertUnwindSafe, sync::Arc};
+use std::sync::Arc;
 
 use super::{
     body,
     filters::{self, Filter, Response},
     info, metrics, openapi,
+    panics::catch_panic,
     router::{Route, Router},
+    socket,
     state::{AppState, RequestContext},
 };
 use crate::dialects::{
-    ApiError, ApiRequest, ApiResponse, ErrorCode, adapters, anthropic, catalog, embeddings, execute, ollama, openai,
-    responses, token_stream, usage,
+    ApiError, ApiRequest, ApiResponse, adapters, anthropic, catalog, embeddings, execute, gemini, ollama, openai,
+    residency, responses, token_stream, usage,
 };
 
 pub(super) fn router(app: &Arc<AppState>) -> Router {
     let mut routes = anthropic_and_openai(app);
     routes.extend(own(app));
     routes.extend(ollama(app));
+    routes.extend(gemini(app));
     Router::new(routes)
 }
 
@@ -32,13 +34,22 @@ fn anthropic_and_openai(app: &Arc<AppState>) -> Vec<Route> {
         post(app, "/v1/chat/completions", |app, call| openai::chat_completions(app.chats.clone(), call)),
         post(app, "/v1/completions", |app, call| openai::completions(app.chats.clone(), call)),
         post(app, "/v1/responses", |app, call| responses::create(app.chats.clone(), call)),
+        socket(app, "/v1/responses"),
+        post(app, "/v1/responses/compact", |app, call| responses::compact(app.chats.clone(), call)),
         post(app, "/v1/responses/input_tokens", |app, call| responses::input_tokens(app.chats.clone(), call)),
         // Before `/v1/responses/{id}`, as an id may contain slashes.
         get(app, "/v1/responses/{id}/input_items", |_, call| responses::input_items(call)),
+        without_body(app, Method::POST, "/v1/responses/{id}/cancel", |_, call| responses::cancel(call)),
         get(app, "/v1/responses/{id}", |_, call| responses::retrieve(call)),
         delete(app, "/v1/responses/{id}", |_, call| async move { responses::delete(&call) }),
         post(app, "/v1/embeddings", |app, call| embeddings::embeddings(app.chats.clone(), call)),
         post(app, "/v1/rerank", |app, call| embeddings::rerank(app.chats.clone(), call)),
+        post(app, "/v2/rerank", |app, call| embeddings::rerank(app.chats.clone(), call)),
+        post(app, "/rerank", |app, call| embeddings::rerank(app.chats.clone(), call)),
+        post(app, "/v1/score", |app, call| embeddings::score(app.chats.clone(), call)),
+        post(app, "/score", |app, call| embeddings::score(app.chats.clone(), call)),
+        post(app, "/v1/classify", |app, call| embeddings::classify(app.chats.clone(), call)),
+        post(app, "/classify", |app, call| embeddings::classify(app.chats.clone(), call)),
         get(app, "/v1/models", |app, call| async move { catalog::models(&app.chats, &call).await }),
     ]
 }
@@ -51,6 +62,9 @@ fn own(app: &Arc<AppState>) -> Vec<Route> {
         post(app, "/v1/models/{id}/adapters", |app, call| adapters::attach(app.chats.clone(), call)),
         get(app, "/v1/models/{id}/adapters", |app, call| adapters::list(app.chats.clone(), call)),
         delete(app, "/v1/models/{id}/adapters/{name}", |app, call| adapters::detach(app.chats.clone(), call)),
+        post(app, "/v1/models/{id}/unload", |app, call| residency::unload(app.chats.clone(), call)),
+        post(app, "/v1/models/{id}/pin", |app, call| residency::pin(app.chats.clone(), call)),
+        delete(app, "/v1/models/{id}/pin", |app, call| residency::unpin(app.chats.clone(), call)),
         get(app, "/v1/models/{id}", |app, call| async move { catalog::model(&app.chats, &call).await }),
         get(app, "/v1/plugins", |app, _| async move { Ok(info::plugins(&app)) }),
         get(app, "/v1/usage", |_, call| async move { usage::answer(&call) }),
@@ -69,9 +83,25 @@ fn ollama(app: &Arc<AppState>) -> Vec<Route> {
         get(app, "/api/tags", |app, call| ollama::tags(app.chats.clone(), call)),
         get(app, "/api/ps", |app, call| ollama::ps(app.chats.clone(), call)),
         get(app, "/api/version", |_, _| async move { Ok(ollama::version()) }),
-        post(app, "/api/embed", |app, call| embeddings::ollama(app.chats.clone(), call)),
-        post(app, "/api/embeddings", |app, call| embeddings::ollama(app.chats.clone(), call)),
+        post(app, "/api/embed", |app, call| embeddings::embed(app.chats.clone(), call)),
+        post(app, "/api/embeddings", |app, call| embeddings::old_embeddings(app.chats.clone(), call)),
         post(app, "/api/pull", |app, call| ollama::pull(app.chats.clone(), call)),
+    ]
+}
+
+fn gemini(app: &Arc<AppState>) -> Vec<Route> {
+    vec![
+        post(app, "/v1beta/models/{id}:generateContent", |app, call| gemini::generate(app.chats.clone(), call, false)),
+        post(app, "/v1beta/models/{id}:streamGenerateContent", |app, call| {
+            gemini::generate(app.chats.clone(), call, true)
+        }),
+        post(app, "/v1beta/models/{id}:countTokens", |app, call| gemini::count_tokens(app.chats.clone(), call)),
+        post(app, "/v1beta/models/{id}:embedContent", |app, call| embeddings::embed_content(app.chats.clone(), call)),
+        post(app, "/v1beta/models/{id}:batchEmbedContents", |app, call| {
+            embeddings::batch_embed_contents(app.chats.clone(), call)
+        }),
+        get(app, "/v1beta/models", |app, call| async move { catalog::models(&app.chats, &call).await }),
+        get(app, "/v1beta/models/{id}", |app, call| async move { catalog::model(&app.chats, &call).await }),
     ]
 }
 
@@ -111,10 +141,13 @@ where
                 Ok(read) => read,
                 Err(error) => return rejected(error),
             };
-            let memory = app.memory_of(client);
+            let (memory, request) = (app.memory_of(client), context.request_id.clone());
             let call = context.into_request(body, memory.clone(), &app);
-            let answer = catch_panic(handler(app, call)).await;
-            let written = answer.and_then(|answer| body::write(answer, Some(permit), &memory));
+            let answer = catch_panic(handler(app.clone(), call)).await;
+            let mut written = answer.and_then(|answer| body::write(answer, Some(permit), &memory));
+            if let (Ok(response), Some((prompt, cached))) = (&mut written, app.prompt_of(&request)) {
+                body::tell_prompt(response, prompt, cached);
+            }
             written.unwrap_or_else(rejected)
         }
     };
@@ -162,11 +195,12 @@ where
     Route { method, pattern, handler: filters::handler(filters::context().then(answer)) }
 }
 
-/// Turns a panic in a handler into an error of that request. tower-http's layer would replace six lines by a stack of
-/// types.
-async fn catch_panic(answer: impl Future<Output = Result<ApiResponse, ApiError>>) -> Result<ApiResponse, ApiError> {
-    AssertUnwindSafe(answer)
-        .catch_unwind()
-        .await
-        .unwrap_or_else(|_| Err(ApiError::new(ErrorCode::Internal, "internal error; the server's log has details")))
+/// A route that becomes a WebSocket.
+fn socket(app: &Arc<AppState>, pattern: &'static str) -> Route {
+    let app = app.clone();
+    let answer = move |headers: HeaderMap, context: RequestContext, _| {
+        let answer = app.admit(context.share()).and_then(|_permit| socket::accept(&app, context, &headers));
+        std::future::ready(answer.unwrap_or_else(rejected))
+    };
+    Route { method: Method::GET, pattern, handler: filters::handler(filters::context_and_body().then(answer)) }
 }

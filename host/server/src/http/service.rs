@@ -27,7 +27,7 @@ use super::{
 };
 use crate::{
     chat::Client,
-    dialects::{ApiError, Dialect, ErrorCode},
+    dialects::{ApiError, Dialect, ErrorCode, Signs},
     requests::Chats,
 };
 
@@ -77,14 +77,22 @@ impl Service {
     ) -> hyper::Response<LoggedBody> {
         let path = self.router.normalized(request.uri().path());
         let has = |name: &str| request.headers().contains_key(name);
-        let dialect = Dialect::of(&path, has("anthropic-version") || has("x-api-key"));
+        let signs = Signs { anthropic: has("anthropic-version") || has("x-api-key"), google: has("x-goog-api-key") };
+        let dialect = Dialect::of(&path, signs);
         let matched = self.router.find(request.method(), &path);
         let pattern = if let RouteMatch::Found(route, _) = &matched { route.pattern } else { NO_ROUTE };
-        let log = RequestLog::begin(&request, pattern, dialect.name(), connection.answering());
+        let log = RequestLog::begin(
+            request.method(),
+            request.uri().path(),
+            request.headers().get(header::USER_AGENT),
+            pattern,
+            dialect.name(),
+            connection.answering(),
+        );
         let query = request.uri().query().unwrap_or_default().to_owned();
         let request_id = log.id.clone();
         let context = |client, params| RequestContext { client, request_id, dialect, params, query, connection };
-        let serving = self.serve(request, ends, matched, context);
+        let serving = self.serve(request, dialect, ends, matched, context);
         let (mut response, origin) = serving.instrument(log.span.clone()).await;
         let mut retry_after = RETRY_AFTER;
         if let Some(Rejected(error)) = response.extensions_mut().remove() {
@@ -122,6 +130,7 @@ impl Service {
     async fn serve(
         &self,
         mut request: Request<Incoming>,
+        dialect: Dialect,
         ends: Ends,
         matched: RouteMatch<'_>,
         context: impl FnOnce(Option<Client>, PathParams) -> RequestContext,
@@ -139,7 +148,9 @@ impl Service {
             return (preflight(headers), origin);
         }
         let is_public = matches!(&matched, RouteMatch::Found(route, _) if PUBLIC_PATHS.contains(&route.pattern));
-        let client = match self.auth.check_key(headers, connections::network(ends.peer)) {
+        // Only Google's clients put keys into addresses, which end up in logs.
+        let query = request.uri().query().filter(|_| dialect == Dialect::Gemini).unwrap_or_default();
+        let client = match self.auth.check_key(headers, query, connections::network(ends.peer)) {
             Ok(client) => Some(client),
             Err(_) if is_public => None,
             Err(error) => return (routes::rejected(error), origin),

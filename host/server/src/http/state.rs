@@ -43,7 +43,8 @@ impl RequestContext {
 
     pub(super) fn into_request(self, body: Bytes, memory: RequestMemory, app: &AppState) -> ApiRequest {
         let Self { client, request_id, dialect, params: PathParams { id, name }, query, connection: _ } = self;
-        ApiRequest { id, name, query, dialect, body, memory, client, request_id, shared: app.shared.clone() }
+        let shared = app.shared.clone();
+        ApiRequest { id, name, query, dialect, body, memory, client, request_id, local: None, shared }
     }
 }
 
@@ -57,6 +58,15 @@ impl AppState {
 
     pub(super) fn limits(&self) -> &Limits {
         &self.limits
+    }
+
+    pub(super) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// Tokens of the prompt of a request whose answer is being streamed, and those of them from the cache.
+    pub(super) fn prompt_of(&self, request: &str) -> Option<(u32, u32)> {
+        self.shared.usage.prompt_of(request)
     }
 
     pub(super) fn memory_of(&self, client: u64) -> RequestMemory {

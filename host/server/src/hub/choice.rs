@@ -18,6 +18,7 @@ use super::{HubError, HubErrorKind, HubName};
 use pensieve_protocol::{
     checkpoint_files::{BESIDE_WEIGHTS, numbered, parts},
     outside::Outside,
+    towers,
 };
 
 /// Quantizations in order of preference: first small ones that are nearly as good as the original, then better and
@@ -49,10 +50,12 @@ pub(super) struct Choice {
 impl Choice {
     /// Selects among the files of a repository. Unless a file is named, the choice must fit in memory.
     pub(super) fn of(name: &HubName, names: &[String], fits: &dyn Fn(&[String]) -> bool) -> Result<Self, HubError> {
-        match &name.file {
+        let mut choice = match &name.file {
             Some(file) => named(name, file, names),
             None => unnamed(name, names, fits),
-        }
+        }?;
+        choice.files.extend(tower(&choice.head, names));
+        Ok(choice)
     }
 
     /// Selects an adapter's files, without a model in the same repository.
@@ -227,6 +230,24 @@ fn unnamed(name: &HubName, names: &[String], fits: &dyn Fn(&[String]) -> bool) -
     Err(HubError::new(HubErrorKind::Absent, message).help(help))
 }
 
+/// The vision tower of a GGUF file in the same folder of the repository. All of them are the same one in different
+/// precision; half of 32 bits is what such files are made for.
+fn tower(head: &str, names: &[String]) -> Option<String> {
+    let (folder, file) = head.rsplit_once('/').unwrap_or(("", head));
+    if !is_gguf(file) || towers::is_tower(file) {
+        return None;
+    }
+    let beside = |name: &&String| {
+        let (other, file) = name.rsplit_once('/').unwrap_or(("", name));
+        other == folder && towers::is_tower(file)
+    };
+    let precision = |name: &str| {
+        let name = name.to_ascii_uppercase();
+        ["-F16", "_F16", "BF16", "F32"].iter().position(|precision| name.contains(precision)).unwrap_or(usize::MAX)
+    };
+    names.iter().filter(beside).min_by_key(|name| (precision(name), name.as_str())).cloned()
+}
+
 fn is_gguf(name: &str) -> bool {
     name.to_ascii_lowercase().ends_with(".gguf")
 }
@@ -286,12 +307,22 @@ mod tests {
             "mmproj-F16.gguf",
             "README.md",
         ];
-        check("hf:o/r", &names, Ok(("a-q4_k_m.gguf", &["a-q4_k_m.gguf"])));
+        check("hf:o/r", &names, Ok(("a-q4_k_m.gguf", &["a-q4_k_m.gguf", "mmproj-F16.gguf"])));
         check("hf:o/r", &["a.Q6_K.gguf", "a.Q5_K_S.gguf"], Ok(("a.Q5_K_S.gguf", &["a.Q5_K_S.gguf"])));
         check("hf:o/r", &["a-IQ1_S.gguf", "a-F32.gguf", "a-BF16.gguf"], Ok(("a-BF16.gguf", &["a-BF16.gguf"])));
         check("hf:o/r", &["a-UD-Q4_K_XL.gguf", "a-Q8_0.gguf"], Ok(("a-UD-Q4_K_XL.gguf", &["a-UD-Q4_K_XL.gguf"])));
         check("hf:o/r", &["a-mxfp4.gguf", "a-F16.gguf"], Ok(("a-mxfp4.gguf", &["a-mxfp4.gguf"])));
         check("hf:o/r", &["model.gguf", "config.json"], Ok(("model.gguf", &["model.gguf"])));
+    }
+
+    #[test]
+    fn takes_the_vision_tower_beside_a_model() {
+        let names = ["a-Q4_0.gguf", "mmproj-a-f32.gguf", "mmproj-a-bf16.gguf", "mmproj-a-f16.gguf", "q/b.gguf"];
+        check("hf:o/r", &names, Ok((names[0], &[names[0], names[3]])));
+        check("hf:o/r", &names[..3], Ok((names[0], &[names[0], names[2]])));
+        check("hf:o/r", &["a.gguf", "mmproj-a.gguf"], Ok(("a.gguf", &["a.gguf", "mmproj-a.gguf"])));
+        check("hf:o/r/q/b.gguf", &names, Ok((names[4], &[names[4]])));
+        check("hf:o/r/mmproj-a-f32.gguf", &names, Ok((names[1], &[names[1]])));
     }
 
     #[test]

@@ -25,7 +25,7 @@ pub enum HubErrorKind {
 pub struct HubError {
     pub kind: HubErrorKind,
     pub message: String,
-    /// What to do about it; may be empty.
+    /// How to fix it; may be empty.
     pub help: String,
 }
 

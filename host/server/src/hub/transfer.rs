@@ -40,6 +40,28 @@ pub(super) struct HubClient {
     retry: RetryPolicy,
 }
 
+/// A client of web servers with this program's limits, names and certificates.
+pub(super) fn agent(https_only: bool, retry: RetryPolicy) -> Result<Agent, HubError> {
+    let mut tls = TlsConfig::builder();
+    if let Some(roots) = certificates()? {
+        tls = tls.root_certs(roots);
+    }
+    let config = Agent::config_builder()
+        .http_status_as_error(false)
+        .max_redirects(REDIRECTS_MAX)
+        .https_only(https_only)
+        // A token is only for the hub; redirects to storage use signed URLs.
+        .redirect_auth_headers(RedirectAuthHeaders::SameHost)
+        .timeout_resolve(Some(retry.answer))
+        .timeout_connect(Some(retry.answer))
+        .timeout_recv_response(Some(retry.answer))
+        .timeout_recv_body(Some(retry.body))
+        .user_agent(concat!("pensieve/", env!("CARGO_PKG_VERSION")))
+        .tls_config(tls.build())
+        .build();
+    Ok(config.into())
+}
+
 enum Broken {
     Retry { why: String, after: Option<Duration> },
     Final(HubError),
@@ -47,26 +69,9 @@ enum Broken {
 
 impl HubClient {
     pub(super) fn open(hub: &Hub) -> Result<Self, HubError> {
-        let mut tls = TlsConfig::builder();
-        if let Some(roots) = certificates()? {
-            tls = tls.root_certs(roots);
-        }
-        let agent = Agent::config_builder()
-            .http_status_as_error(false)
-            .max_redirects(REDIRECTS_MAX)
-            // An HTTPS hub must not redirect to plain HTTP, where anyone can listen, or into the local network.
-            .https_only(hub.endpoint.starts_with("https://"))
-            // The token is only for the hub; redirects to storage use signed URLs.
-            .redirect_auth_headers(RedirectAuthHeaders::SameHost)
-            .timeout_resolve(Some(hub.retry.answer))
-            .timeout_connect(Some(hub.retry.answer))
-            .timeout_recv_response(Some(hub.retry.answer))
-            .timeout_recv_body(Some(hub.retry.body))
-            .user_agent(concat!("pensieve/", env!("CARGO_PKG_VERSION")))
-            .tls_config(tls.build())
-            .build();
         Ok(Self {
-            agent: agent.into(),
+            // An HTTPS hub must not redirect to plain HTTP, where anyone can listen, or into the local network.
+            agent: agent(hub.endpoint.starts_with("https://"), hub.retry)?,
             endpoint: hub.endpoint.clone(),
             authorization: hub.token.as_ref().map(|token| format!("Bearer {token}")),
             retry: hub.retry,

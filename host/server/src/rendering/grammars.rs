@@ -213,7 +213,7 @@ impl Asking<'_> {
     async fn ask(&mut self, question: &Question, deadline: Duration) -> Result<Answer, Death> {
         let process = match &mut self.process {
             Some(process) => process,
-            none => none.insert(Process::start(&self.pool.program, &policy())?),
+            none => none.insert(Process::start(&self.pool.program, "prompt", &policy())?),
         };
         let answer = process.ask(question, deadline).await;
         if answer.is_err()

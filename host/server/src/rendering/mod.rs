@@ -6,12 +6,15 @@
 //! small, and idle processes of unused models are ended to make room for those of other models.
 
 mod grammars;
+mod media;
 mod process;
 
 #[cfg(test)]
 mod tests;
 
 pub use grammars::{Expressed, GrammarPool};
+pub use media::ImageLimits;
+pub(crate) use media::{Depth, ImageSource, MediaPool, ReadItem};
 
 use std::{
     path::PathBuf,
@@ -30,7 +33,7 @@ use pensieve_protocol::{
     card::Card,
     conversation::Conversation,
     job::{Failure, FailureCode},
-    prompt::{Answer, Question, Tokenizer},
+    prompt::{Answer, ImageWords, Piece, PromptTokens, Question, Tokenizer},
     vocabulary::Vocabulary,
 };
 
@@ -51,6 +54,7 @@ const TEMPLATE_TIME_MAX: Duration = Duration::from_secs(10);
 const PROMPT_TIME_MAX: Duration = Duration::from_secs(20);
 /// Time before a checkpoint that could not be read is tried again.
 const REFUSED_TIME: Duration = Duration::from_secs(60);
+const WRITING: &str = "writing the prompt";
 
 #[derive(Debug)]
 pub struct RendererPool {
@@ -75,7 +79,7 @@ pub struct Renderer {
     freed: Notify,
 }
 
-/// What the server knows of a model's tokenizer and template.
+/// The server's knowledge of a model's tokenizer and template.
 #[derive(Clone, Debug)]
 pub struct Model {
     pub vocabulary: Arc<Vocabulary>,
@@ -160,22 +164,41 @@ impl Renderer {
         self: &Arc<Self>,
         conversation: Conversation,
         tools_in_words: Option<String>,
+        items: Vec<String>,
         salt: Vec<u8>,
-    ) -> Result<Vec<u32>, Failure> {
-        self.tokens(Question::Conversation { conversation: Box::new(conversation), tools_in_words, salt }).await
+    ) -> Result<PromptTokens, Failure> {
+        let conversation = Box::new(conversation);
+        let question = Question::Conversation { conversation, tools_in_words, items, salt };
+        match self.ask(question, PROMPT_TIME_MAX).await? {
+            Ok(Answer::Prompt(prompt)) => Ok(prompt),
+            Ok(Answer::Failed(failure)) => Err(failure),
+            Ok(_) => Err(self.failure(FailureCode::Internal, WRITING, "was answered with something else")),
+            Err(death) => Err(self.died(WRITING, &death)),
+        }
     }
 
     pub async fn text(self: &Arc<Self>, text: String, salt: Vec<u8>) -> Result<Vec<u32>, Failure> {
         self.tokens(Question::Text { text, salt }).await
     }
 
-    async fn tokens(self: &Arc<Self>, question: Question) -> Result<Vec<u32>, Failure> {
-        const WORK: &str = "writing the prompt";
-        match self.ask(question, PROMPT_TIME_MAX).await? {
-            Ok(Answer::Tokens(tokens)) => Ok(tokens),
+    /// Tokenizes texts by themselves, in order.
+    pub async fn texts(self: &Arc<Self>, texts: Vec<Piece>, salt: Vec<u8>) -> Result<Vec<Vec<u32>>, Failure> {
+        const WORK: &str = "tokenizing texts";
+        let count = texts.len();
+        match self.ask(Question::Texts { texts, salt }, PROMPT_TIME_MAX).await? {
+            Ok(Answer::TokensOfEach(tokens)) if tokens.len() == count => Ok(tokens),
             Ok(Answer::Failed(failure)) => Err(failure),
             Ok(_) => Err(self.failure(FailureCode::Internal, WORK, "was answered with something else")),
             Err(death) => Err(self.died(WORK, &death)),
+        }
+    }
+
+    async fn tokens(self: &Arc<Self>, question: Question) -> Result<Vec<u32>, Failure> {
+        match self.ask(question, PROMPT_TIME_MAX).await? {
+            Ok(Answer::Tokens(tokens)) => Ok(tokens),
+            Ok(Answer::Failed(failure)) => Err(failure),
+            Ok(_) => Err(self.failure(FailureCode::Internal, WRITING, "was answered with something else")),
+            Err(death) => Err(self.died(WRITING, &death)),
         }
     }
 
@@ -235,7 +258,7 @@ impl Renderer {
 
     async fn read(&self, permit: OwnedSemaphorePermit, alive: Arc<()>) -> Result<LoadedProcess, Failure> {
         let memory = MEMORY_BYTES + self.card.tokenizer.len() as u64 * MEMORY_PER_TOKENIZER_BYTE;
-        let started = Process::start(&self.pool.program, &fence::prompt(memory));
+        let started = Process::start(&self.pool.program, "prompt", &fence::prompt(memory));
         let process = started.map_err(|death| self.died("reading the model", &death))?;
         let mut loaded = LoadedProcess { process, _permit: permit, _alive: alive };
         let model = self.introduce(&mut loaded.process).await;
@@ -256,7 +279,9 @@ impl Renderer {
             Err(death) => return Err(self.died(work, &death)),
         };
         let work = "reading the chat template";
-        match process.ask(&Question::Template(self.card.chat_template.clone()), TEMPLATE_TIME_MAX).await {
+        let images = self.card.media().and_then(|media| media.image.as_ref()).map(ImageWords::of);
+        let question = Question::Template { source: self.card.chat_template.clone(), images };
+        match process.ask(&question, TEMPLATE_TIME_MAX).await {
             Ok(Answer::Template { takes_tools }) => Ok(Model { vocabulary: Arc::new(*vocabulary), takes_tools }),
             Ok(Answer::Failed(failure)) => Err(failure),
             Ok(_) => Err(self.failure(FailureCode::Internal, work, "was answered with something else")),

@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use serde::{Serialize, de::DeserializeOwned};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     process::{Child, ChildStdin, ChildStdout, Command},
@@ -17,11 +18,12 @@ use tokio::{
 use crate::fleet::{
     child::signal_name,
     footprint::{OverLimit, over_limit},
+    patience::within,
     program,
 };
 use pensieve_protocol::{
     fence::{Policy, VARIABLE},
-    prompt::{Answer, Numbered, PANICKED, Question},
+    prompt::{Numbered, PANICKED},
     wire,
 };
 
@@ -57,10 +59,11 @@ pub(super) enum Death {
 }
 
 impl Process {
-    pub fn start(program: &Path, policy: &Policy) -> Result<Self, Death> {
+    /// Starts the program with this hidden subcommand.
+    pub fn start(program: &Path, verb: &str, policy: &Policy) -> Result<Self, Death> {
         program::check(program).map_err(Death::Spawn)?;
         let mut command = Command::new(program);
-        command.arg("prompt");
+        command.arg(verb);
         command.env_clear().envs(VARIABLES.iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
         command.env(VARIABLE, policy.to_variable());
         // It writes only the allocator's last message, and the status says the same.
@@ -83,22 +86,26 @@ impl Process {
         let _ = timeout(REAP_TIME, self.child.kill()).await;
     }
 
-    pub async fn ask(&mut self, question: &Question, deadline: Duration) -> Result<Answer, Death> {
+    pub async fn ask<Q, A>(&mut self, question: &Q, deadline: Duration) -> Result<A, Death>
+    where
+        Q: Serialize,
+        A: DeserializeOwned,
+    {
         self.asked += 1;
         let frame = wire::encode(&Numbered { number: self.asked, message: question }).map_err(Death::TooLong)?;
         let over_limit = over_limit(self.child.id(), self.memory_limit);
         let answered = tokio::select! {
-            answered = timeout(deadline, self.exchange(&frame)) => answered,
+            answered = within(deadline, self.exchange(&frame)) => answered,
             over = over_limit => return Err(Death::TooLarge(over)),
         };
         match answered {
-            Err(_) => Err(Death::Overdue(deadline)),
-            Ok(Ok(body)) => match wire::decode::<Numbered<Answer>>(&body) {
+            None => Err(Death::Overdue(deadline)),
+            Some(Ok(body)) => match wire::decode::<Numbered<A>>(&body) {
                 Ok(Numbered { number, message }) if number == self.asked => Ok(message),
                 _ => Err(Death::Garbled),
             },
-            Ok(Err(error)) if error.kind() == io::ErrorKind::InvalidData => Err(Death::Garbled),
-            Ok(Err(_)) => {
+            Some(Err(error)) if error.kind() == io::ErrorKind::InvalidData => Err(Death::Garbled),
+            Some(Err(_)) => {
                 let status = timeout(REAP_TIME, self.child.wait()).await;
                 Err(Death::Ended(status.ok().and_then(Result::ok)))
             }

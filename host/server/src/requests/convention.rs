@@ -9,6 +9,7 @@ use std::{
 use lru::LruCache;
 use tokio::sync::OnceCell;
 
+use super::{infill::Infill, thinking::Conclusions};
 use crate::{
     chat::Conversation,
     fleet::Target,
@@ -66,12 +67,22 @@ pub(super) struct Convention {
     pub end_of_turn: Vec<u32>,
     /// Strings that end its turn in a conversation.
     pub stops: &'static [&'static str],
+    /// How it fills in the middle, if it was trained to.
+    pub infill: Option<Infill>,
 }
 
 #[derive(Debug)]
 pub(super) struct ToolDialect {
     pub format: OutputFormat,
     pub markers: Markers,
+    pub conclusions: Conclusions,
+}
+
+impl ToolDialect {
+    fn new(format: OutputFormat, vocabulary: &Vocabulary) -> Self {
+        let (markers, conclusions) = (Markers::of(&format, vocabulary), Conclusions::new(&format, vocabulary));
+        Self { format, markers, conclusions }
+    }
 }
 
 /// The conventions of recently used models.
@@ -130,8 +141,9 @@ impl Convention {
             knows_tools: format.has_calls() && model.takes_tools,
             end_of_turn: ends.filter_map(|name| special(name)).collect(),
             stops: if card.chat_template.is_none() { &PLAIN_STOPS } else { &[] },
-            own: ToolDialect { markers: Markers::of(&format, &vocabulary), format },
-            taught: ToolDialect { markers: Markers::of(&taught, &vocabulary), format: taught },
+            infill: Infill::of(&vocabulary),
+            own: ToolDialect::new(format, &vocabulary),
+            taught: ToolDialect::new(taught, &vocabulary),
             alphabet: vocabulary.alphabet(&[]),
             vocabulary,
             renderer,
@@ -139,9 +151,9 @@ impl Convention {
     }
 
     /// Returns the call format for a conversation, and a description of its tools for the system prompt if the template
-    /// does not support them.
-    pub fn dialect(&self, conversation: &mut Conversation) -> (&ToolDialect, Option<String>) {
-        if self.knows_tools || conversation.tools.is_empty() {
+    /// does not support them. With `has_deferred`, its turns describe more tools.
+    pub fn dialect(&self, conversation: &mut Conversation, has_deferred: bool) -> (&ToolDialect, Option<String>) {
+        if self.knows_tools || (conversation.tools.is_empty() && !has_deferred) {
             return (&self.own, None);
         }
         let tools = std::mem::take(&mut conversation.tools);

@@ -1,25 +1,45 @@
 //! From requests to jobs: renders and tokenizes the prompt, checks its size, and derives the grammar and the sampler
 //! chain. [`Chats`] turns a [`Request`] into a job for the fleet; [`Generation`] reads the job's answer.
 
+mod context;
 mod convention;
+mod images;
+mod infill;
+mod pieces;
+mod rows;
 mod sampling;
+mod scores;
 mod size;
+pub mod summary;
+mod thinking;
+mod toolbox;
+
+pub use self::context::Fitted;
+pub use crate::rendering::ImageLimits;
+pub(crate) use pieces::{PromptChoice, RowText, RowsRequest};
+pub(crate) use rows::Rows;
+pub(crate) use scores::Ranking;
 
 use std::{borrow::Cow, sync::Arc};
 
-use self::convention::{Convention, Conventions, ToolDialect};
+use self::{
+    convention::{Convention, Conventions, ToolDialect},
+    images::ShownImages,
+    toolbox::{Arranged, Toolboxes},
+};
 use crate::{
-    answers::{AnswerReader, Generation, ToolParser},
+    answers::{AnswerReader, Generation, Outline, PromptHistory, ToolParser},
     chat::{Client, Conversation, Input, Request, ResponseFormat, Role, Tool, ToolChoice},
     constraints::Rules,
     fleet::{Fleet, Target},
     formats::{OutputFormat, Signature, Thoughts},
-    rendering::{Expressed, GrammarPool, RendererPool},
+    rendering::{Depth, Expressed, GrammarPool, MediaPool, RendererPool},
 };
 use pensieve_protocol::{
     grammar::{Part, Rule, Spec, Then},
-    job::{Failure, FailureCode, Job},
-    prompt::Syntax,
+    job::{Failure, FailureCode, Job, Thinking},
+    prompt::{ItemSpan, PromptTokens, Syntax},
+    rows::Kind,
 };
 
 /// Number of tokens at a prompt's end in which opened reasoning is searched for.
@@ -31,6 +51,9 @@ pub struct Chats {
     fleet: Arc<Fleet>,
     conventions: Conventions,
     grammars: GrammarPool,
+    media: MediaPool,
+    toolboxes: Toolboxes,
+    history: Arc<PromptHistory>,
 }
 
 /// A request that has been rendered, tokenized, counted and checked, but not queued.
@@ -46,6 +69,9 @@ pub struct Prepared {
     client_stops: usize,
     convention: Arc<Convention>,
     reading: Reading,
+    history: Arc<PromptHistory>,
+    /// `None` for a choice whose prompt another one computes.
+    outline: Option<Outline>,
 }
 
 /// Inputs of the answer parser.
@@ -59,15 +85,26 @@ struct Reading {
 /// A prompt, with the grammar and the parser's settings for its answer.
 struct Prompt {
     tokens: Vec<u32>,
+    /// Where the request's images are.
+    spans: Vec<ItemSpan>,
     spec: Option<Spec>,
+    thinking: Option<Thinking>,
     reading: Reading,
 }
 
 impl Chats {
-    pub fn new(fleet: Arc<Fleet>) -> Self {
+    pub fn new(fleet: Arc<Fleet>, images: ImageLimits) -> Self {
+        let media = MediaPool::new(fleet.program().to_path_buf(), images);
         let pool = RendererPool::new(fleet.program().to_path_buf());
         let grammars = GrammarPool::new(fleet.program().to_path_buf());
-        Self { fleet, conventions: Conventions::new(pool), grammars }
+        Self {
+            fleet,
+            conventions: Conventions::new(pool),
+            grammars,
+            media,
+            toolboxes: Toolboxes::default(),
+            history: Arc::default(),
+        }
     }
 
     pub fn fleet(&self) -> &Arc<Fleet> {
@@ -75,9 +112,10 @@ impl Chats {
     }
 
     /// Renders, tokenizes and checks a request; the model need not be loaded. A prompt that leaves no room for a token
-    /// is [`FailureCode::TooLong`] with the message `prompt is too long: N tokens > M maximum`.
+    /// is [`FailureCode::TooLong`].
     pub async fn prepare(&self, request: Request) -> Result<Prepared, Failure> {
         let target = self.fleet.target(&request.model).await?;
+        check_generates(&target)?;
         check_tokens(&request, target.card.vocabulary)?;
         let convention = self.conventions.of(&target).await?;
         let maximum = target.context.saturating_sub(1);
@@ -89,16 +127,21 @@ impl Chats {
         // If there is a grammar, it may allow text that contains these stop strings.
         let is_open_chat = answer.is_none() && matches!(request.input, Input::Chat(_));
         let own_stops = if is_open_chat { convention.stops } else { &[] };
+        let is_infill = matches!(request.input, Input::Infill { .. });
         let client_stops = request.stops.len();
         // After the client's stops, so that their indices stay valid.
         let stops = request.stops.into_iter().chain(own_stops.iter().map(|stop| (*stop).to_owned()));
         let stops = stops.map(String::into_bytes).collect();
-        let prompt = write(&convention, request.input, answer, &request.client.salt).await?;
+        let tokens = request.thinking_tokens.or_else(|| thinking::of_template(&request.input));
+        let open = request.open_schemas.unwrap_or(target.answers.open_schemas);
+        let shown = self.shown(&target, &request.client, &request.images, &request.input, Depth::Prepared).await?;
+        let arranged = self.arranged(request.client.id, &target, request.input, request.deferred_tools);
+        let outline = Outline::of(&arranged.input);
+        let prompt = arranged.write(&convention, answer, open, &shown, &request.client.salt, maximum).await?;
         let count = prompt.tokens.len();
         let input_tokens = u32::try_from(count).unwrap_or(u32::MAX);
         if input_tokens > maximum {
-            let message = format!("prompt is too long: {count} tokens > {maximum} maximum");
-            return Err(Failure::new(FailureCode::TooLong, message));
+            return Err(size::too_long(count, maximum));
         }
         if let Some(spec) = &prompt.spec {
             let written = spec.written_tokens();
@@ -110,17 +153,22 @@ impl Chats {
             self.grammars.try_grammar(&request.client, &alphabet, spec).await?;
         }
         let room = target.context - input_tokens;
+        let ends_of_infill = convention.infill.as_ref().filter(|_| is_infill).map(|infill| infill.ends.as_slice());
+        let max_tokens = request.max_tokens.map_or(room, |tokens| tokens.min(room));
+        let budget = thinking::budget(tokens, request.effort, &target.answers.efforts, max_tokens);
         let job = Job {
             client: request.client.share,
             salt: request.client.salt,
+            media: shown.media(&self.media, request.client.share, &prompt.spans, &target)?,
             tokens: prompt.tokens,
-            max_tokens: request.max_tokens.map_or(room, |tokens| tokens.min(room)),
+            max_tokens,
             seed: request.sampling.seed.unwrap_or_else(|| fastrand::u64(..)),
             stages: sampling::stages(&request.sampling, target.samplers.as_deref()),
-            stop_tokens: convention.end_of_turn.clone(),
+            stop_tokens: [&convention.end_of_turn, ends_of_infill.unwrap_or_default()].concat(),
             stops,
             logprobs: request.logprobs,
             grammar: prompt.spec,
+            thinking: prompt.thinking.map(|thinking| Box::new(Thinking { budget, ..thinking })),
             adapter: request.adapter.or_of_model(target.adapter.clone())?,
             ..Job::default()
         };
@@ -133,7 +181,17 @@ impl Chats {
             client_stops,
             convention,
             reading: prompt.reading,
+            history: self.history.clone(),
+            outline: Some(outline),
         })
+    }
+
+    /// The input with the tools of its conversation where earlier requests had them.
+    fn arranged(&self, client: u64, target: &Target, input: Input, deferred: Vec<Tool>) -> ArrangedInput {
+        let Input::Chat(conversation) = input else { return ArrangedInput { input, deferred, bare: None } };
+        let Arranged { conversation, deferred, bare } =
+            self.toolboxes.arrange(client, &target.id, conversation, deferred);
+        ArrangedInput { input: Input::Chat(conversation), deferred, bare: bare.map(Input::Chat) }
     }
 
     /// Converts formats of custom tools to regular expressions, in order, or returns why one has none. Fails only if no
@@ -148,8 +206,12 @@ impl Chats {
         let target = self.fleet.target(&request.model).await?;
         check_tokens(&request, target.card.vocabulary)?;
         let convention = self.conventions.of(&target).await?;
-        size::check(&request.input, &convention.vocabulary, target.context.saturating_sub(1))?;
-        let prompt = write(&convention, request.input, None, &request.client.salt).await?;
+        let maximum = target.context.saturating_sub(1);
+        size::check(&request.input, &convention.vocabulary, maximum)?;
+        let shown = self.shown(&target, &request.client, &request.images, &request.input, Depth::Measured).await?;
+        let arranged =
+            self.arranged(request.client.id, &target, request.input, request.deferred_tools).without_own_tools();
+        let prompt = arranged.write(&convention, None, false, &shown, &request.client.salt, maximum).await?;
         Ok(u32::try_from(prompt.tokens.len()).unwrap_or(u32::MAX))
     }
 }
@@ -179,12 +241,14 @@ impl Prepared {
     pub fn choice(&self, index: u32) -> Self {
         let mut choice = self.clone();
         choice.job.seed = self.job.seed.wrapping_add(u64::from(index));
+        choice.outline = choice.outline.filter(|_| index == 0);
         choice
     }
 
     pub fn start(self) -> Result<Generation, Failure> {
         let Reading { is_taught, tools, thoughts } = self.reading;
-        let ToolDialect { format, markers } = if is_taught { &self.convention.taught } else { &self.convention.own };
+        let ToolDialect { format, markers, .. } =
+            if is_taught { &self.convention.taught } else { &self.convention.own };
         let format = OutputFormat {
             calls: format.calls.clone().filter(|_| !tools.is_empty()),
             reasoning: format.reasoning.clone().filter(|_| thoughts != Thoughts::Never),
@@ -199,8 +263,45 @@ impl Prepared {
             end_of_turn: self.convention.end_of_turn.clone(),
             client_stops: self.client_stops,
         };
+        let vocabulary = &self.convention.vocabulary;
+        let compare = |outline| self.history.compare(&self.target.id, &self.job, outline, vocabulary);
+        let comparison = self.outline.map(compare);
         let stream = self.fleet.submit(&self.target, self.job)?;
-        Ok(Generation::new(stream, &self.target.id, reader))
+        Ok(Generation::new(stream, &self.target.id, reader, comparison))
+    }
+}
+
+/// An input that is ready to be written.
+struct ArrangedInput {
+    input: Input,
+    deferred: Vec<Tool>,
+    /// The client's own, to be written if the prompt is too long.
+    bare: Option<Input>,
+}
+
+impl ArrangedInput {
+    /// Without tools that the request does not have: clients count a conversation without them to learn what they cost.
+    fn without_own_tools(self) -> Self {
+        let Some(bare) = self.bare else { return self };
+        Self { input: bare, deferred: Vec::new(), bare: None }
+    }
+
+    async fn write(
+        self,
+        convention: &Arc<Convention>,
+        answer: Option<Part>,
+        open: bool,
+        shown: &ShownImages,
+        salt: &[u8],
+        tokens_max: u32,
+    ) -> Result<Prompt, Failure> {
+        let Self { input, deferred, bare } = self;
+        let Some(bare) = bare else { return write(convention, input, deferred, answer, open, shown, salt).await };
+        let prompt = write(convention, input, deferred, answer.clone(), open, shown, salt).await?;
+        if prompt.tokens.len() <= tokens_max as usize {
+            return Ok(prompt);
+        }
+        write(convention, bare, Vec::new(), answer, open, shown, salt).await
     }
 }
 
@@ -208,36 +309,53 @@ impl Prepared {
 async fn write(
     convention: &Arc<Convention>,
     input: Input,
+    deferred_tools: Vec<Tool>,
     answer: Option<Part>,
+    open: bool,
+    shown: &ShownImages,
     salt: &[u8],
 ) -> Result<Prompt, Failure> {
     let tokens = match input {
-        Input::Chat(conversation) => return converse(convention, conversation, answer, salt).await,
+        Input::Chat(conversation) => {
+            return converse(convention, conversation, deferred_tools, answer, open, shown, salt).await;
+        }
         Input::Text(text) => convention.renderer.text(text, salt.to_vec()).await?,
+        Input::Infill { prefix, suffix } => {
+            let Some(infill) = &convention.infill else { return Err(infill::unknown()) };
+            convention.renderer.text(infill.write(&prefix, &suffix), salt.to_vec()).await?
+        }
         Input::Tokens(tokens) => tokens,
     };
     if tokens.is_empty() {
         return Err(Failure::new(FailureCode::Invalid, "the prompt is empty").at("prompt"));
     }
-    let spec = answer.map(|answer| Spec { reasoning: None, rules: vec![Rule::from_start(answer, Then::Stop)] });
+    let opened = |answer: Part| if open { Part { grammar: answer.grammar.opened(), ..answer } } else { answer };
+    let spec = answer.map(|answer| Spec { reasoning: None, rules: vec![Rule::from_start(opened(answer), Then::Stop)] });
     let reading = Reading { is_taught: false, tools: Arc::new([]), thoughts: Thoughts::Never };
-    Ok(Prompt { tokens, spec, reading })
+    Ok(Prompt { tokens, spans: Vec::new(), spec, thinking: None, reading })
 }
 
 /// Renders and tokenizes a conversation.
 async fn converse(
     convention: &Arc<Convention>,
     mut conversation: Conversation,
+    deferred_tools: Vec<Tool>,
     answer: Option<Part>,
+    open: bool,
+    shown: &ShownImages,
     salt: &[u8],
 ) -> Result<Prompt, Failure> {
-    let (tools, choice, single) =
-        (conversation.tools.clone(), conversation.tool_choice.clone(), conversation.single_call);
+    let has_deferred = !deferred_tools.is_empty();
+    let tools = [conversation.tools.clone(), deferred_tools].concat();
+    let choice = conversation.tool_choice.clone();
+    // A tool that is asked for by name is called once, as by OpenAI.
+    let single = conversation.single_call || matches!(choice, ToolChoice::Named(_));
     check(&tools, &choice)?;
     let continues = conversation.turns.last().is_some_and(|turn| turn.role == Role::Assistant);
-    let (dialect, in_words) = convention.dialect(&mut conversation);
+    let (dialect, in_words) = convention.dialect(&mut conversation, has_deferred);
     let is_taught = in_words.is_some();
-    let tokens = convention.renderer.conversation(conversation, in_words, salt.to_vec()).await?;
+    let prompt = convention.renderer.conversation(conversation, in_words, shown.texts(), salt.to_vec()).await?;
+    let PromptTokens { tokens, items: spans } = prompt;
     let tail = convention.vocabulary.text_of(&tokens[tokens.len().saturating_sub(TAIL_TOKENS)..]);
     let thoughts = match dialect.format.thoughts(&tail) {
         // A continued answer contains no further reasoning.
@@ -252,10 +370,24 @@ async fn converse(
         single,
         answer: answer.as_ref(),
         thoughts,
+        open,
     };
     let spec = rules.spec();
+    let thinking = dialect.conclusions.thinking(thoughts, !tools.is_empty(), &choice);
     let tools = if choice == ToolChoice::None { Vec::new() } else { tools.iter().map(Signature::of).collect() };
-    Ok(Prompt { tokens, spec, reading: Reading { is_taught, tools: tools.into(), thoughts } })
+    Ok(Prompt { tokens, spans, spec, thinking, reading: Reading { is_taught, tools: tools.into(), thoughts } })
+}
+
+/// Checks that a model can write text.
+fn check_generates(target: &Target) -> Result<(), Failure> {
+    let Some(rows) = target.card.rows().filter(|rows| !rows.generates) else { return Ok(()) };
+    let path = match rows.kind {
+        Kind::Embed => "/v1/embeddings",
+        Kind::Rank => "/v1/rerank",
+        Kind::Classify => "/v1/classify",
+    };
+    let message = format!("'{}' {} and writes no text", target.id, rows.kind.deed());
+    Err(Failure::new(FailureCode::Unsupported, message).at("model").with_help(format!("use {path}")))
 }
 
 /// Checks that the tokens of a request are in the model's vocabulary.

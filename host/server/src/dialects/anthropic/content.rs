@@ -4,11 +4,13 @@ use std::borrow::Cow;
 
 use serde_json::{Value, json};
 
+use super::deferred::Deferred;
 use crate::{
     chat::{Part, Role},
     dialects::{
-        ApiError,
+        ApiError, documents,
         fields::{Field, Quote},
+        images::{self, Piece},
     },
 };
 
@@ -35,12 +37,22 @@ pub(super) struct Call {
     pub(super) path: String,
 }
 
+/// The summary in a block that stands for all before it: `None` in other blocks, and in one whose summary failed.
+pub(super) fn compaction<'a>(block: &Field<'a>) -> Result<Option<&'a str>, ApiError> {
+    block.object()?;
+    if block.get("type").string()? != "compaction" {
+        return Ok(None);
+    }
+    block.get("content").optional(|content| content.text(usize::MAX))
+}
+
 /// Converts a block of a user or assistant message; `None` for blocks that are accepted and ignored.
-pub(super) fn part(role: Role, block: &Field<'_>) -> Result<Option<Part>, ApiError> {
+pub(super) fn part(role: Role, block: &Field<'_>, deferred: &mut Deferred) -> Result<Option<Part>, ApiError> {
     block.object()?;
     let kind = block.get("type").string()?;
     match (kind, role) {
         ("text", _) => Ok(Some(Part::Text(text(block)?.to_owned()))),
+        ("compaction", _) => Ok(None),
         ("thinking", Role::Assistant) => {
             block.get("signature").optional(Field::string)?;
             Ok(Some(block.get("thinking").string()?)
@@ -61,20 +73,26 @@ pub(super) fn part(role: Role, block: &Field<'_>) -> Result<Option<Part>, ApiErr
         ("tool_result", Role::User) => {
             let is_error = block.get("is_error").flag(false)?;
             let id = id(&block.get("tool_use_id"))?;
-            Ok(Some(Part::ToolResult { id, text: result(&block.get("content"))?, is_error }))
+            let (text, images) = images::joined(result(&block.get("content"), deferred)?, "\n");
+            Ok(Some(Part::ToolResult { id, text, images, is_error }))
         }
         ("thinking" | "redacted_thinking" | "tool_use", _) => Err(only_in(block, kind, "the assistant's")),
         ("tool_result", _) => Err(only_in(block, kind, "the user's")),
-        _ => replaced(block, kind).map(|text| text.map(Part::Text)),
+        ("image", Role::User) => image(block).map(|piece| Some(piece.into())),
+        _ => replaced(block, kind, deferred).map(|text| text.map(Part::Text)),
     }
 }
 
-/// The text of a block in a system prompt or tool result; may be empty.
-pub(super) fn only_text<'a>(block: &Field<'a>) -> Result<Cow<'a, str>, ApiError> {
+fn image(block: &Field<'_>) -> Result<Piece, ApiError> {
+    images::read(block, || images::source_object(&block.get("source")))
+}
+
+/// The text of a block in a system prompt; may be empty.
+pub(super) fn only_text<'a>(block: &Field<'a>, deferred: &mut Deferred) -> Result<Cow<'a, str>, ApiError> {
     block.object()?;
     match block.get("type").string()? {
         "text" => block.get("text").string().map(Cow::Borrowed),
-        kind => Ok(Cow::Owned(replaced(block, kind)?.unwrap_or_default())),
+        kind => Ok(Cow::Owned(replaced(block, kind, deferred)?.unwrap_or_default())),
     }
 }
 
@@ -88,16 +106,53 @@ fn id(field: &Field<'_>) -> Result<String, ApiError> {
     Ok(bare.unwrap_or(text).to_owned())
 }
 
-/// A tool's output: absent, a string, or blocks, which are joined by newlines.
-fn result(content: &Field<'_>) -> Result<String, ApiError> {
+/// A tool's output: absent, a string, or blocks.
+fn result(content: &Field<'_>, deferred: &mut Deferred) -> Result<Vec<Piece>, ApiError> {
+    if content.is_absent() {
+        return Ok(Vec::new());
+    }
+    if content.is_string() {
+        return content.string().map(|text| vec![Piece::Text(text.to_owned())]);
+    }
+    let piece = |block: Field<'_>| {
+        block.object()?;
+        match block.get("type").string()? {
+            "image" => image(&block),
+            _ => only_text(&block, deferred).map(|text| Piece::Text(text.into_owned())),
+        }
+    };
+    blocks(content)?.map(piece).collect()
+}
+
+/// The text of a document's blocks.
+fn document_text(content: &Field<'_>, deferred: &mut Deferred) -> Result<String, ApiError> {
     if content.is_absent() {
         return Ok(String::new());
     }
     if content.is_string() {
         return content.string().map(str::to_owned);
     }
-    let texts = blocks(content)?.map(|block| only_text(&block)).collect::<Result<Vec<_>, _>>()?;
+    let texts = blocks(content)?.map(|block| only_text(&block, deferred)).collect::<Result<Vec<_>, _>>()?;
     Ok(texts.join("\n"))
+}
+
+/// A document: its text if it has one, else a note.
+fn document(block: &Field<'_>, deferred: &mut Deferred) -> Result<String, ApiError> {
+    let (title, context) = (block.get("title").string_or_empty()?, block.get("context").string_or_empty()?);
+    let source = block.get("source");
+    let kind = source.get("type");
+    source.object()?;
+    match kind.string()? {
+        "text" => Ok(documents::titled(title, context, source.get("data").string()?)),
+        "content" => Ok(documents::titled(title, context, &document_text(&source.get("content"), deferred)?)),
+        "base64" => {
+            let media_type = source.get("media_type").string_or_empty()?;
+            let content = documents::Content::Base64 { media_type, data: source.get("data").string()? };
+            documents::part(block, &content, title)
+        }
+        "url" | "file" => block.elsewhere(documents::NOT_FETCHED),
+        _ => kind.choice(&["text", "content", "base64", "url", "file"]).and_then(|_| block.attachment("document")),
+    }
 }
 
 fn only_in(block: &Field<'_>, kind: &str, whose: &str) -> ApiError {
@@ -106,17 +161,22 @@ fn only_in(block: &Field<'_>, kind: &str, whose: &str) -> ApiError {
 
 /// Replacement text for a block that a text-only model cannot read, or `None` for one that only Anthropic's servers
 /// produce. An error would end the session, since the block stays in its history.
-fn replaced(block: &Field<'_>, kind: &str) -> Result<Option<String>, ApiError> {
+fn replaced(block: &Field<'_>, kind: &str, deferred: &mut Deferred) -> Result<Option<String>, ApiError> {
     match kind {
-        "image" | "document" => block.attachment(kind).map(Some),
+        "image" => images::out_of_place(block).map(Some),
+        "document" => document(block, deferred).map(Some),
         "container_upload" => block.attachment("file").map(Some),
         "search_result" => {
             let title = block.get("title").string_or_empty()?;
             let content = block.get("content");
-            let texts = blocks(&content)?.map(|block| only_text(&block).map(Cow::into_owned));
+            let texts = blocks(&content)?.map(|block| only_text(&block, deferred).map(Cow::into_owned));
             Ok(Some(format!("{title}\n{}", texts.collect::<Result<Vec<_>, _>>()?.join("\n"))))
         }
-        "tool_reference" | "server_tool_use" | "mcp_tool_use" | "mcp_tool_result" | "compaction" => {
+        "tool_reference" => deferred.reference(block).map(Some),
+        "tool_search_tool_result" => {
+            deferred.search_result(block).map(|text| Some(text).filter(|text| !text.is_empty()))
+        }
+        "server_tool_use" | "mcp_tool_use" | "mcp_tool_result" => {
             block.note(format_args!("blocks of type '{kind}' are not served here; it is left out"));
             Ok(None)
         }

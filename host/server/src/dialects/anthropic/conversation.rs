@@ -9,42 +9,44 @@ use std::collections::HashSet;
 use super::{
     billing,
     content::{self, Call},
+    deferred::Deferred,
 };
 use crate::{
     chat::{Part, Role, Turn},
     dialects::{
         ApiError,
         fields::{Field, Quote},
+        orphans,
     },
+    requests::summary,
 };
 
 const MESSAGES_MAX: usize = 100_000;
 
-pub(super) fn read(body: &Field<'_>) -> Result<(String, Vec<Turn>), ApiError> {
+pub(super) fn read(body: &Field<'_>, deferred: &mut Deferred) -> Result<(String, Vec<Turn>), ApiError> {
     let field = body.get("system");
-    let system = if field.is_absent() { String::new() } else { system(&field)? };
+    let system = if field.is_absent() { String::new() } else { system(&field, deferred)? };
     let messages = body.get("messages");
     let items = messages.items(MESSAGES_MAX)?;
-    let count = items.len();
-    if count == 0 {
+    if items.len() == 0 {
         return Err(messages.invalid("should have a message"));
     }
-    let mut reader = Reader::default();
-    for (index, message) in items.enumerate() {
+    let mut reader = Reader::new(deferred);
+    for message in items {
         message.object()?;
-        reader.message(&message, index + 1 == count)?;
+        reader.message(&message)?;
     }
     Ok((system, reader.finish()?))
 }
 
 /// A system prompt: a string, or a list of blocks, which are joined by an empty line.
-fn system(field: &Field<'_>) -> Result<String, ApiError> {
+fn system(field: &Field<'_>, deferred: &mut Deferred) -> Result<String, ApiError> {
     if field.is_string() {
         return field.string().map(|text| billing::strip(text).to_owned());
     }
     let mut texts = Vec::new();
     for block in content::blocks(field)? {
-        let text = content::only_text(&block)?;
+        let text = content::only_text(&block, deferred)?;
         let text = billing::strip(&text);
         if !text.is_empty() {
             texts.push(text.to_owned());
@@ -57,8 +59,8 @@ fn is_blank(content: &Field<'_>) -> bool {
     content.json().is_ok_and(|value| value.as_str() == Some("") || value.as_array().is_some_and(Vec::is_empty))
 }
 
-#[derive(Default)]
-struct Reader {
+struct Reader<'a> {
+    tools: &'a mut Deferred,
     turns: Vec<Turn>,
     /// Calls of the last assistant turn that have no result yet.
     open: Vec<Call>,
@@ -68,8 +70,12 @@ struct Reader {
     calls: HashSet<String>,
 }
 
-impl Reader {
-    fn message(&mut self, message: &Field<'_>, is_last: bool) -> Result<(), ApiError> {
+impl<'a> Reader<'a> {
+    fn new(tools: &'a mut Deferred) -> Self {
+        Self { tools, turns: Vec::new(), open: Vec::new(), deferred: Vec::new(), calls: HashSet::new() }
+    }
+
+    fn message(&mut self, message: &Field<'_>) -> Result<(), ApiError> {
         let role = match message.get("role").choice(&["user", "assistant", "system"])? {
             0 => Role::User,
             1 => Role::Assistant,
@@ -78,26 +84,22 @@ impl Reader {
         let content = message.get("content");
         match role {
             Role::System => {
-                let text = system(&content)?;
+                let text = system(&content, self.tools)?;
                 if !text.is_empty() {
                     let turn = Turn { role, parts: vec![Part::Text(text)] };
                     if self.open.is_empty() { self.turns.push(turn) } else { self.deferred.push(turn) }
                 }
             }
             Role::User => {
-                if is_blank(&content) {
-                    return Err(content.invalid("should not be empty"));
-                }
-                let parts = self.parts(role, &content)?;
+                // Memories that keep the last messages only leave empty ones behind.
+                let parts =
+                    if is_blank(&content) { vec![Part::Text(String::new())] } else { self.parts(role, &content)? };
                 self.user(parts)?;
             }
             Role::Assistant => {
                 self.all_answered()?;
-                if is_blank(&content) {
-                    // The last one may be empty: then there is no prefill.
-                    return if is_last { Ok(()) } else { Err(content.invalid("should not be empty")) };
-                }
-                let parts = self.parts(role, &content)?;
+                // An empty one is left out; as the last one it means that there is no prefill.
+                let parts = if is_blank(&content) { Vec::new() } else { self.parts(role, &content)? };
                 if !parts.is_empty() {
                     self.append(role, parts);
                 }
@@ -112,13 +114,22 @@ impl Reader {
         }
         let mut parts = Vec::new();
         for block in content::blocks(content)? {
-            let part = content::part(role, &block)?;
+            if let Some(text) = content::compaction(&block)? {
+                self.compacted(text);
+                parts.clear();
+                continue;
+            }
+            let part = content::part(role, &block, self.tools)?;
             match &part {
                 Some(Part::ToolCall { id, .. }) => {
                     if !self.calls.insert(id.clone()) {
                         return Err(block.get("id").invalid("another call has this id"));
                     }
                     self.open.push(Call { id: id.clone(), path: block.path().to_owned() });
+                }
+                Some(Part::ToolResult { id, text, images, .. }) if !self.calls.contains(id) => {
+                    parts.extend(orphans::parts(&block, text, images));
+                    continue;
                 }
                 Some(Part::ToolResult { id, .. }) => {
                     let place = self.open.iter().position(|call| call.id == *id);
@@ -135,6 +146,15 @@ impl Reader {
             parts.extend(part);
         }
         Ok(parts)
+    }
+
+    /// A summary stands for all that was read so far.
+    fn compacted(&mut self, text: &str) {
+        self.turns = vec![summary::turn(text)];
+        self.open.clear();
+        self.deferred.clear();
+        self.calls.clear();
+        self.tools.forget();
     }
 
     fn user(&mut self, parts: Vec<Part>) -> Result<(), ApiError> {

@@ -6,13 +6,13 @@ use sha2::{Digest, Sha256};
 
 use super::{
     content::CALL_PREFIX,
-    events::{Block, Event, Piece, Stop, usage_json},
+    events::{Block, Event, Piece, REPETITION, Report, Stop},
 };
 use crate::{
-    chat::Delta,
+    chat::{AppliedEdit, Delta},
     dialects::{ApiError, ErrorCode},
 };
-use pensieve_protocol::job::{Finish, Usage};
+use pensieve_protocol::job::Finish;
 
 /// The part of a message that is known before generation.
 #[derive(Clone, Debug, Default)]
@@ -21,6 +21,8 @@ pub(super) struct Head {
     /// The model name from the client.
     pub(super) model: String,
     pub(super) input_tokens: u32,
+    /// Edits of the conversation; `None` if the request asks for none.
+    pub(super) edits: Option<Vec<AppliedEdit>>,
 }
 
 #[derive(Debug)]
@@ -31,6 +33,7 @@ pub(super) struct MessageEncoder {
     /// Index of the open block, or of the next one.
     index: usize,
     has_called: bool,
+    report: Report,
     is_over: bool,
 }
 
@@ -43,12 +46,13 @@ enum Open {
 
 impl MessageEncoder {
     pub(super) fn new(head: Head, stops: Vec<String>) -> Self {
-        Self { head, stops, open: None, index: 0, has_called: false, is_over: false }
+        let report = Report { edits: head.edits.clone(), ..Report::default() };
+        Self { head, stops, open: None, index: 0, has_called: false, report, is_over: false }
     }
 
     /// Events that are sent before prefill.
     pub(super) fn begin(&self) -> Vec<Event> {
-        let Head { id, model, input_tokens } = self.head.clone();
+        let Head { id, model, input_tokens, .. } = self.head.clone();
         vec![Event::MessageStart { id, model, input_tokens }, Event::Ping]
     }
 
@@ -60,6 +64,7 @@ impl MessageEncoder {
         let mut out = Vec::new();
         match delta {
             Delta::Loading { .. } | Delta::Started { .. } | Delta::Prompt { .. } => {}
+            Delta::CacheMiss(miss) => self.report.miss = Some(miss),
             Delta::Text { text, .. } => {
                 if !text.is_empty() {
                     if !matches!(self.open, Some(Open::Text)) {
@@ -94,13 +99,28 @@ impl MessageEncoder {
             }
             Delta::Finished { reason, usage } => {
                 let stop = self.stop(reason)?;
+                self.report.usage = usage;
+                self.end(stop, &mut out);
+            }
+            Delta::Compacted { summary, usage, is_last } => {
+                self.report.compaction = Some(usage);
                 self.close(&mut out);
-                out.extend([Event::MessageDelta { stop, usage }, Event::MessageStop]);
-                self.is_over = true;
+                out.push(Event::BlockStart { index: self.index, block: Block::Compaction });
+                out.extend([self.piece(Piece::Compaction(summary)), Event::BlockStop { index: self.index }]);
+                self.index += 1;
+                if is_last {
+                    self.end(Stop { reason: "compaction", sequence: None }, &mut out);
+                }
             }
             Delta::Failed(failure) => return Err(failure.into()),
         }
         Ok(out)
+    }
+
+    fn end(&mut self, stop: Stop, out: &mut Vec<Event>) {
+        self.close(out);
+        out.extend([Event::MessageDelta { stop, report: std::mem::take(&mut self.report) }, Event::MessageStop]);
+        self.is_over = true;
     }
 
     fn piece(&self, piece: Piece) -> Event {
@@ -139,7 +159,8 @@ impl MessageEncoder {
             Finish::EndOfTurn | Finish::StopToken(_) | Finish::GrammarDone => {
                 because(if self.has_called { "tool_use" } else { "end_turn" })
             }
-            Finish::Length | Finish::Repetition => because("max_tokens"),
+            Finish::Length => because("max_tokens"),
+            Finish::Repetition => because(REPETITION),
             Finish::ContextFull => because("model_context_window_exceeded"),
             Finish::Deadline => Err(ApiError::new(ErrorCode::Timeout, "the answer took longer than it may")),
             Finish::Cancelled => Err(ApiError::new(ErrorCode::Internal, "the answer was cancelled")),
@@ -154,7 +175,7 @@ pub(super) struct MessageBuilder {
     model: String,
     blocks: Vec<(Block, String, String)>,
     stop: Option<Stop>,
-    usage: Usage,
+    report: Report,
 }
 
 impl MessageBuilder {
@@ -168,27 +189,35 @@ impl MessageBuilder {
                     match piece {
                         Piece::Text(more) | Piece::Thinking(more) | Piece::Json(more) => text.push_str(&more),
                         Piece::Signature(more) => signature.push_str(&more),
+                        Piece::Compaction(summary) => text.push_str(&summary.unwrap_or_default()),
                     }
                 }
             }
-            Event::MessageDelta { stop, usage } => (self.stop, self.usage) = (Some(stop), usage),
+            Event::MessageDelta { stop, report } => (self.stop, self.report) = (Some(stop), report),
             Event::Ping | Event::BlockStop { .. } | Event::MessageStop | Event::Error(_) => {}
         }
     }
 
     pub(super) fn json(&self) -> Value {
         let content: Vec<Value> = self.blocks.iter().map(block_json).collect();
-        json!({
+        let mut message = json!({
             "id": self.id, "type": "message", "role": "assistant", "model": self.model, "content": content,
-            "stop_reason": self.stop.as_ref().map(|stop| stop.reason),
-            "stop_sequence": self.stop.as_ref().and_then(|stop| stop.sequence.as_deref()),
-            "usage": usage_json(&self.usage),
-        })
+            "stop_reason": null, "stop_sequence": null,
+        });
+        self.report.write(&mut message);
+        if let Some(stop) = &self.stop {
+            stop.write(&mut message);
+        }
+        message
     }
 }
 
 fn block_json((block, text, signature): &(Block, String, String)) -> Value {
     match block {
+        Block::Compaction => {
+            let content = Some(text).filter(|text| !text.is_empty());
+            json!({ "type": "compaction", "content": content, "encrypted_content": null })
+        }
         Block::Text => json!({ "type": "text", "text": text }),
         Block::Thinking => json!({ "type": "thinking", "thinking": text, "signature": signature }),
         Block::ToolUse { id, name } => {

@@ -2,8 +2,11 @@
 
 use serde_json::{Value, json};
 
-use super::error;
-use crate::dialects::ApiError;
+use super::{context_management, error};
+use crate::{
+    chat::{AppliedEdit, CacheMiss},
+    dialects::{ApiError, usage::add_miss},
+};
 use pensieve_protocol::job::Usage;
 
 /// An event of a message's stream. Blocks have an index in the message.
@@ -31,17 +34,33 @@ pub(super) enum Event {
     /// Stop reason and usage.
     MessageDelta {
         stop: Stop,
-        usage: Usage,
+        report: Report,
     },
     MessageStop,
     Error(ApiError),
 }
 
+/// The numbers at the end of a message.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Report {
+    pub(super) usage: Usage,
+    pub(super) miss: Option<CacheMiss>,
+    /// Of the summary that was made first.
+    pub(super) compaction: Option<Usage>,
+    /// Edits of the conversation; `None` if the request asks for none.
+    pub(super) edits: Option<Vec<AppliedEdit>>,
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Block {
+    /// A summary of the conversation before it.
+    Compaction,
     Text,
     Thinking,
-    ToolUse { id: String, name: String },
+    ToolUse {
+        id: String,
+        name: String,
+    },
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -49,6 +68,8 @@ pub(super) enum Piece {
     Text(String),
     Thinking(String),
     Signature(String),
+    /// The whole summary; `None` if there is none.
+    Compaction(Option<String>),
     /// A part of the JSON text of a tool call's arguments.
     Json(String),
 }
@@ -58,6 +79,22 @@ pub(super) struct Stop {
     /// The API's `stop_reason`.
     pub(super) reason: &'static str,
     pub(super) sequence: Option<String>,
+}
+
+/// The reason of an answer that ends in a loop, which the API has no word for.
+pub(super) const REPETITION: &str = "repetition";
+
+impl Stop {
+    /// Adds the reason to a message or its delta. A loop counts as the token limit, with the details beside it.
+    pub(super) fn write(&self, message: &mut Value) {
+        let is_loop = self.reason == REPETITION;
+        message["stop_reason"] = if is_loop { "max_tokens" } else { self.reason }.into();
+        message["stop_sequence"] = self.sequence.clone().into();
+        if is_loop {
+            let why = "the answer repeated itself, and was ended";
+            message["stop_details"] = json!({ "type": REPETITION, "explanation": why });
+        }
+    }
 }
 
 impl Event {
@@ -72,7 +109,7 @@ impl Event {
                 let usage = Usage { prompt: *input_tokens, ..Usage::default() };
                 let message = json!({
                     "id": id, "type": "message", "role": "assistant", "model": model, "content": [],
-                    "stop_reason": null, "stop_sequence": null, "usage": usage_json(&usage),
+                    "stop_reason": null, "stop_sequence": null, "usage": usage_json(&usage, None),
                 });
                 json!({ "type": "message_start", "message": message })
             }
@@ -84,9 +121,12 @@ impl Event {
                 json!({ "type": "content_block_delta", "index": index, "delta": piece.json() })
             }
             Self::BlockStop { index } => json!({ "type": "content_block_stop", "index": index }),
-            Self::MessageDelta { stop, usage } => {
-                let delta = json!({ "stop_reason": stop.reason, "stop_sequence": stop.sequence });
-                json!({ "type": "message_delta", "delta": delta, "usage": usage_json(usage) })
+            Self::MessageDelta { stop, report } => {
+                let mut delta = json!({});
+                stop.write(&mut delta);
+                let mut event = json!({ "type": "message_delta", "delta": delta });
+                report.write(&mut event);
+                event
             }
             Self::MessageStop => json!({ "type": "message_stop" }),
             Self::Error(problem) => error::body(problem, request_id),
@@ -94,9 +134,33 @@ impl Event {
     }
 }
 
+impl Report {
+    /// Adds usage and edits to a message or its delta. Making a summary counts by itself.
+    pub(super) fn write(&self, message: &mut Value) {
+        let mut usage = usage_json(&self.usage, self.miss.as_ref());
+        if let Some(compaction) = &self.compaction {
+            let iteration = |kind: &str, of: &Usage| {
+                let mut iteration = usage_json(of, None);
+                iteration["type"] = kind.into();
+                iteration
+            };
+            let mut iterations = vec![iteration("compaction", compaction)];
+            if self.usage != Usage::default() {
+                iterations.push(iteration("message", &self.usage));
+            }
+            usage["iterations"] = iterations.into();
+        }
+        message["usage"] = usage;
+        if let Some(edits) = &self.edits {
+            message["context_management"] = context_management::json(edits);
+        }
+    }
+}
+
 impl Block {
     fn json(&self) -> Value {
         match self {
+            Self::Compaction => json!({ "type": "compaction", "content": null, "encrypted_content": null }),
             Self::Text => json!({ "type": "text", "text": "" }),
             Self::Thinking => json!({ "type": "thinking", "thinking": "", "signature": "" }),
             Self::ToolUse { id, name } => json!({ "type": "tool_use", "id": id, "name": name, "input": {} }),
@@ -109,6 +173,9 @@ impl Piece {
         match self {
             Self::Text(text) => json!({ "type": "text_delta", "text": text }),
             Self::Thinking(text) => json!({ "type": "thinking_delta", "thinking": text }),
+            Self::Compaction(text) => {
+                json!({ "type": "compaction_delta", "content": text, "encrypted_content": null })
+            }
             Self::Signature(text) => json!({ "type": "signature_delta", "signature": text }),
             Self::Json(text) => json!({ "type": "input_json_delta", "partial_json": text }),
         }
@@ -116,11 +183,13 @@ impl Piece {
 }
 
 /// The prompt's tokens are split into three disjoint counts: plain input, cache reads and cache creation.
-pub(super) fn usage_json(usage: &Usage) -> Value {
-    json!({
+pub(super) fn usage_json(usage: &Usage, miss: Option<&CacheMiss>) -> Value {
+    let mut value = json!({
         "input_tokens": usage.prompt.saturating_sub(usage.reused),
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": usage.reused,
         "output_tokens": usage.generated,
-    })
+    });
+    add_miss(&mut value, miss);
+    value
 }

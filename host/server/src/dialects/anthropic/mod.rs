@@ -1,8 +1,8 @@
 //! Anthropic's API: messages, with and without streaming, token counting, and the list of models.
 //!
 //! Deliberate deviations from the original:
-//! - `max_tokens` is capped at what fits the context. `thinking.budget_tokens` is passed to the template as
-//!   `thinking_budget`, which few templates use, and `output_config.effort` as `reasoning_effort`.
+//! - `max_tokens` is capped at what fits the context. `thinking.budget_tokens` and `output_config.effort` limit the
+//!   reasoning, and are passed to the template as `thinking_budget` and `reasoning_effort`.
 //! - The signature of a thinking block is a digest of its text, since clients require one. Any signature is accepted, because
 //!   conversations may come from other servers; redacted thinking is dropped, because it cannot be decrypted here.
 //! - Tools of types with public schemas (`bash_…`, `text_editor_…`, `memory_…`) are offered as ordinary tools with those
@@ -10,16 +10,22 @@
 //!   and an image or document becomes a note in the prompt, unless a setting makes it an error.
 //! - `cache_control` is accepted and ignored: every prompt is cached for its client, so tokens that are not read from the cache
 //!   count as plain input, and none as cache creation.
+//! - Tools with `defer_loading` are written where a `tool_reference` names them. If only Anthropic's own search could find
+//!   them, which is not served, they are loaded like others.
+//! - A request whose last text begins by forbidding calls gets none, as Claude Code's summaries need.
 //! - A message with the role `system` keeps its position, but moves after the results of pending tool calls. Claude Code's
 //!   billing line, which differs in every request, is removed from prompts.
 
 mod billing;
 mod content;
+mod context_management;
 mod conversation;
+mod deferred;
 mod encoder;
 mod error;
 mod events;
 mod known_tools;
+mod no_calls;
 mod request;
 mod tools;
 
@@ -34,13 +40,15 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use super::{
-    ApiError, ApiRequest, ApiResponse, Frame, fresh_id,
+    ApiError, ApiRequest, ApiResponse, Frame,
+    compaction::Start,
+    fresh_id,
     stream::{self, EventEncoder, Generations},
     validation,
 };
 use crate::{
     chat::{Delta, Request},
-    requests::Chats,
+    requests::{Chats, Fitted},
 };
 use encoder::{Head, MessageBuilder, MessageEncoder};
 use events::Event;
@@ -59,17 +67,19 @@ pub(crate) async fn messages(
     always_stream: bool,
 ) -> Result<ApiResponse, ApiError> {
     let first_event = Instant::now() + FIRST_EVENT;
-    let (MessageRequest { request, stream }, warnings) = call.read(|_, body| request::message(body)).await?;
+    let (MessageRequest { request, stream, manages }, warnings) =
+        call.read_conversation(&chats, |_, body| request::message(body)).await?;
     let permit = (stream || always_stream).then(|| call.stream_permit()).transpose()?;
     let (name, stops) = (request.model.clone(), request.stops.clone());
     let model = validation::model_name(&call, &name).to_owned();
     let request = Request { client: call.client(), model, ..request };
     validation::check(&chats, &request)?;
-    let prepared = chats.prepare(request).await?;
-    let head = Head { id: fresh_id("msg_"), model: name, input_tokens: prepared.input_tokens() };
-    let encoder = MessageEncoder::new(head, stops);
+    let Fitted { request, applied, compaction } = chats.fit(request, 0).await?;
+    let start = Start::prepare(&chats, request, compaction).await?;
+    let (id, input_tokens) = (fresh_id("msg_"), start.input_tokens());
+    let encoder = MessageEncoder::new(Head { id, model: name, input_tokens, edits: manages.then_some(applied) }, stops);
     let first_event = first_event.max(Instant::now() + FIRST_EVENT_MIN);
-    let generations = Generations::start(&call, vec![prepared], first_event).await?;
+    let generations = start.generations(&call, first_event).await?;
     let answer = match permit {
         Some(permit) => {
             let encoder = MessageEvents { encoder, request_id: call.request_id };
@@ -82,10 +92,19 @@ pub(crate) async fn messages(
 
 /// `POST /v1/messages/count_tokens`: counts the tokens of the prompt that the same message would have.
 pub(crate) async fn count_tokens(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
-    let (request, warnings) = call.read(|_, body| request::count(body)).await?;
+    let ((request, manages), warnings) = call.read_conversation(&chats, |_, body| request::count(body)).await?;
     let model = validation::model_name(&call, &request.model).to_owned();
-    let tokens = chats.count(Request { client: call.client(), model, ..request }).await?;
-    Ok(ApiResponse::json(&json!({ "input_tokens": tokens })).with_warnings(warnings))
+    let request = Request { client: call.client(), model, ..request };
+    if !manages {
+        let tokens = chats.count(request).await?;
+        return Ok(ApiResponse::json(&json!({ "input_tokens": tokens })).with_warnings(warnings));
+    }
+    let original = chats.count(request.clone()).await?;
+    let edited = chats.fit(request, 0).await?;
+    let tokens = if edited.applied.is_empty() { original } else { chats.count(edited.request).await? };
+    let management = json!({ "original_input_tokens": original });
+    let body = json!({ "input_tokens": tokens, "context_management": management });
+    Ok(ApiResponse::json(&body).with_warnings(warnings))
 }
 
 struct MessageEvents {

@@ -2,10 +2,14 @@
 
 use serde_json::Value;
 
-use super::{conversation, error::THREAD, tools};
+use super::{context_management, conversation, deferred::Deferred, error::THREAD, no_calls, tools};
 use crate::{
-    chat::{Conversation, Input, Request, ResponseFormat, SamplingParams},
-    dialects::{ApiError, extensions, fields::Field},
+    chat::{Conversation, Effort, Input, Request, ResponseFormat, SamplingParams, Tool, ToolChoice},
+    dialects::{
+        ApiError, extensions,
+        fields::Field,
+        openai::options::{self, EFFORTS},
+    },
 };
 use pensieve_protocol::grammar::Grammar;
 
@@ -20,20 +24,24 @@ pub(super) struct MessageRequest {
     /// The request without its client, which the body does not contain.
     pub(super) request: Request,
     pub(super) stream: bool,
+    /// It asks for edits of a conversation that has grown long.
+    pub(super) manages: bool,
 }
 
 pub(super) fn message(body: &Field<'_>) -> Result<MessageRequest, ApiError> {
     let max_tokens = body.get("max_tokens").count(1)?;
     let stream = body.get("stream").flag(false)?;
-    Ok(MessageRequest { request: Request { max_tokens: Some(max_tokens), ..request(body)? }, stream })
+    let (request, manages) = request(body)?;
+    Ok(MessageRequest { request: Request { max_tokens: Some(max_tokens), ..request }, stream, manages })
 }
 
 /// Reads the body of `count_tokens`, which lacks the fields about the answer.
-pub(super) fn count(body: &Field<'_>) -> Result<Request, ApiError> {
+pub(super) fn count(body: &Field<'_>) -> Result<(Request, bool), ApiError> {
     request(body)
 }
 
-fn request(body: &Field<'_>) -> Result<Request, ApiError> {
+/// The request, and whether it asks for edits of its conversation.
+fn request(body: &Field<'_>) -> Result<(Request, bool), ApiError> {
     if let Some(metadata) = body.get("metadata").present() {
         metadata.object()?;
         metadata.get("user_id").optional(|user| user.text(USER_LEN_MAX))?;
@@ -44,16 +52,22 @@ fn request(body: &Field<'_>) -> Result<Request, ApiError> {
             "this server keeps no conversations; send all messages with every request",
         ));
     }
+    let edits = context_management::read(body)?;
+    let (conversation, deferred_tools) = conversation(body)?;
     let mut request = Request {
         model: body.get("model").text(MODEL_LEN_MAX)?.to_owned(),
         sampling: sampling(body)?,
         stops: body.get("stop_sequences").optional(stops)?.unwrap_or_default(),
         format: format(body)?,
-        input: Input::Chat(conversation(body)?),
+        input: Input::Chat(conversation),
+        deferred_tools,
+        context: edits.clone().unwrap_or_default(),
         ..Request::default()
     };
+    let effort = body.get("output_config").get("effort");
+    request.effort = effort.optional(options::effort)?.and_then(|level| Effort::named(EFFORTS[level]));
     extensions::read(body, &mut request)?;
-    Ok(request)
+    Ok((request, edits.is_some()))
 }
 
 fn sampling(body: &Field<'_>) -> Result<SamplingParams, ApiError> {
@@ -87,13 +101,20 @@ fn format(body: &Field<'_>) -> Result<ResponseFormat, ApiError> {
     Ok(ResponseFormat::Free)
 }
 
-fn conversation(body: &Field<'_>) -> Result<Conversation, ApiError> {
-    let (system, turns) = conversation::read(body)?;
-    let tools = tools::list(body)?;
-    let (tool_choice, single_call) = tools::choice(body, &tools)?;
+/// The conversation, and the tools outside of its head that may be called.
+fn conversation(body: &Field<'_>) -> Result<(Conversation, Vec<Tool>), ApiError> {
+    let (tools, deferred) = tools::list(body)?;
+    let mut deferred = Deferred::new(&tools, deferred);
+    let (mut tool_choice, single_call) = tools::choice(body, &tools, &deferred)?;
+    let (system, turns) = conversation::read(body, &mut deferred)?;
+    if tool_choice == ToolChoice::Auto && no_calls::are_asked_for(&turns) {
+        tool_choice = ToolChoice::None;
+    }
+    let required = if let ToolChoice::Named(name) = &tool_choice { Some(name.as_str()) } else { None };
+    let deferred = deferred.callable(&turns, required);
     let mut conversation = Conversation { system, turns, tools, tool_choice, single_call, ..Conversation::default() };
     think(body, &mut conversation)?;
-    Ok(conversation)
+    Ok((conversation, deferred))
 }
 
 /// Without the field there is no reasoning, as in the original. Adaptive thinking leaves it to the template.
@@ -115,9 +136,9 @@ fn think(body: &Field<'_>, conversation: &mut Conversation) -> Result<(), ApiErr
     }
     let effort = body.get("output_config").get("effort");
     if let Some(effort) = effort.present() {
-        let effort = match effort.string()? {
-            level @ ("low" | "medium" | "high") => level,
-            // Templates have three levels at most. Unknown levels are newer than this code and are ignored.
+        let effort = match EFFORTS[options::effort(effort)?] {
+            level @ ("minimal" | "low" | "medium" | "high") => level,
+            // Templates have three levels at most.
             "xhigh" | "max" => "high",
             _ => return Ok(()),
         };

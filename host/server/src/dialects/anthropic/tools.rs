@@ -12,30 +12,36 @@ use crate::{
     },
 };
 
-use super::known_tools;
+use super::{deferred::Deferred, known_tools};
 
 const TOOLS_MAX: usize = 512;
 const NAME_LEN_MAX: usize = 128;
+/// Start of the types of Anthropic's own search for tools.
+const SEARCH: &str = "tool_search_tool_";
 
-pub(super) fn list(body: &Field<'_>) -> Result<Vec<Tool>, ApiError> {
+/// The tools for the prompt's head, and those whose loading is deferred.
+pub(super) fn list(body: &Field<'_>) -> Result<(Vec<Tool>, Vec<Tool>), ApiError> {
     let field = body.get("tools");
     if field.is_absent() {
-        return Ok(Vec::new());
+        return Ok(Default::default());
     }
     let mut names = HashSet::new();
-    let mut tools = Vec::new();
+    let (mut tools, mut deferred) = (Vec::new(), Vec::new());
+    let is_theirs = |item: Field<'_>| item.get("type").string().is_ok_and(|kind| kind.starts_with(SEARCH));
+    // What only a search that is not served could find must be in the head.
+    let may_defer = !field.items(TOOLS_MAX)?.any(is_theirs);
     for item in field.items(TOOLS_MAX)? {
         let Some(tool) = tool(&item)? else { continue };
         if !names.insert(tool.name.clone()) {
             return Err(item.get("name").invalid(format_args!("there is another tool called '{}'", tool.name)));
         }
-        tools.push(tool);
+        if item.get("defer_loading").flag(false)? && may_defer { deferred.push(tool) } else { tools.push(tool) }
     }
-    Ok(tools)
+    Ok((tools, deferred))
 }
 
 /// Reads `tool_choice`; the flag is true if parallel calls are disabled.
-pub(super) fn choice(body: &Field<'_>, tools: &[Tool]) -> Result<(ToolChoice, bool), ApiError> {
+pub(super) fn choice(body: &Field<'_>, tools: &[Tool], deferred: &Deferred) -> Result<(ToolChoice, bool), ApiError> {
     let field = body.get("tool_choice");
     if field.is_absent() {
         return Ok((ToolChoice::Auto, false));
@@ -43,6 +49,7 @@ pub(super) fn choice(body: &Field<'_>, tools: &[Tool]) -> Result<(ToolChoice, bo
     field.object()?;
     let kind = field.get("type").choice(&["auto", "any", "tool", "none"])?;
     let single = field.get("disable_parallel_tool_use").flag(false)?;
+    let is_known = |name: &str| tools.iter().any(|tool| tool.name == name) || deferred.knows(name);
     // Unsupported tools have been dropped, so the chosen tool may be missing.
     let listed = body.get("tools");
     let is_listed = |name: &str| {
@@ -53,16 +60,18 @@ pub(super) fn choice(body: &Field<'_>, tools: &[Tool]) -> Result<(ToolChoice, bo
     };
     let has_lost = |name: Option<&str>| match name {
         None => {
-            tools.is_empty() && listed.json().is_ok_and(|list| list.as_array().is_some_and(|list| !list.is_empty()))
+            tools.is_empty()
+                && !deferred.any()
+                && listed.json().is_ok_and(|list| list.as_array().is_some_and(|list| !list.is_empty()))
         }
-        Some(name) => is_listed(name) && !tools.iter().any(|tool| tool.name == name),
+        Some(name) => is_listed(name) && !is_known(name),
     };
     let wanted = field.get("name");
     if kind == 1 && has_lost(None) || kind == 2 && has_lost(wanted.string().ok()) {
         field.note("the tool that has to be called is not served here; any tool or none may be called");
         return Ok((ToolChoice::Auto, single));
     }
-    if tools.is_empty() && matches!(kind, 1 | 2) {
+    if tools.is_empty() && !deferred.any() && matches!(kind, 1 | 2) {
         return Err(field.invalid("asks for a call, but the request has no tools"));
     }
     let choice = match kind {
@@ -71,7 +80,7 @@ pub(super) fn choice(body: &Field<'_>, tools: &[Tool]) -> Result<(ToolChoice, bo
         2 => {
             let name = field.get("name");
             let wanted = name.text(NAME_LEN_MAX)?;
-            if !tools.iter().any(|tool| tool.name == wanted) {
+            if !is_known(wanted) {
                 return Err(
                     name.invalid(format_args!("there is no tool '{}' among the request's tools", Quote(wanted)))
                 );

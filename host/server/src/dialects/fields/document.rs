@@ -1,5 +1,7 @@
 //! A request's body as an object of fields.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use serde_json::Value;
 
@@ -7,9 +9,10 @@ use super::{
     super::{ApiError, ErrorCode, memory::RequestMemory},
     field::Field,
     members::Members,
-    notes::Notes,
+    notes::{ImageIntake, Notes},
     value,
 };
+use crate::chat::Image;
 
 /// A request body with the notes made while reading it. Fields are parsed on demand.
 #[derive(Debug)]
@@ -35,6 +38,16 @@ impl Document {
     #[allow(clippy::unwrap_used, reason = "only for tests")]
     pub(crate) fn of(value: &Value) -> Self {
         Self::unlimited(value.to_string().as_bytes(), Notes::default()).unwrap()
+    }
+
+    /// Takes images in, as the model reads them.
+    pub(crate) fn take_images(&mut self, intake: ImageIntake) {
+        self.notes.take_images(intake);
+    }
+
+    /// The images that have been read.
+    pub(crate) fn images(&self) -> Vec<Arc<Image>> {
+        self.notes.images()
     }
 
     pub(crate) fn root(&self) -> Field<'_> {

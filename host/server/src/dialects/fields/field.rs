@@ -1,16 +1,19 @@
 //! A field of a request, with its path for errors.
 
-use std::{fmt, ops::RangeInclusive};
+use std::{fmt, ops::RangeInclusive, sync::Arc};
 
 use serde_json::{Map, Value};
 
 use super::{
     super::{ApiError, ErrorCode},
     members::Members,
-    notes::Notes,
+    notes::{ImageIntake, Notes},
 };
+use crate::chat::Image;
 use pensieve_protocol::outside::Outside;
 
+/// The note that stands in the prompt for a document that is not in the request.
+const ELSEWHERE: &str = "its content is not here";
 const QUOTE_LEN_MAX: usize = 60;
 
 /// A field of a request, which may be absent.
@@ -65,7 +68,7 @@ impl<'a> Field<'a> {
     /// The JSON text of the member `name` without white space; `None` if it is absent or null.
     pub(crate) fn text_of(&self, name: &str) -> Option<String> {
         let text = match self.source {
-            Source::Body(members) => members.iter().find(|(member, _)| *member == name).map(|(_, text)| compact(text)),
+            Source::Body(members) => members.json_of(name).map(compact),
             _ => self.get(name).source.value().map(Value::to_string),
         };
         text.filter(|text| text != "null")
@@ -123,15 +126,47 @@ impl<'a> Field<'a> {
         notes.add(format!("{}: {what}", self.path));
     }
 
-    /// Replacement text for an attachment that a text-only model cannot read. An error would end the session, since the
-    /// attachment stays in its history.
-    pub(crate) fn attachment(&self, kind: &str) -> Result<String, ApiError> {
-        if self.notes.is_some_and(Notes::rejects_attachments) {
-            return Err(self.invalid(format_args!("this model reads text only, so it cannot take this {kind}")));
+    /// Notes every member that nothing has read, except those in `ignored`, which have no use here. A value that says
+    /// nothing, such as null or an empty list, needs no note. Call this when all others have been read.
+    pub(crate) fn note_unknown(&self, ignored: &[&str]) {
+        let Source::Body(members) = self.source else { return };
+        for (name, text) in members.unknown() {
+            if !ignored.contains(&name) && !matches!(compact(text).as_str(), "null" | "\"\"" | "[]" | "{}") {
+                let Some(notes) = self.notes else { return };
+                notes.add(format!("{}: this server does not know this field; it has no effect", Quote(name)));
+            }
         }
-        self.note(format_args!("this model reads text only; a note stands in the prompt for the {kind}"));
+    }
+
+    /// Replacement text for an attachment that the model cannot read. An error would end the session, since the attachment
+    /// stays in its history.
+    pub(crate) fn attachment(&self, kind: &str) -> Result<String, ApiError> {
+        let reads = if self.intake().is_some() { "text and images only" } else { "text only" };
+        if self.notes.is_some_and(Notes::rejects_attachments) {
+            return Err(self.invalid(format_args!("this model reads {reads}, so it cannot take this {kind}")));
+        }
+        self.note(format_args!("this model reads {reads}; a note stands in the prompt for the {kind}"));
         let article = if kind.starts_with(['a', 'e', 'i', 'o', 'u']) { "an" } else { "a" };
-        Ok(format!("[{article} {kind} was attached; this model reads text only]"))
+        Ok(format!("[{article} {kind} was attached; this model reads {reads}]"))
+    }
+
+    /// Where images go, for a model that reads some.
+    pub(crate) fn intake(&self) -> Option<&'a ImageIntake> {
+        self.notes.and_then(Notes::intake)
+    }
+
+    /// The images that have been read so far, here and elsewhere.
+    pub(crate) fn images(&self) -> Vec<Arc<Image>> {
+        self.notes.map(Notes::images).unwrap_or_default()
+    }
+
+    /// Replacement text for a document that is not in the request but somewhere else, which `why` says.
+    pub(crate) fn elsewhere(&self, why: &str) -> Result<String, ApiError> {
+        if self.notes.is_some_and(Notes::rejects_attachments) {
+            return Err(self.invalid(why));
+        }
+        self.note(format_args!("{why}; a note stands in the prompt for the document"));
+        Ok(format!("[a document was attached, but {ELSEWHERE}]"))
     }
 
     pub(crate) fn json(&self) -> Result<&'a Value, ApiError> {
@@ -163,7 +198,8 @@ impl<'a> Field<'a> {
     pub(crate) fn choice(&self, words: &[&str]) -> Result<usize, ApiError> {
         let text = self.string()?;
         words.iter().position(|word| *word == text).ok_or_else(|| {
-            let words = words.join("', '");
+            // An empty word stands for none, and is no choice to offer.
+            let words = words.iter().filter(|word| !word.is_empty()).copied().collect::<Vec<_>>().join("', '");
             self.invalid(format_args!("should be one of '{words}', not '{}'", Quote(text)))
         })
     }
@@ -187,7 +223,8 @@ impl<'a> Field<'a> {
         match self.source {
             Source::Absent => Ok(Vec::new()),
             _ if self.is_string() => Ok(vec![text(self)?]),
-            _ => self.items(count_max)?.map(|item| text(&item)).collect(),
+            _ if self.json()?.is_array() => self.items(count_max)?.map(|item| text(&item)).collect(),
+            _ => Err(self.should_be("a string or a list of strings")),
         }
     }
 

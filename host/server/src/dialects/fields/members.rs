@@ -1,7 +1,14 @@
 //! The members of a JSON object, each parsed when it is first read. Unread members are only checked to be valid JSON:
 //! clients send fields that mean nothing here, and a hostile client sends millions of them.
 
-use std::{fmt, ops::Range, sync::OnceLock};
+use std::{
+    fmt,
+    ops::Range,
+    sync::{
+        OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use bytes::Bytes;
 use serde::de::{self, Deserializer, IgnoredAny, MapAccess, Visitor};
@@ -27,6 +34,8 @@ struct Member {
     name: String,
     span: Range<usize>,
     value: OnceLock<Result<Value, ApiError>>,
+    /// Something has asked for it by its name.
+    is_known: AtomicBool,
 }
 
 impl Members {
@@ -53,7 +62,7 @@ impl Members {
 
     /// The value of a member, parsed at the first call; `None` if there is no such member.
     pub(super) fn get(&self, name: &str) -> Option<Result<&Value, &ApiError>> {
-        let member = self.list.iter().find(|member| member.name == name)?;
+        let member = self.find(name)?;
         let read = || {
             value::read(self.text(&member.span), &self.memory).map_err(|error| match error.code {
                 ErrorCode::InvalidRequest => ApiError::field(name, error.message),
@@ -68,9 +77,26 @@ impl Members {
         self.list.iter().map(|member| (member.name.as_str(), self.text(&member.span)))
     }
 
+    /// The members that nothing has asked for, with their JSON texts.
+    pub(super) fn unknown(&self) -> impl Iterator<Item = (&str, &str)> {
+        let unknown = self.list.iter().filter(|member| !member.is_known.load(Ordering::Relaxed));
+        unknown.map(|member| (member.name.as_str(), self.text(&member.span)))
+    }
+
+    /// The JSON text of a member.
+    pub(super) fn json_of(&self, name: &str) -> Option<&str> {
+        self.find(name).map(|member| self.text(&member.span))
+    }
+
+    fn find(&self, name: &str) -> Option<&Member> {
+        let member = self.list.iter().find(|member| member.name == name)?;
+        member.is_known.store(true, Ordering::Relaxed);
+        Some(member)
+    }
+
     /// A member's JSON text, as a slice of the shared body.
     pub(crate) fn bytes(&self, name: &str) -> Option<Bytes> {
-        let member = self.list.iter().find(|member| member.name == name)?;
+        let member = self.find(name)?;
         Some(self.text.slice(member.span.clone()))
     }
 
@@ -124,7 +150,10 @@ impl<'de> Visitor<'de> for MembersVisitor<'de, '_> {
             match list.iter_mut().find(|member| member.name == name) {
                 // The last of several members with one name wins, as within values.
                 Some(member) => member.span = span,
-                None => list.push(Member { name, span, value: OnceLock::new() }),
+                None => {
+                    let (value, is_known) = (OnceLock::new(), AtomicBool::new(false));
+                    list.push(Member { name, span, value, is_known });
+                }
             }
         }
         Ok(list)

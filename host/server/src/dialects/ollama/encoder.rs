@@ -9,6 +9,7 @@ use crate::{
     chat::Delta,
     dialects::{
         ApiError, ErrorCode, Frame, catalog,
+        openai::logprobs_of,
         stream::{EventEncoder, ended_early},
     },
 };
@@ -57,6 +58,7 @@ pub(super) struct LineEncoder {
     call: Option<(String, String)>,
     text: String,
     thinking: String,
+    logprobs: Vec<Value>,
     calls: Vec<Value>,
     last: Option<Value>,
 }
@@ -73,6 +75,7 @@ impl LineEncoder {
             call: None,
             text: String::new(),
             thinking: String::new(),
+            logprobs: Vec::new(),
             calls: Vec::new(),
             last: None,
         }
@@ -83,6 +86,9 @@ impl LineEncoder {
         let mut whole = self.shape.entry(&self.model, &self.text, &self.thinking);
         if !self.calls.is_empty() {
             whole["message"]["tool_calls"] = self.calls.into();
+        }
+        if !self.logprobs.is_empty() {
+            whole["logprobs"] = self.logprobs.into();
         }
         if let (Value::Object(whole), Value::Object(last)) = (&mut whole, self.last?) {
             whole.extend(last.into_iter().filter(|(name, _)| !["message", "response"].contains(&name.as_str())));
@@ -110,7 +116,8 @@ impl LineEncoder {
     fn finish(&mut self, reason: Finish, usage: Usage) -> Result<Vec<u8>, ApiError> {
         let reason = match reason {
             Finish::EndOfTurn | Finish::StopToken(_) | Finish::StopString(_) | Finish::GrammarDone => "stop",
-            Finish::Length | Finish::Repetition | Finish::ContextFull | Finish::Deadline => "length",
+            Finish::Repetition => "repetition",
+            Finish::Length | Finish::ContextFull | Finish::Deadline => "length",
             Finish::Cancelled => {
                 return Err(ApiError::new(
                     ErrorCode::Unavailable,
@@ -119,7 +126,7 @@ impl LineEncoder {
             }
         };
         // An incomplete call is dropped.
-        let is_incomplete = reason == "length"
+        let is_incomplete = reason != "stop"
             && self.call.as_ref().is_some_and(|(_, text)| serde_json::from_str::<Value>(text).is_err());
         if is_incomplete {
             self.call = None;
@@ -158,10 +165,16 @@ impl EventEncoder for LineEncoder {
                 self.started.get_or_insert_with(Instant::now);
                 Vec::new()
             }
-            Delta::Text { text, .. } if !text.is_empty() => {
+            Delta::Text { text, logprobs } if !text.is_empty() || !logprobs.is_empty() => {
                 let mut out = self.end_call();
                 self.text.push_str(&text);
-                out.extend(self.line(&text, ""));
+                let mut entry = self.shape.entry(&self.model, &text, "");
+                if !logprobs.is_empty() {
+                    let logprobs = logprobs_of(&logprobs);
+                    self.logprobs.extend(logprobs.iter().cloned());
+                    entry["logprobs"] = logprobs.into();
+                }
+                out.extend(line(&entry));
                 out
             }
             Delta::Thinking(text) if !text.is_empty() && self.with_thinking => {

@@ -4,12 +4,11 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::model_name;
+use super::{details, model_name};
 use crate::{
     dialects::{ApiError, ApiRequest, ApiResponse, catalog, catalog::ListedModel, fields::Field, validation},
     requests::Chats,
 };
-use pensieve_protocol::card::Card;
 
 /// Clients check it for the features that they need; everything served here existed in this version.
 const VERSION: &str = "0.13.0";
@@ -26,7 +25,7 @@ pub(crate) async fn tags(chats: Arc<Chats>, _: ApiRequest) -> Result<ApiResponse
     Ok(ApiResponse::json(&json!({ "models": models })))
 }
 
-/// `GET /api/ps`: models in memory. They have no expiry time, as they stay until another model needs the memory.
+/// `GET /api/ps`: models in memory, and until when they stay.
 pub(crate) async fn ps(chats: Arc<Chats>, _: ApiRequest) -> Result<ApiResponse, ApiError> {
     let stats = chats.fleet().stats(false).await;
     let mut models = Vec::new();
@@ -36,11 +35,18 @@ pub(crate) async fn ps(chats: Arc<Chats>, _: ApiRequest) -> Result<ApiResponse, 
         value["size"] = model.bytes.into();
         let is_cpu = model.loaded.as_ref().is_none_or(|loaded| loaded.device.starts_with("cpu"));
         value["size_vram"] = if is_cpu { 0 } else { model.bytes }.into();
-        value["expires_at"] = "9999-12-31T23:59:59Z".into();
+        value["expires_at"] = expiry(model.expires_in_s).into();
         value["context_length"] = entry.target.as_ref().map(|target| target.context).into();
         models.push(value);
     }
     Ok(ApiResponse::json(&json!({ "models": models })))
+}
+
+/// The time in so many seconds; without a limit a time that is far away, as clients expect one.
+fn expiry(seconds: Option<u64>) -> String {
+    let span = seconds.and_then(|seconds| i64::try_from(seconds).ok()).map(jiff::SignedDuration::from_secs);
+    let time = span.and_then(|span| jiff::Timestamp::now().checked_add(span).ok());
+    time.map_or_else(|| "9999-12-31T23:59:59Z".to_owned(), catalog::rfc3339)
 }
 
 /// `POST /api/show`.
@@ -54,14 +60,17 @@ pub(crate) async fn show(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiRespo
     let mut info = json!({ "general.architecture": architecture, "general.basename": target.id });
     info[format!("{architecture}.context_length")] = target.context.into();
     info[format!("{architecture}.vocab_size")] = card.vocabulary.into();
+    if let Some(rows) = card.rows().filter(|rows| rows.made_for) {
+        info[format!("{architecture}.embedding_length")] = rows.dimensions.into();
+    }
     Ok(ApiResponse::json(&json!({
         "license": "",
         "modelfile": format!("FROM {}\n", target.id),
         "parameters": format!("num_ctx {}", target.context),
         "template": card.chat_template.as_deref().unwrap_or_default(),
-        "details": details(Some(card)),
+        "details": details::of(&entry),
         "model_info": info,
-        "capabilities": ["completion", "tools"],
+        "capabilities": catalog::capabilities(&target),
         "modified_at": catalog::rfc3339(modified),
     })))
 }
@@ -88,14 +97,6 @@ fn tag(entry: &ListedModel) -> Value {
         "modified_at": catalog::rfc3339(modified),
         "size": card.map_or(0, |card| card.weight_bytes),
         "digest": card.map_or("", |card| card.fingerprint.as_str()),
-        "details": details(card),
-    })
-}
-
-fn details(card: Option<&Card>) -> Value {
-    let family = card.map_or("", |card| card.architecture.as_str());
-    json!({
-        "parent_model": "", "format": "", "family": family, "families": [family], "parameter_size": "",
-        "quantization_level": "",
+        "details": details::of(entry),
     })
 }

@@ -2,9 +2,17 @@
 
 use serde_json::{Map, Value, json};
 
+use super::keep_alive;
 use crate::{
-    chat::{Conversation, Input, Part, Request, ResponseFormat, Role, SamplingParams, Tool, Turn},
-    dialects::{ApiError, extensions, fields::Field},
+    chat::{Conversation, Effort, Input, Part, Request, ResponseFormat, Role, SamplingParams, Tool, Turn},
+    dialects::{
+        ApiError, extensions,
+        fields::Field,
+        images::{self, Piece, Source},
+        openai::options::{self, EFFORTS},
+        orphans,
+    },
+    fleet::KeepAlive,
 };
 use pensieve_protocol::grammar::Grammar;
 
@@ -15,6 +23,7 @@ const IMAGES_MAX: usize = 1_000;
 const TOOLS_MAX: usize = 512;
 const NAME_BYTES_MAX: usize = 256;
 const STOPS_MAX: usize = 16;
+const TOP_LOGPROBS_MAX: i64 = 20;
 const STOP_BYTES_MAX: usize = pensieve_protocol::job::STOP_BYTES_MAX;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -26,6 +35,8 @@ pub(super) struct OllamaRequest {
     pub(super) stream: bool,
     /// Include the model's reasoning in the answer.
     pub(super) with_thinking: bool,
+    /// How long the model stays in memory; `None` as configured.
+    pub(super) keep: Option<KeepAlive>,
 }
 
 pub(super) fn chat(body: &Field<'_>) -> Result<OllamaRequest, ApiError> {
@@ -47,26 +58,24 @@ pub(super) fn chat(body: &Field<'_>) -> Result<OllamaRequest, ApiError> {
 /// Reads the body of `/api/generate`: the prompt is a user turn, or with `raw` a text without the template.
 pub(super) fn generate(body: &Field<'_>) -> Result<OllamaRequest, ApiError> {
     let name = name(body)?;
-    if let Some(suffix) = body.get("suffix").present()
-        && !suffix.string()?.is_empty()
-    {
-        return Err(suffix.invalid("is not served; put what comes after the gap into the prompt"));
-    }
+    let suffix = body.get("suffix").string_or_empty()?;
     let prompt = body.get("prompt").string_or_empty()?;
     let system = body.get("system").string_or_empty()?;
     if let Some(template) = body.get("template").present() {
         template.string()?;
         template.note("the model's own template is used");
     }
-    let input = if body.get("raw").flag(false)? {
+    let input = if !suffix.is_empty() {
+        Input::Infill { prefix: prompt.to_owned(), suffix: suffix.to_owned() }
+    } else if body.get("raw").flag(false)? {
         Input::Text(prompt.to_owned())
     } else {
-        let mut parts = images(body)?;
+        let mut parts = image_parts(body)?;
         parts.push(Part::Text(prompt.to_owned()));
         let turns = vec![Turn { role: Role::User, parts }];
         Input::Chat(Conversation { system: system.to_owned(), turns, ..Conversation::default() })
     };
-    finish(body, name, input, prompt.is_empty())
+    finish(body, name, input, prompt.is_empty() && suffix.is_empty())
 }
 
 fn finish(body: &Field<'_>, name: String, mut input: Input, is_empty: bool) -> Result<OllamaRequest, ApiError> {
@@ -80,12 +89,22 @@ fn finish(body: &Field<'_>, name: String, mut input: Input, is_empty: bool) -> R
         sampling: sampling(&options)?,
         stops: options.get("stop").texts(STOPS_MAX, STOP_BYTES_MAX)?,
         format: format(&body.get("format"))?,
+        logprobs: logprobs(body)?,
         input,
         ..Request::default()
     };
+    // A level limits the reasoning, too.
+    let level = body.get("think").present().filter(|think| think.is_string()).map(options::effort).transpose()?;
+    request.effort = level.and_then(|level| Effort::named(EFFORTS[level]));
     extensions::read(body, &mut request)?;
     let stream = body.get("stream").flag(true)?;
-    Ok(OllamaRequest { request: (!is_empty).then_some(request), name, stream, with_thinking })
+    Ok(OllamaRequest {
+        request: (!is_empty).then_some(request),
+        name,
+        stream,
+        with_thinking,
+        keep: keep_alive::read(body)?,
+    })
 }
 
 fn name(body: &Field<'_>) -> Result<String, ApiError> {
@@ -101,13 +120,15 @@ fn name(body: &Field<'_>) -> Result<String, ApiError> {
 fn think(body: &Field<'_>, input: &mut Input) -> Result<bool, ApiError> {
     let field = body.get("think");
     let Some(think) = field.present() else { return Ok(true) };
-    let degrees = ["low", "medium", "high"];
-    let degree = if think.is_string() { Some(think.choice(&degrees)?) } else { None };
-    let is_on = degree.is_some() || think.boolean()?;
+    let effort = if think.is_string() { Some(options::effort(think)?) } else { None };
+    let is_on = match effort {
+        Some(level) => level > 0,
+        None => think.json()?.as_bool().ok_or_else(|| think.should_be("true, false or a level such as 'low'"))?,
+    };
     if let Input::Chat(conversation) = input {
         conversation.thinking = Some(is_on);
-        if let Some(degree) = degree {
-            conversation.variables.insert("reasoning_effort".into(), degrees[degree].into());
+        if let Some(level) = effort.filter(|_| is_on) {
+            conversation.variables.insert("reasoning_effort".into(), EFFORTS[level].into());
         }
     }
     Ok(is_on)
@@ -135,6 +156,13 @@ fn sampling(options: &Field<'_>) -> Result<SamplingParams, ApiError> {
         seed: options.get("seed").optional(extensions::seed)?,
         ..SamplingParams::default()
     })
+}
+
+fn logprobs(body: &Field<'_>) -> Result<Option<u8>, ApiError> {
+    let enabled = body.get("logprobs").flag(false)?;
+    let count = body.get("top_logprobs").optional(|top| top.integer(0..=TOP_LOGPROBS_MAX))?.unwrap_or(0);
+    // The range makes the cast exact.
+    Ok(enabled.then_some(count as u8))
 }
 
 /// `"json"`, or a schema. Some clients send an empty string for none.
@@ -184,11 +212,15 @@ fn tools(body: &Field<'_>) -> Result<Vec<Tool>, ApiError> {
     Ok(tools)
 }
 
-/// Replaces images by notes.
-fn images(message: &Field<'_>) -> Result<Vec<Part>, ApiError> {
+/// Images in base64, which come before the text.
+fn images(message: &Field<'_>) -> Result<Vec<Piece>, ApiError> {
     let field = message.get("images");
-    let Some(images) = field.present() else { return Ok(Vec::new()) };
-    images.items(IMAGES_MAX)?.map(|image| image.attachment("image").map(Part::Text)).collect()
+    let Some(list) = field.present() else { return Ok(Vec::new()) };
+    list.items(IMAGES_MAX)?.map(|image| images::read(&image, || image.string().map(Source::Base64))).collect()
+}
+
+fn image_parts(message: &Field<'_>) -> Result<Vec<Part>, ApiError> {
+    Ok(images(message)?.into_iter().map(Part::from).collect())
 }
 
 /// Converts messages to turns. Calls have no ids in this API, so a result belongs to the first call without one.
@@ -210,7 +242,7 @@ impl Reader {
             0 | 4 if self.turns.is_empty() => self.system.push(text),
             0 | 4 => self.turns.push(Turn { role: Role::System, parts: vec![Part::Text(text)] }),
             1 => {
-                let mut parts = images(message)?;
+                let mut parts = image_parts(message)?;
                 parts.push(Part::Text(text));
                 self.turns.push(Turn { role: Role::User, parts });
             }
@@ -259,14 +291,14 @@ impl Reader {
         let name = if name.is_absent() { message.get("name") } else { name };
         let name = name.optional(Field::string)?;
         let index = self.open.iter().position(|(_, called)| name.is_none_or(|name| name == called));
+        let pieces = images(message)?.into_iter().chain([Piece::Text(text)]).collect();
+        let (text, images) = images::joined(pieces, "\n");
         let Some(index) = index.or_else(|| (!self.open.is_empty()).then_some(0)) else {
-            message.note("there is no call for this result; it becomes a text");
-            let text = format!("[output of a tool: {text}]");
-            self.turns.push(Turn { role: Role::User, parts: vec![Part::Text(text)] });
+            self.turns.push(Turn { role: Role::User, parts: orphans::parts(message, &text, &images) });
             return Ok(());
         };
         let (id, _) = self.open.remove(index);
-        let part = Part::ToolResult { id, text, is_error: false };
+        let part = Part::ToolResult { id, text, images, is_error: false };
         match self.turns.last_mut() {
             Some(turn) if matches!(turn.parts.as_slice(), [Part::ToolResult { .. }, ..]) => turn.parts.push(part),
             _ => self.turns.push(Turn { role: Role::User, parts: vec![part] }),

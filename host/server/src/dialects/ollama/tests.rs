@@ -10,7 +10,7 @@ use super::{
     request::{self, OllamaRequest},
 };
 use crate::{
-    chat::{Conversation, Delta, Input, Part, ResponseFormat},
+    chat::{Conversation, Delta, Input, Part, ResponseFormat, TokenLogprob},
     dialects::{ApiError, Dialect, ErrorCode, fields::Document, fuzz, stream::EventEncoder},
 };
 use pensieve_protocol::job::{Failure, FailureCode, Finish, Usage};
@@ -52,6 +52,37 @@ fn lines(encoder: &mut LineEncoder, deltas: Vec<Delta>) -> Vec<Value> {
         .lines()
         .map(|line| serde_json::from_str(line).unwrap())
         .collect()
+}
+
+#[test]
+fn a_suffix_makes_a_gap_of_the_answer() {
+    let input = |body: Value| {
+        let request = request::generate(&Document::of(&body).root()).unwrap().request;
+        request.map(|request| request.input)
+    };
+    let gap = Input::Infill { prefix: "a".into(), suffix: "b".into() };
+    assert_eq!(input(json!({"model": "m", "prompt": "a", "suffix": "b"})), Some(gap));
+    assert!(matches!(input(json!({"model": "m", "prompt": "a", "suffix": ""})), Some(Input::Chat(_))));
+}
+
+#[test]
+fn log_probabilities_stand_beside_their_text() {
+    assert_eq!(chat(json!({})).unwrap().request.unwrap().logprobs, None);
+    let asked = chat(json!({"logprobs": true, "top_logprobs": 2})).unwrap().request.unwrap();
+    assert_eq!(asked.logprobs, Some(2));
+    let token = TokenLogprob { bytes: b"So".to_vec(), logprob: -0.5, ..TokenLogprob::default() };
+    let usage = Usage { prompt: 1, reused: 0, generated: 1 };
+    let deltas = || {
+        vec![
+            Delta::Text { text: "So".into(), logprobs: vec![token.clone()] },
+            Delta::Finished { reason: Finish::EndOfTurn, usage },
+        ]
+    };
+    let expected = json!([{"token": "So", "logprob": -0.5, "bytes": [83, 111], "top_logprobs": []}]);
+    let mut encoder = LineEncoder::new("m".into(), Shape::Chat, true);
+    let lines = lines(&mut encoder, deltas());
+    assert_eq!((&lines[0]["logprobs"], lines[1].get("logprobs")), (&expected, None));
+    assert_eq!(encoder.into_whole().unwrap()["logprobs"], expected);
 }
 
 #[test]
@@ -132,7 +163,12 @@ fn results_belong_to_the_calls_before_them() {
         .iter()
         .map(|part| if let Part::ToolCall { id, .. } = part { id.as_str() } else { panic!("{part:?}") })
         .collect();
-    let result = |id: &str, text: &str| Part::ToolResult { id: id.into(), text: text.into(), is_error: false };
+    let result = |id: &str, text: &str| Part::ToolResult {
+        id: id.into(),
+        text: text.into(),
+        images: Vec::new(),
+        is_error: false,
+    };
     assert_eq!(turns[2].parts, [result(ids[1], "second"), result(ids[0], "first")]);
 }
 

@@ -2,7 +2,7 @@
 
 use crate::{
     chat::{Conversation, Input, Request, ResponseFormat},
-    dialects::{ApiError, extensions, fields::Field},
+    dialects::{ApiError, extensions, fields::Field, guided},
 };
 use pensieve_protocol::grammar::Grammar;
 
@@ -11,8 +11,7 @@ use super::{
     tools::{self, Tools},
 };
 
-const TOP_LOGPROBS_MAX: i64 = 20;
-const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
+pub(crate) const TOP_LOGPROBS_MAX: i64 = 20;
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct ParsedRequest {
@@ -26,16 +25,20 @@ pub(super) struct ParsedRequest {
 pub(super) fn read(body: &Field<'_>) -> Result<ParsedRequest, ApiError> {
     let model = options::model(body)?;
     let (stream, include_usage) = options::streaming(body)?;
-    let request = Request {
+    let mut format = format(&body.get("response_format"))?;
+    guided::read(body, &mut format)?;
+    let mut request = Request {
         model,
         max_tokens: max_tokens(body)?,
         sampling: options::sampling(body)?,
         stops: options::stops(body)?,
         logprobs: logprobs(body)?,
-        format: format(&body.get("response_format"))?,
-        input: Input::Chat(conversation(body)?),
+        format,
         ..Request::default()
     };
+    let mut conversation = conversation(body)?;
+    think(body, &mut request, &mut conversation)?;
+    request.input = Input::Chat(conversation);
     text_only(&body.get("modalities"))?;
     Ok(ParsedRequest { request, choices: options::choices(body)?, stream, include_usage })
 }
@@ -43,25 +46,41 @@ pub(super) fn read(body: &Field<'_>) -> Result<ParsedRequest, ApiError> {
 fn conversation(body: &Field<'_>) -> Result<Conversation, ApiError> {
     let (system, turns) = messages::read(&body.get("messages"))?;
     let Tools { tools, choice, single_call } = Tools::read(body)?;
-    let mut conversation =
-        Conversation { system, turns, tools, tool_choice: choice, single_call, ..Conversation::default() };
-    if let Some(effort) = body.get("reasoning_effort").present() {
-        let effort = effort.choice(&EFFORTS)?;
-        conversation.thinking = Some(effort > 0);
-        if effort > 0 {
-            // Some templates support levels.
-            conversation.variables.insert("reasoning_effort".into(), EFFORTS[effort].into());
-        }
-    }
-    Ok(conversation)
+    Ok(Conversation { system, turns, tools, tool_choice: choice, single_call, ..Conversation::default() })
 }
 
-/// Both names are read, and the newer one takes precedence.
+/// `reasoning_effort`, or as of other servers `reasoning.effort`, `reasoning.max_tokens`, `enable_thinking` and `chat_template_kwargs`,
+/// whose `thinking_budget` is a limit on the reasoning, too.
+fn think(body: &Field<'_>, request: &mut Request, conversation: &mut Conversation) -> Result<(), ApiError> {
+    if let Some(variables) = body.get("chat_template_kwargs").present() {
+        conversation.variables.extend(extensions::variables(variables)?);
+    }
+    if let Some(enabled) = body.get("enable_thinking").optional(Field::boolean)? {
+        conversation.thinking = Some(enabled);
+    }
+    let reasoning = body.get("reasoning");
+    if let Some(reasoning) = reasoning.present() {
+        reasoning.object()?;
+    }
+    let tokens = reasoning.get("max_tokens");
+    request.thinking_tokens = tokens.optional(|tokens| tokens.count(1))?;
+    if request.thinking_tokens.is_some() {
+        conversation.thinking = Some(true);
+    }
+    for effort in [body.get("reasoning_effort"), reasoning.get("effort")] {
+        if let Some(effort) = effort.present() {
+            options::think(options::effort(effort)?, request, conversation);
+        }
+    }
+    Ok(())
+}
+
+/// All names are read, and the newer one takes precedence.
 fn max_tokens(body: &Field<'_>) -> Result<Option<u32>, ApiError> {
     let [old, new] = ["max_tokens", "max_completion_tokens"].map(|name| body.get(name));
     let old = old.optional(|field| field.count(1))?;
     let new = new.optional(|field| field.count(1))?;
-    Ok(new.or(old))
+    Ok(new.or(old).or(options::n_predict(body)?))
 }
 
 fn logprobs(body: &Field<'_>) -> Result<Option<u8>, ApiError> {
@@ -83,7 +102,11 @@ fn format(field: &Field<'_>) -> Result<ResponseFormat, ApiError> {
     field.object()?;
     let (grammar, field) = match field.get("type").choice(&["text", "json_object", "json_schema"])? {
         0 => return Ok(ResponseFormat::Free),
-        1 => (Grammar::any_json_object(), field.clone()),
+        // llama.cpp's form has a schema here.
+        1 => match field.get("schema").present() {
+            Some(schema) => (Grammar::json_schema(extensions::schema(schema)?, true), schema.clone()),
+            None => (Grammar::any_json_object(), field.clone()),
+        },
         _ => {
             let schema = field.get("json_schema");
             (json_schema(&schema)?, schema.get("schema"))
@@ -227,6 +250,25 @@ mod tests {
         refuses(
             json!({"type": "json_schema", "json_schema": {"name": "n", "schema": []}}),
             "response_format.json_schema.schema: should be an object, not a list",
+        );
+    }
+
+    #[test]
+    fn constraints_and_variables_of_other_servers_are_taken() {
+        let of = |grammar, field: &str| ResponseFormat::Grammar { grammar, field: field.to_owned() };
+        let schema = || Grammar::json_schema(r#"{"type":"object"}"#, true);
+        let format = json!({"type": "json_object", "schema": {"type": "object"}});
+        assert_eq!(request(json!({ "response_format": format })).format, of(schema(), "response_format.schema"));
+        assert_eq!(request(json!({"guided_json": {"type": "object"}})).format, of(schema(), "guided_json"));
+        refuses(
+            json!({"response_format": {"type": "json_object"}, "guided_regex": "a"}),
+            "guided_regex: the request also asks for another format",
+        );
+        let variables = conversation_of(json!({"chat_template_kwargs": {"enable_thinking": false}})).variables;
+        assert_eq!(Value::Object(variables), json!({"enable_thinking": false}));
+        refuses(
+            json!({"chat_template_kwargs": {"messages": []}}),
+            "chat_template_kwargs.messages: this variable is reserved for the conversation",
         );
     }
 

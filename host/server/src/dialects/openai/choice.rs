@@ -3,13 +3,18 @@
 //! The API has no blocks that open and close: text and reasoning simply continue, tool calls have an index, and the
 //! finish reason says the rest.
 
+use serde_json::Value;
+
 use crate::{
-    chat::{Delta, TokenLogprob},
+    chat::{CacheMiss, Delta, TokenLogprob},
     dialects::{ApiError, ErrorCode},
 };
 use pensieve_protocol::job::{Finish, Usage};
 
 use super::error::of_failure;
+
+/// The end of an answer that looped; [`end_entry`] says it in the API's words.
+const REPETITION: &str = "repetition";
 
 /// A piece of an answer in terms of this API.
 #[derive(Clone, Debug, PartialEq)]
@@ -41,6 +46,7 @@ pub(super) struct ChoiceState {
     calls: usize,
     has_thought: bool,
     usage: Option<Usage>,
+    miss: Option<CacheMiss>,
     logprob_sum: f64,
     logprob_count: u32,
 }
@@ -49,7 +55,11 @@ impl ChoiceState {
     /// The piece for a delta; `None` if the delta has none in this API.
     pub(super) fn take(&mut self, delta: Delta) -> Result<Option<ChoiceDelta>, ApiError> {
         Ok(match delta {
-            Delta::Loading { .. } | Delta::Started { .. } | Delta::Prompt { .. } => None,
+            Delta::Loading { .. } | Delta::Started { .. } | Delta::Prompt { .. } | Delta::Compacted { .. } => None,
+            Delta::CacheMiss(miss) => {
+                self.miss = Some(miss);
+                None
+            }
             Delta::Thinking(text) => {
                 self.has_thought = true;
                 (!text.is_empty()).then_some(ChoiceDelta::Reasoning(text))
@@ -80,6 +90,10 @@ impl ChoiceState {
         self.usage
     }
 
+    pub(super) fn miss(&self) -> Option<&CacheMiss> {
+        self.miss.as_ref()
+    }
+
     pub(super) fn has_thought(&self) -> bool {
         self.has_thought
     }
@@ -94,7 +108,8 @@ impl ChoiceState {
             Finish::EndOfTurn | Finish::StopString(_) | Finish::StopToken(_) | Finish::GrammarDone => {
                 if self.calls > 0 { "tool_calls" } else { "stop" }
             }
-            Finish::Length | Finish::Repetition | Finish::ContextFull | Finish::Deadline => "length",
+            Finish::Repetition => REPETITION,
+            Finish::Length | Finish::ContextFull | Finish::Deadline => "length",
             // A client that cancelled does not read this, so the server did.
             Finish::Cancelled => {
                 return Err(ApiError::new(
@@ -106,9 +121,21 @@ impl ChoiceState {
     }
 }
 
+/// Adds the reason for its end to a choice. A loop counts as the token limit, as clients know no other word for it, and
+/// `stop_reason`, a field of other local servers', tells it apart.
+pub(super) fn end_entry(entry: &mut Value, reason: Option<&str>) {
+    if reason == Some(REPETITION) {
+        entry["finish_reason"] = "length".into();
+        entry["stop_reason"] = REPETITION.into();
+    } else {
+        entry["finish_reason"] = reason.into();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     fn finished(reason: Finish) -> Delta {
         Delta::Finished { reason, usage: Usage { prompt: 3, reused: 1, generated: 2 } }
@@ -158,9 +185,13 @@ mod tests {
         for finish in [Finish::EndOfTurn, Finish::StopString(0), Finish::StopToken(7), Finish::GrammarDone] {
             assert_eq!(end(finish), Some(ChoiceDelta::End("stop")));
         }
-        for finish in [Finish::Length, Finish::Repetition, Finish::ContextFull, Finish::Deadline] {
+        for finish in [Finish::Length, Finish::ContextFull, Finish::Deadline] {
             assert_eq!(end(finish), Some(ChoiceDelta::End("length")));
         }
+        assert_eq!(end(Finish::Repetition), Some(ChoiceDelta::End(REPETITION)));
+        let mut entry = json!({});
+        end_entry(&mut entry, Some(REPETITION));
+        assert_eq!(entry, json!({ "finish_reason": "length", "stop_reason": "repetition" }));
         assert_eq!(end(Finish::Cancelled), None);
         let mut called = ChoiceState { calls: 1, ..ChoiceState::default() };
         assert_eq!(called.take(finished(Finish::Length)), Ok(Some(ChoiceDelta::End("length"))));

@@ -1,8 +1,8 @@
 //! Requests of the legacy `completions`: texts or tokens to continue, without a template.
 
 use crate::{
-    chat::{Input, Request},
-    dialects::{ApiError, fields::Field},
+    chat::{Input, Request, ResponseFormat},
+    dialects::{ApiError, fields::Field, guided},
 };
 
 use super::options::{self, CHOICES_MAX};
@@ -34,9 +34,7 @@ pub(super) struct ParsedRequest {
 pub(super) fn read(body: &Field<'_>) -> Result<ParsedRequest, ApiError> {
     let model = options::model(body)?;
     let (stream, include_usage) = options::streaming(body)?;
-    if let Some(suffix) = body.get("suffix").present() {
-        return Err(suffix.invalid("is not served; put what comes after the gap into the prompt"));
-    }
+    let suffix = body.get("suffix").string_or_empty()?;
     let echo = body.get("echo").flag(false)?;
     let logprobs = body.get("logprobs");
     // The range makes the cast exact.
@@ -51,10 +49,14 @@ pub(super) fn read(body: &Field<'_>) -> Result<ParsedRequest, ApiError> {
         let message = format!("{} prompts times {copies} choices are more than {GENERATIONS_MAX}", inputs.len());
         return Err(body.get("prompt").invalid(message));
     }
-    let max_tokens = body.get("max_tokens").optional(|field| field.count(1))?;
+    let max_tokens = max_tokens(body)?;
+    let inputs = if suffix.is_empty() { inputs } else { infills(&body.get("prompt"), inputs, suffix)? };
+    let mut format = ResponseFormat::Free;
+    guided::read(body, &mut format)?;
     let request = Request {
         model,
-        max_tokens: Some(max_tokens.unwrap_or(MAX_TOKENS)),
+        format,
+        max_tokens,
         sampling: options::sampling(body)?,
         stops: options::stops(body)?,
         // Also needed to rank the choices.
@@ -63,6 +65,12 @@ pub(super) fn read(body: &Field<'_>) -> Result<ParsedRequest, ApiError> {
     };
     let requests = inputs.into_iter().map(|input| Request { input, ..request.clone() }).collect();
     Ok(ParsedRequest { requests, copies, choices, logprobs: shown, echo, stream, include_usage })
+}
+
+fn max_tokens(body: &Field<'_>) -> Result<Option<u32>, ApiError> {
+    let limit = body.get("max_tokens").optional(|field| field.count(1))?.or(options::n_predict(body)?);
+    let is_open = body.get("max_tokens").is_absent() && !body.get("n_predict").is_absent();
+    Ok(if is_open { limit } else { limit.or(Some(MAX_TOKENS)) })
 }
 
 fn copies(best_of: &Field<'_>, choices: usize, stream: bool) -> Result<usize, ApiError> {
@@ -91,6 +99,15 @@ fn prompts(field: &Field<'_>, echo: bool) -> Result<Vec<Input>, ApiError> {
         return Err(field.invalid("should have at least one prompt"));
     }
     items.map(|item| if item.is_string() { text(&item) } else { tokens(&item, echo) }).collect()
+}
+
+/// The prompts as what comes before the gap.
+fn infills(field: &Field<'_>, inputs: Vec<Input>, suffix: &str) -> Result<Vec<Input>, ApiError> {
+    let infill = |input| match input {
+        Input::Text(prefix) => Ok(Input::Infill { prefix, suffix: suffix.to_owned() }),
+        _ => Err(field.invalid("should be a text where there is a 'suffix'")),
+    };
+    inputs.into_iter().map(infill).collect()
 }
 
 fn text(field: &Field<'_>) -> Result<Input, ApiError> {
@@ -139,6 +156,14 @@ mod tests {
 
     fn refuses(more: Value, expect: &str) {
         assert_eq!(asked(more).unwrap_err(), expect);
+    }
+
+    #[test]
+    fn a_suffix_makes_a_gap_of_the_answer() {
+        let gap = |prefix: &str| Input::Infill { prefix: prefix.into(), suffix: "S".into() };
+        let found = asked(json!({"suffix": "S", "prompt": ["a", "b"]})).unwrap().requests;
+        assert_eq!(found.into_iter().map(|request| request.input).collect::<Vec<_>>(), [gap("a"), gap("b")]);
+        assert_eq!(asked(json!({"suffix": ""})), asked(json!({})));
     }
 
     #[test]
@@ -194,7 +219,8 @@ mod tests {
 
     #[test]
     fn what_is_not_served_is_said() {
-        refuses(json!({"suffix": "x"}), "suffix: is not served; put what comes after the gap into the prompt");
+        refuses(json!({"suffix": "x", "prompt": [1]}), "prompt: should be a text where there is a 'suffix'");
+        refuses(json!({"suffix": 1}), "suffix: should be a string, not 1");
         refuses(
             json!({"echo": true, "logprobs": 0}),
             "logprobs: is not served together with 'echo', as prompts have no log-probabilities here",

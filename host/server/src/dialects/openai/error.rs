@@ -20,6 +20,10 @@ pub(crate) fn body(error: &ApiError) -> Value {
     json!({ "message": error.to_string(), "type": kind, "param": error.field, "code": code })
 }
 
+pub(crate) fn status(error: &ApiError) -> u16 {
+    class(error).0
+}
+
 /// Converts a failure; a prompt that is too long is attributed to `messages`.
 pub(super) fn of_failure(failure: Failure) -> ApiError {
     let error = ApiError::of_model(failure);

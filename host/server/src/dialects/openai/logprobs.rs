@@ -7,8 +7,8 @@ use crate::chat::TokenLogprob;
 /// Replaces -∞, which JSON cannot represent.
 const NEVER: f32 = -9999.0;
 
-/// The `content` of a chat's `logprobs`.
-pub(super) fn content(tokens: &[TokenLogprob]) -> Vec<Value> {
+/// The `content` of a chat's `logprobs`, and the `logprobs` of a response's text.
+pub(crate) fn content(tokens: &[TokenLogprob]) -> Vec<Value> {
     let entry = |token: &TokenLogprob| {
         let top: Vec<Value> = token.top.iter().map(entry_alone).collect();
         let mut entry = entry_alone(token);

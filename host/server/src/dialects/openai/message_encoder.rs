@@ -5,7 +5,11 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{choice::ChoiceDelta, encoder::ChoiceEncoder, logprobs};
+use super::{
+    choice::{ChoiceDelta, end_entry},
+    encoder::ChoiceEncoder,
+    logprobs,
+};
 use crate::chat::TokenLogprob;
 
 #[derive(Debug, Default)]
@@ -37,7 +41,9 @@ impl MessageEncoder {
         } else {
             Value::Null
         };
-        json!({ "index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason })
+        let mut entry = json!({ "index": index, "delta": delta, "logprobs": logprobs });
+        end_entry(&mut entry, reason);
+        entry
     }
 }
 
@@ -106,7 +112,9 @@ impl ChoiceEncoder for MessageEncoder {
         } else {
             Value::Null
         };
-        json!({ "index": index, "message": message, "logprobs": logprobs, "finish_reason": self.reason })
+        let mut entry = json!({ "index": index, "message": message, "logprobs": logprobs });
+        end_entry(&mut entry, Some(self.reason));
+        entry
     }
 }
 

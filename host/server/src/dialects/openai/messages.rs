@@ -9,8 +9,10 @@ use serde_json::{Map, Value, json};
 use crate::{
     chat::{Part, Role, Turn},
     dialects::{
-        ApiError,
+        ApiError, documents,
         fields::{Field, Quote},
+        images::{self, Piece, Source},
+        orphans,
     },
 };
 
@@ -34,10 +36,10 @@ pub(super) fn read(field: &Field<'_>) -> Result<(String, Vec<Turn>), ApiError> {
         message.object()?;
         message.get("name").optional(Field::string)?;
         let (role, parts) = match message.get("role").choice(&ROLES)? {
-            0 | 1 => (Role::System, content(&message, true)?),
-            2 => (Role::User, content(&message, true)?),
+            0 | 1 => (Role::System, content(&message, true, false)?),
+            2 => (Role::User, content(&message, true, true)?),
             3 => (Role::Assistant, assistant(&message)?),
-            4 => (Role::User, vec![result(&message, &turns)?]),
+            4 => (Role::User, result(&message, &turns)?),
             _ => return Err(message.get("role").invalid("'function' is an older form that is not served; use 'tool'")),
         };
         match turns.last_mut() {
@@ -50,8 +52,8 @@ pub(super) fn read(field: &Field<'_>) -> Result<(String, Vec<Turn>), ApiError> {
     Ok((system.join("\n\n"), turns))
 }
 
-/// A string or text parts; may be absent for an assistant.
-fn content(message: &Field<'_>, required: bool) -> Result<Vec<Part>, ApiError> {
+/// A string or parts; may be absent for an assistant. `shows` for messages that may show images.
+fn content(message: &Field<'_>, required: bool, shows: bool) -> Result<Vec<Part>, ApiError> {
     let field = message.get("content");
     if field.is_absent() && !required {
         return Ok(Vec::new());
@@ -65,19 +67,44 @@ fn content(message: &Field<'_>, required: bool) -> Result<Vec<Part>, ApiError> {
     if !field.is_absent() && field.json()?.is_object() {
         return Err(field.should_be("a string or a list of parts"));
     }
-    field.items(PARTS_MAX)?.map(|part| text_part(&part)).collect()
+    field.items(PARTS_MAX)?.map(|part| content_part(&part, shows)).collect()
 }
 
-fn text_part(part: &Field<'_>) -> Result<Part, ApiError> {
+fn content_part(part: &Field<'_>, shows: bool) -> Result<Part, ApiError> {
     part.object()?;
     let kind = part.get("type");
     match kind.string()? {
         "text" => Ok(Part::Text(part.get("text").string()?.to_owned())),
         "refusal" => Ok(Part::Text(part.get("refusal").string()?.to_owned())),
-        "image_url" => part.attachment("image").map(Part::Text),
+        "image_url" if shows => image(part).map(Part::from),
+        "image_url" => images::out_of_place(part).map(Part::Text),
         "input_audio" => part.attachment("audio clip").map(Part::Text),
-        "file" => part.attachment("document").map(Part::Text),
+        "file" => file(&part.get("file")).map(Part::Text),
         other => Err(kind.invalid(format_args!("'{}' parts are not known; send 'text'", Quote(other)))),
+    }
+}
+
+/// An image by its address or data URL, in an object or bare.
+fn image(part: &Field<'_>) -> Result<Piece, ApiError> {
+    let image = part.get("image_url");
+    images::read(part, || {
+        let url = if image.is_string() { image } else { image.get("url") };
+        url.string().map(Source::Url)
+    })
+}
+
+/// A file by its data; those named by an id or an address are not here.
+fn file(file: &Field<'_>) -> Result<String, ApiError> {
+    file.object()?;
+    match file.get("file_data").present() {
+        Some(data) => {
+            let content = documents::Content::DataUrl(data.string()?);
+            documents::part(file, &content, file.get("filename").string_or_empty()?)
+        }
+        None if file.get("file_id").is_absent() => {
+            Err(file.invalid("should have 'file_data', the document as a data URL"))
+        }
+        None => file.elsewhere(documents::NOT_FETCHED),
     }
 }
 
@@ -98,7 +125,7 @@ fn assistant(message: &Field<'_>) -> Result<Vec<Part>, ApiError> {
             parts.push(Part::Thinking(text.to_owned()));
         }
     }
-    parts.extend(content(message, false)?);
+    parts.extend(content(message, false, false)?);
     if let Some(refusal) = message.get("refusal").present() {
         parts.push(Part::Text(refusal.string()?.to_owned()));
     }
@@ -135,7 +162,7 @@ fn call(field: &Field<'_>) -> Result<Part, ApiError> {
     Ok(Part::ToolCall { id: field.get("id").text(ID_BYTES_MAX)?.to_owned(), name, arguments })
 }
 
-fn result(message: &Field<'_>, turns: &[Turn]) -> Result<Part, ApiError> {
+fn result(message: &Field<'_>, turns: &[Turn]) -> Result<Vec<Part>, ApiError> {
     let field = message.get("tool_call_id");
     let id = field.text(ID_BYTES_MAX)?.to_owned();
     // Instructions may come between a call and its result; user messages may not.
@@ -147,11 +174,20 @@ fn result(message: &Field<'_>, turns: &[Turn]) -> Result<Part, ApiError> {
     }
     let caller = before.next().filter(|turn| turn.role == Role::Assistant);
     let is_call = |part: &Part| matches!(part, Part::ToolCall { id: called, .. } if *called == id);
+    let pieces = content(message, true, true)?.into_iter().filter_map(|part| match part {
+        Part::Text(text) => Some(Piece::Text(text)),
+        Part::Image(item) => Some(Piece::Image(item)),
+        _ => None,
+    });
+    let (text, images) = images::joined(pieces.collect(), "\n");
+    if !turns.iter().any(|turn| turn.parts.iter().any(is_call)) {
+        return Ok(orphans::parts(message, &text, &images));
+    }
     if !caller.is_some_and(|turn| turn.parts.iter().any(is_call)) {
         let why = format_args!("the assistant's message before has no call '{}' among its 'tool_calls'", Quote(&id));
         return Err(field.invalid(why));
     }
-    Ok(Part::ToolResult { id, text: text(&content(message, true)?), is_error: false })
+    Ok(vec![Part::ToolResult { id, text, images, is_error: false }])
 }
 
 fn is_result(parts: &[Part]) -> bool {
@@ -213,7 +249,12 @@ mod tests {
         ]))
         .unwrap();
         let call = |id: &str, arguments| Part::ToolCall { id: id.into(), name: "add".into(), arguments };
-        let result = |id: &str, text: &str| Part::ToolResult { id: id.into(), text: text.into(), is_error: false };
+        let result = |id: &str, text: &str| Part::ToolResult {
+            id: id.into(),
+            text: text.into(),
+            images: Vec::new(),
+            is_error: false,
+        };
         let expect = [
             turn(Role::User, vec![Part::Text("a".into()), Part::Text("b".into())]),
             turn(
@@ -230,6 +271,46 @@ mod tests {
             turn_of(Role::Assistant, "no"),
         ];
         assert_eq!(turns, expect);
+    }
+
+    #[test]
+    fn a_window_of_a_conversation_is_taken() {
+        let found = messages(json!([
+            {"role": "tool", "tool_call_id": "1", "content": "one"},
+            {"role": "user", "content": []},
+            {"role": "assistant", "content": []},
+            {"role": "user", "content": "and?"},
+        ]));
+        let expected = vec![
+            turn_of(Role::User, "[output of a tool: one]"),
+            turn(Role::User, Vec::new()),
+            turn(Role::Assistant, Vec::new()),
+            turn_of(Role::User, "and?"),
+        ];
+        assert_eq!(found, Ok((String::new(), expected)));
+        let call = json!([{"id": "1", "function": {"name": "add", "arguments": ""}}]);
+        let late = messages(json!([
+            {"role": "assistant", "tool_calls": call},
+            {"role": "user", "content": "well?"},
+            {"role": "tool", "tool_call_id": "1", "content": "one"},
+        ]));
+        let why = "messages.2.tool_call_id: the assistant's message before has no call '1' among its 'tool_calls'";
+        assert_eq!(late, Err(why.into()));
+    }
+
+    #[test]
+    fn a_file_of_text_is_its_text() {
+        let file = |file: Value| {
+            let content = json!([{"type": "file", "file": file}]);
+            messages(json!([{ "role": "user", "content": content }])).map(|(_, turns)| turns)
+        };
+        let text = "<document title=\"a.py\">\nx = 1\n</document>";
+        let found = file(json!({"filename": "a.py", "file_data": "data:text/x-python;base64,eCA9IDE="}));
+        assert_eq!(found, Ok(vec![turn_of(Role::User, text)]));
+        let note = "[a document was attached, but its content is not here]";
+        assert_eq!(file(json!({"file_id": "file-1"})), Ok(vec![turn_of(Role::User, note)]));
+        assert!(file(json!({})).unwrap_err().ends_with("should have 'file_data', the document as a data URL"));
+        assert_eq!(file(Value::Null).unwrap_err(), "messages.0.content.0.file: this field is required");
     }
 
     #[test]
@@ -277,10 +358,6 @@ mod tests {
         refuses(json!({"role": "user", "content": ["x"]}), ".content.0: should be an object, not a string");
         refuses(json!({"role": "user", "content": "x", "name": 5}), ".name: should be a string, not 5");
         refuses(json!({"role": "tool", "content": "x"}), ".tool_call_id: this field is required");
-        refuses(
-            json!({"role": "tool", "tool_call_id": "1", "content": "x"}),
-            ".tool_call_id: the assistant's message before has no call '1' among its 'tool_calls'",
-        );
         refuses(json!({"role": "assistant"}), ".content: this field is required where there are no 'tool_calls'");
         refuses(
             json!({"role": "assistant", "function_call": {}}),

@@ -5,7 +5,8 @@
 //! Like other local servers this one adds `reasoning_content` to messages and chunks, and comments to streams as
 //! keep-alives.
 //!
-//! Legacy `functions` and `suffix` are refused; images and audio become a note in the prompt.
+//! Legacy `functions` are refused; images and audio become a note in the prompt. Fields of vLLM and llama.cpp are read
+//! where there is a counterpart. A field that nothing reads is named in a warning.
 
 mod chat;
 mod choice;
@@ -23,8 +24,10 @@ mod text_encoder;
 mod tools;
 mod usage;
 
+pub(crate) use chat::TOP_LOGPROBS_MAX;
 pub(crate) use encoder::now;
-pub(crate) use error::{body as error_body, envelope};
+pub(crate) use error::{body as error_body, envelope, status as error_status};
+pub(crate) use logprobs::content as logprobs_of;
 
 use std::sync::Arc;
 
@@ -49,9 +52,11 @@ use text_encoder::TextEncoder;
 
 /// `POST /v1/chat/completions`.
 pub(crate) async fn chat_completions(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
-    let read = call.read(|call, body| {
+    let read = call.read_conversation(&chats, |call, body| {
         let chat::ParsedRequest { request, choices, stream, include_usage } = chat::read(body)?;
-        Ok(chat::ParsedRequest { request: complete(body, request, call)?, choices, stream, include_usage })
+        let request = complete(body, request, call)?;
+        options::note_unknown(body);
+        Ok(chat::ParsedRequest { request, choices, stream, include_usage })
     });
     let (parsed, warnings) = read.await?;
     let request = parsed.request;
@@ -74,13 +79,16 @@ pub(crate) async fn completions(chats: Arc<Chats>, call: ApiRequest) -> Result<A
         let mut parsed = completions::read(body)?;
         let requests = parsed.requests.into_iter().map(|request| complete(body, request, call));
         parsed.requests = requests.collect::<Result<Vec<Request>, ApiError>>()?;
+        options::note_unknown(body);
         Ok(parsed)
     });
-    let (mut parsed, _) = read.await?;
+    let (mut parsed, warnings) = read.await?;
     let requests = std::mem::take(&mut parsed.requests);
     let encoder = |request: &Request| {
-        let echo =
-            if let (true, Input::Text(text)) = (parsed.echo, &request.input) { Some(text.clone()) } else { None };
+        let echo = match &request.input {
+            Input::Text(text) | Input::Infill { prefix: text, .. } if parsed.echo => Some(text.clone()),
+            _ => None,
+        };
         Box::new(TextEncoder::new(echo, parsed.logprobs)) as Box<dyn ChoiceEncoder>
     };
     let plan = Plan {
@@ -91,7 +99,8 @@ pub(crate) async fn completions(chats: Arc<Chats>, call: ApiRequest) -> Result<A
         shown: parsed.choices,
         include_usage: parsed.include_usage,
     };
-    plan.answer(&chats, &call, requests, parsed.stream).await
+    let answer = plan.answer(&chats, &call, requests, parsed.stream).await?;
+    Ok(answer.with_warnings(warnings))
 }
 
 /// Adds the client, the default of `max_tokens` and our extensions.

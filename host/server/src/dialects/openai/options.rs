@@ -2,7 +2,7 @@
 //! (`user`, `metadata`, `store`, `service_tier` and more) are accepted and ignored.
 
 use crate::{
-    chat::SamplingParams,
+    chat::{Conversation, Effort, Request, SamplingParams},
     dialects::{
         ApiError, extensions,
         fields::{Field, Quote},
@@ -14,6 +14,53 @@ const MODEL_BYTES_MAX: usize = 256;
 const STOPS_MAX: usize = 4;
 const STOP_BYTES_MAX: usize = pensieve_protocol::job::STOP_BYTES_MAX;
 const BIASES_MAX: usize = 1024;
+/// Fields of these APIs that have no use here, or whose effect is there anyway. Every other field that nothing reads is
+/// named in a warning.
+const IGNORED: [&str; 24] = [
+    "add_special_tokens",
+    "add_generation_prompt",
+    "cache_prompt",
+    "function_call",
+    "id_slot",
+    "include",
+    "max_tool_calls",
+    "metadata",
+    "modalities",
+    "parallel_tool_calls",
+    "prediction",
+    "priority",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "reasoning_format",
+    "request_id",
+    "return_progress",
+    "safety_identifier",
+    "service_tier",
+    "store",
+    "timings_per_token",
+    "tool_choice",
+    "user",
+    "verbosity",
+];
+
+/// Levels of reasoning; the first turns it off.
+pub(crate) const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
+
+/// The index of a level among [`EFFORTS`], in capitals or not.
+pub(crate) fn effort(field: &Field<'_>) -> Result<usize, ApiError> {
+    let word = field.string()?;
+    let level = EFFORTS.iter().position(|level| level.eq_ignore_ascii_case(word));
+    level.map_or_else(|| field.choice(&EFFORTS), Ok)
+}
+
+/// Applies a level of [`EFFORTS`]. Some templates support levels, too.
+pub(crate) fn think(level: usize, request: &mut Request, conversation: &mut Conversation) {
+    request.effort = Effort::named(EFFORTS[level]);
+    conversation.thinking = Some(level > 0);
+    if level > 0 {
+        conversation.variables.insert("reasoning_effort".into(), EFFORTS[level].into());
+    }
+}
 
 pub(crate) fn model(body: &Field<'_>) -> Result<String, ApiError> {
     Ok(body.get("model").text(MODEL_BYTES_MAX)?.to_owned())
@@ -45,12 +92,36 @@ pub(crate) fn sampling(body: &Field<'_>) -> Result<SamplingParams, ApiError> {
     Ok(SamplingParams {
         temperature: number("temperature", 0.0..=2.0)?,
         top_p: number("top_p", 0.0..=1.0)?,
+        top_k: body.get("top_k").optional(top_k)?,
+        min_p: number("min_p", 0.0..=1.0)?,
+        // llama.cpp's name is the second.
+        repetition_penalty: match number("repetition_penalty", 0.01..=100.0)? {
+            Some(penalty) => Some(penalty),
+            None => number("repeat_penalty", 0.01..=100.0)?,
+        },
         presence_penalty: number("presence_penalty", -2.0..=2.0)?,
         frequency_penalty: number("frequency_penalty", -2.0..=2.0)?,
         logit_bias: logit_bias(&body.get("logit_bias"))?,
         seed: body.get("seed").optional(extensions::seed)?,
         ..SamplingParams::default()
     })
+}
+
+/// Warns of every field that nothing has read.
+pub(crate) fn note_unknown(body: &Field<'_>) {
+    body.note_unknown(&IGNORED);
+}
+
+/// llama.cpp's limit; anything negative stands for none.
+pub(crate) fn n_predict(body: &Field<'_>) -> Result<Option<u32>, ApiError> {
+    let field = body.get("n_predict");
+    let Some(field) = field.present() else { return Ok(None) };
+    if field.json()?.as_i64().is_some_and(|limit| limit < 0) { Ok(None) } else { field.count(1).map(Some) }
+}
+
+/// vLLM's -1 stands for all tokens, as 0 does.
+fn top_k(field: &Field<'_>) -> Result<u32, ApiError> {
+    if field.json()?.as_i64() == Some(-1) { Ok(0) } else { field.count(0) }
 }
 
 fn logit_bias(field: &Field<'_>) -> Result<Vec<(u32, f32)>, ApiError> {
@@ -78,6 +149,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::dialects::fields::Document;
 
     fn with<T>(body: Value, read: impl FnOnce(&Field<'_>) -> Result<T, ApiError>) -> Result<T, String> {
         read(&Field::root(&body)).map_err(|problem| problem.message)
@@ -114,6 +186,26 @@ mod tests {
     }
 
     #[test]
+    fn fields_of_other_servers_work_or_are_named() {
+        let sent = json!({
+            "top_k": 40, "min_p": 0.1, "repeat_penalty": 1.1, "n_predict": 3, "typical_p": 0.9, "min_tokens": 4,
+            "ignore_eos": null, "samplers": [], "user": "ada", "a\u{7}b": 1,
+        });
+        let document = Document::of(&sent);
+        let (body, found) = (document.root(), sampling(&document.root()).unwrap());
+        assert_eq!((found.top_k, found.min_p, found.repetition_penalty), (Some(40), Some(0.1), Some(1.1)));
+        assert_eq!(n_predict(&body).unwrap(), Some(3));
+        note_unknown(&body);
+        let what = "this server does not know this field; it has no effect";
+        let expected = ["typical_p", "min_tokens", "a\\u{7}b"].map(|name| format!("{name}: {what}"));
+        assert_eq!(document.warnings(), expected);
+        assert_eq!(with(json!({"n_predict": -1}), n_predict), Ok(None));
+        assert!(with(json!({"n_predict": 0}), n_predict).is_err());
+        assert_eq!(with(json!({"top_k": -1}), sampling).unwrap().top_k, Some(0));
+        assert!(with(json!({"top_k": -2}), sampling).is_err() && with(json!({"min_p": 2}), sampling).is_err());
+    }
+
+    #[test]
     fn biases_are_a_map_of_tokens() {
         let read = |bias| with(json!({ "logit_bias": bias }), sampling).map(|sampling| sampling.logit_bias);
         assert_eq!(read(json!({"5": -100, "7": 2.5})), Ok(vec![(5, -100.0), (7, 2.5)]));
@@ -137,7 +229,7 @@ mod tests {
         assert_eq!(read(json!(["a", ""])).unwrap_err(), "stop.1: should not be empty");
         assert!(read(json!("a".repeat(STOP_BYTES_MAX))).is_ok());
         assert_eq!(read(json!("a".repeat(STOP_BYTES_MAX + 1))).unwrap_err(), "stop: has 1025 bytes, more than 1024");
-        assert!(read(json!(5)).unwrap_err().starts_with("stop: should be a list"));
+        assert_eq!(read(json!(5)).unwrap_err(), "stop: should be a string or a list of strings, not 5");
     }
 
     #[test]

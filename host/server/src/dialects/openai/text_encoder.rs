@@ -2,7 +2,11 @@
 
 use serde_json::{Value, json};
 
-use super::{choice::ChoiceDelta, encoder::ChoiceEncoder, logprobs::Lists};
+use super::{
+    choice::{ChoiceDelta, end_entry},
+    encoder::ChoiceEncoder,
+    logprobs::Lists,
+};
 use crate::chat::TokenLogprob;
 
 #[derive(Debug, Default)]
@@ -26,7 +30,9 @@ impl TextEncoder {
     fn entry(&mut self, index: usize, text: &str, has_logprobs: bool, reason: Option<&str>) -> Value {
         let logprobs = self.alternatives.filter(|_| has_logprobs);
         let logprobs = logprobs.map(|alternatives| self.lists.take(alternatives));
-        json!({ "index": index, "text": text, "logprobs": logprobs, "finish_reason": reason })
+        let mut entry = json!({ "index": index, "text": text, "logprobs": logprobs });
+        end_entry(&mut entry, reason);
+        entry
     }
 
     /// The text of a piece. There are no tools here, and reasoning counts as text.

@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use crate::{chat::CacheMiss, dialects::usage::add_miss};
 use pensieve_protocol::job::Usage;
 
 #[derive(Debug)]
@@ -9,6 +10,7 @@ pub(super) struct UsageTotal {
     prompts: Vec<Prompt>,
     generated: u64,
     has_thought: bool,
+    miss: Option<CacheMiss>,
 }
 
 #[derive(Debug)]
@@ -21,7 +23,7 @@ struct Prompt {
 impl UsageTotal {
     pub(super) fn new(input_tokens: &[u32]) -> Self {
         let prompt = |tokens: &u32| Prompt { tokens: *tokens, cached: None };
-        Self { prompts: input_tokens.iter().map(prompt).collect(), generated: 0, has_thought: false }
+        Self { prompts: input_tokens.iter().map(prompt).collect(), generated: 0, has_thought: false, miss: None }
     }
 
     pub(super) fn add(&mut self, prompt: usize, usage: Usage, has_thought: bool) {
@@ -29,6 +31,11 @@ impl UsageTotal {
         prompt.cached = Some(prompt.cached.map_or(usage.reused, |cached| cached.min(usage.reused)));
         self.generated += u64::from(usage.generated);
         self.has_thought |= has_thought;
+    }
+
+    /// Records why a prompt was not cached; the first one is reported.
+    pub(super) fn missed(&mut self, miss: Option<&CacheMiss>) {
+        self.miss = self.miss.take().or_else(|| miss.cloned());
     }
 
     pub(super) fn json(&self) -> Value {
@@ -44,6 +51,7 @@ impl UsageTotal {
         if !self.has_thought {
             usage["completion_tokens_details"] = json!({ "reasoning_tokens": 0 });
         }
+        add_miss(&mut usage, self.miss.as_ref());
         usage
     }
 }

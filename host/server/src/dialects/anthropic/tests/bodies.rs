@@ -32,7 +32,10 @@ fn reads_the_simple_fields() {
 #[test]
 fn counting_needs_no_max_tokens() {
     let bytes = br#"{"model": "m", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": "many"}"#;
-    assert_eq!(request::count(&Document::unlimited(bytes, Notes::default()).unwrap().root()).unwrap().max_tokens, None);
+    assert_eq!(
+        request::count(&Document::unlimited(bytes, Notes::default()).unwrap().root()).unwrap().0.max_tokens,
+        None
+    );
     assert_eq!(message(bytes).unwrap_err().field.unwrap(), "max_tokens");
 }
 
@@ -77,7 +80,10 @@ fn thinking_is_off_unless_asked_for() {
     check(json!({"thinking": enabled}), (Some(true), json!({"thinking_budget": 2048})));
     check(json!({"output_config": {"effort": "low"}}), (Some(false), json!({"reasoning_effort": "low"})));
     check(json!({"output_config": {"effort": "max"}}), (Some(false), json!({"reasoning_effort": "high"})));
-    check(json!({"output_config": {"effort": "astronomic"}}), (Some(false), json!({})));
+    check(json!({"output_config": {"effort": "none"}}), (Some(false), json!({})));
+    let levels = "'none', 'minimal', 'low', 'medium', 'high', 'xhigh', 'max'";
+    let message = format!("output_config.effort: should be one of {levels}, not 'astronomic'");
+    refuses(&json!({"output_config": {"effort": "astronomic"}}), &message);
     refuses(&json!({"thinking": {"type": "enabled"}}), "thinking.budget_tokens: this field is required");
     refuses(
         &json!({"thinking": {"type": "always"}}),

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::{body, conversation, refuses, request};
 use crate::{
-    chat::{Part, Role, Turn},
+    chat::{Input, Part, Role, Turn},
     dialects::fields::{Document, Notes},
 };
 
@@ -19,7 +19,7 @@ fn call(id: &str, arguments: Value) -> Part {
 }
 
 fn result(id: &str, text: &str) -> Part {
-    Part::ToolResult { id: id.into(), text: text.into(), is_error: false }
+    Part::ToolResult { id: id.into(), text: text.into(), images: Vec::new(), is_error: false }
 }
 
 fn user(content: Value) -> Value {
@@ -104,7 +104,7 @@ fn a_tool_loop_is_read_in_order() {
         assistant(json!([thinking, redacted, {"type": "text", "text": "Well"}, call_block, tool_use("2")])),
         user(json!([{"type": "tool_result", "tool_use_id": "toolu_1"}, error, {"type": "text", "text": "On"}])),
     ]);
-    let failed = Part::ToolResult { id: "2".into(), text: "x\ny".into(), is_error: true };
+    let failed = Part::ToolResult { id: "2".into(), text: "x\ny".into(), images: Vec::new(), is_error: true };
     let calls = [Part::Thinking("Hm".into()), text("Well"), call("1", json!({"z": 1, "a": 2})), call("2", json!({}))];
     check(
         messages,
@@ -201,9 +201,6 @@ fn refuses_invalid_messages() {
     );
     refuses(json!([{"role": "user"}]), "messages.0.content: this field is required");
     refuses(json!([user(json!(5))]), "messages.0.content: should be a string or a list of blocks, not 5");
-    refuses(json!([user(json!(""))]), "messages.0.content: should not be empty");
-    refuses(json!([user(json!([]))]), "messages.0.content: should not be empty");
-    refuses(json!([assistant(json!("")), user(json!("a"))]), "messages.0.content: should not be empty");
     refuses(json!([user(json!([{"type": "text", "text": ""}]))]), "messages.0.content.0.text: should not be empty");
     refuses(
         json!([user(json!([{"type": "text", "text": 1}]))]),
@@ -228,7 +225,8 @@ fn refuses_invalid_messages() {
 #[test]
 fn an_attachment_becomes_a_note_or_an_error_that_names_its_block() {
     let image = json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}});
-    let document = json!({"type": "document", "source": {"type": "url", "url": "https://example.com/a.pdf"}});
+    let source = json!({"type": "base64", "media_type": "application/pdf", "data": "JVBERg=="});
+    let document = json!({"type": "document", "source": source});
     let result = json!({"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "a"}, image]});
     let calls = json!([user(json!("a")), assistant(json!([tool_use("1")])), user(json!([result]))]);
     let check = |messages: Value, path: &str, kind: &str, note: &str| {
@@ -266,17 +264,66 @@ fn blocks_from_anthropics_servers_are_dropped() {
 #[test]
 fn calls_and_results_belong_together() {
     let refuses = |messages: Value, expected: &str| refuses(&json!({"messages": messages}), expected);
-    let stray = "messages.0.content.0.tool_use_id: the assistant's message before it has no call '1' without a result";
-    refuses(json!([user(json!([tool_result("1")]))]), stray);
+    let stray = "messages.2.content.1.tool_use_id: the assistant's message before it has no call '1' without a result";
     let asked = [user(json!("Go")), assistant(json!([{"type": "text", "text": "a"}, tool_use("toolu_1")]))];
     let twice = json!([asked[0], asked[1], user(json!([tool_result("1"), tool_result("1")]))]);
-    refuses(twice, &stray.replace("messages.0.content.0", "messages.2.content.1"));
+    refuses(twice, stray);
     let unanswered = "messages.1.content.1: the call should be followed by its tool_result in the next message";
     refuses(json!(asked), unanswered);
     refuses(json!([asked[0], asked[1], user(json!("And?"))]), unanswered);
     refuses(json!([asked[0], asked[1], assistant(json!("Well"))]), unanswered);
     let same = json!([user(json!("Go")), assistant(json!([tool_use("1"), tool_use("1")]))]);
     refuses(same, "messages.1.content.1.id: another call has this id");
+}
+
+#[test]
+fn a_window_of_a_conversation_is_taken() {
+    let messages = json!([
+        user(json!([tool_result("1")])),
+        assistant(json!([])),
+        user(json!([])),
+        assistant(json!("b")),
+        user(json!("")),
+    ]);
+    let body = body(&json!({ "messages": messages }));
+    let document = Document::unlimited(&body, Notes::default()).unwrap();
+    let Input::Chat(conversation) = request::message(&document.root()).unwrap().request.input else {
+        panic!("a chat is no text")
+    };
+    let texts: Vec<Vec<Part>> = conversation.turns.into_iter().map(|turn| turn.parts).collect();
+    let text = |text: &str| Part::Text(text.into());
+    assert_eq!(texts, [vec![text("[output of a tool: done]"), text("")], vec![text("b")], vec![text("")]]);
+    let note = "messages.0.content.0: there is no call for this result; it becomes a text";
+    assert_eq!(document.warnings(), [note]);
+}
+
+#[test]
+fn a_document_of_text_is_its_text() {
+    let text = |source: Value| {
+        let block = json!({"type": "document", "title": "t", "context": "c", "source": source});
+        let turns = conversation(&json!({"messages": [user(json!([block]))]})).turns;
+        let [Part::Text(text)] = turns[0].parts.as_slice() else { panic!("{turns:?}") };
+        text.clone()
+    };
+    let both = "<document title=\"t\" context=\"c\">\nab\n</document>";
+    assert_eq!(text(json!({"type": "text", "media_type": "text/plain", "data": "ab"})), both);
+    assert_eq!(text(json!({"type": "content", "content": "ab"})), both);
+    assert_eq!(text(json!({"type": "content", "content": [{"type": "text", "text": "ab"}]})), both);
+    let encoded = json!({"type": "base64", "media_type": "text/plain", "data": "YWI="});
+    assert_eq!(text(encoded), "<document title=\"t\">\nab\n</document>");
+    let note = "[a document was attached; this model reads text only]";
+    assert_eq!(text(json!({"type": "base64", "media_type": "application/pdf", "data": "JVBERg=="})), note);
+    for elsewhere in
+        [json!({"type": "file", "file_id": "f"}), json!({"type": "url", "url": "https://example.com/a.pdf"})]
+    {
+        assert_eq!(text(elsewhere), "[a document was attached, but its content is not here]");
+    }
+    let block = |source: Value| json!({"messages": [user(json!([{"type": "document", "source": source}]))]});
+    let kinds = "'text', 'content', 'base64', 'url', 'file'";
+    let message = format!("messages.0.content.0.source.type: should be one of {kinds}, not 'foo'");
+    refuses(&block(json!({"type": "foo"})), &message);
+    refuses(&block(json!("x")), "messages.0.content.0.source: should be an object, not a string");
+    refuses(&block(Value::Null), "messages.0.content.0.source: this field is required");
 }
 
 #[test]

@@ -4,7 +4,9 @@
 
 mod bodies;
 mod boundaries;
+mod context_management;
 mod conversations;
+mod deferred;
 #[path = "../../../../../../tests/src/anthropic/order.rs"]
 mod order;
 mod sequences;

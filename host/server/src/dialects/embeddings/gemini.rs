@@ -1,0 +1,90 @@
+//! Google's `embedContent` and `batchEmbedContents`.
+
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use super::{DIMENSIONS_MAX, INPUTS_MAX, json, suggested};
+use crate::{
+    dialects::{ApiError, ApiRequest, ApiResponse, fields::Field, validation},
+    requests::{Chats, PromptChoice, RowText, Rows, RowsRequest},
+};
+use pensieve_protocol::rows::Kind;
+
+const PARTS_MAX: usize = 1024;
+
+#[derive(Serialize)]
+struct Values {
+    values: Vec<f32>,
+}
+
+#[derive(Serialize)]
+struct One {
+    embedding: Values,
+}
+
+#[derive(Serialize)]
+struct Several {
+    embeddings: Vec<Values>,
+}
+
+/// The embedding that one content asks for.
+struct Content {
+    text: String,
+    prompt: PromptChoice,
+    dimensions: Option<u32>,
+}
+
+/// `POST /v1beta/models/ID:embedContent`.
+pub(crate) async fn embed_content(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
+    let (content, warnings) = call.read(|_, body| read(body)).await?;
+    let mut rows = compute(&chats, &call, vec![content]).await?;
+    let values = rows.rows.pop().unwrap_or_default();
+    Ok(json(&One { embedding: Values { values } })?.with_warnings([warnings, rows.warnings].concat()))
+}
+
+/// `POST /v1beta/models/ID:batchEmbedContents`.
+pub(crate) async fn batch_embed_contents(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
+    let read = call.read(|_, body| {
+        let field = body.get("requests");
+        let contents = field.items(INPUTS_MAX)?.map(|request| read(&request)).collect::<Result<Vec<_>, _>>()?;
+        let Some(first) = contents.first() else { return Err(field.invalid("is empty")) };
+        if contents.iter().any(|one| (&one.prompt, one.dimensions) != (&first.prompt, first.dimensions)) {
+            return Err(field.invalid("should have the same taskType and outputDimensionality in all of its items"));
+        }
+        Ok(contents)
+    });
+    let (contents, warnings) = read.await?;
+    let rows = compute(&chats, &call, contents).await?;
+    let embeddings = rows.rows.into_iter().map(|values| Values { values }).collect();
+    Ok(json(&Several { embeddings })?.with_warnings([warnings, rows.warnings].concat()))
+}
+
+fn read(request: &Field<'_>) -> Result<Content, ApiError> {
+    let content = request.get("content");
+    let texts = content.get("parts").items(PARTS_MAX)?.map(|part| part.get("text").string().map(str::to_owned));
+    let dimensions = request.get("outputDimensionality").optional(|count| count.integer(1..=DIMENSIONS_MAX))?;
+    let task = request.get("taskType").optional(Field::string)?;
+    Ok(Content {
+        text: texts.collect::<Result<Vec<_>, _>>()?.join("\n"),
+        prompt: task.map_or(PromptChoice::Usual, suggested),
+        // The range makes the cast exact.
+        dimensions: dimensions.map(|count| count as u32),
+    })
+}
+
+async fn compute(chats: &Chats, call: &ApiRequest, contents: Vec<Content>) -> Result<Rows, ApiError> {
+    let (prompt, dimensions) =
+        contents.first().map_or((PromptChoice::Usual, None), |first| (first.prompt.clone(), first.dimensions));
+    let request = RowsRequest {
+        model: validation::asked_model(call, &call.id),
+        client: call.client(),
+        texts: contents.into_iter().map(|content| RowText::Text(content.text)).collect(),
+        prompt,
+        dimensions,
+        // As at Google.
+        truncate: true,
+        ..RowsRequest::default()
+    };
+    chats.rows(request, Kind::Embed).await.map_err(ApiError::of_model)
+}

@@ -1,0 +1,181 @@
+//! Vectors and scores instead of text: OpenAI's `/v1/embeddings`, the `/v1/rerank` of Cohere and Jina, `/v1/score` and
+//! `/v1/classify` as in vLLM, Ollama's `/api/embed`, Google's `embedContent`. All of them read texts to a
+//! [`RowsRequest`], and differ in the form of the answer.
+
+mod gemini;
+mod ollama;
+mod rerank;
+
+pub(crate) use gemini::{batch_embed_contents, embed_content};
+pub(crate) use ollama::{embed, embeddings as old_embeddings};
+pub(crate) use rerank::{classify, rerank, score};
+
+use std::sync::Arc;
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use serde::Serialize;
+use serde_json::Value;
+
+use super::{ApiError, ApiRequest, ApiResponse, ErrorCode, fields::Field, validation};
+use crate::requests::{Chats, PromptChoice, RowText, RowsRequest};
+use pensieve_protocol::rows::Kind;
+
+const MODEL_BYTES_MAX: usize = 256;
+/// Texts of a request, as at OpenAI.
+const INPUTS_MAX: usize = 2048;
+const TOKENS_MAX: usize = 1 << 20;
+const DIMENSIONS_MAX: i64 = 65_536;
+const NAME_BYTES_MAX: usize = 256;
+
+#[derive(Serialize)]
+struct EmbeddingList<'a> {
+    object: &'static str,
+    data: Vec<Embedding>,
+    model: &'a str,
+    usage: Usage,
+}
+
+#[derive(Serialize)]
+struct Embedding {
+    object: &'static str,
+    index: usize,
+    embedding: Vector,
+}
+
+/// A vector as numbers with as many digits as a single-precision number has, or as base64 of little-endian floats.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Vector {
+    Floats(Vec<f32>),
+    Base64(String),
+}
+
+#[derive(Serialize)]
+struct Usage {
+    prompt_tokens: u64,
+    total_tokens: u64,
+}
+
+impl Usage {
+    fn of(tokens: u64) -> Self {
+        Self { prompt_tokens: tokens, total_tokens: tokens }
+    }
+}
+
+/// `POST /v1/embeddings`.
+pub(crate) async fn embeddings(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
+    let read = call.read(|_, body| {
+        let mut request = common(body)?;
+        request.texts = inputs(&body.get("input"))?;
+        request.dimensions = dimensions(&body.get("dimensions"))?;
+        let format = body.get("encoding_format").optional(|format| format.choice(&["float", "base64"]))?;
+        Ok((request, format == Some(1)))
+    });
+    let ((request, in_base64), warnings) = read.await?;
+    let named = request.model.clone();
+    let rows = chats.rows(of_client(request, &call), Kind::Embed).await.map_err(ApiError::of_model)?;
+    let vector = |row: Vec<f32>| match in_base64 {
+        true => Vector::Base64(STANDARD.encode(row.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<_>>())),
+        false => Vector::Floats(row),
+    };
+    let data = rows.rows.into_iter().enumerate();
+    let data = data.map(|(index, row)| Embedding { object: "embedding", index, embedding: vector(row) }).collect();
+    let list = EmbeddingList { object: "list", data, model: &named, usage: Usage::of(rows.tokens) };
+    Ok(json(&list)?.with_warnings([warnings, rows.warnings].concat()))
+}
+
+/// The fields that most of these APIs share.
+fn common(body: &Field<'_>) -> Result<RowsRequest, ApiError> {
+    let truncate = body.get("truncate_prompt_tokens").present().is_some();
+    Ok(RowsRequest {
+        model: body.get("model").text(MODEL_BYTES_MAX)?.to_owned(),
+        prompt: prompt(body)?,
+        truncate,
+        ..RowsRequest::default()
+    })
+}
+
+/// The prompt that a client chooses: by name, or by what its texts are for.
+fn prompt(body: &Field<'_>) -> Result<PromptChoice, ApiError> {
+    if let Some(name) = body.get("prompt_name").optional(|name| name.text(NAME_BYTES_MAX))? {
+        return Ok(PromptChoice::Named(name.to_owned()));
+    }
+    for field in ["input_type", "task"] {
+        if let Some(word) = body.get(field).optional(|word| word.text(NAME_BYTES_MAX))? {
+            return Ok(suggested(word));
+        }
+    }
+    Ok(PromptChoice::Usual)
+}
+
+/// The prompts that fit the words of Cohere, Voyage, Jina and Google for what a text is for.
+fn suggested(word: &str) -> PromptChoice {
+    const QUERY: &[&str] = &["query", "search_query", "retrieval.query"];
+    const DOCUMENT: &[&str] = &["document", "passage", "search_document", "retrieval.passage"];
+    const OTHERS: [(&str, &[&str]); 4] = [
+        ("classif", &["classification", "Classification"]),
+        ("cluster", &["clustering", "Clustering", "separation"]),
+        ("similar", &["STS", "text-matching", "sts"]),
+        ("text-matching", &["text-matching", "STS", "sts"]),
+    ];
+    let lower = word.to_ascii_lowercase();
+    let has = |part: &str| lower.contains(part);
+    if has("query") {
+        PromptChoice::Suggested(QUERY)
+    } else if has("document") || has("passage") {
+        PromptChoice::Suggested(DOCUMENT)
+    } else {
+        OTHERS
+            .iter()
+            .find(|(part, _)| has(part))
+            .map_or(PromptChoice::Usual, |(_, names)| PromptChoice::Suggested(names))
+    }
+}
+
+/// A text, a list of token ids, or a list of either.
+fn inputs(field: &Field<'_>) -> Result<Vec<RowText>, ApiError> {
+    if field.is_string() {
+        return Ok(vec![RowText::Text(field.text(usize::MAX)?.to_owned())]);
+    }
+    if field.json()?.get(0).is_some_and(Value::is_number) {
+        return Ok(vec![tokens(field)?]);
+    }
+    let items = field.items(INPUTS_MAX)?;
+    if items.len() == 0 {
+        return Err(field.invalid("is empty"));
+    }
+    items
+        .map(|item| if item.is_string() { Ok(RowText::Text(item.string()?.to_owned())) } else { tokens(&item) })
+        .collect()
+}
+
+fn tokens(field: &Field<'_>) -> Result<RowText, ApiError> {
+    // The range makes the cast exact.
+    let ids = field.items(TOKENS_MAX)?.map(|id| Ok(id.integer(0..=i64::from(u32::MAX))? as u32));
+    Ok(RowText::Tokens(ids.collect::<Result<_, ApiError>>()?))
+}
+
+/// One text or several.
+fn texts(field: &Field<'_>) -> Result<Vec<String>, ApiError> {
+    if field.is_string() {
+        return Ok(vec![field.string()?.to_owned()]);
+    }
+    field.items(INPUTS_MAX)?.map(|item| item.string().map(str::to_owned)).collect()
+}
+
+fn dimensions(field: &Field<'_>) -> Result<Option<u32>, ApiError> {
+    // The range makes the cast exact.
+    Ok(field.optional(|count| count.integer(1..=DIMENSIONS_MAX))?.map(|count| count as u32))
+}
+
+fn of_client(request: RowsRequest, call: &ApiRequest) -> RowsRequest {
+    let model = validation::asked_model(call, &request.model);
+    RowsRequest { client: call.client(), model, ..request }
+}
+
+/// An answer with numbers as short as they can be.
+fn json(answer: &impl Serialize) -> Result<ApiResponse, ApiError> {
+    let text = serde_json::to_string(answer);
+    let text = text.map_err(|_| ApiError::new(ErrorCode::Internal, "the answer cannot be written as JSON"))?;
+    Ok(ApiResponse::text("application/json", text))
+}

@@ -1,0 +1,191 @@
+//! Scores: `rerank` in the forms of Cohere, Jina, vLLM and text-embeddings-inference, `score` and `classify` in vLLM's.
+
+use std::sync::Arc;
+
+use serde::Serialize;
+use serde_json::{Value, json as object};
+
+use super::{INPUTS_MAX, MODEL_BYTES_MAX, Usage, common, inputs, json, of_client, texts};
+use crate::{
+    dialects::{ApiError, ApiRequest, ApiResponse, fields::Field, fresh_id, openai, validation},
+    requests::{Chats, Ranking},
+};
+use pensieve_protocol::rows::Kind;
+
+#[derive(Serialize)]
+struct Reranked<'a> {
+    id: String,
+    model: &'a str,
+    results: Vec<Relevance>,
+    usage: Usage,
+    meta: Value,
+}
+
+#[derive(Serialize)]
+struct Relevance {
+    index: usize,
+    relevance_score: f32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    document: Option<Value>,
+}
+
+/// A result in the form of text-embeddings-inference.
+#[derive(Serialize)]
+struct Scored {
+    index: usize,
+    score: f32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    text: Option<String>,
+}
+
+struct Parsed {
+    ranking: Ranking,
+    /// Number of results, the best ones.
+    top: usize,
+    with_documents: bool,
+    /// In the form of text-embeddings-inference, which has `texts`.
+    is_bare: bool,
+}
+
+/// `POST /v1/rerank`, `/v2/rerank` and `/rerank`.
+pub(crate) async fn rerank(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
+    let (parsed, warnings) = call.read(|_, body| read(body)).await?;
+    let Parsed { ranking, top, with_documents, is_bare } = parsed;
+    let (named, documents) = (ranking.model.clone(), ranking.documents.clone());
+    let scores = chats.scores(of(ranking, &chats, &call)).await.map_err(ApiError::of_model)?;
+    let mut best: Vec<(usize, f32)> = scores.scores.into_iter().enumerate().collect();
+    best.sort_by(|(_, one), (_, other)| other.total_cmp(one));
+    best.truncate(top);
+    let text = |index: usize| documents.get(index).filter(|_| with_documents).cloned();
+    if is_bare {
+        let results = best.into_iter().map(|(index, score)| Scored { index, score, text: text(index) });
+        return Ok(json(&results.collect::<Vec<_>>())?.with_warnings(warnings));
+    }
+    let result = |(index, relevance_score)| Relevance {
+        index,
+        relevance_score,
+        document: text(index).map(|text| object!({ "text": text })),
+    };
+    let answer = Reranked {
+        id: fresh_id("rerank-"),
+        model: if named.is_empty() { &scores.model } else { &named },
+        results: best.into_iter().map(result).collect(),
+        usage: Usage::of(scores.tokens),
+        meta: object!({ "api_version": { "version": "2" }, "billed_units": { "search_units": 1 } }),
+    };
+    Ok(json(&answer)?.with_warnings(warnings))
+}
+
+fn read(body: &Field<'_>) -> Result<Parsed, ApiError> {
+    let is_bare = body.get("documents").is_absent() && !body.get("texts").is_absent();
+    let field = body.get(if is_bare { "texts" } else { "documents" });
+    let document = |item: Field<'_>| -> Result<String, ApiError> {
+        Ok(if item.is_string() { item.string()? } else { item.get("text").string()? }.to_owned())
+    };
+    let documents = field.items(INPUTS_MAX)?.map(document).collect::<Result<Vec<_>, _>>()?;
+    if documents.is_empty() {
+        return Err(field.invalid("is empty"));
+    }
+    let top = body.get("top_n").optional(|count| count.count(1))?;
+    let flag = |name: &str| body.get(name).flag(false);
+    Ok(Parsed {
+        top: top.map_or(documents.len(), |count| count as usize),
+        with_documents: flag(if is_bare { "return_text" } else { "return_documents" })?,
+        is_bare,
+        ranking: Ranking { documents, queries: vec![body.get("query").text(usize::MAX)?.to_owned()], ..head(body)? },
+    })
+}
+
+/// `POST /v1/score` and `/score`: one text against several, or texts in pairs.
+pub(crate) async fn score(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
+    #[derive(Serialize)]
+    struct Score {
+        index: usize,
+        object: &'static str,
+        score: f32,
+    }
+    #[derive(Serialize)]
+    struct List<'a> {
+        id: String,
+        object: &'static str,
+        created: u64,
+        model: &'a str,
+        data: Vec<Score>,
+        usage: Usage,
+    }
+    let read = call.read(|_, body| {
+        let (queries, field) = (texts(&body.get("text_1"))?, body.get("text_2"));
+        let documents = texts(&field)?;
+        if queries.is_empty() || documents.is_empty() || queries.len() > 1 && queries.len() != documents.len() {
+            let counts = (queries.len(), documents.len());
+            return Err(field.invalid(format_args!("has {} texts, which do not pair with {}", counts.1, counts.0)));
+        }
+        Ok(Ranking { queries, documents, ..head(body)? })
+    });
+    let (ranking, warnings) = read.await?;
+    let named = ranking.model.clone();
+    let scores = chats.scores(of(ranking, &chats, &call)).await.map_err(ApiError::of_model)?;
+    let data = scores.scores.into_iter().enumerate();
+    let data = data.map(|(index, score)| Score { index, object: "score", score }).collect();
+    let model = if named.is_empty() { &scores.model } else { &named };
+    let (id, created, usage) = (fresh_id("score-"), openai::now(), Usage::of(scores.tokens));
+    Ok(json(&List { id, object: "list", created, model, data, usage })?.with_warnings(warnings))
+}
+
+/// `POST /v1/classify` and `/classify`.
+pub(crate) async fn classify(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
+    #[derive(Serialize)]
+    struct Class {
+        index: usize,
+        label: Option<String>,
+        probs: Vec<f32>,
+        num_classes: usize,
+    }
+    #[derive(Serialize)]
+    struct List<'a> {
+        id: String,
+        object: &'static str,
+        created: u64,
+        model: &'a str,
+        data: Vec<Class>,
+        usage: Usage,
+    }
+    let read = call.read(|_, body| {
+        let mut request = common(body)?;
+        request.texts = inputs(&body.get("input"))?;
+        Ok(request)
+    });
+    let (request, warnings) = read.await?;
+    let named = request.model.clone();
+    let rows = chats.rows(of_client(request, &call), Kind::Classify).await.map_err(ApiError::of_model)?;
+    let labels = rows.rows_use.labels;
+    let class = |(index, probs): (usize, Vec<f32>)| {
+        let best = probs.iter().enumerate().max_by(|(_, one), (_, other)| one.total_cmp(other));
+        let label = best.map(|(best, _)| labels.get(best).cloned().unwrap_or_else(|| format!("LABEL_{best}")));
+        Class { index, label, num_classes: probs.len(), probs }
+    };
+    let data = rows.rows.into_iter().enumerate().map(class).collect();
+    let (id, created, usage) = (fresh_id("classify-"), openai::now(), Usage::of(rows.tokens));
+    let answer = List { id, object: "list", created, model: &named, data, usage };
+    Ok(json(&answer)?.with_warnings([warnings, rows.warnings].concat()))
+}
+
+/// The fields that scores share. Some clients name no model, where a server has one only.
+fn head(body: &Field<'_>) -> Result<Ranking, ApiError> {
+    let model = body.get("model").optional(|model| model.text(MODEL_BYTES_MAX))?;
+    let instruction = ["instruction", "instruct"].into_iter().find(|name| !body.get(name).is_absent());
+    let instruction = instruction.map(|name| body.get(name).string()).transpose()?;
+    Ok(Ranking {
+        model: model.unwrap_or_default().to_owned(),
+        instruction: instruction.map(str::to_owned),
+        // Cohere and Jina cut documents by themselves.
+        truncate: body.get("truncate").flag(true)?,
+        ..Ranking::default()
+    })
+}
+
+fn of(ranking: Ranking, chats: &Chats, call: &ApiRequest) -> Ranking {
+    let first = || chats.fleet().models().first().map(|model| model.id.clone()).unwrap_or_default();
+    let model = if ranking.model.is_empty() { first() } else { validation::asked_model(call, &ranking.model) };
+    Ranking { client: call.client(), model, ..ranking }
+}

@@ -1,0 +1,129 @@
+//! Images in requests. For a model that reads them they become items of the request, by index; for others a note stands in
+//! their place. The media type that a client gives does not matter: the decoder looks at the bytes.
+
+use std::sync::Arc;
+
+use super::{
+    ApiError, ApiRequest, documents,
+    fields::{Field, Quote},
+};
+use crate::{
+    chat::{Image, Part, PlacedImage},
+    fetch,
+};
+
+/// Limit on an image that is fetched.
+const FETCHED_BYTES_MAX: usize = 20 << 20;
+
+/// The part of a request that says which image it is.
+pub(super) enum Source<'a> {
+    /// A data URL, an address, or base64 without either.
+    Url(&'a str),
+    Base64(&'a str),
+}
+
+/// A piece of a message or of a tool's result.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Piece {
+    Text(String),
+    /// An item of the request.
+    Image(u32),
+}
+
+impl From<Piece> for Part {
+    fn from(piece: Piece) -> Self {
+        match piece {
+            Piece::Text(text) => Self::Text(text),
+            Piece::Image(item) => Self::Image(item),
+        }
+    }
+}
+
+/// Reads the image in `field`. `source` is not read for a model that reads text only.
+pub(super) fn read<'a>(
+    field: &Field<'a>,
+    source: impl FnOnce() -> Result<Source<'a>, ApiError>,
+) -> Result<Piece, ApiError> {
+    let Some(intake) = field.intake() else { return field.attachment("image").map(Piece::Text) };
+    let (_, encoded) = match source()? {
+        Source::Url(url) if is_address(url) => return intake.add_url(field.path(), url).map(Piece::Image),
+        Source::Url(url) => documents::data_url(url),
+        Source::Base64(data) => documents::data_url(data),
+    };
+    let bytes = encoded.decode().map_err(|why| field.invalid(format_args!("the image's data {why}")))?;
+    intake.add(field.path(), bytes).map(Piece::Image)
+}
+
+/// Replacement text for an image where none can be shown, such as a system prompt.
+pub(super) fn out_of_place(field: &Field<'_>) -> Result<String, ApiError> {
+    if field.intake().is_none() {
+        return field.attachment("image");
+    }
+    field.note("an image is shown in messages of the user and results of tools only; a note stands in its place");
+    Ok("[an image was attached, but cannot be shown here]".to_owned())
+}
+
+/// The object that says where an image is: `{"type": "base64" | "url", …}`, as Anthropic has it.
+pub(super) fn source_object<'a>(source: &Field<'a>) -> Result<Source<'a>, ApiError> {
+    source.object()?;
+    match source.get("type").choice(&["base64", "url", "file"])? {
+        0 => source.get("data").string().map(Source::Base64),
+        1 => source.get("url").string().map(Source::Url),
+        _ => Err(unknown_file(&source.get("file_id"))),
+    }
+}
+
+/// Error for the id of a stored file.
+pub(super) fn unknown_file(id: &Field<'_>) -> ApiError {
+    match id.string() {
+        Ok(name) => {
+            id.invalid(format_args!("there is no file '{}': this server stores none; send its data", Quote(name)))
+        }
+        Err(error) => error,
+    }
+}
+
+/// Joins pieces with a gap between texts, and none beside an image.
+pub(super) fn joined(pieces: Vec<Piece>, gap: &str) -> (String, Vec<PlacedImage>) {
+    let (mut text, mut images, mut is_after_text) = (String::new(), Vec::new(), false);
+    for piece in pieces {
+        match piece {
+            Piece::Text(next) => {
+                text += if is_after_text { gap } else { "" };
+                text += &next;
+                is_after_text = true;
+            }
+            Piece::Image(item) => {
+                images.push(PlacedImage { at: u32::try_from(text.len()).unwrap_or(u32::MAX), item });
+                is_after_text = false;
+            }
+        }
+    }
+    (text, images)
+}
+
+/// Fetches the images that a request names by their addresses.
+pub(super) async fn fetch(call: &ApiRequest, images: &[Arc<Image>]) -> Result<(), ApiError> {
+    let settings = &call.shared.settings;
+    for image in images {
+        let Some(url) = image.url.as_deref().filter(|_| image.file().is_none()) else { continue };
+        if !settings.fetch_images {
+            let why = "this server fetches no images; send the data, or set 'fetch_images' in [server] to \"allow\"";
+            return Err(ApiError::field(&image.field, why));
+        }
+        // Charged before it arrives, as its length is known afterwards only.
+        let room = call.memory.hold(FETCHED_BYTES_MAX)?;
+        let url = url.to_owned();
+        let fetched = tokio::task::spawn_blocking(move || fetch::get(&url, FETCHED_BYTES_MAX)).await;
+        drop(room);
+        let failed = |why: String| ApiError::field(&image.field, format_args!("the image cannot be fetched: {why}"));
+        let bytes = fetched.map_err(|error| failed(error.to_string()))?.map_err(failed)?;
+        image.fetched(call.memory.bytes(bytes)?);
+    }
+    Ok(())
+}
+
+fn is_address(url: &str) -> bool {
+    let starts = |scheme: &str| url.get(..scheme.len()).is_some_and(|start| start.eq_ignore_ascii_case(scheme));
+    starts("http://") || starts("https://")
+}

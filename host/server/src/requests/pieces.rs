@@ -1,0 +1,230 @@
+//! The tokens of texts that rows are made of: prompt processes tokenize them in groups, and the tokens that the model was
+//! trained with are put around them.
+
+use super::Chats;
+use crate::{chat::Client, fleet::Target};
+use pensieve_protocol::{
+    job::{Failure, FailureCode},
+    prompt::Piece,
+    rows::RowsUse,
+};
+
+/// Size of a group, which has at least one text.
+const GROUP_BYTES: usize = 256 << 10;
+/// Stand for the texts in a template.
+const QUERY: &str = "{query}";
+const DOCUMENT: &str = "{document}";
+const INSTRUCTION: &str = "{instruction}";
+
+/// Texts to make rows of.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct RowsRequest {
+    /// The model name from the client, optionally `MODEL:ADAPTER`.
+    pub(crate) model: String,
+    pub(crate) client: Client,
+    pub(crate) texts: Vec<RowText>,
+    /// The text to put before texts.
+    pub(crate) prompt: PromptChoice,
+    /// The instruction for pairs, for a model that takes one.
+    pub(crate) instruction: Option<String>,
+    /// Width of the rows; `None` for the model's own.
+    pub(crate) dimensions: Option<u32>,
+    /// Cuts texts that are too long instead of refusing them.
+    pub(crate) truncate: bool,
+}
+
+/// One text, or a pair of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum RowText {
+    Text(String),
+    /// Token ids, to which nothing is added.
+    Tokens(Vec<u32>),
+    Pair {
+        query: String,
+        document: String,
+    },
+}
+
+/// The choice of a text's prompt.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) enum PromptChoice {
+    /// The model's usual one, if it has one.
+    #[default]
+    Usual,
+    /// One of the model's, which must exist.
+    Named(String),
+    /// The first of these that the model has, or none.
+    Suggested(&'static [&'static str]),
+}
+
+/// Tokenizes a request's texts. The error for a text that is too long names it.
+pub(super) async fn tokens(
+    chats: &Chats,
+    target: &Target,
+    rows: &RowsUse,
+    request: &RowsRequest,
+) -> Result<Vec<Vec<u32>>, Failure> {
+    let convention = chats.conventions.of(target).await?;
+    let most = rows.maximum.map_or(target.context, |maximum| maximum.min(target.context)) as usize;
+    let limit = Limit { model: &target.id, most, truncate: request.truncate };
+    let prompt = prompt(target, rows, &request.prompt)?;
+    let mut pieces = Vec::new();
+    for (index, text) in request.texts.iter().enumerate() {
+        let made = pieces_of(rows, prompt, request.instruction.as_deref(), text);
+        let bytes: usize = made.iter().map(|piece| piece.text.len()).sum();
+        let least = convention.vocabulary.tokens_min(bytes);
+        if least > most && !request.truncate {
+            return Err(limit.exceeded(index, &format!("at least {least}")));
+        }
+        pieces.extend(made);
+    }
+    let mut known = Vec::with_capacity(pieces.len());
+    let mut group = Vec::new();
+    let mut bytes = 0;
+    for piece in pieces {
+        bytes += piece.text.len();
+        group.push(piece);
+        if bytes >= GROUP_BYTES {
+            let group = std::mem::take(&mut group);
+            known.extend(convention.renderer.texts(group, request.client.salt.clone()).await?);
+            bytes = 0;
+        }
+    }
+    if !group.is_empty() {
+        known.extend(convention.renderer.texts(group, request.client.salt.clone()).await?);
+    }
+    let mut known = known.into_iter();
+    let mut next = || known.next().ok_or_else(|| Failure::new(FailureCode::Internal, "a text was not tokenized"));
+    let mut texts = Vec::with_capacity(request.texts.len());
+    for (index, text) in request.texts.iter().enumerate() {
+        let tokens = match text {
+            RowText::Tokens(tokens) => given(target, index, tokens, &limit)?,
+            RowText::Pair { .. } if rows.pair_template.is_none() => {
+                let (query, document) = (next()?, next()?);
+                let before = [&rows.open[..], &query, &rows.between].concat();
+                around(&before, document, &rows.close, index, &limit)?
+            }
+            RowText::Text(_) | RowText::Pair { .. } => around(&rows.open, next()?, &rows.close, index, &limit)?,
+        };
+        if tokens.is_empty() {
+            let message = format!("text {index} is empty, and the model puts nothing around it");
+            return Err(Failure::new(FailureCode::Invalid, message).at("input"));
+        }
+        texts.push(tokens);
+    }
+    Ok(texts)
+}
+
+/// The longest text.
+struct Limit<'a> {
+    model: &'a str,
+    most: usize,
+    truncate: bool,
+}
+
+impl Limit<'_> {
+    fn exceeded(&self, index: usize, count: &str) -> Failure {
+        let message = format!("text {index} has {count} tokens, '{}' reads at most {}", self.model, self.most);
+        Failure::new(FailureCode::TooLong, message)
+            .at("input")
+            .with_help("split it, or ask for truncation where the API has it")
+    }
+}
+
+/// Puts tokens before and after a text, whose end is cut if it is too long.
+fn around(
+    before: &[u32],
+    mut text: Vec<u32>,
+    after: &[u32],
+    index: usize,
+    limit: &Limit<'_>,
+) -> Result<Vec<u32>, Failure> {
+    let count = before.len() + text.len() + after.len();
+    if count > limit.most {
+        let room = limit.most.checked_sub(before.len() + after.len()).filter(|room| limit.truncate && *room > 0);
+        text.truncate(room.ok_or_else(|| limit.exceeded(index, &count.to_string()))?);
+    }
+    Ok([before, &text, after].concat())
+}
+
+/// A client's own tokens, checked.
+fn given(target: &Target, index: usize, tokens: &[u32], limit: &Limit<'_>) -> Result<Vec<u32>, Failure> {
+    let size = target.card.vocabulary;
+    if let Some(token) = tokens.iter().find(|token| **token >= size) {
+        let message = format!("token {token} of text {index} is outside the model's vocabulary of {size}");
+        return Err(Failure::new(FailureCode::Invalid, message).at("input"));
+    }
+    around(&[], tokens.to_vec(), &[], index, limit)
+}
+
+/// The text that a request puts before its texts.
+fn prompt<'a>(target: &Target, rows: &'a RowsUse, choice: &PromptChoice) -> Result<&'a str, Failure> {
+    let of = |name: &str| rows.prompts.get(name).map(String::as_str);
+    match choice {
+        PromptChoice::Usual => Ok(rows.prompt.as_deref().and_then(of).unwrap_or_default()),
+        PromptChoice::Suggested(names) => Ok(names.iter().find_map(|name| of(name)).unwrap_or_default()),
+        PromptChoice::Named(name) => of(name).ok_or_else(|| {
+            let known: Vec<&str> = rows.prompts.keys().map(String::as_str).collect();
+            let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+            let message = format!("'{}' has no prompt of that name (it has {known})", target.id);
+            Failure::new(FailureCode::Invalid, message).at("prompt_name")
+        }),
+    }
+}
+
+/// The texts to tokenize for one row, in order.
+fn pieces_of(rows: &RowsUse, prompt: &str, instruction: Option<&str>, text: &RowText) -> Vec<Piece> {
+    let plain = |text: String| Piece { text, plain: Vec::new() };
+    match (text, &rows.pair_template) {
+        (RowText::Tokens(_), _) => Vec::new(),
+        (RowText::Text(text), _) => vec![plain([prompt, text].concat())],
+        (RowText::Pair { query, document }, None) => vec![plain(query.clone()), plain(document.clone())],
+        (RowText::Pair { query, document }, Some(template)) => {
+            let instruction = instruction.or(rows.instruction.as_deref()).unwrap_or_default();
+            vec![filled(template, [(INSTRUCTION, instruction), (QUERY, query), (DOCUMENT, document)])]
+        }
+    }
+}
+
+/// Fills in a template, noting where the client's texts are.
+fn filled(template: &str, texts: [(&str, &str); 3]) -> Piece {
+    let (mut text, mut plain, mut rest) = (String::new(), Vec::new(), template);
+    let first = |rest: &str| {
+        let places = texts.iter().filter_map(|(mark, value)| Some((rest.find(mark)?, *mark, *value)));
+        places.min_by_key(|(place, ..)| *place).map(|(place, mark, value)| (place, mark.len(), value.to_owned()))
+    };
+    while let Some((place, mark, value)) = first(rest) {
+        text.push_str(&rest[..place]);
+        plain.push((text.len(), text.len() + value.len()));
+        text.push_str(&value);
+        rest = &rest[place + mark..];
+    }
+    text.push_str(rest);
+    Piece { text, plain }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_template_is_filled_once_and_knows_what_a_client_wrote() {
+        let texts = [(INSTRUCTION, "find"), (QUERY, "{document}"), (DOCUMENT, "é")];
+        let piece = filled("<i>{instruction}\n<q>{query}<d>{document}!", texts);
+        assert_eq!(piece.text, "<i>find\n<q>{document}<d>é!");
+        let parts: Vec<&str> = piece.plain.iter().map(|(start, end)| &piece.text[*start..*end]).collect();
+        assert_eq!(parts, ["find", "{document}", "é"]);
+    }
+
+    #[test]
+    fn only_the_text_is_cut_and_only_if_asked() {
+        let limit = |most, truncate| Limit { model: "m", most, truncate };
+        let text = || vec![5, 6, 7, 8];
+        assert_eq!(around(&[1], text(), &[2], 0, &limit(6, false)).unwrap(), [1, 5, 6, 7, 8, 2]);
+        assert_eq!(around(&[1], text(), &[2], 0, &limit(4, true)).unwrap(), [1, 5, 6, 2]);
+        let failure = around(&[1], text(), &[2], 3, &limit(4, false)).unwrap_err();
+        assert_eq!(failure.message, "text 3 has 6 tokens, 'm' reads at most 4");
+        assert_eq!(around(&[1], text(), &[2], 0, &limit(2, true)).unwrap_err().code, FailureCode::TooLong);
+    }
+}
