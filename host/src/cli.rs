@@ -6,16 +6,22 @@ mod check_plugin;
 mod common_args;
 mod doctor;
 mod error;
+mod inspect;
 mod launch;
 mod laws;
 mod list_plugins;
 mod log;
+mod log_file;
+mod logs;
+mod media;
 mod models;
 mod new;
+mod packages;
 mod plugins;
 mod probe;
 mod progress;
 mod prompt;
+mod ps;
 mod pull;
 mod quality;
 mod reference;
@@ -23,7 +29,11 @@ mod reply;
 mod report;
 mod run;
 mod serve;
+mod server_client;
+mod setup;
 mod shell_integration;
+mod space;
+mod statusline;
 mod terminal;
 mod worker;
 
@@ -57,6 +67,13 @@ enum Verb {
     Serve(Box<serve::Serve>),
     Run(run::Run),
     Launch(launch::Launch),
+    Setup(setup::Setup),
+    Ps(ps::Ps),
+    Stop(ps::Stop),
+    Pin(ps::Pin),
+    Logs(logs::Logs),
+    #[command(name = "statusline")]
+    StatusLine(statusline::StatusLine),
     Pull(pull::Pull),
     /// Look at models.
     #[command(subcommand)]
@@ -75,6 +92,9 @@ enum Verb {
     /// Render and tokenize one model's prompts for the server that started this process.
     #[command(hide = true)]
     Prompt(prompt::Prompt),
+    /// Decode and prepare one model's pictures for the server that started this process.
+    #[command(hide = true)]
+    Media(media::Media),
     /// Run one model for the server that started this process.
     #[command(hide = true)]
     Worker(worker::Worker),
@@ -92,6 +112,12 @@ pub fn run() -> ExitCode {
         Verb::Serve(serve) => end(serve.run()),
         Verb::Run(run) => end(run.run()),
         Verb::Launch(launch) => launch.run(),
+        Verb::Setup(setup) => end(setup.run()),
+        Verb::Ps(ps) => end(ps.run()),
+        Verb::Stop(stop) => end(stop.run()),
+        Verb::Pin(pin) => end(pin.run()),
+        Verb::Logs(logs) => end(logs.run()),
+        Verb::StatusLine(line) => end(line.run()),
         Verb::Pull(pull) => end(pull.run()),
         Verb::Models(models) => end(models.run()),
         Verb::Plugins(plugins) => plugins.run(),
@@ -102,6 +128,7 @@ pub fn run() -> ExitCode {
         Verb::Man(man) => end(man.run()),
         Verb::Probe(probe) => probe.run(),
         Verb::Prompt(prompt) => prompt.run(),
+        Verb::Media(media) => media.run(),
         Verb::Worker(worker) => worker.run(),
     }
 }

@@ -13,22 +13,23 @@ pub(crate) mod units;
 mod variables;
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fmt,
     path::{Path, PathBuf},
     time::Duration,
 };
 use toml::de::DeTable;
 
-pub use file::{LoadedFile, find, home};
+pub use file::{LoadedFile, candidates, find, home};
 pub use models::{Adapter, Artifact, Model, Variant, check_device, check_id};
 pub use server::{ServerSettings, listen_address};
 pub use source::Source;
 pub use variables::{VARIABLES, Variable, apply};
 
+use pensieve_packages::{IndexSource, PublicKey};
 use pensieve_protocol::{outside::Outside, wire};
 use pensieve_server::fleet;
-use reader::{Document, Section};
+use reader::{Document, NamedValue, Section};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
@@ -50,6 +51,10 @@ pub struct PluginSettings {
     pub allow: Option<Vec<String>>,
     /// Ids of plugins whose workers run with the user's full rights.
     pub unfenced: Vec<String>,
+    /// Indexes that `pensieve plugins` adds packages from.
+    pub indexes: Vec<IndexSource>,
+    /// Keys of the only publishers whose packages are added; empty to trust each at its first use.
+    pub publishers: BTreeMap<String, PublicKey>,
     pub limits: fleet::plugins::Limits,
 }
 
@@ -162,7 +167,7 @@ impl Config {
         let folder = self.cache.folder.clone().unwrap_or_else(|| self.home.join("cache/blocks"));
         let disk = (self.cache.budget > 0).then_some(wire::DiskTier { folder, bytes: self.cache.budget });
         for model in &self.models {
-            config.models.push(model.fleet(disk.clone(), &mut locate)?);
+            config.models.push(model.fleet(disk.clone(), self.server.open_schemas, &mut locate)?);
         }
         config.variants.clone_from(&self.variants);
         let (folders, downloads) = (self.server.adapter_folders.clone(), self.server.adapter_downloads);
@@ -190,10 +195,64 @@ impl PluginSettings {
             let what = format!("'allow' in [plugins] holds \"{invalid}\", which is not a SHA-256");
             section.note("allow", what, "it takes 64 hexadecimal digits, as sha256sum FILE prints them");
         }
+        self.read_indexes(&section, folder);
+        self.read_publishers(&section);
         if section.has("allow") {
             self.allow = Some(allow.iter().map(|text| text.to_ascii_lowercase()).collect());
         }
         section.finish();
+    }
+
+    /// `[plugins.indexes]`: a folder or URL by name, or a table that also has its key.
+    fn read_indexes(&mut self, section: &Section<'_, '_>, folder: &Path) {
+        let home = file::user_home();
+        for (name, entry, span) in section.named("indexes") {
+            let (mut location, mut key) = (String::new(), None);
+            match entry {
+                NamedValue::Text(text) => location = text,
+                NamedValue::Table(entry) => {
+                    entry.text("location", &mut location);
+                    entry.some_text("key", &mut key);
+                    entry.finish();
+                }
+            }
+            let key = key.map(|key| PublicKey::parse(&key)).transpose();
+            match (location.is_empty(), key) {
+                (true, _) => section.note_at(
+                    &span,
+                    format!("the index '{name}' in [plugins.indexes] has no location"),
+                    "it takes a folder or an https:// URL",
+                ),
+                (_, Err(error)) => {
+                    let what = format!("the key of '{name}' in [plugins.indexes] is not one: {}", error.message);
+                    section.note_at(&span, what, "its maintainer publishes it");
+                }
+                (false, Ok(key)) => {
+                    let is_url = location.contains("://");
+                    let path = || reader::path(folder, home.as_deref(), &location).to_string_lossy().into_owned();
+                    let location = if is_url { location } else { path() };
+                    self.indexes.push(IndexSource { location, key });
+                }
+            }
+        }
+    }
+
+    /// `[plugins.publishers]`: a public key by name.
+    fn read_publishers(&mut self, section: &Section<'_, '_>) {
+        for (name, entry, span) in section.named("publishers") {
+            let key = match entry {
+                NamedValue::Text(key) => PublicKey::parse(&key).ok(),
+                NamedValue::Table(_) => None,
+            };
+            match key {
+                Some(key) => drop(self.publishers.insert(name, key)),
+                None => section.note_at(
+                    &span,
+                    format!("the key of '{name}' in [plugins.publishers] is not one"),
+                    "a public key is 56 characters of base64, as minisign writes it",
+                ),
+            }
+        }
     }
 }
 

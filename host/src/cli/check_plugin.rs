@@ -4,6 +4,7 @@
 //! With `--json` and without `--model` it is itself the child in which a server inspects a file without mapping it; it
 //! prints one [`Checked`].
 
+mod depth;
 mod monitor;
 
 use std::{
@@ -18,29 +19,22 @@ use clap::{ArgGroup, Args};
 use super::{
     common_args,
     error::{CliError, CliResult, Exit},
+    inspect::{exit_of, inspect},
     laws::LawOptions,
+    packages::certificate::SignedCertificate,
     progress::Spinner,
     reference::{self, Computed, TRANSFORMERS},
     reply::Reply,
     terminal::{end, tell},
 };
 use crate::config::units::Amount;
+use depth::Depth;
 use monitor::{LawMonitor, further, provides};
 use pensieve_protocol::{
-    checkpoint_files::readable,
-    manifest::Manifest,
-    outside::Outside,
-    questions::Checked,
-    refusal::{Refusal, RefusalKind},
+    checkpoint_files::readable, manifest::Manifest, outside::Outside, questions::Checked, refusal::Refusal,
 };
-use pensieve_server::fleet::{
-    child::{self, ChildError},
-    fence::{hide_from_children, inspection},
-};
+use pensieve_server::fleet::child::{self, ChildError};
 use pensieve_worker::plugin::LoadedPlugin;
-
-/// Time limit for reading a plugin's manifest.
-const INSPECTION_TIME_MAX: Duration = Duration::from_secs(20);
 
 /// Open a plugin and report what it provides or what is wrong with it; given a model, samplers or an adapter, test the
 /// contract's laws on it.
@@ -69,6 +63,12 @@ pub(super) struct Check {
     /// Time limit for each law, and for each step of loading.
     #[arg(long, default_value = "5m", value_name = "DURATION", value_parser = duration, requires = "tried")]
     timeout: Duration,
+    /// Write a signed statement that this library obeyed the laws on this checkpoint, for `pensieve plugins pack`.
+    #[arg(long, value_name = "FILE", requires = "model", requires = "key")]
+    certify: Option<PathBuf>,
+    /// The file with your secret key, to sign the certificate with.
+    #[arg(long, value_name = "FILE", requires = "certify")]
+    key: Option<PathBuf>,
 }
 
 impl Check {
@@ -77,42 +77,30 @@ impl Check {
         if self.model.is_some() || samplers.is_some() || adapter.is_some() {
             let mut monitor = LawMonitor::new(self.json);
             let tried = self.try_laws(&mut monitor);
-            return end(monitor.end(tried));
+            let certificate = tried.as_ref().ok().map(|()| self.certificate(&monitor));
+            return end(monitor.end(tried).and_then(|()| certificate.map_or(Ok(()), |written| written?.write())));
         }
         if self.json {
             return check_for_programs(&self.file);
         }
-        end(self.inspect().map(|manifest| {
+        end(inspect(&self.file).map(|manifest| {
             drop(super::terminal::say(provides(&manifest).trim_end_matches('\n')));
             tell(format_args!("only its manifest was read; nothing that it provides was run{}", further(&manifest)));
         }))
     }
 
-    /// Has a child process read the manifest.
-    fn inspect(&self) -> Result<Manifest, CliError> {
-        let arguments = ["plugins", "check", "--json"].map(OsString::from);
-        let arguments = [&arguments[..], &["--".into(), self.file.clone().into()]].concat();
-        hide_from_children();
-        let asked = super::runtime()?.block_on(async {
-            child::inspect(&program()?, &arguments, &inspection(&self.file), INSPECTION_TIME_MAX).await
-        });
-        let name = Outside::path(&self.file);
-        match asked {
-            Ok(Checked::Manifest(manifest)) => Ok(manifest),
-            Ok(Checked::Refusal(refusal)) => {
-                Err(CliError::new(exit_of(&refusal), format!("plugin '{name}' {}", refusal.cleaned())))
-            }
-            Err(error) => {
-                let help = error.signature_help(&self.file).map(|help| format!("; {help}")).unwrap_or_default();
-                Err(CliError::new(Exit::Failed, format!("plugin '{name}' {error}{help}")))
-            }
-        }
+    /// The certificate to write, if one is asked for.
+    fn certificate(&self, monitor: &LawMonitor) -> Result<SignedCertificate, CliError> {
+        let shown = Outside::path(&self.file);
+        let digest = pensieve_packages::of_file(&self.file);
+        let (sha256, _) = digest.map_err(|error| CliError::system(format!("'{shown}'"), &error))?;
+        SignedCertificate::new(self.certify.clone().zip(self.key.clone()), monitor.certificate(sha256))
     }
 
     /// Has a child process test the laws, to the last one or the first failure that stops it.
     fn try_laws(&self, monitor: &mut LawMonitor) -> CliResult {
         self.setting.check()?;
-        let manifest = self.inspect()?;
+        let manifest = inspect(&self.file)?;
         monitor.begin(&manifest);
         self.refuse_unused_flags(&manifest)?;
         for file in self.setting.adapter.iter().chain(&self.setting.formats) {
@@ -138,11 +126,45 @@ impl Check {
         drop(computing);
         let reference = computed.as_ref().map(Computed::path).or(requested.map(Path::to_owned));
         let arguments = self.arguments(source.as_deref(), reference.as_deref());
+        self.follow(&arguments, monitor, &manifest)?;
+        if is_computed
+            && monitor.differs() == Some(true)
+            && let Some(depth) = source.as_deref().and_then(Depth::of)
+        {
+            match self.first_layer(&depth, monitor, &manifest) {
+                Ok(found) => monitor.found_layer(found),
+                Err(error) => {
+                    let why = error.lines.join("; ");
+                    monitor.found_layer(format!("which layer differs first could not be found: {why}"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Has a child process test laws, and follows it.
+    fn follow(&self, arguments: &[OsString], monitor: &mut LawMonitor, manifest: &Manifest) -> CliResult {
         let followed = super::runtime()?.block_on(async {
-            child::ask_for_lines(&program()?, &arguments, None, self.timeout, |event| monitor.on_event(event)).await
+            child::ask_for_lines(&program()?, arguments, None, self.timeout, |event| monitor.on_event(event)).await
         });
-        followed.map_err(|error| monitor.describe_end(&error, &manifest))?;
+        followed.map_err(|error| monitor.describe_end(&error, manifest))?;
         monitor.stopped.take().map_or(Ok(()), Err)
+    }
+
+    /// Compares models of fewer layers with transformers, and says which layer is the first that differs.
+    fn first_layer(&self, depth: &Depth<'_>, monitor: &LawMonitor, manifest: &Manifest) -> Result<String, CliError> {
+        let setting = LawOptions { only_reference: true, adapter: None, formats: None, ..self.setting.clone() };
+        let found = depth::first_that_differs(depth.layers, |count| {
+            monitor.at(&format!("comparing {count} of {} layers", depth.layers));
+            let folder = depth.cut(count)?;
+            let reference = reference::compute(folder.path())?;
+            let mut cut = LawMonitor::new(true);
+            let arguments = self.arguments_of(&setting, Some(folder.path()), Some(&reference.path()));
+            self.follow(&arguments, &mut cut, manifest)?;
+            let unknown = || CliError::new(Exit::Failed, format!("a model of {count} layers was not compared"));
+            cut.differs().ok_or_else(unknown)
+        })?;
+        Ok(depth::describe(found, depth.layers))
     }
 
     /// Refuses flags for kinds of providers that the plugin does not have.
@@ -164,7 +186,11 @@ impl Check {
     }
 
     fn arguments(&self, source: Option<&Path>, reference: Option<&Path>) -> Vec<OsString> {
-        let LawOptions { device, context, options, longest, tolerance, samplers, adapter, formats, .. } = &self.setting;
+        self.arguments_of(&self.setting, source, reference)
+    }
+
+    fn arguments_of(&self, setting: &LawOptions, source: Option<&Path>, reference: Option<&Path>) -> Vec<OsString> {
+        let LawOptions { device, context, options, longest, tolerance, samplers, adapter, formats, .. } = setting;
         let mut arguments: Vec<OsString> = vec!["probe".into(), "laws".into()];
         let mut flag = |name: &str, value: OsString| {
             let mut flag = OsString::from(format!("--{name}="));
@@ -186,6 +212,9 @@ impl Check {
             ("formats", formats.as_ref().map(OsString::from)),
         ] {
             value.into_iter().for_each(|value| flag(name, value));
+        }
+        if setting.only_reference {
+            arguments.push("--only-reference".into());
         }
         arguments.extend(["--".into(), self.file.clone().into()]);
         arguments.extend(source.map(OsString::from));
@@ -218,8 +247,4 @@ fn check_for_programs(file: &Path) -> ExitCode {
         tell(format_args!("the reply cannot be written: {error}"));
         ExitCode::FAILURE
     })
-}
-
-fn exit_of(refusal: &Refusal) -> Exit {
-    if refusal.kind == RefusalKind::NotFound { Exit::Absent } else { Exit::Failed }
 }

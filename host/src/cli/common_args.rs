@@ -60,6 +60,21 @@ pub(super) struct ResolvedConfig {
 }
 
 impl CommonArgs {
+    /// Flags that only name a configuration.
+    pub(super) fn configured_by(config: Option<PathBuf>) -> Self {
+        Self { config, plugins: Vec::new(), device: None }
+    }
+
+    /// The configuration that a flag or a variable names.
+    pub(super) fn file(&self) -> Option<PathBuf> {
+        self.config.clone().or_else(|| variable("PENSIEVE_CONFIG").map(PathBuf::from))
+    }
+
+    /// Plugin folders of flags that are not there.
+    pub(super) fn missing_plugin_folders(&self) -> impl Iterator<Item = &Path> {
+        self.plugins.iter().map(PathBuf::as_path).filter(|folder| !folder.is_dir())
+    }
+
     /// One copy of these flags per device of `--device A,B`.
     pub(super) fn each_device(&self) -> Vec<Self> {
         let Some(devices) = &self.device else { return vec![self.clone()] };
@@ -83,9 +98,7 @@ impl CommonArgs {
     /// Applies the file, then the variables, then these flags and `models`, which are pairs of id and source.
     pub(super) fn resolve(&self, models: &[(String, String)]) -> Result<ResolvedConfig, CliError> {
         let home = std::path::absolute(config::home()).map_err(|error| CliError::system("PENSIEVE_HOME", &error))?;
-        let variable = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
-        let explicit = self.config.clone().or_else(|| variable("PENSIEVE_CONFIG").map(PathBuf::from));
-        let config::LoadedFile { mut config, file, warnings } = config::find(explicit.as_deref(), &home)?;
+        let config::LoadedFile { mut config, file, warnings } = config::find(self.file().as_deref(), &home)?;
         for warning in warnings {
             tell(format_args!("pensieve: warning: {warning}"));
         }
@@ -179,6 +192,10 @@ impl AdapterArgs {
         }
         Ok(())
     }
+}
+
+fn variable(name: &str) -> Option<String> {
+    env::var(name).ok().filter(|value| !value.is_empty())
 }
 
 fn adapter(argument: &str) -> Result<Adapter, String> {

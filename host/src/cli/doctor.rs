@@ -101,6 +101,11 @@ impl Doctor {
             None => findings.good("configuration", "none; defaults apply"),
         }
         home(findings, &config.home);
+        match super::space::line(&config.home) {
+            Some(Ok(line)) => findings.good("space", &line),
+            Some(Err(line)) => findings.broken("space", &line),
+            None => {}
+        }
         config.server.listen.iter().for_each(|listen| port(findings, config, listen));
         caches(findings, config);
         super::runtime()?.block_on(models(findings, config));
@@ -231,7 +236,7 @@ async fn models(findings: &mut Findings, config: &Config) {
     }
     for model in &ready.models {
         match card(&fleet, &model.id).await {
-            Ok(line) => findings.good("model", &format!("'{}': {line}", model.id)),
+            Ok(line) => findings.good("model", &format!("'{}': {line}{}", model.id, needed(&fleet, &model.id).await)),
             Err(failure) => findings.broken("model", &format!("'{}': {failure}", model.id)),
         }
     }
@@ -291,6 +296,12 @@ fn plugins(findings: &mut Findings, fleet: &Fleet, folders: &[PathBuf]) {
 async fn card(fleet: &Fleet, id: &str) -> Result<String, Failure> {
     let card = fleet.target(id).await?.card;
     Ok(format!("{}, {} of weights, context {}", card.architecture, units::bytes(card.weight_bytes), card.context))
+}
+
+/// How much memory a model has needed so far, if that was measured.
+async fn needed(fleet: &Fleet, id: &str) -> String {
+    let measured = fleet.measured(id).await.ok().flatten();
+    measured.map_or_else(String::new, |bytes| format!(", has needed {} of memory", units::bytes(bytes)))
 }
 
 /// Loads a model and has it generate one token; returns what it reports about itself.

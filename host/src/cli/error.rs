@@ -28,7 +28,7 @@ pub(super) enum Exit {
 #[derive(Clone, Debug)]
 pub(super) struct CliError {
     pub(super) exit: Exit,
-    /// What happened, to what, and what to do.
+    /// States what happened, to what, and what to do.
     pub(super) lines: Vec<String>,
 }
 
@@ -90,6 +90,7 @@ impl From<Refusal> for CliError {
     fn from(refusal: Refusal) -> Self {
         let exit = match refusal.kind {
             RefusalKind::Taken => Exit::Taken,
+            RefusalKind::NoSpace => Exit::Space,
             RefusalKind::Keyless => Exit::Usage,
             _ => Exit::Failed,
         };

@@ -5,6 +5,8 @@
 
 mod clients;
 
+pub(super) use clients::{Endpoint, claude_variables};
+
 use clap::Args;
 use serde::Deserialize;
 use std::{
@@ -32,12 +34,16 @@ use super::{
     error::{CliError, Exit},
     log,
     serve::bind,
+    server_client::{base_of, key_of},
     shell_integration::word,
     terminal::{self, end, tell},
 };
-use clients::{Client, Endpoint, Setup};
+use clients::{Client, Setup};
 use pensieve_protocol::outside::Outside;
-use pensieve_server::{fleet::Fleet, http::LOCAL_KEY, requests::Chats};
+use pensieve_server::{
+    fleet::Fleet,
+    requests::{Chats, ImageLimits},
+};
 
 /// How long the server at the configured address may take to list its models.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -47,7 +53,7 @@ const PRINTED_FOLDER: &str = "/dev/null/pensieve-launch";
 /// How long running answers may take to finish after the client has exited.
 const DRAIN: Duration = Duration::from_secs(2);
 
-/// Start a coding agent on a local model: Claude Code, Codex, opencode, Qwen Code or aider.
+/// Start a coding agent on a local model: Claude Code, Codex, Gemini CLI, opencode, Qwen Code or aider.
 ///
 /// It uses the server at the configured address, or else runs one for as long as the client runs and logs to launch.log
 /// in $PENSIEVE_HOME. The client's own configuration is left alone.
@@ -81,11 +87,11 @@ struct ModelList {
 }
 
 #[derive(Deserialize)]
-struct ListedModel {
-    id: String,
+pub(super) struct ListedModel {
+    pub(super) id: String,
     #[serde(default)]
     owned_by: String,
-    context_length: Option<u32>,
+    pub(super) context_length: Option<u32>,
 }
 
 /// A server in this process.
@@ -175,7 +181,7 @@ impl Launch {
         let base = format!("http://{}", server.address());
         let endpoint = Endpoint { base, key: key_of(&resolved), model, context: Some(target.context) };
         let (stop, stopped) = oneshot::channel();
-        let chats = Arc::new(Chats::new(fleet));
+        let chats = Arc::new(Chats::new(fleet, ImageLimits::default()));
         let running = runtime.spawn(server.run(chats, async { drop(stopped.await) }));
         tell(format_args!("no server is running; started one, which logs to '{}'", Outside::path(&path)));
         Ok((endpoint, OwnServer { runtime, stop, running }))
@@ -199,19 +205,8 @@ fn private_folder() -> Result<TempDir, CliError> {
     created.map_err(|error| CliError::system("a temporary folder cannot be created", &error))
 }
 
-/// The URL at which a client on this machine reaches a server that listens on `listen`.
-fn base_of(listen: &str) -> String {
-    let (host, port) = listen.rsplit_once(':').unwrap_or((listen, "8000"));
-    let host = if matches!(host, "0.0.0.0" | "[::]") { "127.0.0.1" } else { host };
-    format!("http://{host}:{port}")
-}
-
-fn key_of(resolved: &ResolvedConfig) -> String {
-    resolved.config.server.keys.first().cloned().unwrap_or_else(|| LOCAL_KEY.to_owned())
-}
-
 /// Lists the models of the server at `base`; `None` if no Pensieve answers.
-fn ask_models(base: &str, key: &str) -> Result<Option<Vec<ListedModel>>, CliError> {
+pub(super) fn ask_models(base: &str, key: &str) -> Result<Option<Vec<ListedModel>>, CliError> {
     let agent = ureq::Agent::config_builder().timeout_global(Some(ANSWER_TIMEOUT)).proxy(None).build().new_agent();
     let response = agent.get(format!("{base}/v1/models")).header("authorization", format!("Bearer {key}")).call();
     let text = match response {

@@ -7,7 +7,7 @@
 mod computed;
 mod providers;
 
-use pensieve_laws::{Options, Progress};
+use pensieve_laws::{MediaSample, Options, Progress};
 use pensieve_plugin_api::{
     AdapterData, ArchitectureBox, CacheGroup, Card as AbiCard, ErrorCode, LoadRequest, ModelBox, PluginError, Source,
 };
@@ -36,6 +36,8 @@ use pensieve_worker::plugin::{self, HostServices, LoadedPlugin};
 /// Blocks that the laws need, with some to spare.
 const BLOCKS: u64 = 128;
 const SEQUENCES: u64 = 16;
+/// Tokens beside each image in texts with images, at most.
+const BESIDE: u64 = 8;
 /// For models whose card asks for little or nothing.
 const STATE_BYTES_MIN: u64 = 64 << 20;
 
@@ -58,6 +60,9 @@ pub(super) struct LawOptions {
     /// each. Without a file, Hugging Face transformers computes them now.
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = super::reference::TRANSFORMERS, requires = "model")]
     pub(super) reference: Option<PathBuf>,
+    /// Tests only whether the model agrees with the reference.
+    #[arg(long, hide = true, requires = "reference")]
+    pub(super) only_reference: bool,
     /// How much a logit may differ from the reference [default: a twentieth of the range of the reference's logits].
     #[arg(long, value_name = "NUMBER", requires = "reference")]
     pub(super) tolerance: Option<f32>,
@@ -142,6 +147,10 @@ pub(super) struct TestedModel {
     pub(super) architecture: String,
     pub(super) device: String,
     pub(super) note: String,
+    /// The card's name for its weights and tokenizer.
+    pub(super) fingerprint: String,
+    /// The checkpoint's own name, if it has one.
+    pub(super) name: String,
 }
 
 /// The result of one law; see [`pensieve_laws::Verdict`].
@@ -205,17 +214,29 @@ impl RunLaws {
         let name = CheckpointName::read(checkpoint);
         let name = name.map_err(|what| CliError::new(Exit::Failed, format!("the checkpoint {what}")))?;
         let LawOptions { device, context, options, longest, reference, tolerance, .. } = &self.setting;
-        let source = source(checkpoint, options)?;
+        let options = plugin.options(options);
+        let source = source(checkpoint, &options)?;
         let (architecture, abi_card) = claimant(plugin, &name, &source)?;
-        let card = read_card(&abi_card.architecture, &abi_card)?;
-        let reference = reference.as_deref().map(|file| computed::read(file, *tolerance, &card)).transpose()?;
+        let card = Card {
+            rows: plugin::rows::ask(&architecture, &source, &abi_card).map(|rows| rows.map(Box::new)),
+            media: plugin::media::ask(&architecture, &source, &abi_card).map(|media| media.map(Box::new)),
+            ..read_card(&abi_card.architecture, &abi_card)?
+        };
+        let reference = reference
+            .as_deref()
+            .map(|file| computed::read(file, *tolerance, &card, abi_card.hidden as usize))
+            .transpose()?;
         let shape = pensieve_laws::Shape::from(&abi_card);
         let references = reference.into_iter().collect();
         // With recurrent layers, attention may go without positions: the order of tokens shows in the states.
         let positionless = shape.caches.iter().any(CacheGroup::has_slots);
-        let options = Options { farthest: *longest, references, adapter, positionless, ..Options::default() };
+        let media = samples(&architecture, &card)?;
+        let (farthest, only_references) = (*longest, self.setting.only_reference);
+        let options =
+            Options { farthest, references, only_references, adapter, positionless, media, ..Options::default() };
         let compared = options.references.iter().map(|reference| reference.tokens.len() as u64).max();
-        let tokens = compared.unwrap_or(0).max(u64::from(shape.farthest(&options)));
+        let seen: u64 = options.media.iter().map(|sample| u64::from(sample.rows) + BESIDE).sum();
+        let tokens = compared.unwrap_or(0).max(4 * seen).max(u64::from(shape.farthest(&options)));
         let state_bytes = match card.state {
             State::Paged { tokens: block, bytes, beside } => {
                 let blocks = BLOCKS + tokens / u64::from(block);
@@ -244,7 +265,16 @@ fn try_laws(loaded: Loaded, say: &mut dyn FnMut(LawEvent)) -> Result<(), CliErro
     let Loaded { mut model, shape, card, options } = loaded;
     let resident = model.resident();
     let (device, note) = (resident.device.to_string(), resident.note.to_string());
-    say(LawEvent::Loaded(TestedModel { architecture: card.architecture.clone(), device, note }));
+    let facts: serde_json::Value = serde_json::from_str(&card.facts).unwrap_or_default();
+    let name = facts["name"].as_str().unwrap_or_default().to_owned();
+    let (architecture, fingerprint) = (card.architecture.clone(), card.fingerprint.clone());
+    say(LawEvent::Loaded(TestedModel { architecture, device, note, fingerprint, name }));
+    for (law, refused) in [("rows", card.rows.as_ref().err()), ("media", card.media.as_ref().err())] {
+        if let Some(what) = refused {
+            say(LawEvent::Tries { law: law.into() });
+            say(LawEvent::Found(undescribed(law, what)));
+        }
+    }
     say(LawEvent::Tries { law: "tokenizer".into() });
     say(LawEvent::Found(tokenizer(card)?));
     pensieve_laws::check(&mut model, shape, &options, &mut |progress| tell(progress, None, say));
@@ -274,10 +304,24 @@ pub(super) fn source<'a>(checkpoint: &'a Path, options: &'a str) -> Result<Sourc
 
 /// Converts and validates a plugin's card.
 pub(super) fn read_card(architecture: &str, card: &AbiCard) -> Result<Card, CliError> {
-    plugin::card::read(card).map_err(|what| {
+    plugin::card::read(card, Ok(None), Ok(None)).map_err(|what| {
         let line = format!("architecture '{architecture}' returned an invalid card: {what}");
         CliError::new(Exit::Failed, line)
     })
+}
+
+/// A description of hidden rows or of media that the host cannot use.
+fn undescribed(law: &str, what: &str) -> Verdict {
+    let hint = format!("the contract's ext/{law}.rs says what a description has");
+    let says = format!("the host can use the description of the model's {law}");
+    Verdict { law: law.into(), subject: None, says, outcome: LawOutcome::Broken { what: what.into(), hint } }
+}
+
+/// Images for the laws, if the model reads some.
+fn samples(architecture: &ArchitectureBox, card: &Card) -> Result<Vec<MediaSample>, CliError> {
+    let Some(image) = card.media().and_then(|media| media.image.as_ref()) else { return Ok(Vec::new()) };
+    let samples = MediaSample::images(architecture, image.slot, image.whole, &image.processor);
+    samples.map_err(|error| refused(&card.architecture, "does not prepare an image", &error))
 }
 
 /// The one check of a card that only a host can do: that tokenizer and chat template parse.

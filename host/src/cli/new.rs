@@ -34,12 +34,14 @@ const SHIPPED: &str = "bias dry gemma gguf glm gpt-oss granite greedy llama lora
 #[derive(Args)]
 #[command(after_help = "Examples:
   pensieve new architecture my-model
+  pensieve new vision my-model
   pensieve new sampler my-sampler --path ~/src/my-sampler
+  pensieve new architecture my-engine --in-c
   pensieve new adapter my-adapter --sdk https://example.org/pensieve.git
 
 docs/writing-a-plugin.md has the next steps.")]
 pub(super) struct New {
-    /// What the plugin provides.
+    /// The kind of plugin.
     #[arg(value_enum)]
     kind: Kind,
     /// The plugin's name: lowercase letters, digits and hyphens.
@@ -51,12 +53,18 @@ pub(super) struct New {
     /// program was built from].
     #[arg(long, value_name = "PATH|URL")]
     sdk: Option<String>,
+    /// An architecture around an engine in C, which loads its own weights and keeps its own sequences, instead of the
+    /// SDK's layers.
+    #[arg(long)]
+    in_c: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Kind {
     /// A model family.
     Architecture,
+    /// A model family that reads images.
+    Vision,
     /// A stage of the sampling chain.
     Sampler,
     /// A file format for adapters.
@@ -72,6 +80,12 @@ const ARCHITECTURE: [Template; 3] = [
     ("README.md", include_str!("new/architecture/readme.txt")),
     ("src/lib.rs", include_str!("new/architecture/lib.txt")),
 ];
+const VISION: [Template; 4] = [
+    ("Cargo.toml", include_str!("new/vision/cargo.txt")),
+    ("README.md", include_str!("new/vision/readme.txt")),
+    ("src/lib.rs", include_str!("new/vision/lib.txt")),
+    ("src/vision.rs", include_str!("new/vision/vision.txt")),
+];
 const SAMPLER: [Template; 3] = [
     ("Cargo.toml", include_str!("new/sampler/cargo.txt")),
     ("README.md", include_str!("new/sampler/readme.txt")),
@@ -82,10 +96,30 @@ const ADAPTER: [Template; 3] = [
     ("README.md", include_str!("new/adapter/readme.txt")),
     ("src/lib.rs", include_str!("new/adapter/lib.txt")),
 ];
+/// The example itself: its own names stand for the placeholders.
+const IN_C: [Template; 9] = [
+    ("Cargo.toml", include_str!("../../../examples/c-engine/Cargo.toml")),
+    ("README.md", include_str!("../../../examples/c-engine/README.md")),
+    ("build.rs", include_str!("../../../examples/c-engine/build.rs")),
+    ("make.py", include_str!("../../../examples/c-engine/make.py")),
+    ("src/engine.c", include_str!("../../../examples/c-engine/src/engine.c")),
+    ("src/engine.h", include_str!("../../../examples/c-engine/src/engine.h")),
+    ("src/engine.rs", include_str!("../../../examples/c-engine/src/engine.rs")),
+    ("src/lib.rs", include_str!("../../../examples/c-engine/src/lib.rs")),
+    ("src/tests.rs", include_str!("../../../examples/c-engine/src/tests.rs")),
+];
+const IN_C_NAMES: [(&str, &str); 5] = [
+    ("license = \"MIT OR Apache-2.0\"\n", ""),
+    ("c-engine", "@kebab@"),
+    ("c_engine", "@snake@"),
+    ("CGruForCausalLM", "@Camel@ForCausalLM"),
+    ("path = \"../../sdk\"", "@sdk@"),
+];
 
 impl New {
     pub(super) fn run(self) -> CliResult {
         let name = Name::parse(&self.name)?;
+        let templates = self.kind.templates(self.in_c)?;
         let sdk = match &self.sdk {
             Some(path_or_url) => sdk_of(path_or_url)?,
             None => own_sdk()?,
@@ -93,15 +127,10 @@ impl New {
         let home = std::path::absolute(config::home()).map_err(|error| CliError::system("PENSIEVE_HOME", &error))?;
         let folder = self.path.clone().unwrap_or_else(|| PathBuf::from(&self.name));
         make_empty(&folder)?;
-        let templates = match self.kind {
-            Kind::Architecture => ARCHITECTURE,
-            Kind::Sampler => SAMPLER,
-            Kind::Adapter => ADAPTER,
-        };
-        for (file, template) in COMMON.iter().chain(&templates) {
+        for (file, template) in COMMON.into_iter().map(|(file, text)| (file, text.to_owned())).chain(templates) {
             let path = folder.join(file);
             let written = path.parent().map_or(Ok(()), fs::create_dir_all);
-            let written = written.and_then(|()| fs::write(&path, fill(template, &name, &sdk)));
+            let written = written.and_then(|()| fs::write(&path, fill(&template, &name, &sdk)));
             written.map_err(|error| {
                 CliError::system(format_args!("'{}' cannot be written", Outside::path(&path)), &error)
             })?;
@@ -114,6 +143,27 @@ impl New {
         }
         super::terminal::say(&text)
     }
+}
+
+impl Kind {
+    fn templates(self, in_c: bool) -> Result<Vec<(&'static str, String)>, CliError> {
+        let own = |templates: &[Template]| templates.iter().map(|(file, text)| (*file, (*text).to_owned())).collect();
+        match (self, in_c) {
+            (Self::Architecture, false) => Ok(own(&ARCHITECTURE)),
+            (Self::Vision, false) => Ok(own(&VISION)),
+            (Self::Architecture, true) => Ok(IN_C.map(|(file, text)| (file, with_placeholders(text))).to_vec()),
+            (Self::Sampler, false) => Ok(own(&SAMPLER)),
+            (Self::Adapter, false) => Ok(own(&ADAPTER)),
+            (_, true) => {
+                let line = "--in-c is for architectures: pensieve new architecture NAME --in-c";
+                Err(CliError::new(Exit::Usage, line.to_owned()))
+            }
+        }
+    }
+}
+
+fn with_placeholders(text: &str) -> String {
+    IN_C_NAMES.iter().fold(text.to_owned(), |text, (own, mark)| text.replace(own, mark))
 }
 
 /// The plugin's name in the spellings that its files need.
@@ -161,7 +211,7 @@ impl Name {
 
 /// Packages that the templates depend on, whose names no project can have.
 fn dependencies() -> impl Iterator<Item = &'static str> {
-    let manifests = [ARCHITECTURE, SAMPLER, ADAPTER].map(|[(_, manifest), ..]| manifest);
+    let manifests = [ARCHITECTURE[0].1, VISION[0].1, SAMPLER[0].1, ADAPTER[0].1, IN_C[0].1];
     manifests.into_iter().flat_map(|manifest| {
         let mut listed = false;
         manifest.lines().filter_map(move |line| {
@@ -251,7 +301,7 @@ fn next_steps(kind: Kind, name: &Name, folder: &Path, plugins: &Path) -> String 
     let [folder, plugins] = [folder, plugins].map(|path| word(&path.display().to_string()));
     let suffix = std::env::consts::DLL_SUFFIX;
     let (what, tests) = match kind {
-        Kind::Architecture => ("the architecture", "the contract's laws on random weights"),
+        Kind::Architecture | Kind::Vision => ("the architecture", "the contract's laws on random weights"),
         Kind::Sampler => ("the sampler", "its effect on candidates"),
         Kind::Adapter => ("the adapter format", "files that it reads and refuses"),
     };
@@ -292,7 +342,7 @@ mod tests {
 
     #[test]
     fn refuses_names_of_packages_that_a_project_depends_on() {
-        for name in ["pensieve-sdk", "pensieve_sdk", "serde", "serde-json", "serde_json", "sha2", "tempfile"] {
+        for name in ["pensieve-sdk", "pensieve_sdk", "serde", "serde-json", "serde_json", "sha2", "tempfile", "cc"] {
             let error = Name::parse(name).err().unwrap_or_else(|| panic!("'{name}' is taken"));
             assert!(error.exit == Exit::Usage && error.lines[0].contains("would depend on"), "{error:?}");
         }
@@ -300,7 +350,9 @@ mod tests {
 
     #[test]
     fn templates_never_use_the_name_in_code() {
-        for (file, template) in ARCHITECTURE.iter().chain(&SAMPLER).chain(&ADAPTER) {
+        let in_c = Kind::Architecture.templates(true).ok().unwrap();
+        let in_c: Vec<(&str, &str)> = in_c.iter().map(|(file, text)| (*file, text.as_str())).collect();
+        for (file, template) in ARCHITECTURE.iter().chain(&SAMPLER).chain(&ADAPTER).chain(&in_c) {
             for line in template.lines().filter(|line| file.ends_with(".rs") && !line.trim_start().starts_with("//")) {
                 let code: String = line.split('"').step_by(2).collect();
                 assert!(!code.contains('@'), "{line}");
@@ -323,8 +375,11 @@ mod tests {
     #[test]
     fn fills_every_placeholder() {
         let name = Name::parse("my-model").ok().unwrap();
-        for (file, template) in COMMON.iter().chain(&ARCHITECTURE).chain(&SAMPLER).chain(&ADAPTER) {
+        let in_c = Kind::Architecture.templates(true).ok().unwrap();
+        let in_c: Vec<(&str, &str)> = in_c.iter().map(|(file, text)| (*file, text.as_str())).collect();
+        for (file, template) in COMMON.iter().chain(&ARCHITECTURE).chain(&SAMPLER).chain(&ADAPTER).chain(&in_c) {
             let text = fill(template, &name, "path = \"x\"");
+            assert!(!text.contains("c-engine") && !text.contains("c_engine"), "{file}: {text}");
             assert!(!text.contains('@') || file.ends_with(".md"), "{file}: {text}");
             for mark in ["@kebab@", "@snake@", "@Camel@", "@sdk@"] {
                 assert!(!text.contains(mark), "{file}: {text}");

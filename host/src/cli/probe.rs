@@ -10,7 +10,7 @@ use std::{
 };
 
 use clap::Subcommand;
-use pensieve_plugin_api::{ErrorCode, Source};
+use pensieve_plugin_api::{ArchitectureBox, ErrorCode, Source};
 use serde::Serialize;
 
 use super::{
@@ -89,9 +89,16 @@ fn card(plugin: &Path, architecture: &str, source: &Path, options: &str) -> Desc
         Err(error) => return refused(error.reason.kind(), error.reason.to_string(), &error.help()),
     };
     let architecture = plugin.architecture(architecture);
-    let source = Source { path: path.into(), options: options.into() };
-    match architecture.and_then(|architecture| architecture.describe(&source).into_result()) {
-        Ok(card) => match plugin::card::read(&card) {
+    let options = plugin.options(options);
+    let source = Source { path: path.into(), options: options.as_str().into() };
+    let describe = |architecture: ArchitectureBox| {
+        let card = architecture.describe(&source).into_result()?;
+        let rows = plugin::rows::ask(&architecture, &source, &card);
+        let media = plugin::media::ask(&architecture, &source, &card);
+        Ok((card, rows, media))
+    };
+    match architecture.and_then(describe) {
+        Ok((card, rows, media)) => match plugin::card::read(&card, rows, media) {
             Ok(card) => Described::Card(Box::new(card)),
             Err(what) => refused(
                 RefusalKind::BadCard,

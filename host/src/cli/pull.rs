@@ -30,7 +30,7 @@ const SAMPLE_BYTES: usize = 64 << 20;
   pensieve pull --fit 6GiB hf:bartowski/Meta-Llama-3.1-8B-Instruct-GGUF
   HF_TOKEN=hf_… pensieve pull hf:meta-llama/Llama-3.2-1B-Instruct")]
 pub(super) struct Pull {
-    /// What to download: hf:OWNER/REPO[@REVISION][/FILE].
+    /// The source to download: hf:OWNER/REPO[@REVISION][/FILE].
     #[arg(value_name = "NAME", value_parser = name)]
     name: HubName,
     /// Only list the files: their size, whether they fit, and an upper bound for the speed of one stream on this CPU.

@@ -121,8 +121,9 @@ impl RunQuality {
         let plugin = laws::open(&self.plugin)?;
         let architecture = plugin.architecture(&self.architecture);
         let architecture = architecture.map_err(|error| self.refused("cannot be created", &error))?;
-        let options = with_reference(&self.options)?;
-        let configured = self.describe(&architecture, &self.options)?;
+        let own = plugin.options(&self.options);
+        let options = with_reference(&own)?;
+        let configured = self.describe(&architecture, &own)?;
         let exact = self.describe(&architecture, &options).map_err(|error| self.no_exact_kernels(&options, &error))?;
         let text = self.read_text()?;
         let tokens = tokens(exact.read.clone(), text, self.positions as usize)?;
@@ -135,7 +136,7 @@ impl RunQuality {
             let model = architecture.load(&request, services(reply).into_abi()).into_result();
             model.map(|model| Reader::new(model, &card.abi)).map_err(|error| self.refused("does not load", &error))
         };
-        let mut configured = load(&self.options, configured)?;
+        let mut configured = load(&own, configured)?;
         let mut exact = load(&options, exact)?;
         let (resident, reference) = (configured.resident(), exact.resident());
         if resident.note == reference.note {

@@ -21,7 +21,7 @@ use pensieve_protocol::job::{Failure, FailureCode, Finish, Usage};
 use pensieve_server::{
     chat::{AdapterSelection, Conversation, Delta, Input, Part, Request, Role, SamplingParams, Turn},
     fleet::Fleet,
-    requests::Chats,
+    requests::{Chats, ImageLimits},
 };
 
 const PROMPT_BYTES_MAX: u64 = 32 << 20;
@@ -31,6 +31,7 @@ const PROMPT_BYTES_MAX: u64 = 32 << 20;
 #[command(after_help = "Examples:
   pensieve run                                    (a chat; /exit ends it)
   pensieve run \"list all files, the newest first\"
+  pensieve run ./model.gguf \"Why is the sky blue?\"
   pensieve run --model ./model.gguf --max-tokens 200 \"Why is the sky blue?\"
   pensieve run --model hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF --system \"Answer in French.\" Hello
   git diff | pensieve run --system \"Write a commit message.\" -
@@ -66,7 +67,8 @@ pub(super) struct Run {
     adapter_scale: Option<f32>,
     #[command(flatten)]
     common: CommonArgs,
-    /// The question; '-' reads it from standard input. Without one, a chat starts.
+    /// The question; '-' reads it from standard input. Without one, a chat starts. A .gguf file, a folder with a checkpoint
+    /// or hf:OWNER/REPO in front of it is the model.
     #[arg(required_if_eq_any = [("raw", "true"), ("json", "true")])]
     prompt: Vec<String>,
 }
@@ -82,6 +84,10 @@ struct Completion {
 
 impl Run {
     pub(super) fn run(mut self) -> CliResult {
+        self.take_source();
+        if self.prompt.is_empty() && (self.raw || self.json) {
+            return Err(CliError::new(Exit::Usage, "--raw and --json need a question after the model"));
+        }
         let request = if self.prompt.is_empty() { None } else { Some(self.request()?) };
         let (mut resolved, model) = self.common.resolve_one(self.model.as_deref())?;
         self.adapters.add_to(&mut resolved.config, Some(&model))?;
@@ -92,7 +98,7 @@ impl Run {
         let runtime = super::runtime()?;
         let outcome = runtime.block_on(async {
             let fleet = Arc::new(Fleet::start(config).await?);
-            let chats = Chats::new(fleet.clone());
+            let chats = Chats::new(fleet.clone(), ImageLimits::default());
             let outcome = match request {
                 Some(request) => {
                     self.answer_once(&chats, Request { model, max_tokens: self.max_tokens, ..request }).await
@@ -105,6 +111,14 @@ impl Run {
         // A thread of the chat may be blocked on standard input.
         runtime.shutdown_background();
         outcome
+    }
+
+    /// `run FILE "question"`: a first word that names a checkpoint is the model.
+    fn take_source(&mut self) {
+        let has_more = self.prompt.len() > 1;
+        if self.model.is_none() && self.prompt.first().is_some_and(|word| is_source(word, has_more)) {
+            self.model = Some(self.prompt.remove(0));
+        }
     }
 
     async fn answer_once(&self, chats: &Chats, request: Request) -> CliResult {
@@ -146,7 +160,9 @@ impl Run {
         while let Some(delta) = generation.next().await {
             match delta {
                 Delta::Loading { done, total, what } => loading.reach(done, total, &what),
-                Delta::Started { .. } | Delta::Prompt { .. } => loading.end(),
+                Delta::Started { .. } | Delta::Prompt { .. } | Delta::CacheMiss(_) | Delta::Compacted { .. } => {
+                    loading.end();
+                }
                 Delta::Thinking(text) => {
                     answer.first_token.get_or_insert_with(|| started.elapsed());
                     if !self.json {
@@ -193,6 +209,17 @@ impl Run {
     }
 }
 
+/// True for a first word that names a checkpoint and cannot be a question. One that is missing is one, too: its error says
+/// more than another model's answer. `has_more` is true if more words follow.
+fn is_source(word: &str, has_more: bool) -> bool {
+    let path = std::path::Path::new(word);
+    let is_file = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
+    let is_hub = word.strip_prefix("hf:").is_some_and(|name| name.contains('/') && !name.contains(char::is_whitespace));
+    let is_rooted = ["/", "./", "../", "~/"].iter().any(|start| word.starts_with(start) && word.len() > start.len());
+    let is_path = (is_rooted || has_more && word != "/" && word.contains('/')) && !word.contains(char::is_whitespace);
+    is_hub || is_path || (is_file && !word.contains('\n')) || path.join("config.json").is_file()
+}
+
 fn finish(reason: Finish) -> &'static str {
     match reason {
         Finish::Length => "max_tokens",
@@ -222,4 +249,28 @@ fn scale(text: &str) -> Result<f32, String> {
 fn temperature(text: &str) -> Result<f32, String> {
     let number = text.parse().ok().filter(|number: &f32| (0.0..=100.0).contains(number));
     number.ok_or_else(|| "it has to be a number from 0 to 100".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_source;
+
+    #[test]
+    fn a_first_word_that_looks_like_a_path_is_the_model_even_if_it_is_missing() {
+        for (word, has_more, expected) in [
+            ("/nope", true, true),
+            ("/nope", false, true),
+            ("./models/nope", false, true),
+            ("models/nope", true, true),
+            ("nope.gguf", false, true),
+            ("hf:a/b", false, true),
+            ("and/or", false, false),
+            ("what is TCP/IP?", true, false),
+            ("/ what does a slash mean", false, false),
+            ("/", true, false),
+            ("hello", true, false),
+        ] {
+            assert_eq!(is_source(word, has_more), expected, "{word}");
+        }
+    }
 }

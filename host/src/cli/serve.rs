@@ -3,8 +3,10 @@
 //! Standard output gets one line, once the server is ready, which tells the parent process the address; everything else
 //! goes to the log. The first SIGINT or SIGTERM drains, the second one exits at once.
 
+mod reload;
+
 use clap::Args;
-use std::{future::Future, io::IsTerminal, sync::Arc};
+use std::{collections::HashSet, future::Future, io::IsTerminal, net::SocketAddr, sync::Arc};
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     task::JoinSet,
@@ -15,14 +17,20 @@ use super::{
     common_args::{AdapterArgs, CommonArgs, ResolvedConfig},
     error::{CliError, CliResult, Exit},
     log,
+    log_file::LogFile,
+    space,
 };
 use crate::config;
 use pensieve_protocol::{
     job::{Failure, FailureCode},
+    outside::Outside,
     refusal::{Refusal, RefusalKind},
 };
 use pensieve_server::{
-    fleet::{self, Fleet},
+    fleet::{
+        self, Fleet,
+        plugins::{NO_SPACE_HELP, Status},
+    },
     http::Server,
     requests::Chats,
 };
@@ -51,7 +59,7 @@ pub(super) struct Serve {
     sources: Vec<String>,
     /// Where to listen: ADDRESS:PORT, or a port on loopback, 0 for any free one; may be repeated
     /// [default: 127.0.0.1:8000].
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, value_name = "ADDRESS", alias = "port")]
     listen: Vec<String>,
     /// A model with an id of your choice; may be repeated.
     #[arg(long = "model", value_name = "ID=SOURCE", value_parser = model)]
@@ -71,6 +79,36 @@ pub(super) struct Serve {
 
 impl Serve {
     pub(super) fn run(self) -> CliResult {
+        let resolved = self.resolve()?;
+        let server = &resolved.config.server;
+        let format = if server.log_format == "json" { log::LogFormat::Json } else { log::LogFormat::Text };
+        let log_file = LogFile::expected();
+        log::begin(self.log_format.unwrap_or(format), &server.log, log_file.clone())
+            .map_err(|what| CliError::new(Exit::Usage, what))?;
+        let runtime = super::runtime()?;
+        // Bind first, so that a taken port is reported before anything is downloaded. Signal handlers come after the
+        // downloads, so that Ctrl-C interrupts those as usual.
+        let server = runtime.block_on(bind(&resolved))?;
+        if let Err(error) = log_file.open(&resolved.config.home, server.address().port()) {
+            tracing::warn!("this log is not kept in a file: {error}");
+        }
+        space::warn(&resolved.config.home);
+        for folder in self.common.missing_plugin_folders() {
+            tracing::warn!("--plugins: there is no folder '{}'", Outside::path(&folder));
+        }
+        let mut fleet = resolved.fleet()?;
+        if self.in_process {
+            tracing::warn!("models run in this process: a plugin that fails takes the server with it");
+            fleet.run_in_process(process::run);
+        }
+        let served = runtime.block_on(serve(server, fleet, resolved, self));
+        // The remaining tasks do not matter to the user.
+        runtime.shutdown_background();
+        served
+    }
+
+    /// The configuration, with the variables and flags that take precedence over it.
+    fn resolve(&self) -> Result<ResolvedConfig, CliError> {
         let mut resolved = self.common.resolve(&self.all_models()?)?;
         self.adapters.add_to(&mut resolved.config, None)?;
         if !self.listen.is_empty() {
@@ -81,23 +119,7 @@ impl Serve {
             };
             resolved.config.server.listen = self.listen.iter().map(address).collect::<Result<_, _>>()?;
         }
-        let server = &resolved.config.server;
-        let format = if server.log_format == "json" { log::LogFormat::Json } else { log::LogFormat::Text };
-        log::begin(self.log_format.unwrap_or(format), &server.log, std::io::stderr)
-            .map_err(|what| CliError::new(Exit::Usage, what))?;
-        let runtime = super::runtime()?;
-        // Bind first, so that a taken port is reported before anything is downloaded. Signal handlers come after the
-        // downloads, so that Ctrl-C interrupts those as usual.
-        let server = runtime.block_on(bind(&resolved))?;
-        let mut fleet = resolved.fleet()?;
-        if self.in_process {
-            tracing::warn!("models run in this process: a plugin that fails takes the server with it");
-            fleet.run_in_process(process::run);
-        }
-        let served = runtime.block_on(serve(server, fleet, &resolved));
-        // The remaining tasks do not matter to the user.
-        runtime.shutdown_background();
-        served
+        Ok(resolved)
     }
 
     /// Id and source of every model: those of `--model`, and positional sources under their default ids.
@@ -124,12 +146,13 @@ pub(super) async fn bind(resolved: &ResolvedConfig) -> Result<Server, Refusal> {
     Server::bind(settings).await
 }
 
-async fn serve(server: Server, fleet: fleet::Config, resolved: &ResolvedConfig) -> CliResult {
+async fn serve(server: Server, fleet: fleet::Config, resolved: ResolvedConfig, arguments: Serve) -> CliResult {
+    let images = resolved.config.server.dialects.images;
     let ended = ended()?;
     tokio::pin!(ended);
     let starting = async {
         let fleet = Arc::new(Fleet::start(fleet).await?);
-        check_models(&fleet, resolved).await.map(|()| fleet)
+        check_models(&fleet, &resolved).await.map(|()| fleet)
     };
     let fleet = tokio::select! {
         fleet = starting => fleet?,
@@ -142,10 +165,43 @@ async fn serve(server: Server, fleet: fleet::Config, resolved: &ResolvedConfig) 
         }
     }
     tokio::spawn(log_missing_fence(fleet.clone()));
-    let banner = tokio::spawn(banner::show(fleet.clone(), server.address(), banner::BannerInfo::new(resolved)));
-    server.run(Arc::new(Chats::new(fleet)), ended).await;
+    tokio::spawn(log_plugins(fleet.clone(), server.address()));
+    let banner = tokio::spawn(banner::show(fleet.clone(), server.address(), banner::BannerInfo::new(&resolved)));
+    // A worker in this process runs with the settings that it was started with.
+    let reloading = if arguments.in_process {
+        tokio::spawn(async {})
+    } else {
+        tokio::spawn(reload::watch(Arc::new(arguments), fleet.clone(), resolved))
+    };
+    server.run(Arc::new(Chats::new(fleet, images)), ended).await;
     banner.abort();
+    reloading.abort();
     Ok(())
+}
+
+/// Logs for a server without a terminal what the banner shows on one: that it is ready, and each plugin that is refused,
+/// now and later.
+async fn log_plugins(fleet: Arc<Fleet>, address: SocketAddr) {
+    let mut catalogue = fleet.plugins().subscribe();
+    let mut told = HashSet::new();
+    let mut is_ready = false;
+    loop {
+        let states = catalogue.borrow_and_update().states().to_vec();
+        for state in &states {
+            let Status::Rejected(refusal) = &state.status else { continue };
+            if told.insert((state.file.clone(), refusal.kind.as_str().to_owned())) {
+                tracing::warn!("plugin '{}' is refused: {refusal}", Outside::path(&state.file));
+            }
+        }
+        if !std::mem::replace(&mut is_ready, true) && !std::io::stderr().is_terminal() {
+            let ready = states.iter().filter(|state| matches!(state.status, Status::Ready { .. })).count();
+            tracing::info!("ready on http://{address}; models: {}, plugins: {ready}", fleet.models().len());
+        }
+        told.retain(|(file, _)| states.iter().any(|state| state.file == *file));
+        if catalogue.changed().await.is_err() {
+            return;
+        }
+    }
 }
 
 /// Warns about sandbox features that this machine lacks; models run without them.
@@ -203,9 +259,10 @@ pub(super) async fn check_models(fleet: &Arc<Fleet>, resolved: &ResolvedConfig) 
     Err(CliError { exit, lines: failed.iter().map(line).collect() })
 }
 
-/// True if the model can be served once a plugin for it is dropped in.
+/// True if the model can be served once a plugin for it is dropped in, or finds room for its copy.
 fn waits_for_a_plugin(failure: &Failure) -> bool {
-    failure.code == FailureCode::Unsupported && failure.help.ends_with("into plugins/")
+    let comes_later = failure.help.ends_with("into plugins/") || failure.help == NO_SPACE_HELP;
+    failure.code == FailureCode::Unsupported && comes_later
 }
 
 fn model(argument: &str) -> Result<(String, String), String> {

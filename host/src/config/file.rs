@@ -32,11 +32,16 @@ pub(super) fn user_home() -> Option<PathBuf> {
     env::var_os("HOME").filter(|home| !home.is_empty()).map(PathBuf::from)
 }
 
+/// The files that [`find`] looks for, in its order.
+pub fn candidates(named: Option<&Path>, home: &Path) -> Vec<PathBuf> {
+    let usual = || vec![PathBuf::from("pensieve.toml"), home.join("pensieve.toml")];
+    named.map_or_else(usual, |file| vec![file.to_path_buf()])
+}
+
 /// Reads the given file, else `./pensieve.toml`, else the one in the home; without a file everything has its default.
 pub fn find(named: Option<&Path>, home: &Path) -> Result<LoadedFile, ConfigError> {
-    let default_file =
-        || [PathBuf::from("pensieve.toml"), home.join("pensieve.toml")].into_iter().find(|path| path.is_file());
-    let Some(file) = named.map(Path::to_path_buf).or_else(default_file) else {
+    let mut files = candidates(named, home).into_iter();
+    let Some(file) = files.find(|path| named.is_some() || path.is_file()) else {
         return Ok(LoadedFile { config: Config::new(home), file: None, warnings: Vec::new() });
     };
     let unreadable = |what: String| {

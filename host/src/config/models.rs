@@ -22,6 +22,7 @@ use pensieve_server::fleet::{self, check_adapter_name};
 
 const ID_LEN_MAX: usize = 128;
 const SCALE_MAX: f64 = 16.0;
+const LOOP_TOKENS_MAX: i64 = 1 << 16;
 
 /// A model that clients can request by its id.
 #[derive(Clone, Debug, PartialEq)]
@@ -33,6 +34,9 @@ pub struct Model {
     /// The sampler chain for requests that set no sampling parameters.
     pub samplers: Option<Vec<StageSpec>>,
     pub adapters: BTreeMap<String, Adapter>,
+    /// `None` as `[server]` says.
+    pub open_schemas: Option<bool>,
+    pub efforts: fleet::Efforts,
     pub spec: ModelSpec,
 }
 
@@ -57,12 +61,15 @@ pub enum Artifact<'a> {
 impl Model {
     pub fn new(id: impl Into<String>, source: Source) -> Self {
         let (aliases, adapters) = (Vec::new(), BTreeMap::new());
-        Self { id: id.into(), source, aliases, samplers: None, adapters, spec: ModelSpec::default() }
+        let efforts = fleet::AnswerSettings::default().efforts;
+        let (samplers, open_schemas, spec) = (None, None, ModelSpec::default());
+        Self { id: id.into(), source, aliases, samplers, adapters, open_schemas, efforts, spec }
     }
 
     pub(super) fn fleet<E>(
         &self,
         disk: Option<wire::DiskTier>,
+        open_schemas: bool,
         locate: &mut impl FnMut(&Source, Artifact<'_>) -> Result<PathBuf, E>,
     ) -> Result<fleet::ModelConfig, E> {
         let mut adapters = BTreeMap::new();
@@ -79,6 +86,11 @@ impl Model {
             aliases: self.aliases.clone(),
             adapters,
             samplers: self.samplers.clone(),
+            removed: false,
+            answers: fleet::AnswerSettings {
+                open_schemas: self.open_schemas.unwrap_or(open_schemas),
+                efforts: self.efforts,
+            },
             spec: ModelSpec { disk, ..self.spec.clone() },
         })
     }
@@ -94,20 +106,20 @@ pub(super) fn read(root: &Section<'_, '_>, folder: &Path) -> (Vec<Model>, Vec<Va
         if let Err(what) = check_id(&id) {
             section.note(
                 "id",
-                format!("the 'id' in [models] {what}"),
+                format!("the 'id' in [[models]] {what}"),
                 "it takes 1 to 128 letters, digits and -_./: signs",
             );
         }
         if base.is_empty() {
             let source = Source::parse(&source, folder).unwrap_or_else(|what| {
-                section.note("source", format!("'source' in [models] of '{id}' is wrong"), what);
+                section.note("source", format!("'source' in [[models]] of '{id}' is wrong"), what);
                 Source::Starter
             });
             models.push(model(section, Model::new(id, source), folder));
         } else {
             if !source.is_empty() {
                 let help = "a model has a 'source'; another name for a model has the model's id as its 'base'";
-                section.note("base", format!("'{id}' in [models] has both 'source' and 'base'"), help);
+                section.note("base", format!("'{id}' in [[models]] has both 'source' and 'base'"), help);
             }
             variants.push(variant(section, id, base));
         }
@@ -129,14 +141,29 @@ fn model(section: Section<'_, '_>, mut model: Model, folder: &Path) -> Model {
     section.integer("step_tokens_max", 16..=1 << 20, &mut model.spec.limits.step_tokens_max);
     let range = Duration::from_secs(1)..=Duration::from_secs(3600);
     section.duration("step_timeout", range, &mut model.spec.limits.step_timeout);
-    section.integer("loop_tokens", 0..=4096, &mut model.spec.limits.loop_tokens);
+    section.integer("loop_tokens", 0..=LOOP_TOKENS_MAX, &mut model.spec.limits.loop_tokens);
+    section.integer("thought_loop_tokens", 0..=LOOP_TOKENS_MAX, &mut model.spec.limits.thought_loop_tokens);
+    if section.has("open_schemas") {
+        let mut open = false;
+        section.flag("open_schemas", &mut open);
+        model.open_schemas = Some(open);
+    }
+    efforts(section.section("efforts"), &mut model.efforts);
     section.bytes("adapter_memory", 1 << 20..=1 << 50, &mut model.spec.adapter_memory);
     adapters(&section, &mut model, folder);
     if let Err(what) = check_device(&model.spec.device) {
-        section.note("device", format!("'device' in [models] of '{}' is \"{}\"", model.id, model.spec.device), what);
+        section.note("device", format!("'device' in [[models]] of '{}' is \"{}\"", model.id, model.spec.device), what);
     }
     section.finish();
     model
+}
+
+/// `low = 0.1`.
+fn efforts(section: Section<'_, '_>, efforts: &mut fleet::Efforts) {
+    for (share, name) in efforts.iter_mut().zip(["minimal", "low", "medium", "high", "xhigh", "max"]) {
+        section.number(name, 0.0..=1.0, share);
+    }
+    section.finish();
 }
 
 /// `poet = "adapters/poet"`, `poet = { source = "adapters/poet", merge = true }`.
@@ -187,7 +214,7 @@ fn variant(section: Section<'_, '_>, id: String, base: String) -> Variant {
     section.number("adapter_scale", -SCALE_MAX..=SCALE_MAX, &mut scale);
     let samplers = samplers(&section);
     if adapter.is_none() && section.has("adapter_scale") {
-        section.note("adapter_scale", format!("'{id}' in [models] has a scale but no adapter"), "name the 'adapter'");
+        section.note("adapter_scale", format!("'{id}' in [[models]] has a scale but no adapter"), "name the 'adapter'");
     }
     section.finish();
     #[allow(clippy::cast_possible_truncation, reason = "scales are within ±16, where f32 is precise enough")]
@@ -212,7 +239,7 @@ fn samplers(section: &Section<'_, '_>) -> Option<Vec<StageSpec>> {
             _ => None,
         };
         if stage.is_none() {
-            section.note_at(&span, "an entry of 'samplers' in [models] names no sampler", HELP);
+            section.note_at(&span, "an entry of 'samplers' in [[models]] names no sampler", HELP);
         }
         stage
     };

@@ -72,6 +72,8 @@ pub(super) enum NamedValue<'d, 't> {
 pub(super) struct Section<'d, 't> {
     document: &'d Document<'t>,
     name: String,
+    /// One of several `[[name]]`.
+    is_listed: bool,
     table: Option<&'d DeTable<'t>>,
     span: Range<usize>,
     /// Keys that were looked up; all others are unknown.
@@ -84,7 +86,7 @@ impl<'d, 't> Section<'d, 't> {
     }
 
     fn of(document: &'d Document<'t>, name: String, table: Option<&'d DeTable<'t>>, span: Range<usize>) -> Self {
-        Self { document, name, table, span, looked_up: RefCell::default() }
+        Self { document, name, is_listed: false, table, span, looked_up: RefCell::default() }
     }
 
     pub(super) fn span(&self) -> Range<usize> {
@@ -107,7 +109,7 @@ impl<'d, 't> Section<'d, 't> {
         };
         let section = |value: &'d Spanned<DeValue<'t>>| {
             let table = self.table_of(key, value)?;
-            Some(Self::of(self.document, self.full(key), Some(table), value.span()))
+            Some(Self { is_listed: true, ..Self::of(self.document, self.full(key), Some(table), value.span()) })
         };
         values.iter().take(LIST_LEN_MAX).filter_map(section).collect()
     }
@@ -250,8 +252,8 @@ impl<'d, 't> Section<'d, 't> {
         self.table.and_then(|table| table.get(key)).map_or(self.span(), Spanned::span)
     }
 
-    pub(super) fn has(&self, key: &str) -> bool {
-        self.table.is_some_and(|table| table.contains_key(key))
+    pub(super) fn has(&self, key: &'static str) -> bool {
+        self.take(key).is_some()
     }
 
     pub(super) fn note_at(&self, span: &Range<usize>, what: impl Display, help: impl Display) {
@@ -265,20 +267,28 @@ impl<'d, 't> Section<'d, 't> {
 
     /// Records the unknown keys: those that were never looked up.
     pub(super) fn finish(self) {
-        let known = self.looked_up.into_inner();
+        let known = self.looked_up.borrow();
         for (key, _) in self.table.into_iter().flatten() {
             let word = key.get_ref().as_ref();
             if known.contains(&word) {
                 continue;
             }
-            let place = if self.name.is_empty() { String::new() } else { format!(" in [{}]", self.name) };
             let similarity = |key: &&str| strsim::jaro_winkler(key, word);
             let nearest = known.iter().copied().max_by(|a, b| similarity(a).total_cmp(&similarity(b)));
             let help = match nearest.filter(|nearest| similarity(nearest) >= SIMILARITY_MIN) {
                 Some(nearest) => format!("did you mean '{nearest}'?"),
                 None => format!("known keys are: {}", known.join(", ")),
             };
-            self.document.note(&key.span(), format!("unknown key '{}'{place}", shown(word)), help);
+            self.document.note(&key.span(), format!("unknown key '{}'{}", shown(word), self.place()), help);
+        }
+    }
+
+    /// ` in [name]`, as it stands in the file.
+    fn place(&self) -> String {
+        match (self.name.as_str(), self.is_listed) {
+            ("", _) => String::new(),
+            (name, true) => format!(" in [[{name}]]"),
+            (name, false) => format!(" in [{name}]"),
         }
     }
 
@@ -287,7 +297,10 @@ impl<'d, 't> Section<'d, 't> {
     }
 
     fn take(&self, key: &'static str) -> Option<&'d Spanned<DeValue<'t>>> {
-        self.looked_up.borrow_mut().push(key);
+        let mut looked_up = self.looked_up.borrow_mut();
+        if !looked_up.contains(&key) {
+            looked_up.push(key);
+        }
         self.document.known.borrow_mut().insert(self.full(key));
         self.table?.get(key)
     }
@@ -309,7 +322,7 @@ impl<'d, 't> Section<'d, 't> {
     }
 
     fn reject(&self, key: &str, value: &Spanned<DeValue<'t>>, help: &str) {
-        let place = if self.name.is_empty() { String::new() } else { format!(" in [{}]", self.name) };
+        let place = self.place();
         self.document.note(&value.span(), format!("'{key}'{place} is {}", quoted(value.get_ref())), help);
     }
 }

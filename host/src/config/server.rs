@@ -31,6 +31,8 @@ pub struct ServerSettings {
     pub log_format: &'static str,
     pub limits: http::Limits,
     pub dialects: http::DialectSettings,
+    /// Objects may have properties that their schemas do not list, unless a model says otherwise.
+    pub open_schemas: bool,
 }
 
 impl ServerSettings {
@@ -55,6 +57,7 @@ impl ServerSettings {
         section.texts("origins", &mut self.origins);
         section.texts("adapter_folders", &mut folders);
         section.choice("adapter_downloads", ALLOW_OR_REFUSE, &mut self.adapter_downloads);
+        section.flag("open_schemas", &mut self.open_schemas);
         section.text("log", &mut self.log);
         section.word("log_format", &["text", "json"], &mut self.log_format);
         self.read_limits(&section);
@@ -114,6 +117,9 @@ impl ServerSettings {
         let dialects = &mut self.dialects;
         section.choice("model_downloads", ALLOW_OR_REFUSE, &mut dialects.model_downloads);
         section.choice("attachments", [("note", false), ("reject", true)], &mut dialects.reject_attachments);
+        section.choice("fetch_images", ALLOW_OR_REFUSE, &mut dialects.fetch_images);
+        section.integer("images_max", 1..=1024, &mut dialects.images.count);
+        section.integer("image_pixels_max", 1..=1 << 30, &mut dialects.images.pixels);
         // 0 means as many tokens as fit the context.
         let mut max_tokens = dialects.max_tokens.unwrap_or(0);
         section.integer("max_tokens", 0..=1 << 24, &mut max_tokens);
@@ -137,6 +143,7 @@ impl Default for ServerSettings {
             log_format: "text",
             limits,
             dialects,
+            open_schemas: false,
         }
     }
 }

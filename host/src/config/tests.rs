@@ -2,7 +2,10 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::{collections::BTreeSet, convert::Infallible};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    convert::Infallible,
+};
 
 use super::*;
 use pensieve_protocol::job::{AdapterUse, StageSpec};
@@ -44,8 +47,15 @@ fn takes_the_example_as_it_is_and_with_every_key() {
     let (keys, hosts, origins, adapter_folders) = <(Vec<_>, Vec<_>, Vec<_>, Vec<_>)>::default();
     assert_eq!(ServerSettings { keys, hosts, origins, adapter_folders, ..config.server }, defaults.server);
     assert_eq!(config.plugins.unfenced, ["my-plugin"]);
-    let (folders, unfenced) = (Vec::new(), Vec::new());
-    assert_eq!(PluginSettings { folders, allow: None, unfenced, ..config.plugins }, defaults.plugins);
+    let indexes: Vec<_> =
+        config.plugins.indexes.iter().map(|index| (index.location.as_str(), index.key.is_some())).collect();
+    assert_eq!(indexes, [("/srv/plugins", true), ("https://plugins.example.org", false)]);
+    assert_eq!(config.plugins.publishers.keys().collect::<Vec<_>>(), ["ada"]);
+    let (folders, unfenced, indexes, publishers) = (Vec::new(), Vec::new(), Vec::new(), BTreeMap::new());
+    assert_eq!(
+        PluginSettings { folders, allow: None, unfenced, indexes, publishers, ..config.plugins },
+        defaults.plugins
+    );
     assert_eq!(FleetSettings { memory: None, default_model: None, ..config.fleet }, defaults.fleet);
     assert_eq!(config.cache.budget, defaults.cache.budget);
     let starter = Model::new("starter", Source::Starter);
@@ -96,9 +106,12 @@ fn names_what_was_meant_by_an_unknown_key() {
             "unknown key 'lisen' in [server], line 3; did you mean 'listen'?",
             "unknown key 'sever', line 4; did you mean 'server'?",
             "unknown key 'xyzzy' in [plugins], line 6; known keys are: folders, allow,",
-            "unknown key 'contxt' in [models], line 10; did you mean 'context'?",
+            "unknown key 'contxt' in [[models]], line 10; did you mean 'context'?",
         ],
     );
+    let help = read("[[models]]\nid = \"a\"\nsource = \"starter\"\nfoo = 3").unwrap_err().lines.concat();
+    let keys: Vec<&str> = help.split([' ', ',']).collect();
+    assert_eq!(keys.iter().filter(|key| **key == "open_schemas").count(), 1, "{help}");
 }
 
 #[test]
@@ -162,13 +175,13 @@ fn checks_models_against_each_other() {
     );
     check_wrong(
         &models("[[models]]\nid = \"b\"\nbase = \"a\"\ndevice = \"cpu\""),
-        &["unknown key 'device' in [models], line 7"],
+        &["unknown key 'device' in [[models]], line 7"],
     );
     check_wrong(
         &models("[[models]]\nid = \"b\"\nbase = \"a\"\nadapter_scale = 2"),
         &["has a scale but no adapter, line 7"],
     );
-    check_wrong(&models("[[models]]\nid = \"b\"\nbase = \"a\"\nsource = \"c\""), &["'b' in [models] has both"]);
+    check_wrong(&models("[[models]]\nid = \"b\"\nbase = \"a\"\nsource = \"c\""), &["'b' in [[models]] has both"]);
     check_wrong("[fleet]\ndefault_model = \"b\"", &["which is not a model, line 1"]);
     check_wrong(
         &models("aliases = [\"a\", \"c\", \" \"]\n[[models]]\nid = \"b\"\nbase = \"a\"\naliases = [\"c\"]"),
@@ -184,12 +197,12 @@ fn checks_models_against_each_other() {
     );
     check_wrong(
         "[[models]]\nid = \"a b\"\nsource = \"hf:x\"",
-        &["the 'id' in [models] is 'a b', line 2", "it has no repository"],
+        &["the 'id' in [[models]] is 'a b', line 2", "it has no repository"],
     );
     check_wrong("[[models]]\nid = \"a\"", &["a source is empty"]);
     check_wrong(
         &models("samplers = [3]\ndevice = \"gpu\"\nthreads = -1"),
-        &["names no sampler, line 4", "is \"gpu\", line 5; a device is auto", "'threads' in [models] is -1, line 6"],
+        &["names no sampler, line 4", "is \"gpu\", line 5; a device is auto", "'threads' in [[models]] is -1, line 6"],
     );
     check_wrong(
         &models("[models.adapters]\n\"a:b\" = \"x\"\nc = 1"),

@@ -11,6 +11,7 @@ use super::super::{
     laws::{LawEvent, LawOutcome, TestedModel, Verdict},
     progress::{LoadProgress, Spinner},
 };
+use pensieve_packages::{Certificate, Sha256Hex};
 use pensieve_protocol::{manifest::Manifest, refusal::clean};
 use pensieve_server::fleet::child::ChildError;
 
@@ -59,6 +60,8 @@ pub(super) struct LawMonitor {
     subject: Option<TestedModel>,
     warnings: Vec<String>,
     verdicts: Vec<Verdict>,
+    /// The first layer that differs from the reference, in words.
+    first_layer: Option<String>,
     pub(super) stopped: Option<CliError>,
 }
 
@@ -74,6 +77,7 @@ impl LawMonitor {
             subject: None,
             warnings: Vec::new(),
             verdicts: Vec::new(),
+            first_layer: None,
             stopped: None,
         }
     }
@@ -91,12 +95,13 @@ impl LawMonitor {
                 self.show(|| tell(format_args!("warning: {message}")));
                 self.warnings.push(message);
             }
-            LawEvent::Loaded(TestedModel { architecture, device, note }) => {
+            LawEvent::Loaded(TestedModel { architecture, device, note, fingerprint, name }) => {
                 self.loading.end();
                 let [architecture, device, note] = [architecture, device, note].map(|text| clean(&text));
+                let [fingerprint, name] = [fingerprint, name].map(|text| clean(&text));
                 let line = format!("architecture '{architecture}' on {device} ({note})\n");
                 self.show(|| drop(super::super::terminal::say(&line)));
-                self.subject = Some(TestedModel { architecture, device, note });
+                self.subject = Some(TestedModel { architecture, device, note, fingerprint, name });
                 self.provider = None;
                 self.spinner = (!self.silent).then(Spinner::new);
             }
@@ -153,6 +158,7 @@ impl LawMonitor {
         if self.silent {
             let report = json!({
                 "plugin": self.manifest, "model": self.subject, "warnings": self.warnings, "laws": self.verdicts,
+                "first_layer": self.first_layer,
                 "passed": judged.is_ok(), "stopped": stopped, "stopped_at": self.law,
             });
             super::super::terminal::say_json(&report.to_string())?;
@@ -168,6 +174,53 @@ impl LawMonitor {
             super::super::terminal::say(&format!("\nno law is broken{compared}"))?;
         }
         judged
+    }
+
+    /// Whether the model differs from the reference; `None` if they were not compared.
+    pub(super) fn differs(&self) -> Option<bool> {
+        let verdict = self.verdicts.iter().find(|verdict| verdict.law == "reference")?;
+        match verdict.outcome {
+            LawOutcome::NotTried { .. } => None,
+            _ => Some(verdict.is_broken()),
+        }
+    }
+
+    /// Keeps what was found out about a model that differs from the reference.
+    pub(super) fn found_layer(&mut self, what: String) {
+        self.show(|| {
+            drop(super::super::terminal::say(wrapped("       first layer    ", &what).trim_end_matches('\n')));
+        });
+        self.first_layer = Some(what);
+    }
+
+    /// Shows what goes on between laws.
+    pub(super) fn at(&self, what: &str) {
+        if let Some(spinner) = &self.spinner {
+            spinner.at(what);
+        }
+    }
+
+    /// The statement that a library obeyed the laws on a checkpoint; `None` if no model was tested.
+    pub(super) fn certificate(&self, plugin: Sha256Hex) -> Option<Certificate> {
+        let TestedModel { architecture, device, fingerprint, name, .. } = self.subject.clone()?;
+        let is_law =
+            |verdict: &&Verdict| !matches!(verdict.outcome, LawOutcome::NotTried { .. } | LawOutcome::Noted { .. });
+        let reference = self.verdicts.iter().find(|verdict| verdict.law == "reference");
+        let difference = reference.and_then(|verdict| match verdict.outcome {
+            LawOutcome::Exact => Some(0.0),
+            LawOutcome::WithinRounding { worst } => Some(f64::from(worst)),
+            _ => None,
+        });
+        Some(Certificate {
+            plugin,
+            architecture,
+            fingerprint,
+            model: name,
+            device,
+            laws: u32::try_from(self.verdicts.iter().filter(is_law).count()).unwrap_or(u32::MAX),
+            difference,
+            tokens_per_second: None,
+        })
     }
 
     fn judge(&self) -> CliResult {

@@ -7,6 +7,11 @@ use std::path::Path;
 
 /// Largest output limit that is configured in a client.
 const OUTPUT_TOKENS_MAX: u32 = 32_000;
+/// An hour, for clients that give up on slow answers.
+const TIMEOUT_MS: &str = "3600000";
+/// The window that the Gemini CLI takes every model to have, and the share of the real one at which it shall sum up.
+const GEMINI_WINDOW: f64 = 1_048_576.0;
+const GEMINI_FULL: f64 = 0.7;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Client {
@@ -14,6 +19,8 @@ pub(super) enum Client {
     Claude,
     /// Codex CLI.
     Codex,
+    /// Gemini CLI.
+    Gemini,
     /// opencode.
     Opencode,
     /// Qwen Code.
@@ -24,13 +31,13 @@ pub(super) enum Client {
 
 /// A server and a model that it serves.
 #[derive(Clone, Debug)]
-pub(super) struct Endpoint {
+pub(in crate::cli) struct Endpoint {
     /// `http://HOST:PORT`.
-    pub(super) base: String,
-    pub(super) key: String,
-    pub(super) model: String,
+    pub(in crate::cli) base: String,
+    pub(in crate::cli) key: String,
+    pub(in crate::cli) model: String,
     /// The model's context in tokens, if known.
-    pub(super) context: Option<u32>,
+    pub(in crate::cli) context: Option<u32>,
 }
 
 /// Everything that a client is started with.
@@ -49,6 +56,7 @@ impl Client {
         match self {
             Self::Claude => "claude",
             Self::Codex => "codex",
+            Self::Gemini => "gemini",
             Self::Opencode => "opencode",
             Self::Qwen => "qwen",
             Self::Aider => "aider",
@@ -60,6 +68,7 @@ impl Client {
         match self {
             Self::Claude => "npm install -g @anthropic-ai/claude-code",
             Self::Codex => "npm install -g @openai/codex",
+            Self::Gemini => "npm install -g @google/gemini-cli",
             Self::Opencode => "npm install -g opencode-ai",
             Self::Qwen => "npm install -g @qwen-code/qwen-code",
             Self::Aider => "python -m pip install aider-chat",
@@ -69,7 +78,8 @@ impl Client {
     pub(super) fn setup(self, endpoint: &Endpoint, folder: &Path) -> Setup {
         match self {
             Self::Claude => claude(endpoint),
-            Self::Codex => codex(endpoint, folder),
+            Self::Codex => codex(endpoint),
+            Self::Gemini => gemini(endpoint, folder),
             Self::Opencode => opencode(endpoint, folder),
             Self::Qwen => qwen(endpoint),
             Self::Aider => aider(endpoint, folder),
@@ -77,9 +87,15 @@ impl Client {
     }
 }
 
-/// Claude Code uses small models in the background, so all of its model names are set to this model. It asks the user
-/// to approve an API key, but not an auth token.
 fn claude(endpoint: &Endpoint) -> Setup {
+    let unset = vec!["ANTHROPIC_API_KEY", "CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX"];
+    Setup { variables: claude_variables(endpoint), unset, ..Setup::default() }
+}
+
+/// Claude Code uses small models in the background, so all of its model names are set to this model. It asks the user
+/// to approve an API key, but not an auth token. It gives up on a request after ten minutes, and on a stream after some
+/// minutes of silence; a long prompt on a slow machine takes longer.
+pub(in crate::cli) fn claude_variables(endpoint: &Endpoint) -> Vec<(&'static str, String)> {
     let mut variables = vec![
         ("ANTHROPIC_BASE_URL", endpoint.base.clone()),
         ("ANTHROPIC_AUTH_TOKEN", endpoint.key.clone()),
@@ -94,24 +110,46 @@ fn claude(endpoint: &Endpoint) -> Setup {
     ];
     variables.extend(names.map(|name| (name, endpoint.model.clone())));
     variables.extend(endpoint.context.map(|context| ("CLAUDE_CODE_MAX_CONTEXT_TOKENS", context.to_string())));
-    let unset = vec!["ANTHROPIC_API_KEY", "CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX"];
-    Setup { variables, unset, ..Setup::default() }
+    variables.extend(["API_TIMEOUT_MS", "CLAUDE_STREAM_IDLE_TIMEOUT_MS"].map(|name| (name, TIMEOUT_MS.to_owned())));
+    variables
 }
 
-/// Codex supports only the Responses API, and reads its provider from a file.
-fn codex(endpoint: &Endpoint, folder: &Path) -> Setup {
+/// Codex supports only the Responses API, and has no variables for its settings. In a home of its own it would not find its
+/// sessions again, so they are given as arguments.
+fn codex(endpoint: &Endpoint) -> Setup {
     let Endpoint { base, key, model, context } = endpoint;
-    let window = context.map(|context| format!("model_context_window = {context}\n")).unwrap_or_default();
-    let config = format!(
-        "model = {}\nmodel_provider = \"pensieve\"\n{window}\n[model_providers.pensieve]\nname = \"Pensieve\"\nbase_url = {}\n\
-         wire_api = \"responses\"\nenv_key = \"PENSIEVE_API_KEY\"\n",
-        json!(model),
-        json!(format!("{base}/v1")),
-    );
+    let mut settings = vec![
+        ("model", json!(model)),
+        ("model_provider", json!("pensieve")),
+        ("model_providers.pensieve.name", json!("Pensieve")),
+        ("model_providers.pensieve.base_url", json!(format!("{base}/v1"))),
+        ("model_providers.pensieve.wire_api", json!("responses")),
+        ("model_providers.pensieve.env_key", json!("PENSIEVE_API_KEY")),
+    ];
+    settings.extend(context.map(|context| ("model_context_window", json!(context))));
+    let arguments = settings.into_iter().flat_map(|(name, value)| ["-c".to_owned(), format!("{name}={value}")]);
+    Setup { variables: vec![("PENSIEVE_API_KEY", key.clone())], arguments: arguments.collect(), ..Setup::default() }
+}
+
+/// With another address the Gemini CLI would choose a way to sign in that it then refuses, so the settings choose one. It
+/// takes any model's window for a million tokens and sums up at a share of that, which is therefore small.
+fn gemini(endpoint: &Endpoint, folder: &Path) -> Setup {
+    let Endpoint { base, key, model, context } = endpoint;
+    let mut settings = json!({ "security": { "auth": { "selectedType": "gemini-api-key" } } });
+    if let Some(context) = context {
+        let share = f64::from(*context) * GEMINI_FULL / GEMINI_WINDOW;
+        settings["model"] = json!({ "compressionThreshold": share.min(GEMINI_FULL) });
+    }
+    let file = "settings.json";
     Setup {
-        variables: vec![("CODEX_HOME", folder.display().to_string()), ("PENSIEVE_API_KEY", key.clone())],
-        files: vec![("config.toml", config)],
-        ..Setup::default()
+        variables: vec![
+            ("GOOGLE_GEMINI_BASE_URL", base.clone()),
+            ("GEMINI_API_KEY", key.clone()),
+            ("GEMINI_CLI_SYSTEM_SETTINGS_PATH", folder.join(file).display().to_string()),
+        ],
+        unset: vec!["GOOGLE_API_KEY", "GOOGLE_GENAI_USE_VERTEXAI", "GOOGLE_GENAI_USE_GCA"],
+        files: vec![(file, format!("{settings:#}\n"))],
+        arguments: vec!["-m".into(), model.clone()],
     }
 }
 
@@ -185,7 +223,8 @@ mod tests {
         for client in Client::value_variants() {
             let setup = client.setup(&endpoint(), Path::new("/tmp/x"));
             let shown = format!("{setup:?}");
-            let window = *client == Client::Qwen || shown.contains("8192");
+            // 0.7 of 8192 tokens of a million.
+            let window = *client == Client::Qwen || shown.contains("8192") || shown.contains("0.00546875");
             assert!(shown.contains("127.0.0.1:8000") && shown.contains("the-key") && window, "{client:?}: {shown}");
             let arguments = setup.arguments.join(" ");
             assert!(!arguments.contains("the-key"), "other users can see a program's arguments: {arguments}");
@@ -195,9 +234,13 @@ mod tests {
     #[test]
     fn files_parse_whatever_the_model_is_called() {
         let file = |client: Client| client.setup(&endpoint(), Path::new("/tmp/x")).files.remove(0).1;
-        let text = file(Client::Codex);
-        let codex = toml::de::DeTable::parse(&text).unwrap();
-        assert_eq!(codex.get_ref()["model"].get_ref().as_str(), Some("a \"b\""));
+        let codex = Client::Codex.setup(&endpoint(), Path::new("/tmp/x")).arguments;
+        assert_eq!(codex[..2], ["-c", r#"model="a \"b\"""#]);
+        for setting in codex.chunks(2) {
+            assert!(setting[0] == "-c" && toml::de::DeTable::parse(&setting[1]).is_ok(), "{setting:?}");
+        }
+        let gemini: serde_json::Value = serde_json::from_str(&file(Client::Gemini)).unwrap();
+        assert_eq!(gemini["security"]["auth"]["selectedType"], "gemini-api-key");
         let opencode: serde_json::Value = serde_json::from_str(&file(Client::Opencode)).unwrap();
         assert_eq!(opencode["provider"]["pensieve"]["models"]["a \"b\""]["limit"]["context"], 8192);
         let aider: serde_json::Value = serde_json::from_str(&file(Client::Aider)).unwrap();

@@ -9,12 +9,12 @@ use pensieve_protocol::{card::Card, outside::Outside};
 
 /// 1000 rows of f32 logits over a vocabulary of 256k.
 const REFERENCE_BYTES_MAX: u64 = 1 << 30;
-/// Default tolerance as a fraction of the range of the reference's logits. For scale: rounding activations to 8 bits
+/// Default tolerance as a fraction of the range of the reference's values. For scale: rounding activations to 8 bits
 /// moves the starter's logits by 2 %, a wrong rotary embedding by 50 %.
 const REFERENCE_TOLERANCE: f32 = 0.05;
 
-/// Reads `tokens`, integers, and a row of F32 `logits` for each.
-pub(super) fn read(file: &Path, tolerance: Option<f32>, card: &Card) -> Result<Reference, CliError> {
+/// Reads `tokens`, integers, and for each a row of F32 `logits`, or of `hidden` values, `hidden` in a row, or of both.
+pub(super) fn read(file: &Path, tolerance: Option<f32>, card: &Card, hidden: usize) -> Result<Reference, CliError> {
     let wrong = |what: String| {
         let help = "docs/writing-a-plugin.md has a script that writes one";
         CliError::new(Exit::Usage, format!("the reference '{}' {what}; {help}", Outside::path(&file)))
@@ -33,7 +33,12 @@ pub(super) fn read(file: &Path, tolerance: Option<f32>, card: &Card) -> Result<R
     let tensors =
         SafeTensors::deserialize(&bytes).map_err(|error| wrong(format!("is not a safetensors file: {error}")))?;
     let find = |name: &str| tensors.tensor(name).map_err(|_| wrong(format!("has no tensor '{name}'")));
-    let (tokens, logits) = (find("tokens")?, find("logits")?);
+    let tokens = find("tokens")?;
+    let names: &[_] = match tensors.names().contains(&"hidden") {
+        true if tensors.names().contains(&"logits") => &["logits", "hidden"],
+        true => &["hidden"],
+        false => &["logits"],
+    };
     let ids: Option<Vec<u32>> = match tokens.dtype() {
         Dtype::U32 => Some(numbers(tokens.data(), u32::from_le_bytes)),
         Dtype::I32 => numbers(tokens.data(), i32::from_le_bytes).into_iter().map(|id| id.try_into().ok()).collect(),
@@ -43,24 +48,33 @@ pub(super) fn read(file: &Path, tolerance: Option<f32>, card: &Card) -> Result<R
     let Some(ids) = ids.filter(|ids| ids.iter().all(|&id| id < card.vocabulary)) else {
         return Err(wrong(format!("has 'tokens' that are not all ids below the vocabulary size {}", card.vocabulary)));
     };
-    let expected = [ids.len(), card.vocabulary as usize];
-    if ids.is_empty() || logits.dtype() != Dtype::F32 || logits.shape() != expected {
-        let actual = format!("{:?} of {:?}", logits.dtype(), logits.shape());
-        return Err(wrong(format!("has 'logits' that are {actual}, not F32 of {expected:?}, a row for each token")));
+    let mut reference = Reference { tokens: ids, ..Reference::default() };
+    for name in names {
+        let (tensor, rows) = (find(name)?, reference.tokens.len());
+        let width = if *name == "hidden" { hidden } else { card.vocabulary as usize };
+        let expected = [rows, width];
+        if rows == 0 || tensor.dtype() != Dtype::F32 || tensor.shape() != expected {
+            let actual = format!("{:?} of {:?}", tensor.dtype(), tensor.shape());
+            return Err(wrong(format!(
+                "has '{name}' that are {actual}, not F32 of {expected:?}, a row for each token"
+            )));
+        }
+        let values = numbers(tensor.data(), f32::from_le_bytes);
+        if let Some(index) = values.iter().position(|value| !value.is_finite()) {
+            let (value, row, column) = (values[index], index / width, index % width);
+            return Err(wrong(format!("has {value} among its '{name}', in row {row}, column {column}")));
+        }
+        let (low, high) = values.iter().fold((f32::MAX, f32::MIN), |(low, high), &x| (low.min(x), high.max(x)));
+        let derived = tolerance.unwrap_or((high - low) * REFERENCE_TOLERANCE);
+        if !(derived.is_finite() && derived > 0.0) {
+            let what = format!("has '{name}' from {low} to {high}, from which no tolerance can be derived");
+            return Err(wrong(format!("{what}: set --tolerance")));
+        }
+        // Of both, the logits' range decides.
+        reference.tolerance = if reference.tolerance > 0.0 { reference.tolerance } else { derived };
+        *(if *name == "hidden" { &mut reference.hidden } else { &mut reference.logits }) = values;
     }
-    let logits = numbers(logits.data(), f32::from_le_bytes);
-    let width = card.vocabulary as usize;
-    if let Some(index) = logits.iter().position(|logit| !logit.is_finite()) {
-        let (value, row, column) = (logits[index], index / width, index % width);
-        return Err(wrong(format!("has {value} among its 'logits', in row {row}, column {column}")));
-    }
-    let (low, high) = logits.iter().fold((f32::MAX, f32::MIN), |(low, high), &x| (low.min(x), high.max(x)));
-    let tolerance = tolerance.unwrap_or((high - low) * REFERENCE_TOLERANCE);
-    if !(tolerance.is_finite() && tolerance > 0.0) {
-        let what = format!("has 'logits' from {low} to {high}, from which no tolerance can be derived");
-        return Err(wrong(format!("{what}: set --tolerance")));
-    }
-    Ok(Reference { tokens: ids, logits, tolerance })
+    Ok(reference)
 }
 
 fn numbers<T, const N: usize>(bytes: &[u8], read: fn([u8; N]) -> T) -> Vec<T> {
