@@ -7,22 +7,18 @@ gives each architecture. Run it with no arguments to write tests/fixtures/famili
 catch, and leaves that in report.txt.
 """
 
-import argparse
-import shutil
+import functools
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import gguf
 import numpy as np
-import torch
 import transformers
 from gguf import GGMLQuantizationType as Type
-from safetensors.numpy import save_file
-from transformers.utils.logging import disable_progress_bar
 
+import rwkv7
 import zoo
-from byte_tokenizer import BOS, Vocabulary
-from fixture import check_folder, distance, logits_of, tokens_with_clear_continuation, write_folder
+from byte_tokenizer import BOS
+from fixture import run
 from gguf_file import Layout, _tokenizer
 from zoo import EPS, NORM, rope, sizes
 
@@ -247,6 +243,20 @@ class FalconH1(StateSpace):
         return 1.0
 
 
+class Selective:
+    """How llama.cpp writes Mamba and Jamba: factors instead of their logarithms."""
+
+    def parts(self, name, value, config):
+        if name.endswith("A_log"):
+            return [(name, -np.exp(value))]
+        if name.endswith("conv1d.weight"):
+            return [(name, value.squeeze(1))]
+        return None
+
+    def whole(self, name, parts, config):
+        return np.log(-parts[0]) if name.endswith("A_log") else parts[0][:, None]
+
+
 class Latents:
     """How llama.cpp writes DeepSeek's attention: what makes keys and values of latents in two, that of keys the other way round."""
 
@@ -264,6 +274,55 @@ class Latents:
     @staticmethod
     def _by_head(value, config):
         return value.reshape(config.num_attention_heads, -1, value.shape[1])
+
+
+class Kimi(Latents):
+    """How llama.cpp writes Kimi Linear: its delta nets' convolutions apart, and factors instead of their logarithms."""
+
+    def parts(self, name, value, config):
+        here, _, part = name.partition(".self_attn.")
+        here += ".self_attn."
+        match part:
+            case "conv1d.weight":
+                parts = np.split(value[None, :, 0, None], 3, axis=1)
+                return [(f"{here}{of}_conv1d.weight", np.ascontiguousarray(part)) for of, part in zip("qkv", parts)]
+            case "forget_gate.A_log":
+                return [(here + "A_log", -np.exp(value))]
+            case "forget_gate.dt_bias":
+                return [(here + "dt_proj.bias", value)]
+            case "forget_gate.f_a_proj.weight" | "forget_gate.f_b_proj.weight":
+                return [(name.replace("forget_gate.", ""), value)]
+        return super().parts(name, value, config)
+
+    def whole(self, name, parts, config):
+        if name.endswith("conv1d.weight"):
+            return np.concatenate(parts, axis=1)[0, :, 0, None]
+        if name.endswith("A_log"):
+            return np.log(-parts[0])
+        return super().whole(name, parts, config) if name.endswith("kv_b_proj.weight") else parts[0]
+
+
+class Rwkv7:
+    """How llama.cpp writes RWKV-7: the mixes of a layer in one tensor, biases of low-rank layers apart."""
+
+    def joined(self, weights):
+        """The mixes of each layer, and the names that they have in transformers."""
+        names = [name for name in weights if ".attn.x_" in name]
+        layers = sorted({int(name.split(".")[2]) for name in names})
+        mixes = {layer: [weights[f"model.layers.{layer}.attn.x_{of}"] for of in "rwkvag"] for layer in layers}
+        return {f"blk.{layer}.time_mix_lerp_fused.weight": np.stack(mix) for layer, mix in mixes.items()}, names
+
+    def parts(self, name, value, config):
+        other = name.replace(".attn.", ".attention.").replace(".ffn.", ".feed_forward.").replace("attn_norm", "ln1")
+        other = other.replace("ffn_norm", "ln2").replace("g_norm", "ln_x")
+        other = other.replace("_lora.lora.0.weight", "1.weight").replace("_lora.lora.2.weight", "2.weight")
+        other = other.replace("_lora.lora.2.bias", "0.weight")
+        if other.endswith("r_k"):
+            return [(other, value.reshape(-1))]
+        return [(other, value.squeeze())]
+
+    def whole(self, name, parts, config):
+        return parts[0].reshape(-1, config.head_dim) if name.endswith("r_k") else parts[0]
 
 
 GEMMA4_KEYS = {
@@ -305,6 +364,16 @@ FALCON_KEYS = {
     ".ssm.inner_size": 64,
 }
 FALCON_DENSE = ("conv1d", "ssm_a", "ssm_d", "ssm_norm")
+SELECTIVE_KEYS = {
+    ".ssm.conv_kernel": 4,
+    ".ssm.state_size": 16,
+    ".ssm.inner_size": 64,
+    ".ssm.time_step_rank": 8,
+    ".attention.head_count": 0,
+    ".attention.layer_norm_rms_epsilon": EPS,
+    ".context_length": 2**20,
+}
+SELECTIVE_DENSE = ("conv1d", "ssm_dt", "ssm_x", "ssm_a", "ssm_d")
 DELTA = {
     "linear_conv_kernel_dim": 4,
     "linear_key_head_dim": 12,
@@ -995,6 +1064,171 @@ VARIANTS = [
         {"steps of any length": {"time_step_limit": (0.0, float("inf"))}},
         distinct=2,
     ),
+    # Other sizes than published ones.
+    Variant(
+        "mamba",
+        361,
+        transformers.MambaConfig(
+            vocab_size=128,
+            hidden_size=32,
+            num_hidden_layers=2,
+            state_size=12,
+            conv_kernel=3,
+            expand=3,
+            time_step_rank=8,
+            layer_norm_epsilon=EPS,
+            bos_token_id=BOS,
+            eos_token_id=1,
+            pad_token_id=None,
+        ),
+        {"norm epsilon": {"layer_norm_epsilon": 1e-5}},
+        distinct=2,
+        gguf=Gguf(
+            gguf.MODEL_ARCH.MAMBA,
+            SELECTIVE_KEYS | {".ssm.conv_kernel": 3, ".ssm.inner_size": 96, ".ssm.state_size": 12},
+            dense=SELECTIVE_DENSE,
+            codec=Selective(),
+        ),
+    ),
+    # What is selected is normalized first, and the output has weights of its own.
+    Variant(
+        "falcon_mamba",
+        362,
+        transformers.FalconMambaConfig(
+            vocab_size=128,
+            hidden_size=32,
+            num_hidden_layers=2,
+            intermediate_size=64,
+            time_step_rank=8,
+            layer_norm_epsilon=EPS,
+            mixer_rms_eps=EPS,
+            tie_word_embeddings=False,
+            bos_token_id=BOS,
+            eos_token_id=1,
+            pad_token_id=None,
+        ),
+        {"norm epsilon": {"mixer_rms_eps": 1e-6}},
+        distinct=2,
+        gguf=Gguf(
+            gguf.MODEL_ARCH.MAMBA,
+            SELECTIVE_KEYS | {".ssm.dt_b_c_rms": True},
+            dense=SELECTIVE_DENSE,
+            codec=Selective(),
+        ),
+    ),
+    # Few layers attend, without positions, and every second one has experts.
+    Variant(
+        "jamba",
+        369,
+        transformers.JambaConfig(
+            **sizes(layers=4, rms_norm_eps=EPS),
+            attn_layer_period=4,
+            attn_layer_offset=2,
+            num_experts=6,
+            num_experts_per_tok=2,
+            mamba_dt_rank=8,
+        ),
+        {"norm epsilon": NORM, "three experts": {"num_experts_per_tok": 3}},
+        gguf=Gguf(
+            gguf.MODEL_ARCH.JAMBA,
+            SELECTIVE_KEYS
+            | {
+                ".expert_count": 6,
+                ".expert_used_count": 2,
+                ".attention.head_count": 4,
+                ".attention.head_count_kv": [0, 0, 2, 0],
+            },
+            dense=("ffn_gate_inp", *SELECTIVE_DENSE),
+            codec=Selective(),
+        ),
+    ),
+    # Dense, tied, and with biases.
+    Variant(
+        "jamba_dense",
+        364,
+        transformers.JambaConfig(
+            **sizes(layers=2, rms_norm_eps=EPS, tie_word_embeddings=True),
+            attn_layer_period=2,
+            attn_layer_offset=1,
+            num_experts=1,
+            num_experts_per_tok=1,
+            mamba_dt_rank=8,
+            mamba_d_state=8,
+            mamba_proj_bias=True,
+        ),
+        {"norm epsilon": NORM},
+        distinct=2,
+    ),
+    # Delta nets whose keys fade channel by channel, and latent attention without positions.
+    Variant(
+        "kimi_linear",
+        400,
+        transformers.KimiLinearConfig(
+            **sizes(layers=3, kv_heads=4, rms_norm_eps=EPS),
+            **LATENT,
+            num_local_experts=6,
+            routed_scaling_factor=1.5,
+            linear_head_dim=32,
+            linear_num_heads=4,
+            layer_types=["linear_attention", "linear_attention", "full_attention"],
+            mlp_layer_types=["dense", "sparse", "sparse"],
+        ),
+        {
+            "norm epsilon": NORM,
+            "not renormalised": {"norm_topk_prob": False},
+            "three experts": {"num_experts_per_tok": 3},
+            "no factor": {"routed_scaling_factor": 1.0},
+        },
+        gguf=Gguf(
+            gguf.MODEL_ARCH.KIMI_LINEAR,
+            LATENT_KEYS
+            | moe()
+            | {
+                ".attention.head_count_kv": [0, 0, 1],
+                ".kda.head_dim": 32,
+                ".ssm.conv_kernel": 4,
+                ".expert_gating_func": 2,
+                ".expert_weights_scale": 1.5,
+            },
+            rename=CORRECTED,
+            dense=("conv1d", "ssm_a", *LATENT_DENSE),
+            codec=Kimi(),
+        ),
+    ),
+    # Matrices that change by the generalized delta rule.
+    Variant(
+        "rwkv7",
+        378,
+        rwkv7.RWKV7Config(
+            vocab_size=128,
+            hidden_size=32,
+            intermediate_size=96,
+            num_hidden_layers=3,
+            head_dim=16,
+            decay_low_rank_dim=32,
+            gate_low_rank_dim=64,
+            a_low_rank_dim=32,
+            v_low_rank_dim=32,
+            norm_eps=EPS,
+            bos_token_id=BOS,
+            eos_token_id=1,
+            pad_token_id=None,
+        ),
+        {"norm epsilon": {"norm_eps": 1e-5}},
+        distinct=2,
+        gguf=Gguf(
+            gguf.MODEL_ARCH.RWKV7,
+            {
+                ".wkv.head_size": 16,
+                ".attention.head_count": 0,
+                ".attention.layer_norm_epsilon": EPS,
+                ".feed_forward_length": 96,
+                ".context_length": 2**20,
+            },
+            dense=("lerp", "time_mix_k_k", "time_mix_r_k", "time_mix_k_a"),
+            codec=Rwkv7(),
+        ),
+    ),
     # Every second layer knows no positions.
     Variant(
         "smollm3",
@@ -1098,6 +1332,31 @@ VARIANTS = [
             "all groups": {"topk_group": 3},
             "no factor": {"routed_scaling_factor": 1.0},
             "halves rotated": {"rope_interleave": False},
+        },
+    ),
+    # An indexer chooses the tokens that each one attends to: a third of the text.
+    Variant(
+        "deepseek_v32",
+        208,
+        transformers.DeepseekV32Config(
+            **sizes(rms_norm_eps=EPS, layers=3, kv_heads=4),
+            **LATENT,
+            q_lora_rank=24,
+            first_k_dense_replace=1,
+            n_routed_experts=6,
+            n_group=3,
+            topk_group=2,
+            routed_scaling_factor=1.5,
+            index_topk=24,
+            index_n_heads=24,
+            index_head_dim=12,
+            rope_parameters=rope(1_000.0, mscale=1.0, mscale_all_dim=0.7, **LATENT_YARN),
+        ),
+        {
+            "attends to all": {"index_topk": 72},
+            "one token fewer": {"index_topk": 23},
+            "all groups": {"topk_group": 3},
+            "no factor": {"routed_scaling_factor": 1.0},
         },
     ),
     # As published: files in GGUF have one number for both scales.
@@ -1299,56 +1558,19 @@ VARIANTS = [
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    default = Path(__file__).resolve().parent.parent / "fixtures" / "families"
-    parser.add_argument("--out", type=Path, default=default, help="folder to write the variants to")
-    parser.add_argument("--only", help="make these variants alone, with commas between")
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)
-    disable_progress_bar()
-    lines = []
-    for variant in VARIANTS:
-        if args.only is None or variant.name in args.only.split(","):
-            found = [variant.name, *("    " + line for line in make(variant, args.out))]
-            print("\n".join(found), flush=True)
-            lines += found
-    if args.only is None:
-        (args.out / "report.txt").write_text("\n".join(lines) + "\n")
+    run(__doc__, "families", {variant.name: functools.partial(make, variant) for variant in VARIANTS})
 
 
 def make(variant, root):
     """Writes the fixture's folder and returns its report, one line per finding."""
-    folder, config = root / variant.name, variant.config
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    rng = np.random.default_rng(variant.seed)
-    config._attn_implementation = "eager"
-    config._experts_implementation = "eager"
-    weights = zoo._draw(config, rng)
-    tokens, greedy, margin = tokens_with_clear_continuation(config, weights, variant.distinct, rng)
-    expected = logits_of(config, weights, tokens)
-    reference = {"tokens": tokens.astype(np.uint32), "greedy": greedy.astype(np.uint32), "logits": expected}
-    report = [f"logits std {expected.std():.2f}, greedy margin {margin:.3f}, {len(set(greedy.tolist()))} distinct"]
-    vocabulary = Vocabulary.of_size(config.vocab_size)
-    write_folder(folder, config, weights, variant, vocabulary)
-    check_folder(folder, tokens, expected)
-    if variant.gguf is not None:
-        for name, kind in (("f32", Type.F32), ("q8_0", Type.Q8_0)):
-            stored = write_gguf(folder / f"{name}.gguf", variant, weights, kind, vocabulary)
-            if kind is Type.Q8_0:
-                reference["logits_q8_0"] = logits_of(config, stored, tokens)
-                moved = distance(reference["logits_q8_0"], expected)
-                more = distance(zoo._logits_of_rounded(config, stored, tokens), reference["logits_q8_0"])
-                report.append(
-                    f"q8_0.gguf: its rounding moves the logits by {moved:.1e}, "
-                    f"rounding the inputs of dense layers to q8_0 too by {more:.1e} more"
-                )
-    report += zoo._check_power(variant, weights, tokens, expected)
-    save_file(reference, folder / "reference.safetensors")
-    for path in folder.iterdir():
-        path.chmod(0o644)
-    return report
+    variant.config._attn_implementation = "eager"
+    variant.config._experts_implementation = "eager"
+
+    def gguf_files(made):
+        write_gguf(made.folder / "f32.gguf", variant, made.weights, Type.F32, made.vocabulary)
+        yield "q8_0", write_gguf(made.folder / "q8_0.gguf", variant, made.weights, Type.Q8_0, made.vocabulary)
+
+    return zoo.make_folder(variant, root, gguf_files if variant.gguf is not None else None)
 
 
 def write_gguf(path, variant, weights, kind, vocabulary):
@@ -1363,7 +1585,13 @@ def write_gguf(path, variant, weights, kind, vocabulary):
     for name, vector in how.extra.items():
         writer.add_tensor(name, np.array(vector, dtype=np.float32))
     stored = {}
+    joined, names = how.codec.joined(weights) if hasattr(how.codec, "joined") else ({}, [])
+    for name, value in joined.items():
+        writer.add_tensor(name, value)
     for name, value in weights.items():
+        if name in names:
+            stored[name] = value
+            continue
         turned = how.arch == gguf.MODEL_ARCH.GPT_OSS
         coded = how.codec and how.codec.parts(name, value, config)
         parts = coded or _parts(name, value, turned)

@@ -8,6 +8,7 @@ its table of variants.
 """
 
 import argparse
+import functools
 import json
 import shutil
 from dataclasses import dataclass, field, replace
@@ -65,28 +66,32 @@ class Variant:
 
 def main(doc, families):
     """The command line of a family's script: pairs of a `Family` and its variants, all into one folder."""
+    variants = {v.name: functools.partial(make, family, v) for family, variants in families for v in variants}
+    run(doc, families[0][0].name, variants)
+
+
+def run(doc, folder, variants):
+    """The command line of a script that makes fixtures: a function for each name, which writes the fixture's folder below a
+    root and returns its report, one line per finding. The reports say what fixtures can catch, and stand beside them."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    default = Path(__file__).resolve().parent.parent / "fixtures" / families[0][0].name
+    default = Path(__file__).resolve().parent.parent / "fixtures" / folder
     parser.add_argument("--out", type=Path, default=default, help="folder to write the variants to")
-    parser.add_argument("--only", help="make this variant alone")
+    parser.add_argument("--only", help="make these variants alone, with commas between")
     args = parser.parse_args()
-    make_all([(family, variant) for family, variants in families for variant in variants], args.out, args.only)
-
-
-def make_all(variants, root, only=None):
-    """Makes all fixtures, or the one named, and writes what they can catch beside them."""
+    chosen = list(variants) if args.only is None else args.only.split(",")
+    unknown = [name for name in chosen if name not in variants]
+    if unknown:
+        raise SystemExit(f"no variant is called {', '.join(unknown)} (there are: {', '.join(variants)})")
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     disable_progress_bar()
     lines = []
-    for family, variant in variants:
-        if only in (None, variant.name):
-            lines += [variant.name, *("    " + line for line in make(family, variant, root))]
-            print("\n".join(lines[lines.index(variant.name) :]), flush=True)
-    if not lines:
-        raise SystemExit(f"no variant is called {only} (there are: {', '.join(v.name for _, v in variants)})")
-    if only is None:
-        (root / "report.txt").write_text("\n".join(lines) + "\n")
+    for name in chosen:
+        found = [name, *("    " + line for line in variants[name](args.out))]
+        print("\n".join(found), flush=True)
+        lines += found
+    if args.only is None:
+        (args.out / "report.txt").write_text("\n".join(lines) + "\n")
 
 
 def make(family, variant, root):

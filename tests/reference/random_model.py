@@ -130,6 +130,10 @@ def header(writer, family, shape):
         writer.add_expert_count(shape.experts)
         writer.add_expert_used_count(shape.used)
         writer.add_expert_feed_forward_length(shape.inner)
+    tokenizer(writer)
+
+
+def tokenizer(writer):
     writer.add_vocab_size(VOCABULARY)
     tokens = [f"<0x{byte:02X}>" for byte in range(256)]
     tokens = ["<unk>", "<s>", "</s>", *tokens, *(f"▁{i}" for i in range(VOCABULARY - 259))]

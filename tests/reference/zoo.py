@@ -6,8 +6,8 @@ else. Run it with no arguments to write tests/fixtures/zoo again; it prints what
 in report.txt.
 """
 
-import argparse
 import copy
+import functools
 import math
 import shutil
 from dataclasses import dataclass, field
@@ -18,7 +18,6 @@ import numpy as np
 import torch
 import transformers
 from safetensors.numpy import save_file
-from transformers.utils.logging import disable_progress_bar
 
 import gguf_file
 from byte_tokenizer import BOS, Vocabulary
@@ -30,6 +29,7 @@ from fixture import (
     empty_model,
     logits_of,
     model_of,
+    run,
     tokens_with_clear_continuation,
     write_folder,
 )
@@ -127,26 +127,36 @@ VARIANTS = [
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    default = Path(__file__).resolve().parent.parent / "fixtures" / "zoo"
-    parser.add_argument("--out", type=Path, default=default, help="folder to write the variants to")
-    parser.add_argument("--only", help="make this variant alone")
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)
-    disable_progress_bar()
-    lines = []
-    for variant in VARIANTS:
-        if args.only in (None, variant.name):
-            found = [variant.name, *("    " + line for line in make(variant, args.out))]
-            print("\n".join(found), flush=True)
-            lines += found
-    if args.only is None:
-        (args.out / "report.txt").write_text("\n".join(lines) + "\n")
+    run(__doc__, "zoo", {variant.name: functools.partial(make, variant) for variant in VARIANTS})
 
 
 def make(variant, root):
     """Writes the fixture's folder and returns its report, one line per finding."""
+
+    def gguf_files(made):
+        layout = gguf_file.Layout(variant.arch, variant.config, permuted=False)
+        for format in ("f32", "q8_0"):
+            path = made.folder / f"{format}.gguf"
+            gguf_file.write(path, layout, made.weights, format, made.vocabulary, explicit_head_dim=True)
+            stored, _ = gguf_file.read(path, layout, made.weights.keys())
+            if format == "f32":
+                assert all(np.array_equal(stored[name], value) for name, value in made.weights.items())
+            else:
+                yield format, stored
+
+    return make_folder(variant, root, gguf_files if variant.arch is not None else None)
+
+
+@dataclass
+class Made:
+    folder: Path
+    weights: dict
+    vocabulary: Vocabulary
+
+
+def make_folder(variant, root, gguf_files):
+    """Writes a folder with a random model, and its files: `gguf_files` writes GGUF files, and gives the format of each that
+    rounds, and the weights as it stores them. Returns the report."""
     folder, config = root / variant.name, variant.config
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -159,20 +169,13 @@ def make(variant, root):
     vocabulary = Vocabulary.of_size(config.vocab_size)
     write_folder(folder, config, weights, variant, vocabulary)
     check_folder(folder, tokens, expected)
-    if variant.arch is not None:
-        layout = gguf_file.Layout(variant.arch, config, permuted=False)
-        for format in ("f32", "q8_0"):
-            path = folder / f"{format}.gguf"
-            gguf_file.write(path, layout, weights, format, vocabulary, explicit_head_dim=True)
-            stored, _ = gguf_file.read(path, layout, weights.keys())
-            reference[f"logits_{format}"] = logits_of(config, stored, tokens)
-            moved = distance(reference[f"logits_{format}"], expected)
-            line = f"{format}.gguf: its rounding moves the logits by {moved:.1e}"
-            if format == "q8_0":
-                more = distance(_logits_of_rounded(config, stored, tokens), reference["logits_q8_0"])
-                line += f", rounding activations to q8_0 too by {more:.1e} more"
-            report.append(line)
-        assert np.array_equal(reference.pop("logits_f32"), expected)
+    for format, stored in gguf_files(Made(folder, weights, vocabulary)) if gguf_files else ():
+        logits = reference[f"logits_{format}"] = logits_of(config, stored, tokens)
+        more = distance(_logits_of_rounded(config, stored, tokens), logits)
+        report.append(
+            f"{format}.gguf: its rounding moves the logits by {distance(logits, expected):.1e}, "
+            f"rounding the inputs of dense layers to q8_0 too by {more:.1e} more"
+        )
     report += _check_power(variant, weights, tokens, expected)
     save_file(reference, folder / "reference.safetensors")
     for path in folder.iterdir():
@@ -207,6 +210,8 @@ def _values(name, shape, config, rng):
         return rng.uniform(0.5, 1.5, shape)
     if name.endswith("A_log"):
         return np.log(rng.uniform(0.1, 4.0, shape))
+    if config.model_type == "rwkv7" and name.split(".")[-1].startswith(("k_", "r_", "x_")):
+        return rng.uniform(0.2, 1.2, shape)
     if name.endswith("mixer.D"):
         return rng.uniform(0.5, 1.5, shape)
     if name.endswith("dt_bias"):
