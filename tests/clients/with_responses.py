@@ -223,7 +223,8 @@ def stored_responses():
         equal(stream.get_final_response().output_text, HELLO)
     client.responses.delete(first.id)
     refused(openai.NotFoundError, lambda: client.responses.retrieve(first.id))
-    refused(openai.NotFoundError, lambda: create("Count", previous_response_id=first.id))
+    error = refused(openai.BadRequestError, lambda: create("Count", previous_response_id=first.id))
+    equal(error.code, "previous_response_not_found")
     hidden = create("Say hello", store=False)
     refused(openai.NotFoundError, lambda: client.responses.retrieve(hidden.id))
 
@@ -254,7 +255,7 @@ def errors():
         ("max_output_tokens", {"max_output_tokens": 0}),
         ("tools.0.name", {"tools": [{"type": "function", "name": "a b"}]}),
         ("text.format.type", {"text": {"format": {"type": "xml"}}}),
-        ("background", {"background": True}),
+        ("conversation", {"conversation": "conv_1"}),
     ]:
         for stream in (False, True):
             error = refused(openai.BadRequestError, lambda: create("Say hello", stream=stream, **more))

@@ -1,5 +1,7 @@
 //! Qwen3 as candle-transformers has it, for folders and for GGUF files: what the bridge does with a model that is both. Windows are
-//! left out, and the context ends where they would begin to matter.
+//! left out, and the context ends where they would begin to matter. Beside it a Mamba, whose state can be copied.
+
+mod wrapped_mamba;
 
 use pensieve_sdk::{
     Plugin, Result,
@@ -12,7 +14,11 @@ use pensieve_sdk::{
     weights::{Checkpoint, Config, Format},
 };
 
-pensieve_sdk::export!(Plugin::new("wrapped", "a wrapped Qwen3").architecture(Bridge::<Qwen3>::architecture()));
+pensieve_sdk::export!(
+    Plugin::new("wrapped", "a wrapped Qwen3 and a wrapped Mamba")
+        .architecture(Bridge::<Qwen3>::architecture())
+        .architecture(Bridge::<wrapped_mamba::Mamba>::architecture())
+);
 
 /// The quantized model's caches begin with room for so many tokens.
 const CACHE_TOKENS: usize = 4096;

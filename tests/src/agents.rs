@@ -8,6 +8,7 @@
 #![cfg(target_os = "linux")]
 
 pub mod families;
+pub mod session;
 
 use std::{
     env, fs,

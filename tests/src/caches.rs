@@ -22,7 +22,7 @@ struct Family {
     kv_budget: u64,
 }
 
-const FAMILIES: [Family; 8] = [
+const FAMILIES: [Family; 9] = [
     Family { plugin: "pensieve-gemma", architecture: "gemma", fixture: "families/gemma3", kv_budget: 400 << 10 },
     // Only windows.
     Family { plugin: "pensieve-mistral", architecture: "mistral", fixture: "mistral/window", kv_budget: 64 << 10 },
@@ -49,6 +49,8 @@ const FAMILIES: [Family; 8] = [
     },
     // Only states.
     Family { plugin: "pensieve-mamba", architecture: "mamba2", fixture: "families/mamba2", kv_budget: 80 << 10 },
+    // States in three parts.
+    Family { plugin: "pensieve-rwkv", architecture: "rwkv7", fixture: "families/rwkv7", kv_budget: 80 << 10 },
 ];
 
 impl Family {

@@ -6,9 +6,11 @@ use pensieve_protocol::{
 };
 use pensieve_server::{
     answers::Generation,
-    chat::{Conversation, Delta, Input, Part, Request, ResponseFormat, Role, SamplingParams, Tool, ToolChoice, Turn},
+    chat::{
+        Conversation, Delta, Effort, Input, Part, Request, ResponseFormat, Role, SamplingParams, Tool, ToolChoice, Turn,
+    },
     fleet::{Config, Fleet},
-    requests::Chats,
+    requests::{Chats, ImageLimits},
 };
 use serde_json::json;
 use std::{
@@ -23,7 +25,20 @@ use crate::scripted;
 const PATIENCE: Duration = Duration::from_secs(60);
 const CALL: &str = "<tool_call>\n{\"name\": \"Bash\", \"arguments\": {\"command\": \"ls -la | wc\"}}\n</tool_call>";
 
-const SCRIPT: [(&str, &str); 10] = [
+/// Reasoning that goes on for longer than any budget here; the answer is what follows where it was concluded.
+const PONDERING: &str = concat!(
+    "<think>\nWell: one, two, three, four, five, six, seven, eight, nine, ten, eleven, twelve, thirteen, fourteen, ",
+    "fifteen, sixteen, seventeen, eighteen, nineteen, twenty, thirty, forty, fifty, sixty, seventy, eighty, ninety, ",
+    "one hundred, two hundred, three hundred, four hundred, five hundred.\n</think>\n\nIt is six.",
+);
+
+const SCRIPT: [(&str, &str); 13] = [
+    ("ponder", PONDERING),
+    (
+        "circle",
+        "<think>\nhm, hm, hm, hm, hm, hm, hm, hm, hm, hm, hm, hm, hm, hm, hm, hm, hm, hm, hm, hm, hm, hm, hm, hm, hm",
+    ),
+    ("endless", "{\"city\": \"Bern, Bern, Basel, Bern, Chur, Bern, Thun, Bern, Olten, Bern, Zug, Bern, Biel, Bern"),
     ("loop", "Well, na na na na na na na na na na na na na na na na na na na na na na na na na na na."),
     ("<tool_response>", "There are three files."),
     (
@@ -64,7 +79,7 @@ impl Home {
         let root = tempfile::tempdir().unwrap();
         let mut config = scripted::fleet(root.path(), "scripted", &SCRIPT);
         prepare(&mut config);
-        let chats = Chats::new(Arc::new(Fleet::start(config).await.unwrap()));
+        let chats = Chats::new(Arc::new(Fleet::start(config).await.unwrap()), ImageLimits::default());
         Self { chats, _root: root }
     }
 
@@ -95,7 +110,11 @@ async fn answer(mut generation: Generation) -> Result<Answer, Failure> {
             }
             Delta::Finished { reason, usage } => (answer.reason, answer.usage) = (Some(reason), usage),
             Delta::Failed(failure) => return Err(failure),
-            Delta::Loading { .. } | Delta::Started { .. } | Delta::Prompt { .. } => {}
+            Delta::Loading { .. }
+            | Delta::Started { .. }
+            | Delta::Prompt { .. }
+            | Delta::Compacted { .. }
+            | Delta::CacheMiss(_) => {}
         }
     }
     assert!(answer.reason.is_some(), "it has no end: {answer:?}");
@@ -217,7 +236,7 @@ async fn tool_calls_stream_and_their_results_go_on_from_there() {
         name: "Bash".into(),
         arguments: json!({ "command": "ls -la | wc" }),
     };
-    let result = Part::ToolResult { id: first.ids[0].clone(), text: "3".into(), is_error: false };
+    let result = Part::ToolResult { id: first.ids[0].clone(), text: "3".into(), images: Vec::new(), is_error: false };
     let mut conversation = with_tools("call a tool");
     conversation.turns.push(Turn { role: Role::Assistant, parts: vec![call] });
     conversation.turns.push(Turn { role: Role::User, parts: vec![result] });
@@ -276,6 +295,79 @@ async fn thoughts_are_told_apart() {
     assert_eq!((thought.thinking.as_str(), thought.text.as_str()), ("Hm, 日本.", "Yes."));
     let quiet = home.ask(request(Conversation { thinking: Some(false), ..asked("hello") })).await.unwrap();
     assert_eq!((quiet.thinking.as_str(), quiet.text.as_str()), ("", "Hello! Größe and 日本 😀."));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn reasoning_is_concluded_at_its_budget_and_an_answer_follows() {
+    const CONCLUSION: &str = "I have thought about this long enough, so I answer now.";
+    let home = Home::open(|_| ()).await;
+    let whole = home.ask(request(asked("ponder"))).await.unwrap();
+    assert_eq!((whole.thinking.ends_with("five hundred."), whole.text.as_str()), (true, "It is six."));
+    // Each token of reasoning comes by itself.
+    let tokens_of = |answer: &Answer| {
+        u32::try_from(answer.deltas.iter().filter(|delta| matches!(delta, Delta::Thinking(_))).count()).unwrap()
+    };
+    let (less, more) = (tokens_of(&whole) * 3 / 4, tokens_of(&whole) * 9 / 10);
+    for ((tokens, effort, max_tokens), budget) in [
+        ((Some(less), None, None), less),
+        ((Some(more), None, None), more),
+        ((None, Some(Effort::Medium), Some(4 * less)), less),
+        ((None, Some(Effort::High), Some(2 * more)), more),
+        ((Some(less), Some(Effort::High), Some(4 * more)), less),
+    ] {
+        let asked = Request { thinking_tokens: tokens, effort, max_tokens, ..request(asked("ponder")) };
+        let answer = home.ask(asked).await.unwrap();
+        let spent = tokens_of(&answer);
+        assert!(answer.thinking.starts_with("Well: one") && answer.thinking.ends_with(CONCLUSION), "{answer:?}");
+        assert!(spent <= budget && spent + 32 > budget, "{spent} of {budget}: {answer:?}");
+        assert!(!answer.text.is_empty(), "{answer:?}");
+    }
+    // A required call is still a call.
+    let must = Conversation { tool_choice: ToolChoice::Named("Bash".into()), ..with_tools("ponder") };
+    let called = home.ask(Request { thinking_tokens: Some(100), ..request(must) }).await.unwrap();
+    assert!(called.thinking.ends_with(CONCLUSION) && called.calls.len() == 1, "{called:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn reasoning_in_circles_is_concluded() {
+    let home = Home::open(|config| config.models[0].spec.limits.thought_loop_tokens = 40).await;
+    let answer = home.ask(request(asked("circle"))).await.unwrap();
+    assert!(answer.thinking.starts_with("hm, hm") && answer.thinking.ends_with("so I answer now."), "{answer:?}");
+    assert!(answer.thinking.len() < 120, "{answer:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn json_that_nears_its_limit_is_completed() {
+    let home = Home::open(|_| ()).await;
+    let schema = json!({ "properties": { "city": { "type": "string" }, "people": { "type": "integer" } },
+        "required": ["city", "people"] });
+    let grammar = Grammar::json_schema(schema.to_string(), true);
+    let format = ResponseFormat::Grammar { grammar, field: "format".into() };
+    for max_tokens in [28, 40, 50, 60] {
+        let asked = Request { format: format.clone(), max_tokens: Some(max_tokens), ..request(asked("endless")) };
+        let answer = home.ask(asked).await.unwrap();
+        let value: serde_json::Value = serde_json::from_str(&answer.text).unwrap();
+        let is_whole = value["people"].as_f64().is_some_and(|number| number.fract() == 0.0);
+        assert!(value["city"].is_string() && is_whole, "{value}");
+        assert_eq!((answer.reason, answer.usage.generated <= max_tokens), (Some(Finish::Length), true), "{answer:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn objects_have_the_properties_that_their_schema_names_unless_it_is_opened() {
+    let home = Home::open(|_| ()).await;
+    let ask = async |schema: serde_json::Value, open_schemas| {
+        let format =
+            ResponseFormat::Grammar { grammar: Grammar::json_schema(schema.to_string(), true), field: "format".into() };
+        let answer = home.ask(Request { format, open_schemas, ..request(asked("json")) }).await.unwrap();
+        serde_json::from_str::<serde_json::Value>(&answer.text).unwrap()
+    };
+    let people = |schema: serde_json::Value| json!({ "properties": { "city": { "type": "string" } }, "required": ["city"], "additionalProperties": schema });
+    let unsaid = json!({ "properties": { "city": { "type": "string" } }, "required": ["city"] });
+    assert_eq!(ask(unsaid.clone(), None).await, json!({ "city": "Bern" }));
+    assert_eq!(ask(unsaid.clone(), Some(false)).await, json!({ "city": "Bern" }));
+    assert_eq!(ask(unsaid, Some(true)).await, json!({ "city": "Bern", "people": 134_000 }));
+    assert_eq!(ask(people(true.into()), None).await, json!({ "city": "Bern", "people": 134_000 }));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -348,7 +440,10 @@ async fn a_prompt_that_does_not_fit_is_refused_and_one_that_nearly_does_gets_the
     let failure = home.chats.prepare(request(long.clone())).await.unwrap_err();
     assert_eq!(failure.code, FailureCode::TooLong);
     let count = home.chats.count(request(long)).await.unwrap();
-    assert_eq!(failure.message, format!("prompt is too long: {count} tokens > 599 maximum"));
+    assert_eq!(
+        failure.message,
+        format!("prompt is too long: {count} tokens > 599 maximum; this model's maximum context length is 600 tokens")
+    );
     assert!(fits < 599 && count > 599);
     // Leave room for three tokens.
     let mut words = 100;

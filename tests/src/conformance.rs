@@ -5,7 +5,7 @@ use pensieve_plugin_api::CacheGroup;
 use std::path::Path;
 
 use crate::{
-    artifacts::plugin,
+    artifacts::{plugin, test_plugin},
     checkpoints,
     driver::{Driver, Options},
     reference::fixture,
@@ -30,9 +30,10 @@ pub fn run(plugin: &Path, checkpoint: &Path, settings: String) -> Report {
 pub fn run_with(plugin: &Path, checkpoint: &Path, options: &Options) -> Report {
     let mut driver = Driver::load(plugin, checkpoint, options).unwrap();
     let shape = Shape::from(&driver.card);
-    // As in `pensieve plugins check`: states reveal the order of tokens.
-    let positionless = shape.caches.iter().any(CacheGroup::has_slots);
-    let options = pensieve_laws::Options { positionless, ..pensieve_laws::Options::default() };
+    // As in `pensieve plugins check`: states reveal the order of tokens. The plugin `eyes` counts positions by itself.
+    let positionless = shape.caches.iter().any(CacheGroup::has_slots) || plugin == test_plugin("eyes");
+    let media = std::mem::take(&mut driver.media);
+    let options = pensieve_laws::Options { positionless, media, ..pensieve_laws::Options::default() };
     let report = pensieve_laws::check(&mut driver.model, shape, &options, &mut |_| {});
     println!("{}\n{report}", checkpoint.display());
     assert!(report.passed(), "{}\n{report}", checkpoint.display());
@@ -42,6 +43,18 @@ pub fn run_with(plugin: &Path, checkpoint: &Path, options: &Options) -> Report {
 #[test]
 fn bigram_obeys_the_laws() {
     run(&plugin("bigram"), checkpoints::bigram(61, 512).path(), String::new());
+}
+
+#[test]
+fn a_model_that_reads_images_obeys_the_laws_to_the_last_bit() {
+    for settings in ["{}", r#"{"whole": true}"#] {
+        let report = run(&test_plugin("eyes"), Path::new("nowhere"), settings.into());
+        for law in
+            ["media", "media-order", "media-pieces", "media-batched", "media-passed", "media-closed", "media-refuses"]
+        {
+            assert_eq!(report.outcome(law), Some(&Outcome::Exact), "{report}");
+        }
+    }
 }
 
 #[test]

@@ -2,12 +2,13 @@
 //!
 //! It hands out blocks from the highest id down, so that no test passes only because block 0 holds token 0.
 
+use pensieve_laws::MediaSample;
 use pensieve_plugin_api::{
     Batch, CacheGroup, CacheTable, Card, ErrorCode, LoadRequest, ModelBox, NO_ADAPTER, Output, Outputs, PluginError,
     Resident, Source, Span, VACANT, Want,
     ext::merge::{Merge, Merged},
 };
-use pensieve_worker::plugin::{HostServices, LoadedPlugin};
+use pensieve_worker::plugin::{self, HostServices, LoadedPlugin};
 use std::path::Path;
 
 /// Options of a load; the defaults suit small models.
@@ -46,6 +47,8 @@ pub struct Driver {
     pub resident: Resident,
     /// The model, for direct calls.
     pub model: ModelBox,
+    /// Images for the laws, if it reads some.
+    pub media: Vec<MediaSample>,
     free: Vec<Vec<u32>>,
     next: u64,
 }
@@ -99,6 +102,10 @@ impl Driver {
             match architecture.describe(&source).into_result() {
                 Ok(card) => {
                     let services = services.into_abi();
+                    let media = plugin::media::ask(&architecture, &source, &card).expect("a description of media");
+                    let media = media.and_then(|media| media.image).map_or(Ok(Vec::new()), |image| {
+                        MediaSample::images(&architecture, image.slot, image.whole, &image.processor)
+                    })?;
                     let model = if merged.is_empty() {
                         architecture.load(&request, services).into_result()?
                     } else {
@@ -107,7 +114,7 @@ impl Driver {
                     };
                     let resident = model.resident();
                     let free = resident.places.iter().map(|&count| (0..count).collect()).collect();
-                    return Ok(Self { card, resident, model, free, next: 1 });
+                    return Ok(Self { card, resident, model, media, free, next: 1 });
                 }
                 Err(error) if error.code == ErrorCode::DECLINED => refusal = error,
                 Err(error) => return Err(error),
@@ -218,7 +225,8 @@ impl Driver {
         groups.map(table).collect()
     }
 
-    fn reserve(&mut self, sequence: &mut Sequence, len: u32) -> Result<(), PluginError> {
+    /// Allocates the blocks or slots for `len` more tokens of a sequence.
+    pub fn reserve(&mut self, sequence: &mut Sequence, len: u32) -> Result<(), PluginError> {
         sequence.blocks.resize(self.card.caches.len(), Vec::new());
         let blocks = (sequence.past + len).div_ceil(self.card.block_tokens) as usize;
         for ((group, ids), free) in self.card.caches.iter().zip(&mut sequence.blocks).zip(&mut self.free) {

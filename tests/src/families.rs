@@ -63,8 +63,15 @@ const CASES: &[Case] = &[
     Case { name: "falcon_h1_biased", plugin: "pensieve-falcon", files: Files::None },
     Case { name: "mamba2", plugin: "pensieve-mamba", files: Files::Within(0.5) },
     Case { name: "mamba2_tied", plugin: "pensieve-mamba", files: Files::None },
+    Case { name: "mamba", plugin: "pensieve-mamba", files: Files::Within(1.2) },
+    Case { name: "falcon_mamba", plugin: "pensieve-mamba", files: Files::Within(1.1) },
+    Case { name: "jamba", plugin: "pensieve-jamba", files: Files::Mostly(0.8) },
+    Case { name: "jamba_dense", plugin: "pensieve-jamba", files: Files::None },
+    Case { name: "kimi_linear", plugin: "pensieve-deepseek", files: Files::Mostly(0.4) },
+    Case { name: "rwkv7", plugin: "pensieve-rwkv", files: Files::Within(0.4) },
     Case { name: "deepseek_v2", plugin: "pensieve-deepseek", files: Files::Mostly(0.4) },
     Case { name: "deepseek_v3", plugin: "pensieve-deepseek", files: Files::None },
+    Case { name: "deepseek_v32", plugin: "pensieve-deepseek", files: Files::None },
     Case { name: "deepseek_v3_plain", plugin: "pensieve-deepseek", files: Files::Mostly(0.4) },
     Case { name: "glm4_moe_lite", plugin: "pensieve-deepseek", files: Files::Mostly(0.4) },
     Case { name: "smollm3", plugin: "pensieve-llama", files: Files::None },
@@ -174,6 +181,29 @@ fn families_obey_the_laws() {
     }
 }
 
+/// Designs that no shipped family has, in `examples/new-designs`.
+const DESIGNS: [&str; 2] = ["engram", "streams"];
+
+#[test]
+fn new_designs_on_the_sdk_s_open_pieces_give_the_logits_of_their_papers() {
+    let plugin = plugin("new-designs");
+    for name in DESIGNS {
+        let fixture_name = format!("designs/{name}");
+        Comparison::of(&plugin, &fixture_name, "").check_both();
+        for kernels in ["auto", "generic"] {
+            conformance::check(&plugin, &fixture_name, kernels);
+        }
+        let reference = Reference::of(&fixture_name);
+        let (prompt, expected) = (reference.tokens("tokens"), reference.tokens("greedy"));
+        let mut driver = Driver::load(&plugin, &fixture(&fixture_name), &Options::default()).unwrap();
+        assert_eq!(driver.generate(&prompt[..8], expected.len()).unwrap(), expected, "{name}");
+    }
+    let card = Driver::load(&plugin, &fixture("designs/engram"), &Options::default()).unwrap().card;
+    // Four tables of eight values in each row: on disk, and no weights.
+    let mapped = (53 + 59 + 97 + 101) * 8 * 4;
+    assert!(card.facts.contains(&format!(r#""mapped_bytes":{mapped}"#)), "{}", card.facts);
+}
+
 /// Compares a folder whose configuration says the same as a fixture's in a different form.
 fn check_folder(case: &Case, folder: &std::path::Path) {
     let reference = Reference::of(&case.fixture());
@@ -201,7 +231,7 @@ fn what_a_configuration_leaves_out_has_the_default_of_transformers() {
 }
 
 /// A fixture's folder with other tensors: `change` maps each by name.
-fn rewritten(name: &str, change: impl Fn(&str, Stored) -> Vec<(String, Stored)>) -> tempfile::TempDir {
+pub fn rewritten(name: &str, change: impl Fn(&str, Stored) -> Vec<(String, Stored)>) -> tempfile::TempDir {
     let folder = changed(name, |_| ());
     let path = folder.path().join("model.safetensors");
     let bytes = std::fs::read(&path).unwrap();
@@ -218,17 +248,20 @@ fn rewritten(name: &str, change: impl Fn(&str, Stored) -> Vec<(String, Stored)>)
 }
 
 /// A tensor's shape and bytes.
-type Stored = (Vec<usize>, Vec<u8>);
+pub type Stored = (Vec<usize>, Vec<u8>);
 
 #[test]
 fn a_checkpoint_that_lacks_a_layer_is_refused_by_its_name() {
     for (name, package) in [
         ("falcon_h1", "pensieve-falcon"),
         ("granite_hybrid_dense", "pensieve-granite"),
+        ("jamba", "pensieve-jamba"),
+        ("kimi_linear", "pensieve-deepseek"),
         ("lfm2", "pensieve-lfm2"),
         ("mamba2", "pensieve-mamba"),
         ("nemotron_h", "pensieve-nemotron"),
         ("qwen3_5", "pensieve-qwen"),
+        ("rwkv7", "pensieve-rwkv"),
     ] {
         let folder = rewritten(&format!("families/{name}"), |name, tensor| match name.contains(".layers.1.") {
             true => vec![],

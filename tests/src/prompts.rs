@@ -74,7 +74,7 @@ fn tokenizer() -> Tokenizer {
 }
 
 fn template() -> Question {
-    Question::Template(Some(fixture("chat_template.jinja")))
+    Question::Template { source: Some(fixture("chat_template.jinja")), images: None }
 }
 
 /// A conversation whose last turn has this many bytes.
@@ -85,7 +85,8 @@ fn conversation(bytes: usize) -> Conversation {
 }
 
 fn asks(conversation: &Conversation) -> Question {
-    Question::Conversation { conversation: Box::new(conversation.clone()), tools_in_words: None, salt: Vec::new() }
+    let conversation = Box::new(conversation.clone());
+    Question::Conversation { conversation, tools_in_words: None, items: Vec::new(), salt: Vec::new() }
 }
 
 fn ready() -> Process {
@@ -99,11 +100,11 @@ fn ready() -> Process {
 fn the_tokens_are_those_that_the_model_gives_in_this_process() {
     let mut process = ready();
     let mut model = Model::new(&tokenizer()).unwrap();
-    assert!(model.read_template(Some(&fixture("chat_template.jinja"))).unwrap());
+    assert!(model.read_template(Some(&fixture("chat_template.jinja")), None).unwrap());
     for bytes in [0, 1, 1000, 200_000] {
         let conversation = conversation(bytes);
-        let Some(Answer::Tokens(tokens)) = process.ask(&asks(&conversation)) else { panic!("no tokens of {bytes}") };
-        assert_eq!(tokens, model.conversation(&conversation, None, &[]).unwrap());
+        let Some(Answer::Prompt(tokens)) = process.ask(&asks(&conversation)) else { panic!("no tokens of {bytes}") };
+        assert_eq!(tokens, model.conversation(&conversation, None, &[], &[]).unwrap());
     }
     let Some(Answer::Tokens(tokens)) = process.ask(&Question::Text { text: "plain".into(), salt: Vec::new() }) else {
         panic!("no tokens")
@@ -134,7 +135,7 @@ fn a_question_out_of_order_or_about_a_broken_checkpoint_is_a_failure_and_the_pro
     let Some(Answer::Failed(failure)) = process.ask(&Question::Tokenizer(broken)) else { panic!("no failure") };
     assert_eq!(failure.code, FailureCode::Unsupported);
     assert!(matches!(process.ask(&Question::Tokenizer(tokenizer())), Some(Answer::Vocabulary(_))));
-    let broken = Question::Template(Some("{% if".into()));
+    let broken = Question::Template { source: Some("{% if".into()), images: None };
     let Some(Answer::Failed(failure)) = process.ask(&broken) else { panic!("no failure") };
     assert!(failure.message.contains("chat template cannot be used"), "{failure}");
 }
@@ -299,7 +300,7 @@ fn what_a_grammar_process_costs() {
 #[ignore = "prints figures"]
 fn what_a_round_trip_costs() {
     let (mut process, mut model) = (ready(), Model::new(&tokenizer()).unwrap());
-    model.read_template(Some(&fixture("chat_template.jinja"))).unwrap();
+    model.read_template(Some(&fixture("chat_template.jinja")), None).unwrap();
     for (bytes, rounds) in [(1_000, 1_000), (100_000, 100)] {
         let (mut here, mut there) = (Vec::new(), Vec::new());
         for round in 0..rounds {
@@ -307,10 +308,10 @@ fn what_a_round_trip_costs() {
             let mut conversation = conversation(bytes);
             conversation.turns[0].parts.push(Part::Text(format!("{round}")));
             let began = Instant::now();
-            model.conversation(&conversation, None, &[]).unwrap();
+            model.conversation(&conversation, None, &[], &[]).unwrap();
             here.push(began.elapsed());
             let began = Instant::now();
-            assert!(matches!(process.ask(&asks(&conversation)), Some(Answer::Tokens(_))));
+            assert!(matches!(process.ask(&asks(&conversation)), Some(Answer::Prompt(_))));
             there.push(began.elapsed());
         }
         here.sort_unstable();

@@ -32,6 +32,14 @@ impl Reference {
         tensor.data().as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect()
     }
 
+    /// Rows and columns of a picture, and its pixels; `None` if there is no such picture.
+    pub fn pixels(&self, name: &str) -> Option<([usize; 2], Vec<u8>)> {
+        let file = SafeTensors::deserialize(&self.bytes).unwrap();
+        let tensor = file.tensor(name).ok()?;
+        assert_eq!((tensor.dtype(), tensor.shape()[2]), (Dtype::U8, 3), "{name}");
+        Some(([tensor.shape()[0], tensor.shape()[1]], tensor.data().to_vec()))
+    }
+
     /// Rows of logits.
     pub fn logits(&self, name: &str) -> Vec<Vec<f32>> {
         let file = SafeTensors::deserialize(&self.bytes).unwrap();

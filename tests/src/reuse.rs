@@ -145,7 +145,7 @@ fn damaged_blocks_are_computed_again_and_deleted() {
 #[test]
 fn the_disk_keeps_to_its_budget_and_memory_overflows_into_it() {
     let folder = tempfile::tempdir().unwrap();
-    let file_bytes = 220;
+    let file_bytes = 252;
     let disk = Some(DiskTier { folder: folder.path().into(), bytes: 200 * file_bytes });
     // 100 blocks in memory, 200 on disk.
     let mut worker = Worker::start(with(faults(), |spec| (spec.disk, spec.kv_budget) = (disk, Some(100 * 64))));

@@ -81,6 +81,8 @@ fn models_on_two_devices_obey_the_laws() {
         ("families/granite_hybrid", "pensieve-granite"),
         ("families/nemotron_h", "pensieve-nemotron"),
         ("families/deepseek_v3", "pensieve-deepseek"),
+        ("families/kimi_linear", "pensieve-deepseek"),
+        ("families/rwkv7", "pensieve-rwkv"),
         ("families/gpt_oss", "pensieve-gpt-oss"),
     ] {
         for kernels in ["auto", "generic"] {

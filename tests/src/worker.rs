@@ -137,7 +137,9 @@ impl Worker {
 
     /// Sends a command.
     pub fn send(&mut self, command: &Command) {
-        wire::write(self.socket.as_mut().expect("an open socket"), command).expect("the worker listens");
+        for frame in wire::command_frames(command) {
+            self.send_raw(&frame.expect("a frame"));
+        }
     }
 
     /// Sends bytes that may not be a command.
@@ -267,7 +269,7 @@ impl Outcome {
                 }
                 Event::Finished { reason, usage } => end = Some(Ok((*reason, *usage))),
                 Event::Failed(failure) => end = Some(Err(failure.clone())),
-                Event::Started { .. } | Event::Prompt { .. } => {}
+                Event::Started { .. } | Event::Prompt { .. } | Event::Row { .. } => {}
             }
         }
         Self { ids, text, end: end.expect("an end"), events }

@@ -1,5 +1,5 @@
-//! Models of candle-transformers behind the bridge: each family of the zoo, plus a Qwen3 that is wrapped only for
-//! tests, against transformers' numbers, and what the bridge promises for all of them.
+//! Models of candle-transformers behind the bridge: each family of the zoo, plus a Qwen3 and a Mamba that are wrapped only
+//! for tests, against transformers' numbers, and what the bridge promises for all of them.
 
 use pensieve_laws::Outcome;
 use pensieve_plugin_api::{CacheGroup, CacheKind, Card, ErrorCode, PluginError, Source, Want};
@@ -37,7 +37,7 @@ fn zoo() -> PathBuf {
 
 /// The plugin that serves a fixture.
 fn plugin_of(name: &str) -> PathBuf {
-    if name == "zoo/qwen3" { test_plugin("wrapped") } else { zoo() }
+    if name == "zoo/qwen3" || name == "zoo/mamba" { test_plugin("wrapped") } else { zoo() }
 }
 
 fn load(name: &str, checkpoint: &Path) -> Driver {
@@ -275,7 +275,7 @@ fn a_budget_holds_whole_sequences_and_shortens_the_only_one() {
     let Err(error) = within(511, 0) else { panic!("a budget without room") };
     assert_eq!(error.code, ErrorCode::OUT_OF_MEMORY, "{error}");
     let recurrent = Options { state_bytes: 12_287, ..Options::default() };
-    let Err(error) = Driver::load(&zoo(), &fixture("zoo/mamba"), &recurrent) else {
+    let Err(error) = Driver::load(&plugin_of("zoo/mamba"), &fixture("zoo/mamba"), &recurrent) else {
         panic!("room for a part of a state")
     };
     assert_eq!(error.code, ErrorCode::OUT_OF_MEMORY, "{error}");
@@ -297,8 +297,8 @@ fn more_sequences_than_there_is_room_for_are_refused_until_one_is_released() {
 #[test]
 fn options_are_refused_as_there_are_none() {
     let options = Options::with_settings(r#"{"kernels": "generic"}"#);
-    let Err(error) = Driver::load(&zoo(), &fixture("zoo/mamba"), &options) else { panic!("taken") };
-    assert!(error.message.contains("mamba has none"), "{error}");
+    let Err(error) = Driver::load(&plugin_of("zoo/qwen3"), &fixture("zoo/qwen3"), &options) else { panic!("taken") };
+    assert!(error.message.contains("qwen3 has none"), "{error}");
 }
 
 #[test]
@@ -390,7 +390,7 @@ fn answer(server: &Server, model: &str, text: &str) -> String {
 fn a_server_answers_with_wrapped_models_and_streams_do_not_mix() {
     const TEXTS: [&str; 3] = ["hello there", "what is the time of day, and what was it?", "the"];
     let models = ["starcoder2", "mamba"].map(|name| (name.to_owned(), fixture("zoo").join(name))).into();
-    let plugins = vec![zoo(), plugin("pensieve-samplers")];
+    let plugins = vec![zoo(), test_plugin("wrapped"), plugin("pensieve-samplers")];
     let server = ServerOptions { plugins, models, ..ServerOptions::default() }.start();
     for model in ["starcoder2", "mamba"] {
         let alone = TEXTS.map(|text| answer(&server, model, text));

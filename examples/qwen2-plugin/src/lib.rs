@@ -85,6 +85,7 @@ impl Decoder for Qwen2 {
     const NAME: &'static str = "qwen2";
     const GGUF: &'static [&'static str] = &["qwen2"];
     const CLASSES: &'static [&'static str] = &["Qwen2ForCausalLM"];
+    const FEATURES: bool = true;
 
     type Config = Config;
 
@@ -117,6 +118,10 @@ impl Decoder for Qwen2 {
 
     fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         self.model.logits(hidden, step)
+    }
+
+    fn features(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        self.model.features(hidden, step)
     }
 }
 

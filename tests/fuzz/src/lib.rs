@@ -70,13 +70,13 @@ const CUT_MAX: usize = 12;
 /// How many inputs that led to something new are damaged further.
 const FOUND_MAX: usize = 4096;
 
-/// What is fuzzed.
+/// A parser under test.
 pub struct Target<'a> {
     /// Its name, in output and in the names of kept inputs.
     pub name: &'a str,
     /// Inputs to begin with.
     pub corpus: Vec<Vec<u8>>,
-    /// What one input may take, in bytes.
+    /// Limit on the memory for one input, in bytes.
     pub memory_max: usize,
     /// The longest input.
     pub input_max: usize,

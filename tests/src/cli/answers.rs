@@ -29,6 +29,17 @@ fn answers_and_nothing_else_go_to_standard_output() {
 }
 
 #[test]
+fn a_checkpoint_before_the_question_is_the_model() {
+    let desk = desk();
+    let said = desk.run(&["run", "./model", "what is the", "weather"]);
+    assert_eq!((said.code, said.stdout.as_str(), said.stderr.as_str()), (Some(0), "It is sunny.\n", ""));
+    let missing = desk.run(&["run", "missing.gguf", "what is the weather"]);
+    assert!(missing.code == Some(3) && missing.stderr.contains("no checkpoint at '"), "{missing:?}");
+    let silent = desk.run(&["run", "--json", "./model"]);
+    assert!(silent.code == Some(2) && silent.stderr.contains("need a question"), "{silent:?}");
+}
+
+#[test]
 fn reads_the_question_from_standard_input() {
     let desk = desk();
     let mut child = desk.command(&["run", "--model", "model", "-"]).stdin(Stdio::piped()).spawn().unwrap();

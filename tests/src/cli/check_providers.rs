@@ -1,8 +1,9 @@
 //! `pensieve plugins check` on samplers and adapter formats, on a model with an adapter, and with a reference that it
 //! computes itself.
 
+use safetensors::{Dtype, tensor::TensorView};
 use serde_json::Value;
-use std::{fs, os::unix::fs::PermissionsExt};
+use std::{fs, os::unix::fs::PermissionsExt, path::Path};
 
 use super::{
     Desk, Said,
@@ -11,7 +12,9 @@ use super::{
 };
 use crate::{
     artifacts::{plugin, test_plugin},
-    reference::fixture,
+    driver::{Driver, Options},
+    reference::{Reference, fixture},
+    zoo::changed,
 };
 
 #[test]
@@ -114,6 +117,45 @@ fn computed(python: &str) -> Said {
     let (llama, model) = (plugin("pensieve-llama"), model.to_str().unwrap().to_owned());
     let arguments = ["plugins", "check", llama.to_str().unwrap(), "--model", &model, "--device", "cpu", "--reference"];
     said(desk.command(&arguments).env("PENSIEVE_PYTHON", path).output().unwrap())
+}
+
+/// Writes a reference: the logits of `tokens` times `factor`.
+fn write_reference(file: &Path, tokens: &[u32], logits: &[Vec<f32>], factor: f32) {
+    let ids: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
+    let values: Vec<u8> = logits.iter().flatten().flat_map(|logit| (logit * factor).to_le_bytes()).collect();
+    let views = [
+        ("tokens", TensorView::new(Dtype::U32, vec![tokens.len()], &ids).unwrap()),
+        ("logits", TensorView::new(Dtype::F32, vec![tokens.len(), logits[0].len()], &values).unwrap()),
+    ];
+    safetensors::serialize_to_file(views, None, file).unwrap();
+}
+
+/// References of one and of both layers stand in for transformers; the model differs from some.
+#[test]
+fn the_first_layer_that_differs_is_named() {
+    let (folder, tokens) = (tempfile::tempdir().unwrap(), Reference::of("llama/gqa").tokens("tokens"));
+    let logits = |layers: u32| {
+        let cut = changed("llama/gqa", |config| drop(config.insert("num_hidden_layers".into(), layers.into())));
+        let mut driver = Driver::load(&plugin("pensieve-llama"), cut.path(), &Options::default()).unwrap();
+        driver.logits(&tokens).unwrap()
+    };
+    let logits = [logits(1), logits(2)];
+    let python = format!(
+        "cp {}/$(sed -n 's/.*\"num_hidden_layers\": *\\([0-9]*\\).*/\\1/p' $2/config.json).safetensors reference.safetensors\n",
+        folder.path().display()
+    );
+    for (factors, words) in [
+        ([1.0, -1.0], "with 1 of its 2 layers the model agrees: layer 1, the next one, is the first that differs"),
+        ([-1.0, -1.0], "with one of its 2 layers the model differs already: look at layer 0"),
+    ] {
+        for (layers, (logits, factor)) in logits.iter().zip(factors).enumerate() {
+            let file = folder.path().join(format!("{}.safetensors", layers + 1));
+            write_reference(&file, &tokens, logits, factor);
+        }
+        let said = computed(&python);
+        assert!(said.code == Some(1) && said.stderr.contains("1 law is broken: 'reference'"), "{said:?}");
+        assert!(flat(&said.stdout).contains(words), "{said:?}");
+    }
 }
 
 #[test]

@@ -123,17 +123,36 @@ fn a_server_that_runs_is_used_and_files_are_temporary() {
     let desk = desk();
     let mut serving = desk.command(&["serve", "talker", "--listen", "0"]).stderr(Stdio::null()).spawn().unwrap();
     let address = addresses(&mut serving, 1).remove(0);
-    let path = client(&desk, "codex", "echo \"$CODEX_HOME\"; cat \"$CODEX_HOME/config.toml\"");
-    let mut command = desk.command(&["launch", "codex"]);
+    let path = client(&desk, "opencode", "echo \"${OPENCODE_CONFIG%/*}\"; cat \"$OPENCODE_CONFIG\"");
+    let mut command = desk.command(&["launch", "opencode"]);
     let ended = said(command.env("PATH", path).env("PENSIEVE_LISTEN", &address).output().unwrap());
     assert_eq!(ended.code, Some(0), "{ended:?}");
     let (folder, config) = ended.stdout.split_once('\n').unwrap();
-    assert!(config.contains(&format!("base_url = \"http://{address}/v1\"")), "{config}");
-    assert!(config.contains("model = \"talker\"") && config.contains("wire_api = \"responses\""), "{config}");
+    assert!(config.contains(&format!("\"baseURL\": \"http://{address}/v1\"")), "{config}");
+    assert!(config.contains("\"model\": \"pensieve/talker\""), "{config}");
     assert!(!fs::exists(folder).unwrap(), "{folder} is still there");
     assert!(!ended.stderr.contains("launch.log"), "{ended:?}");
     interrupt(serving.id());
     serving.wait().unwrap();
+}
+
+#[test]
+fn the_gemini_cli_is_started_with_settings_of_its_own() {
+    let desk = desk();
+    let told = "echo \"$GOOGLE_GEMINI_BASE_URL $GEMINI_API_KEY ${GOOGLE_API_KEY-unset} $*\"";
+    let path = client(&desk, "gemini", &format!("{told}; cat \"$GEMINI_CLI_SYSTEM_SETTINGS_PATH\""));
+    let mut command = desk.command(&["launch", "gemini", "--model", "talker", "--", "-p", "hi"]);
+    command.env("PATH", path).env("PENSIEVE_LISTEN", "127.0.0.1:9").env("GOOGLE_API_KEY", "another");
+    let ended = said(command.output().unwrap());
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let (line, settings) = ended.stdout.split_once('\n').unwrap();
+    let words: Vec<&str> = line.split(' ').collect();
+    assert!(words[0].starts_with("http://127.0.0.1:"), "{line}");
+    assert_eq!(words[1..], ["pensieve-local-key", "unset", "-m", "talker", "-p", "hi"]);
+    let settings: Value = serde_json::from_str(settings).unwrap();
+    assert_eq!(settings["security"]["auth"]["selectedType"], "gemini-api-key");
+    // The script's model has 65,536 tokens, a sixteenth of what the client takes it to have.
+    assert_eq!(settings["model"]["compressionThreshold"], 0.7 / 16.0);
 }
 
 /// A temporary folder in which another user has taken the predictable names.
@@ -141,11 +160,11 @@ fn taken(desk: &Desk) -> PathBuf {
     let (folder, victim) = (desk.path("tmp"), desk.path("victim"));
     fs::create_dir(&folder).unwrap();
     fs::write(&victim, "mine").unwrap();
-    for name in ["pensieve-launch-codex", "pensieve-launch"] {
+    for name in ["pensieve-launch-opencode", "pensieve-launch"] {
         let planted = folder.join(name);
         fs::create_dir(&planted).unwrap();
         fs::set_permissions(&planted, fs::Permissions::from_mode(0o777)).unwrap();
-        std::os::unix::fs::symlink(&victim, planted.join("config.toml")).unwrap();
+        std::os::unix::fs::symlink(&victim, planted.join("opencode.json")).unwrap();
         // Only root can chown its files to others; otherwise the folder is foreign enough.
         let _ = std::os::unix::fs::lchown(&planted, Some(65_534), Some(65_534));
     }
@@ -153,7 +172,7 @@ fn taken(desk: &Desk) -> PathBuf {
 }
 
 /// A client that prints its file locations, permissions and a file's content.
-const CODEX: &str = "stat -c '%a %u' \"$CODEX_HOME\" \"$CODEX_HOME/config.toml\"; echo \"$CODEX_HOME\"; cat \"$CODEX_HOME/config.toml\"";
+const OPENCODE: &str = "folder=${OPENCODE_CONFIG%/*}; stat -c '%a %u' \"$folder\" \"$OPENCODE_CONFIG\"; echo \"$folder\"; cat \"$OPENCODE_CONFIG\"";
 
 fn is_private(desk: &Desk, folder: &Path, said: &str) {
     // SAFETY: the call takes no arguments and cannot fail.
@@ -162,7 +181,7 @@ fn is_private(desk: &Desk, folder: &Path, said: &str) {
     assert_eq!(lines.next(), Some(&*format!("700 {user}")), "{said}");
     assert_eq!(lines.next(), Some(&*format!("600 {user}")), "{said}");
     let home = Path::new(lines.next().unwrap());
-    assert!(home.starts_with(folder) && said.contains("wire_api = \"responses\""), "{said}");
+    assert!(home.starts_with(folder) && said.contains("@ai-sdk/openai-compatible"), "{said}");
     assert_eq!(fs::read_to_string(desk.path("victim")).unwrap(), "mine");
 }
 
@@ -170,15 +189,15 @@ fn is_private(desk: &Desk, folder: &Path, said: &str) {
 fn files_for_a_client_are_the_user_s_alone_whatever_others_have_made_beforehand() {
     let desk = desk();
     let folder = taken(&desk);
-    let path = client(&desk, "codex", CODEX);
-    let mut command = desk.command(&["launch", "codex", "--model", "talker"]);
+    let path = client(&desk, "opencode", OPENCODE);
+    let mut command = desk.command(&["launch", "opencode", "--model", "talker"]);
     command.env("PATH", &path).env("TMPDIR", &folder).env("PENSIEVE_LISTEN", "127.0.0.1:9");
     let launched = said(command.output().unwrap());
     assert_eq!(launched.code, Some(0), "{launched:?}");
     is_private(&desk, &folder, &launched.stdout);
     assert_eq!(fs::read_dir(&folder).unwrap().count(), 2, "the folder is not removed");
 
-    let mut command = desk.command(&["launch", "codex", "--model", "talker", "--print"]);
+    let mut command = desk.command(&["launch", "opencode", "--model", "talker", "--print"]);
     let printed = said(command.env("TMPDIR", &folder).env("PENSIEVE_LISTEN", "127.0.0.1:9").output().unwrap());
     let run = |folder: &Path| {
         let mut shell = std::process::Command::new("/bin/sh");

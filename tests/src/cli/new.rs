@@ -36,6 +36,33 @@ fn writes_a_project_and_says_what_comes_next() {
 }
 
 #[test]
+fn a_model_that_reads_images_has_its_eyes_in_a_file_of_their_own() {
+    let desk = Desk::new();
+    let said = desk.run(&["new", "vision", "my-eyes"]);
+    assert_eq!((said.code, said.stderr.as_str()), (Some(0), ""), "{said:?}");
+    assert_eq!(files(&desk.path("my-eyes")), [".gitignore", "Cargo.toml", "README.md", "src/lib.rs", "src/vision.rs"]);
+    let text = fs::read_to_string(desk.path("my-eyes/src/lib.rs")).unwrap();
+    assert!(text.contains(r#"&["MyEyesForConditionalGeneration"]"#) && text.contains("Some(&vision::Eyes)"));
+    let eyes = fs::read_to_string(desk.path("my-eyes/src/vision.rs")).unwrap();
+    let order = ["struct Config", "fn describe", "fn measure", "fn prepare", "fn open", "fn embed", "fn project"];
+    assert!(order.map(|part| eyes.find(part).unwrap()).is_sorted());
+}
+
+#[test]
+fn an_engine_in_c_is_the_example_under_its_own_name() {
+    let desk = Desk::new();
+    let said = desk.run(&["new", "architecture", "my-engine", "--in-c"]);
+    assert_eq!((said.code, said.stderr.as_str()), (Some(0), ""), "{said:?}");
+    let text = |file: &str| fs::read_to_string(desk.path("my-engine").join(file)).unwrap();
+    assert!(text("src/lib.rs").contains("const CLASS: &str = \"MyEngineForCausalLM\";"));
+    assert!(text("README.md").contains("libmy_engine") && text("make.py").contains("MyEngineForCausalLM"));
+    assert_eq!(text("src/engine.c"), fs::read_to_string(Path::new(EXAMPLES).join("c-engine/src/engine.c")).unwrap());
+    let refused = desk.run(&["new", "sampler", "mine", "--in-c"]);
+    assert!(refused.code == Some(2) && refused.stderr.contains("pensieve new architecture"), "{refused:?}");
+    assert!(!desk.path("mine").exists());
+}
+
+#[test]
 fn the_next_steps_can_be_pasted_into_a_shell_wherever_things_are() {
     let desk = Desk::new();
     let mut command = desk.command(&["new", "sampler", "mine", "--path", "my plugins/it's mine"]);

@@ -21,12 +21,18 @@ pub enum Way {
 
 const TRAINING: &str = "it takes a GPU for half an hour, or transformers";
 const CLAUDE: &str = "claude_code_runs_what_the_starter_is_asked_for";
+const GEMINI: &str = "the_gemini_cli_runs_what_the_starter_is_asked_for";
 const PYTHON: &str = "the_examples_in_python_run";
 const JAVASCRIPT: &str = "the_examples_in_javascript_run";
 const AUTHORS: &str = "plugins_of_authors_are_dropped_into_a_running_server_and_answer";
 const NEW: &str = "what_new_writes_passes_its_own_tests_as_it_is_written";
 const REPORT: &str = "a_report_has_every_section_and_nothing_personal";
 const LAWS: &str = "a_right_model_breaks_no_law";
+const LOOK_AFTER: &str = "ps_stop_pin_and_logs_look_after_a_running_server";
+const SETUP: &str = "claude_code_is_set_up_in_the_users_own_settings_and_back";
+const PROVIDERS: &str = "our_samplers_break_no_law";
+const PACKAGES: &str = "a_package_goes_from_its_author_to_a_running_server_and_is_revoked";
+const REFUSALS: &str = "files_and_urls_are_added_and_each_refusal_has_its_exit_code";
 const OVER_HTTP: &str = "an_adapter_that_comes_over_http_is_a_model_until_it_goes";
 
 pub const COMMANDS: &[(&str, Way)] = &[
@@ -35,6 +41,10 @@ pub const COMMANDS: &[(&str, Way)] = &[
     (
         r#"curl http://127.0.0.1:8000/v1/messages -H 'content-type: application/json' -d '{"model": "pensieve-starter", "max_tokens": 100, "messages": [{"role": "user", "content": "list all files"}]}'"#,
         Prints(&[r#"{\"cmd\": \"ls -la\"}"#]),
+    ),
+    (
+        r#"curl http://127.0.0.1:8000/v1/embeddings -H 'content-type: application/json' -d '{"model": "pensieve-starter", "input": ["a text", "another"]}'"#,
+        Prints(&[r#""object":"embedding","index":0"#, r#""index":1"#]),
     ),
     (
         r#"curl -N http://127.0.0.1:8000/token_stream -H 'content-type: application/json' -d '{"query": "list all files"}'"#,
@@ -85,6 +95,8 @@ pub const COMMANDS: &[(&str, Way)] = &[
         Test("prints_milliseconds_on_a_vocabulary_of_128k"),
     ),
     // docs/
+    ("export GOOGLE_GEMINI_BASE_URL=http://127.0.0.1:8000 GEMINI_API_KEY=pensieve-local-key", Test(GEMINI)),
+    (r#"gemini -p "Run the command: echo hello" --yolo"#, Test(GEMINI)),
     (
         "PENSIEVE_FUZZ_SECONDS=600 cargo test --workspace damaged -- --nocapture",
         Test("damaged_weights_of_an_adapter_are_read_or_refused"),
@@ -95,11 +107,13 @@ pub const COMMANDS: &[(&str, Way)] = &[
     ("pensieve man VERB", As("pensieve man serve", &[".TH"])),
     ("pensieve completions SHELL", As("pensieve completions zsh", &["#compdef pensieve"])),
     ("pensieve is listening on http://ADDRESS", Said),
+    ("pensieve launch codex -- resume", Test("codex_finds_its_sessions_again_when_it_is_launched")),
     ("pensieve launch claude", Test("a_client_is_started_with_a_server_of_its_own_and_ends_with_its_code")),
     (
         r#"pensieve launch claude --model coder -- -p "Explain src/main.rs""#,
         Test("a_client_is_started_with_a_server_of_its_own_and_ends_with_its_code"),
     ),
+    ("pensieve launch gemini", Test("the_gemini_cli_is_started_with_settings_of_its_own")),
     ("pensieve serve ./model.gguf", Test("a_source_needs_no_id_and_a_server_may_have_two_addresses")),
     ("pensieve serve hf:OWNER/REPO", Test("a_source_needs_no_id_and_a_server_may_have_two_addresses")),
     ("pensieve run", Test("without_a_question_every_line_is_a_turn_of_a_chat")),
@@ -112,6 +126,15 @@ pub const COMMANDS: &[(&str, Way)] = &[
     ),
     ("curl -X DELETE http://127.0.0.1:8000/v1/models/base/adapters/poet", Test(OVER_HTTP)),
     ("pensieve serve", Serves),
+    // docs/living-with-it.md
+    ("pensieve ps", Test(LOOK_AFTER)),
+    ("pensieve logs -f", Test("a_followed_log_goes_on_in_the_next_file")),
+    ("pensieve pin MODEL", Test(LOOK_AFTER)),
+    ("pensieve pin --off MODEL", Test(LOOK_AFTER)),
+    ("pensieve stop MODEL", Test(LOOK_AFTER)),
+    ("pensieve setup claude", Test(SETUP)),
+    ("pensieve setup claude --undo", Test(SETUP)),
+    ("pensieve statusline", Test("a_long_prompt_shows_how_far_it_is_and_a_client_that_goes_leaves_its_counts")),
     // examples/clients
     ("sh examples/clients/curl.sh", Prints(&["ls -la", "get_weather", "Lisbon", "data: [DONE]"])),
     ("pip install anthropic openai", Test(PYTHON)),
@@ -164,9 +187,42 @@ pub const COMMANDS: &[(&str, Way)] = &[
     ("python make.py tiny", As("python3 examples/c-engine/make.py gru", &["300 tokens"])),
     ("pensieve plugins check target/release/libc_engine.so --model tiny", Test(NEW)),
     ("mkdir -p ~/.pensieve/plugins && cp target/release/libc_engine.* ~/.pensieve/plugins/", Test(AUTHORS)),
+    // docs/publishing.md
+    ("pensieve plugins key ada.key", Test(PACKAGES)),
+    (
+        "pensieve plugins pack target/release/libmy_sampler.so --publisher ada --key ada.key --license MIT",
+        Test(PACKAGES),
+    ),
+    (
+        "pensieve plugins check target/release/libmy_model.so --model ./checkpoint --reference --certify my-model.json --key ada.key",
+        Test(PACKAGES),
+    ),
+    (
+        "pensieve plugins pack target/release/libmy_model.so --certificate my-model.json --publisher ada --key ada.key --license MIT",
+        Test(PACKAGES),
+    ),
+    ("pensieve plugins add ./my-sampler-0.1.0.pensieve", Test(REFUSALS)),
+    ("pensieve plugins add FILE", Test(REFUSALS)),
+    ("pensieve plugins check target/release/libmy_sampler.so --samplers", Test(PROVIDERS)),
+    ("pensieve plugins key index.key", Test(PACKAGES)),
+    ("pensieve plugins publish --folder ./index --key index.key --new-index team", Test(PACKAGES)),
+    ("pensieve plugins publish my-sampler-0.1.0.pensieve --folder ./index --key index.key --dry-run", Test(PACKAGES)),
+    ("pensieve plugins publish my-sampler-0.1.0.pensieve --folder ./index --key index.key", Test(PACKAGES)),
+    (
+        r#"pensieve plugins publish --folder ./index --key index.key --revoke 0000000000000000000000000000000000000000000000000000000000000000="wrong results on long prompts""#,
+        Test(PACKAGES),
+    ),
+    ("pensieve plugins search WORD…", Test(PACKAGES)),
+    ("pensieve plugins add NAME", Test(PACKAGES)),
+    ("pensieve plugins add", Test(PACKAGES)),
+    ("pensieve plugins outdated", Test(PACKAGES)),
+    ("pensieve plugins update", Test(REFUSALS)),
+    ("pensieve plugins remove NAME", Test(PACKAGES)),
     // docs/writing-a-plugin.md, and the examples that `new` writes
     ("pensieve new architecture my-model", Prints(&["my-model"])),
+    ("pensieve new vision my-model", As("pensieve new vision my-eyes", &["my-eyes"])),
     ("pensieve new architecture NAME", Test("writes_a_project_and_says_what_comes_next")),
+    ("pensieve new architecture my-engine --in-c", Prints(&["my-engine"])),
     ("pensieve new sampler my-sampler", Prints(&["my-sampler"])),
     ("pensieve new adapter my-adapter", Prints(&["my-adapter"])),
     ("pensieve new", As("pensieve new --help", &["sampler"])),

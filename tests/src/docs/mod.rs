@@ -4,6 +4,7 @@
 //! If you add a command to a page, add its row to `commands` as the failure shows it.
 
 mod commands;
+mod snippets;
 
 use std::{
     collections::BTreeSet,
@@ -23,9 +24,9 @@ use crate::{
 use commands::{COMMANDS, Way};
 
 /// First words of shell commands.
-const PROGRAMS: [&str; 21] = [
+const PROGRAMS: [&str; 22] = [
     "cargo", "pensieve", "curl", "export", "claude", "cp", "mv", "mkdir", "rm", "cd", "sh", "python", "python3", "pip",
-    "npm", "node", "git", "echo", "hf", "unshare", "torchrun",
+    "npm", "node", "git", "echo", "hf", "gemini", "unshare", "torchrun",
 ];
 
 fn root() -> &'static Path {

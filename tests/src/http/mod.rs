@@ -12,6 +12,7 @@ mod in_process;
 mod limits;
 mod lists;
 mod logged;
+mod overflow;
 mod pulled;
 mod restart;
 mod streams;

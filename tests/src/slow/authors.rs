@@ -24,14 +24,20 @@ use crate::{
 };
 
 /// Arguments of `pensieve new`. Two of the names also occur as words in the generated code.
-const NEW: [(&str, &str); 3] = [("architecture", "my-model"), ("sampler", "sampler"), ("adapter", "file")];
+const NEW: [(&str, &[&str]); 5] = [
+    ("my-model", &["architecture", "my-model"]),
+    ("my-eyes", &["vision", "my-eyes"]),
+    ("my-engine", &["architecture", "my-engine", "--in-c"]),
+    ("sampler", &["sampler", "sampler"]),
+    ("file", &["adapter", "file"]),
+];
 const EXAMPLES: [&str; 4] = ["qwen2-plugin", "my-sampler", "bigram", "c-engine"];
 
 /// Paths of the projects: the examples, and the freshly generated ones.
 fn projects(desk: &Desk) -> Vec<(&'static str, PathBuf)> {
     let mut projects: Vec<_> = EXAMPLES.iter().map(|name| (*name, example(name))).collect();
-    for (kind, name) in NEW {
-        let said = desk.run(&["new", kind, name]);
+    for (name, arguments) in NEW {
+        let said = desk.run(&[&["new"], arguments].concat());
         assert_eq!(said.code, Some(0), "{said:?}");
         projects.push((name, desk.path(name)));
     }

@@ -8,7 +8,9 @@ use serde_json::Value;
 use std::{
     env, fs,
     path::{Path, PathBuf},
-    process::Command,
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
 };
 
 use crate::{
@@ -18,7 +20,7 @@ use crate::{
     scripted, starter,
 };
 
-const CLAUDE_CODE: Agent =
+pub(super) const CLAUDE_CODE: Agent =
     Agent { name: "Claude Code", package: "@anthropic-ai/claude-code", version: "2.1.197", find };
 const MODEL: &str = "pensieve-mistral-7b";
 const PROMPT: &str = "Please multiply the two secret numbers.";
@@ -60,6 +62,61 @@ fn in_every_form() {
         let script = [(PROMPT, call.as_str()), ("42", &said), ("", &background)];
         multiplies(&claude, |source| family.checkpoint(source, &script));
     }
+}
+
+#[test]
+fn claude_code_gets_an_answer_however_long_its_prompt_is_read() {
+    CLAUDE_CODE.run("slow::claude_code::slow_prefill");
+}
+
+/// Pings keep its stream open for as long as the prompt is read. If it is given up all the same, the next try goes on where
+/// the first one was: Claude Code's own limits cannot be set below five minutes, so the first one is killed.
+#[test]
+#[ignore = "the test above runs it in a network of its own"]
+fn slow_prefill() {
+    let Some(claude) = agents::client() else { return };
+    let root = tempfile::tempdir().unwrap();
+    let (source, home) = (root.path().join("scripted"), root.path().join("home"));
+    fs::create_dir(&home).unwrap();
+    scripted::checkpoint(&source, &[(PROMPT, SAID), ("", "Background.")]);
+    let options = "threads = 1\noptions = { token_us = 400 }";
+    let config = format!("[[models]]\nid = \"scripted\"\nsource = \"{}\"\n{options}\n", source.display());
+    let plugins = vec![test_plugin("scripted"), plugin("pensieve-samplers")];
+    let server = Options { plugins, config, ..Options::default() }.start();
+    let start = || {
+        let mut command = Command::new(&claude);
+        command.args(["-p", PROMPT, "--output-format", "json", "--model", MODEL]).env_clear().current_dir(&home);
+        command.env("HOME", &home).env("PATH", env::var_os("PATH").unwrap());
+        command.env("ANTHROPIC_BASE_URL", format!("http://{}", server.address));
+        command.env("ANTHROPIC_API_KEY", "pensieve-local-key").env("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "1");
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let running = || server.get("/v1/usage").json()["running"][0].clone();
+    let mut first = start();
+    let deadline = Instant::now() + Duration::from_secs(120);
+    while running()["read_tokens"].as_u64().is_none_or(|read| read < 8_000) {
+        assert!(Instant::now() < deadline, "{}", server.log());
+        thread::sleep(Duration::from_millis(50));
+    }
+    first.kill().unwrap();
+    first.wait().unwrap();
+    let output = start().wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let log = || format!("{said}\n{}\n{}", String::from_utf8_lossy(&output.stderr), server.log());
+    let result: Value = serde_json::from_str(&said).unwrap_or_else(|error| panic!("{error}: {}", log()));
+    assert_eq!((&result["is_error"], &result["result"]), (&false.into(), &SAID.into()), "{}", log());
+    let text = server.log();
+    let field = |line: &str, name: &str| {
+        let rest = line.split_once(&format!(" {name}="))?.1;
+        rest.split([' ', '}']).next()?.parse::<u64>().ok()
+    };
+    let most = |words: &str, name: &str| {
+        let lines = text.lines().filter(|line| line.contains(words) && line.contains("/v1/messages"));
+        lines.filter_map(|line| field(line, name)).max().unwrap_or(0)
+    };
+    let (read, reused) = (most("the client has gone", "read_tokens"), most(": answered", "reused_tokens"));
+    println!("given up after {read} tokens, {reused} of which came from the cache");
+    assert!(read >= 8_000 && reused >= 7_000, "{reused} of {read}: {}", log());
 }
 
 /// Makes Claude Code multiply, using a model whose checkpoint is written to a folder.

@@ -17,9 +17,10 @@ use std::{
 use crate::{
     artifacts::{plugin, test_plugin},
     http::server::{Options, Server},
-    scripted, starter,
+    rows, scripted, starter,
 };
 
+const REQUIREMENTS: &str = "requirements.txt";
 /// Longer than a table takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(300);
 
@@ -83,8 +84,24 @@ fn ollamas_python_client_runs_unchanged() {
 }
 
 #[test]
+fn googles_python_sdk_runs_unchanged() {
+    python("with_gemini.py");
+}
+
+#[test]
 fn anthropics_python_sdk_runs_unchanged() {
     python("with_anthropic.py");
+}
+
+#[test]
+fn embeddings_and_ranks_run_through_the_vendors_sdks_and_langchain() {
+    match installed("embeddings", "embeddings.txt", install_python) {
+        Ok(packages) => {
+            let root = tempfile::tempdir().unwrap();
+            table(&rows::serve(root.path()), &packages.join("bin/python"), "with_embeddings.py", &packages);
+        }
+        Err(why) => skip("with_embeddings.py", &why),
+    }
 }
 
 #[test]
@@ -102,7 +119,7 @@ const PRINTED: [&str; 3] = [r#"{"cmd": "ls -la"}"#, "local inference host", "21 
 
 #[test]
 fn the_examples_in_python_run() {
-    match installed("python", "requirements.txt", install_python) {
+    match installed("python", REQUIREMENTS, install_python) {
         Ok(packages) => examples(&packages.join("bin/python"), &["messages.py", "chat.py"], None),
         Err(why) => skip("examples/clients", &why),
     }
@@ -136,7 +153,7 @@ fn examples(interpreter: &Path, names: &[&str], packages: Option<&Path>) {
 }
 
 fn python(table: &str) {
-    match installed("python", "requirements.txt", install_python) {
+    match installed("python", REQUIREMENTS, install_python) {
         Ok(packages) => run(&packages.join("bin/python"), table, &packages),
         Err(why) => skip(table, &why),
     }
@@ -158,12 +175,17 @@ fn skip(table: &str, why: &str) {
 /// Runs a table against a new server.
 fn run(interpreter: &Path, table: &str, packages: &Path) {
     let root = tempfile::tempdir().unwrap();
-    let server = serve(root.path());
+    self::table(&serve(root.path()), interpreter, table, packages);
+}
+
+/// Runs a table against a server.
+fn table(server: &Server, interpreter: &Path, table: &str, packages: &Path) {
+    let home = tempfile::tempdir().unwrap();
     let mut command = Command::new(interpreter);
     command.arg(folder().join(table)).env_clear();
     // The clients must not see the keys, proxies and settings of the person who runs the tests.
     command.envs(["PATH", "TMPDIR", "LD_LIBRARY_PATH"].iter().filter_map(|name| Some((name, env::var_os(name)?))));
-    command.env("HOME", root.path()).env("PYTHONDONTWRITEBYTECODE", "1").env("PYTHONUTF8", "1");
+    command.env("HOME", home.path()).env("PYTHONDONTWRITEBYTECODE", "1").env("PYTHONUTF8", "1");
     command.env("PENSIEVE_URL", format!("http://{}", server.address)).env("PENSIEVE_PACKAGES", packages);
     let said = finish(&mut command, PATIENCE).unwrap_or_else(|said| panic!("{table}: {said}\n{}", server.log()));
     println!("{table}: {said}");
@@ -178,7 +200,7 @@ fn serve(root: &Path) -> Server {
 }
 
 /// The folder that packages are installed in, once for each list of them.
-fn installed(name: &str, list: &str, install: fn(&Path) -> Result<(), String>) -> Result<PathBuf, String> {
+fn installed(name: &str, list: &str, install: fn(&Path, &str) -> Result<(), String>) -> Result<PathBuf, String> {
     static INSTALLING: Mutex<()> = Mutex::new(());
     let _guard = INSTALLING.lock().unwrap_or_else(PoisonError::into_inner);
     let packages = Path::new(env!("CARGO_TARGET_TMPDIR")).join("clients").join(name);
@@ -190,12 +212,12 @@ fn installed(name: &str, list: &str, install: fn(&Path) -> Result<(), String>) -
     // What another list or a failed attempt has left is useless.
     let _ = fs::remove_dir_all(&packages);
     fs::create_dir_all(&packages).unwrap();
-    install(&packages)?;
+    install(&packages, list)?;
     fs::write(record, wanted).unwrap();
     Ok(packages)
 }
 
-fn install_python(packages: &Path) -> Result<(), String> {
+fn install_python(packages: &Path, list: &str) -> Result<(), String> {
     finish(Command::new("python3").args(["-m", "venv"]).arg(packages), PATIENCE)?;
     let mut pip = Command::new(packages.join("bin/python"));
     pip.args([
@@ -208,13 +230,13 @@ fn install_python(packages: &Path) -> Result<(), String> {
         "--only-binary",
         ":all:",
     ]);
-    pip.args(["--retries", "2", "--timeout", "20", "--requirement"]).arg(folder().join("requirements.txt"));
+    pip.args(["--retries", "2", "--timeout", "20", "--requirement"]).arg(folder().join(list));
     finish(&mut pip, PATIENCE).map(drop)
 }
 
-fn install_node(packages: &Path) -> Result<(), String> {
+fn install_node(packages: &Path, list: &str) -> Result<(), String> {
     finish(Command::new("node").arg("--version"), PATIENCE)?;
-    fs::copy(folder().join("package.json"), packages.join("package.json")).unwrap();
+    fs::copy(folder().join(list), packages.join(list)).unwrap();
     let mut npm = Command::new("npm");
     npm.args(["install", "--no-package-lock", "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error"]);
     npm.args(["--fetch-retries=2", "--fetch-timeout=20000"]).current_dir(packages);

@@ -17,7 +17,7 @@ use crate::{
     scripted, starter,
 };
 
-const CODEX: Agent = Agent { name: "Codex", package: "@openai/codex", version: "0.169.0", find };
+pub(super) const CODEX: Agent = Agent { name: "Codex", package: "@openai/codex", version: "0.169.0", find };
 const COMMAND: &str = "echo tangerine-42";
 
 #[test]

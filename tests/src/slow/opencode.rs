@@ -17,7 +17,7 @@ use crate::{
     starter,
 };
 
-const OPENCODE: Agent = Agent { name: "opencode", package: "opencode-ai", version: "1.18.33", find };
+pub(super) const OPENCODE: Agent = Agent { name: "opencode", package: "opencode-ai", version: "1.18.33", find };
 
 #[test]
 fn opencode_runs_what_the_starter_is_asked_for() {

@@ -36,6 +36,13 @@ impl Field {
         Self { good, ..self }
     }
 
+    /// Leaves a value out of the rejected ones.
+    pub fn without_bad(mut self, value: impl Into<Value>) -> Self {
+        let value = value.into();
+        self.bad.retain(|bad| *bad != value);
+        self
+    }
+
     /// A route's body with this value in it.
     pub fn body(&self, route: &Route, value: &Value) -> Value {
         let mut body = route.body.clone();

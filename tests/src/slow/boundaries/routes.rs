@@ -21,6 +21,8 @@ pub fn routes() -> Vec<Route> {
     let options = json!({"num_predict": 1});
     let line_chat = json!({"model": "scripted", "messages": hello, "options": options});
     let line_prompt = json!({"model": "scripted", "prompt": "hello", "options": options});
+    let contents = json!([{"role": "user", "parts": [{"text": "hello"}]}]);
+    let contents = json!({"contents": contents, "generationConfig": {"maxOutputTokens": 1}});
     let query = json!({"query": "hello", "max_tokens": 1});
     let prompt = json!({"prompt": "hello", "max_tokens": 1});
     let route = |path, body: &Value, fields: Vec<Vec<Field>>| Route {
@@ -37,6 +39,8 @@ pub fn routes() -> Vec<Route> {
         route("/v1/responses", &input, vec![response(), pensieve()]),
         route("/api/chat", &line_chat, vec![ollama(), ollama_chat(), pensieve()]),
         route("/api/generate", &line_prompt, vec![ollama(), ollama_prompt(), pensieve()]),
+        route("/v1beta/models/scripted:generateContent", &contents, vec![gemini(), pensieve()]),
+        route("/v1beta/models/scripted:streamGenerateContent?alt=sse", &contents, vec![gemini()]),
         route("/token_stream", &query, vec![plain(), vec![words("query")], pensieve()]),
         route("/execute", &prompt, vec![plain(), vec![words("prompt")], pensieve()]),
     ]
@@ -131,6 +135,18 @@ fn completion() -> Vec<Field> {
         number("top_p", 0.0, 1.0),
         number("presence_penalty", -2.0, 2.0),
         number("frequency_penalty", -2.0, 2.0),
+        number("min_p", 0.0, 1.0),
+        number("repetition_penalty", 0.01, 100.0),
+        count("top_k", 0).with_good(json!([0, -1, u64::MAX, null])).without_bad(-1),
+        Field::new("guided_regex", json!(["[A-Z][a-z]+\\?", null]), json!([1, []])),
+        Field::new("guided_choice", json!([["What?"], null]), json!([1, "a", [], [1], [""]])),
+        Field::new("guided_json", json!([{"type": "string"}, "{}", null]), json!([1, [], "[]", "{"])),
+        Field::new("grammar", json!(["root ::= \"What?\"", null, ""]), json!([1, "root ::= a"])),
+        Field::new(
+            "structured_outputs",
+            json!([{"regex": "[A-Z]"}, {"json_object": false}]),
+            json!([1, {}, {"choice": 1}, {"structural_tag": {}}]),
+        ),
         integer("n", 1, 8),
         // The model says "What?" and would continue.
         count("max_tokens", 1).beside(json!({"stop": ["t"]})),
@@ -221,7 +237,7 @@ fn response() -> Vec<Field> {
         Field::new("include", json!([[], ["reasoning.encrypted_content"]]), json!([1, "a", [1]])),
         Field::new("metadata", json!([{}, {"a": "b"}]), json!([1, []])),
         Field::new("tool_choice", json!(["auto", "none"]), json!(["any", 1, {}, {"type": "function", "name": "a"}])),
-        Field::new("background", json!([false, null]), json!([true, 1])),
+        Field::new("background", json!([false, true, null]), json!([1, "yes"])),
         Field::new("conversation", json!([null]), json!(["conv_1", {}])),
         Field::new("prompt", json!([null]), json!([{"id": "pmpt_1"}])),
     ]
@@ -243,7 +259,9 @@ fn ollama() -> Vec<Field> {
         Field::new("options", json!([{"num_predict": 1, "num_ctx": 8, "mirostat": 1}]), json!([1, [], "a"])),
         Field::new("format", json!(["json", "", {"type": "object"}]), json!([1, [], "yaml", true])),
         Field::new("think", json!([true, false, "low", null]), json!([1, "huge", []])),
-        Field::new("keep_alive", json!(["5m", 0, -1, null]), json!([])),
+        integer("top_logprobs", 0, 20).beside(json!({"logprobs": true})),
+        flag("logprobs"),
+        Field::new("keep_alive", json!(["5m", -1, null]), json!([[], {}, "soon", true])),
     ]
 }
 
@@ -264,9 +282,70 @@ fn ollama_prompt() -> Vec<Field> {
     vec![
         Field::new("prompt", json!(["hello", "", null]), json!([1, [], {}])),
         Field::new("system", json!(["a", null]), json!([1, []])),
+        // The scripted model was not trained to fill in the middle.
         Field::new("suffix", json!(["", null]), json!(["a", 1])),
         Field::new("images", json!([["iVBOR"], []]), json!([1, "a"])),
         flag("raw"),
+    ]
+}
+
+/// Google's.
+fn gemini() -> Vec<Field> {
+    let config = |more: Value| {
+        let mut config = json!({"maxOutputTokens": 1});
+        config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        json!({ "generationConfig": config })
+    };
+    let part = |part: Value| json!([{"role": "user", "parts": [part]}]);
+    let hello = json!({"text": "hello"});
+    let result = json!({"functionResponse": {"name": "a", "response": {"output": "x"}}});
+    let right = json!([
+        part(hello.clone()), [{"parts": hello}], part(result), part(json!({"inlineData": {"mimeType": "image/png", "data": "x"}})),
+        part(json!({"fileData": {"fileUri": "a"}})), [{"role": "model", "parts": []}, {"parts": [hello]}],
+    ]);
+    let wrong = json!([
+        1, {}, [], "a", null, [1], [{}], [{"role": "robot", "parts": [hello]}], [{"parts": 1}], part(json!(1)), part(json!({"text": 1})),
+        part(json!({"functionCall": {"name": "a"}})), part(json!({"inlineData": 1})), part(json!({"functionResponse": {"response": 1}})),
+        part(json!({"inlineData": {"mimeType": "text/plain", "data": "!"}})),
+    ]);
+    let declared = |function: Value| json!([{"functionDeclarations": [function]}]);
+    let wrong_tools = json!([
+        1, [1], declared(json!(1)), declared(json!({})), declared(json!({"name": "a b"})), declared(json!({"name": "a", "parameters": 1})),
+        declared(json!({"name": "a", "parameters": {"type": "TEXT"}})), [{"functionDeclarations": [{"name": "a"}, {"name": "a"}]}],
+    ]);
+    let right_tools =
+        json!([[], [{}], [{"googleSearch": {}}], declared(json!({"name": "a", "parameters": {"type": "OBJECT"}}))]);
+    vec![
+        number("generationConfig.temperature", 0.0, 2.0),
+        number("generationConfig.topP", 0.0, 1.0),
+        number("generationConfig.presencePenalty", -2.0, 2.0),
+        number("generationConfig.frequencyPenalty", -2.0, 2.0),
+        count("generationConfig.topK", 0),
+        count("generationConfig.maxOutputTokens", 0).beside(json!({"generationConfig": {"stopSequences": ["t"]}})),
+        seed("generationConfig.seed"),
+        integer("generationConfig.candidateCount", 1, 8),
+        stops("generationConfig.stopSequences", 16),
+        flag("generationConfig.responseLogprobs"),
+        integer("generationConfig.logprobs", 0, 20).beside(config(json!({"responseLogprobs": true}))),
+        integer("generationConfig.thinkingConfig.thinkingBudget", -1, i64::from(u32::MAX)),
+        Field::new("generationConfig.responseModalities", json!([["TEXT"], [], null]), json!([1, ["IMAGE"], [1]])),
+        Field::new("generationConfig.responseMimeType", json!(["text/plain", "", null]), json!([1, "text/xml"])),
+        Field::new(
+            "generationConfig.responseSchema",
+            json!([{"type": "STRING"}, null]),
+            json!([1, [], "a", {"type": "TEXT"}, {"properties": 1}, {"anyOf": 1}]),
+        )
+        .beside(config(json!({"responseMimeType": "application/json"}))),
+        Field::new("contents", right, wrong),
+        Field::new("systemInstruction", json!([{"parts": [{"text": "a"}]}, "a", null]), json!([1, [], {"parts": 1}])),
+        Field::new("tools", right_tools, wrong_tools),
+        Field::new(
+            "toolConfig",
+            json!([{}, {"functionCallingConfig": {"mode": "NONE"}}, null]),
+            json!([{"functionCallingConfig": {"mode": "ANY"}}, {"functionCallingConfig": {"mode": "MUST"}},
+                {"functionCallingConfig": {"allowedFunctionNames": ["a"]}}]),
+        ),
+        Field::new("cachedContent", json!([null]), json!(["cachedContents/a"])),
     ]
 }
 
