@@ -1,8 +1,10 @@
 //! The tokens of texts that rows are made of: prompt processes tokenize them in groups, and the tokens that the model was
 //! trained with are put around them.
 
+use std::sync::Arc;
+
 use super::Chats;
-use crate::{chat::Client, fleet::Target};
+use crate::{chat::Client, fleet::Target, rendering::Renderer};
 use pensieve_protocol::{
     job::{Failure, FailureCode},
     prompt::Piece,
@@ -78,33 +80,30 @@ pub(super) async fn tokens(
         }
         pieces.extend(made);
     }
-    let mut known = Vec::with_capacity(pieces.len());
-    let mut group = Vec::new();
-    let mut bytes = 0;
-    for piece in pieces {
-        bytes += piece.text.len();
-        group.push(piece);
-        if bytes >= GROUP_BYTES {
-            let group = std::mem::take(&mut group);
-            known.extend(convention.renderer.texts(group, request.client.salt.clone()).await?);
-            bytes = 0;
-        }
-    }
-    if !group.is_empty() {
-        known.extend(convention.renderer.texts(group, request.client.salt.clone()).await?);
-    }
-    let mut known = known.into_iter();
-    let mut next = || known.next().ok_or_else(|| Failure::new(FailureCode::Internal, "a text was not tokenized"));
-    let mut texts = Vec::with_capacity(request.texts.len());
+    let renderer = &convention.renderer;
+    let mut known = tokenized(renderer, &request.client, pieces).await?.into_iter();
+    let mut next = || known.next().ok_or_else(not_tokenized);
+    let (mut texts, mut cut, mut around) = (Vec::with_capacity(request.texts.len()), Vec::new(), Vec::new());
     for (index, text) in request.texts.iter().enumerate() {
-        let tokens = match text {
-            RowText::Tokens(tokens) => given(target, index, tokens, &limit)?,
-            RowText::Pair { .. } if rows.pair_template.is_none() => {
+        let tokens = match (text, &rows.pair_template) {
+            (RowText::Tokens(tokens), _) => given(target, index, tokens, &limit)?,
+            (RowText::Pair { .. }, None) => {
                 let (query, document) = (next()?, next()?);
                 let before = [&rows.open[..], &query, &rows.between].concat();
-                around(&before, document, &rows.close, index, &limit)?
+                limit.around(&before, document, &rows.close, index)?
             }
-            RowText::Text(_) | RowText::Pair { .. } => around(&rows.open, next()?, &rows.close, index, &limit)?,
+            (RowText::Pair { query, .. }, Some(template)) => {
+                let filled = next()?;
+                if request.truncate && limit.exceeds(rows, &filled) {
+                    let instruction = request.instruction.as_ref().or(rows.instruction.as_ref());
+                    around.extend(sides(instruction.map_or("", String::as_str), template, query));
+                    cut.push(index);
+                    filled
+                } else {
+                    limit.around(&rows.open, filled, &rows.close, index)?
+                }
+            }
+            (RowText::Text(_), _) => limit.around(&rows.open, next()?, &rows.close, index)?,
         };
         if tokens.is_empty() {
             let message = format!("text {index} is empty, and the model puts nothing around it");
@@ -112,7 +111,36 @@ pub(super) async fn tokens(
         }
         texts.push(tokens);
     }
+    let mut sides = tokenized(renderer, &request.client, around).await?.into_iter();
+    for index in cut {
+        let [lead, tail] = [sides.next(), sides.next()].map(|side| side.ok_or_else(not_tokenized));
+        let filled = std::mem::take(&mut texts[index]);
+        let after = [&tail?[..], &rows.close].concat();
+        texts[index] = limit.around_cut(&rows.open, filled, &after, lead?.len(), index)?;
+    }
     Ok(texts)
+}
+
+/// Tokenizes texts in groups, in order.
+async fn tokenized(renderer: &Arc<Renderer>, client: &Client, pieces: Vec<Piece>) -> Result<Vec<Vec<u32>>, Failure> {
+    let mut known = Vec::with_capacity(pieces.len());
+    let (mut group, mut bytes) = (Vec::new(), 0);
+    for piece in pieces {
+        bytes += piece.text.len();
+        group.push(piece);
+        if bytes >= GROUP_BYTES {
+            known.extend(renderer.texts(std::mem::take(&mut group), client.salt.clone()).await?);
+            bytes = 0;
+        }
+    }
+    if !group.is_empty() {
+        known.extend(renderer.texts(group, client.salt.clone()).await?);
+    }
+    Ok(known)
+}
+
+fn not_tokenized() -> Failure {
+    Failure::new(FailureCode::Internal, "a text was not tokenized")
 }
 
 /// The longest text.
@@ -129,22 +157,42 @@ impl Limit<'_> {
             .at("input")
             .with_help("split it, or ask for truncation where the API has it")
     }
-}
 
-/// Puts tokens before and after a text, whose end is cut if it is too long.
-fn around(
-    before: &[u32],
-    mut text: Vec<u32>,
-    after: &[u32],
-    index: usize,
-    limit: &Limit<'_>,
-) -> Result<Vec<u32>, Failure> {
-    let count = before.len() + text.len() + after.len();
-    if count > limit.most {
-        let room = limit.most.checked_sub(before.len() + after.len()).filter(|room| limit.truncate && *room > 0);
-        text.truncate(room.ok_or_else(|| limit.exceeded(index, &count.to_string()))?);
+    fn exceeds(&self, rows: &RowsUse, text: &[u32]) -> bool {
+        rows.open.len() + text.len() + rows.close.len() > self.most
     }
-    Ok([before, &text, after].concat())
+
+    /// Puts tokens before and after a text, whose end is cut if it is too long.
+    fn around(&self, before: &[u32], mut text: Vec<u32>, after: &[u32], index: usize) -> Result<Vec<u32>, Failure> {
+        let count = before.len() + text.len() + after.len();
+        if count > self.most {
+            let room = self.most.checked_sub(before.len() + after.len()).filter(|room| self.truncate && *room > 0);
+            text.truncate(room.ok_or_else(|| self.exceeded(index, &count.to_string()))?);
+        }
+        Ok([before, &text, after].concat())
+    }
+
+    /// Cuts the document in a filled template of which `lead` tokens come before it. What the template has after it is
+    /// in `after`: scores are read from there.
+    fn around_cut(
+        &self,
+        before: &[u32],
+        filled: Vec<u32>,
+        after: &[u32],
+        lead: usize,
+        index: usize,
+    ) -> Result<Vec<u32>, Failure> {
+        let beside = before.len() + lead + after.len();
+        if beside >= self.most {
+            let message = format!(
+                "the query of text {index} leaves no room for its document: '{}' reads at most {} tokens, and {beside} \
+                 are there without it",
+                self.model, self.most
+            );
+            return Err(Failure::new(FailureCode::TooLong, message).at("input").with_help("shorten the query"));
+        }
+        self.around(before, filled, after, index)
+    }
 }
 
 /// A client's own tokens, checked.
@@ -154,7 +202,7 @@ fn given(target: &Target, index: usize, tokens: &[u32], limit: &Limit<'_>) -> Re
         let message = format!("token {token} of text {index} is outside the model's vocabulary of {size}");
         return Err(Failure::new(FailureCode::Invalid, message).at("input"));
     }
-    around(&[], tokens.to_vec(), &[], index, limit)
+    limit.around(&[], tokens.to_vec(), &[], index)
 }
 
 /// The text that a request puts before its texts.
@@ -181,13 +229,19 @@ fn pieces_of(rows: &RowsUse, prompt: &str, instruction: Option<&str>, text: &Row
         (RowText::Pair { query, document }, None) => vec![plain(query.clone()), plain(document.clone())],
         (RowText::Pair { query, document }, Some(template)) => {
             let instruction = instruction.or(rows.instruction.as_deref()).unwrap_or_default();
-            vec![filled(template, [(INSTRUCTION, instruction), (QUERY, query), (DOCUMENT, document)])]
+            vec![filled(template, &[(INSTRUCTION, instruction), (QUERY, query), (DOCUMENT, document)])]
         }
     }
 }
 
+/// The two sides of a pair's template around its document.
+fn sides(instruction: &str, template: &str, query: &str) -> Vec<Piece> {
+    let (lead, tail) = template.split_once(DOCUMENT).unwrap_or((template, ""));
+    [lead, tail].map(|side| filled(side, &[(INSTRUCTION, instruction), (QUERY, query)])).into()
+}
+
 /// Fills in a template, noting where the client's texts are.
-fn filled(template: &str, texts: [(&str, &str); 3]) -> Piece {
+fn filled(template: &str, texts: &[(&str, &str)]) -> Piece {
     let (mut text, mut plain, mut rest) = (String::new(), Vec::new(), template);
     let first = |rest: &str| {
         let places = texts.iter().filter_map(|(mark, value)| Some((rest.find(mark)?, *mark, *value)));
@@ -211,7 +265,7 @@ mod tests {
     #[test]
     fn a_template_is_filled_once_and_knows_what_a_client_wrote() {
         let texts = [(INSTRUCTION, "find"), (QUERY, "{document}"), (DOCUMENT, "é")];
-        let piece = filled("<i>{instruction}\n<q>{query}<d>{document}!", texts);
+        let piece = filled("<i>{instruction}\n<q>{query}<d>{document}!", &texts);
         assert_eq!(piece.text, "<i>find\n<q>{document}<d>é!");
         let parts: Vec<&str> = piece.plain.iter().map(|(start, end)| &piece.text[*start..*end]).collect();
         assert_eq!(parts, ["find", "{document}", "é"]);
@@ -221,10 +275,30 @@ mod tests {
     fn only_the_text_is_cut_and_only_if_asked() {
         let limit = |most, truncate| Limit { model: "m", most, truncate };
         let text = || vec![5, 6, 7, 8];
-        assert_eq!(around(&[1], text(), &[2], 0, &limit(6, false)).unwrap(), [1, 5, 6, 7, 8, 2]);
-        assert_eq!(around(&[1], text(), &[2], 0, &limit(4, true)).unwrap(), [1, 5, 6, 2]);
-        let failure = around(&[1], text(), &[2], 3, &limit(4, false)).unwrap_err();
+        assert_eq!(limit(6, false).around(&[1], text(), &[2], 0).unwrap(), [1, 5, 6, 7, 8, 2]);
+        assert_eq!(limit(4, true).around(&[1], text(), &[2], 0).unwrap(), [1, 5, 6, 2]);
+        let failure = limit(4, false).around(&[1], text(), &[2], 3).unwrap_err();
         assert_eq!(failure.message, "text 3 has 6 tokens, 'm' reads at most 4");
-        assert_eq!(around(&[1], text(), &[2], 0, &limit(2, true)).unwrap_err().code, FailureCode::TooLong);
+        assert_eq!(limit(2, true).around(&[1], text(), &[2], 0).unwrap_err().code, FailureCode::TooLong);
+    }
+
+    #[test]
+    fn a_template_keeps_what_it_has_after_a_cut_document() {
+        let limit = |most| Limit { model: "m", most, truncate: true };
+        // A query of two tokens, a document of four, and what the model answers to.
+        let filled = || vec![1, 2, 5, 6, 7, 8, 3, 4];
+        assert_eq!(limit(7).around_cut(&[], filled(), &[3, 4], 2, 0).unwrap(), [1, 2, 5, 6, 7, 3, 4]);
+        assert_eq!(limit(6).around_cut(&[9], filled(), &[3, 4], 2, 0).unwrap(), [9, 1, 2, 5, 3, 4]);
+        let failure = limit(4).around_cut(&[], filled(), &[3, 4], 2, 7).unwrap_err();
+        assert_eq!(failure.code, FailureCode::TooLong);
+        assert!(failure.message.starts_with("the query of text 7 leaves no room"), "{}", failure.message);
+    }
+
+    #[test]
+    fn the_sides_of_a_template_are_what_is_around_the_document() {
+        let template = "<i>{instruction}<q>{query}<d>{document}<end>{query}";
+        let made = sides("find", template, "{document}");
+        let texts: Vec<&str> = made.iter().map(|side| &side.text[..]).collect();
+        assert_eq!(texts, ["<i>find<q>{document}<d>", "<end>{document}"]);
     }
 }
