@@ -14,14 +14,14 @@
 //! | `finish` | the width of a row after [`Finish`]; absent if nothing follows pooling |
 //! | `normalize` | whether a row is divided by its length. Default `false` |
 //! | `dimensions` | the width of a result: `finish`, or else the card's `hidden` |
-//! | `matryoshka` | smaller widths that a row may be cut to: a list, or `true` for any |
+//! | `matryoshka` | smaller widths that a row may be cut to: a list, or `true` for any. Wider ones are ignored |
 //! | `activation` | of scores: `sigmoid`, `softmax` or `none`. Default: `sigmoid` for `rank`, `softmax` for `classify` |
 //! | `open`, `between`, `close` | token ids before a text, between the two of a pair, and after. Default: none |
 //! | `whole` | a token's row depends on later tokens: a text is one span with `past` 0, and nothing of it is reused |
 //! | `prompts` | an object of texts to put before a text, by name; `query` and `document` have their meaning |
 //! | `prompt` | the name of the prompt for texts that name none |
 //! | `labels` | the names of the classes of `classify`, `finish` many |
-//! | `pair_template` | for `rank` by a decoder: the text around `{instruction}`, `{query}` and `{document}` |
+//! | `pair_template` | for `rank` by a decoder: the text around `{instruction}`, `{query}` and `{document}`, of which only the document is cut |
 //! | `instruction` | the instruction for pairs that bring none |
 //! | `maximum` | the longest text in tokens, all of the above included. Default: the context |
 

@@ -33,6 +33,8 @@ pub(crate) struct RowsRequest {
     pub(crate) dimensions: Option<u32>,
     /// Cuts texts that are too long instead of refusing them.
     pub(crate) truncate: bool,
+    /// The longest text that the client wants, in tokens; `None` for the model's own limit.
+    pub(crate) tokens_max: Option<u32>,
 }
 
 /// One text, or a pair of them.
@@ -67,7 +69,7 @@ pub(super) async fn tokens(
     request: &RowsRequest,
 ) -> Result<Vec<Vec<u32>>, Failure> {
     let convention = chats.conventions.of(target).await?;
-    let most = rows.maximum.map_or(target.context, |maximum| maximum.min(target.context)) as usize;
+    let most = [rows.maximum, request.tokens_max].into_iter().flatten().fold(target.context, u32::min) as usize;
     let limit = Limit { model: &target.id, most, truncate: request.truncate };
     let prompt = prompt(target, rows, &request.prompt)?;
     let mut pieces = Vec::new();
@@ -158,6 +160,14 @@ impl Limit<'_> {
             .with_help("split it, or ask for truncation where the API has it")
     }
 
+    fn without_room(&self, index: usize, beside: usize) -> Failure {
+        let message = format!(
+            "text {index} cannot be cut to the {} tokens that '{}' may read of it: {beside} others belong around it",
+            self.most, self.model
+        );
+        Failure::new(FailureCode::TooLong, message).at("input").with_help("shorten the query, or allow for more tokens")
+    }
+
     fn exceeds(&self, rows: &RowsUse, text: &[u32]) -> bool {
         rows.open.len() + text.len() + rows.close.len() > self.most
     }
@@ -166,8 +176,12 @@ impl Limit<'_> {
     fn around(&self, before: &[u32], mut text: Vec<u32>, after: &[u32], index: usize) -> Result<Vec<u32>, Failure> {
         let count = before.len() + text.len() + after.len();
         if count > self.most {
-            let room = self.most.checked_sub(before.len() + after.len()).filter(|room| self.truncate && *room > 0);
-            text.truncate(room.ok_or_else(|| self.exceeded(index, &count.to_string()))?);
+            if !self.truncate {
+                return Err(self.exceeded(index, &count.to_string()));
+            }
+            let beside = before.len() + after.len();
+            let room = self.most.checked_sub(beside).filter(|room| *room > 0);
+            text.truncate(room.ok_or_else(|| self.without_room(index, beside))?);
         }
         Ok([before, &text, after].concat())
     }
@@ -184,12 +198,7 @@ impl Limit<'_> {
     ) -> Result<Vec<u32>, Failure> {
         let beside = before.len() + lead + after.len();
         if beside >= self.most {
-            let message = format!(
-                "the query of text {index} leaves no room for its document: '{}' reads at most {} tokens, and {beside} \
-                 are there without it",
-                self.model, self.most
-            );
-            return Err(Failure::new(FailureCode::TooLong, message).at("input").with_help("shorten the query"));
+            return Err(self.without_room(index, beside));
         }
         self.around(before, filled, after, index)
     }
@@ -291,7 +300,7 @@ mod tests {
         assert_eq!(limit(6).around_cut(&[9], filled(), &[3, 4], 2, 0).unwrap(), [9, 1, 2, 5, 3, 4]);
         let failure = limit(4).around_cut(&[], filled(), &[3, 4], 2, 7).unwrap_err();
         assert_eq!(failure.code, FailureCode::TooLong);
-        assert!(failure.message.starts_with("the query of text 7 leaves no room"), "{}", failure.message);
+        assert!(failure.message.starts_with("text 7 cannot be cut to the 4 tokens"), "{}", failure.message);
     }
 
     #[test]

@@ -16,6 +16,8 @@ pub(crate) struct Ranking {
     pub(crate) client: Client,
     pub(crate) instruction: Option<String>,
     pub(crate) truncate: bool,
+    /// The longest pair or text that the client wants, in tokens.
+    pub(crate) tokens_max: Option<u32>,
     /// One query, or one for each document.
     pub(crate) queries: Vec<String>,
     pub(crate) documents: Vec<String>,
@@ -36,23 +38,24 @@ impl Chats {
         if rows.is_some_and(|rows| rows.kind == Kind::Embed && rows.made_for) {
             return self.cosines(ranking).await;
         }
-        let Ranking { model, client, instruction, truncate, queries, documents } = ranking;
+        let Ranking { model, client, instruction, truncate, tokens_max, queries, documents } = ranking;
         let queries = queries.iter().cycle();
         let pair = |(document, query): (String, &String)| RowText::Pair { query: query.clone(), document };
         let texts = documents.into_iter().zip(queries).map(pair).collect();
-        let request = RowsRequest { model, client, texts, instruction, truncate, ..RowsRequest::default() };
+        let request = RowsRequest { model, client, texts, instruction, truncate, tokens_max, ..RowsRequest::default() };
         let Rows { model, rows, tokens, .. } = self.rows(request, Kind::Rank).await?;
         Ok(Scores { model, scores: rows.into_iter().filter_map(|row| row.first().copied()).collect(), tokens })
     }
 
     async fn cosines(&self, ranking: Ranking) -> Result<Scores, Failure> {
-        let Ranking { model, client, truncate, queries, documents, .. } = ranking;
+        let Ranking { model, client, truncate, tokens_max, queries, documents, .. } = ranking;
         let request = |texts: Vec<String>, names| RowsRequest {
             model: model.clone(),
             client: client.clone(),
             texts: texts.into_iter().map(RowText::Text).collect(),
             prompt: PromptChoice::Suggested(names),
             truncate,
+            tokens_max,
             ..RowsRequest::default()
         };
         let (queries, documents) = tokio::try_join!(

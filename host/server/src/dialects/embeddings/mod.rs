@@ -86,13 +86,25 @@ pub(crate) async fn embeddings(chats: Arc<Chats>, call: ApiRequest) -> Result<Ap
 
 /// The fields that most of these APIs share.
 fn common(body: &Field<'_>) -> Result<RowsRequest, ApiError> {
-    let truncate = body.get("truncate_prompt_tokens").present().is_some();
+    let (truncate, tokens_max) = cut(&body.get("truncate_prompt_tokens"))?;
     Ok(RowsRequest {
         model: body.get("model").text(MODEL_BYTES_MAX)?.to_owned(),
         prompt: prompt(body)?,
         truncate,
+        tokens_max,
         ..RowsRequest::default()
     })
+}
+
+/// vLLM's field: whether texts are cut, and to how many tokens.
+fn cut(field: &Field<'_>) -> Result<(bool, Option<u32>), ApiError> {
+    match field.optional(|count| count.integer(-1..=TOKENS_MAX as i64))? {
+        None => Ok((false, None)),
+        Some(-1) => Ok((true, None)),
+        Some(0) => Err(field.invalid("should be a number of tokens, or -1 for as many as the model reads, not 0")),
+        // The range makes the cast exact.
+        Some(count) => Ok((true, Some(count as u32))),
+    }
 }
 
 /// The prompt that a client chooses: by name, or by what its texts are for.
@@ -178,4 +190,22 @@ fn json(answer: &impl Serialize) -> Result<ApiResponse, ApiError> {
     let text = serde_json::to_string(answer);
     let text = text.map_err(|_| ApiError::new(ErrorCode::Internal, "the answer cannot be written as JSON"))?;
     Ok(ApiResponse::text("application/json", text))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use serde_json::json as object;
+
+    #[test]
+    fn texts_are_cut_to_a_number_of_tokens_or_to_what_the_model_reads() {
+        let cut_of = |value: Value| cut(&Field::root(&object!({ "n": value })).get("n"));
+        assert_eq!(cut_of(Value::Null).unwrap(), (false, None));
+        assert_eq!(cut_of(object!(-1)).unwrap(), (true, None));
+        assert_eq!(cut_of(object!(7)).unwrap(), (true, Some(7)));
+        for wrong in [object!(0), object!(-2), object!("7"), object!(true), object!(1.5), object!(u64::MAX)] {
+            assert_eq!(cut_of(wrong.clone()).unwrap_err().field.as_deref(), Some("n"), "{wrong}");
+        }
+    }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde::Serialize;
 use serde_json::{Value, json as object};
 
-use super::{INPUTS_MAX, MODEL_BYTES_MAX, Usage, common, inputs, json, of_client, texts};
+use super::{INPUTS_MAX, MODEL_BYTES_MAX, Usage, common, cut, inputs, json, of_client, texts};
 use crate::{
     dialects::{ApiError, ApiRequest, ApiResponse, fields::Field, fresh_id, openai, validation},
     requests::{Chats, Ranking},
@@ -175,11 +175,13 @@ fn head(body: &Field<'_>) -> Result<Ranking, ApiError> {
     let model = body.get("model").optional(|model| model.text(MODEL_BYTES_MAX))?;
     let instruction = ["instruction", "instruct"].into_iter().find(|name| !body.get(name).is_absent());
     let instruction = instruction.map(|name| body.get(name).string()).transpose()?;
+    let (_, tokens_max) = cut(&body.get("truncate_prompt_tokens"))?;
     Ok(Ranking {
         model: model.unwrap_or_default().to_owned(),
         instruction: instruction.map(str::to_owned),
         // Cohere and Jina cut documents by themselves.
         truncate: body.get("truncate").flag(true)?,
+        tokens_max,
         ..Ranking::default()
     })
 }
