@@ -18,7 +18,7 @@ pub use self::context::Fitted;
 pub use crate::rendering::ImageLimits;
 pub(crate) use pieces::{PromptChoice, RowText, RowsRequest};
 pub(crate) use rows::Rows;
-pub(crate) use scores::Ranking;
+pub(crate) use scores::{Ranking, Scores};
 
 use std::{borrow::Cow, sync::Arc};
 

@@ -16,7 +16,7 @@ const GROUP_BYTES: usize = 256 << 10;
 /// Stand for the texts in a template.
 const QUERY: &str = "{query}";
 const DOCUMENT: &str = "{document}";
-const INSTRUCTION: &str = "{instruction}";
+pub(super) const INSTRUCTION: &str = "{instruction}";
 
 /// Texts to make rows of.
 #[derive(Clone, Debug, Default)]

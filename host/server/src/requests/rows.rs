@@ -5,7 +5,7 @@ use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 
 use super::{
     Chats,
-    pieces::{self, RowsRequest},
+    pieces::{self, INSTRUCTION, RowsRequest},
 };
 use crate::{answers::row, fleet::Target};
 use pensieve_protocol::{
@@ -40,6 +40,10 @@ impl Chats {
         if !rows.made_for {
             let message = "was made to write text; its last token's hidden row is returned as an embedding";
             warnings.push(format!("model '{}' {message}", target.id));
+        }
+        let takes_instruction = rows.pair_template.as_ref().is_some_and(|template| template.contains(INSTRUCTION));
+        if request.instruction.is_some() && !takes_instruction {
+            warnings.push(format!("instruction: model '{}' takes none, so it was ignored", target.id));
         }
         let width = width(&target, &rows, request.dimensions, &mut warnings)?;
         if request.texts.len().saturating_mul(width as usize) > VALUES_MAX {

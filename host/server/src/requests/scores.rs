@@ -3,11 +3,17 @@
 
 use super::{Chats, PromptChoice, RowText, Rows, RowsRequest};
 use crate::chat::Client;
-use pensieve_protocol::{job::Failure, rows::Kind};
+use pensieve_protocol::{
+    job::{Failure, FailureCode},
+    rows::Kind,
+};
 
 /// Names under which checkpoints keep the prompts of the two sides.
 const QUERY: &[&str] = &["query", "search_query", "retrieval.query"];
 const DOCUMENT: &[&str] = &["document", "passage", "search_document", "retrieval.passage"];
+
+/// Bytes of the pairs of a request.
+const PAIRS_BYTES_MAX: usize = 64 << 20;
 
 /// Pairs to score.
 #[derive(Clone, Debug, Default)]
@@ -29,11 +35,32 @@ pub(crate) struct Scores {
     pub(crate) model: String,
     pub(crate) scores: Vec<f32>,
     pub(crate) tokens: u64,
+    /// Warnings for the client about the scores.
+    pub(crate) warnings: Vec<String>,
 }
 
 impl Chats {
-    /// Scores documents: between 0 and 1 by a reranker, cosines by an embedding model.
+    /// The model for a request that names none: the only one, or the only one that was made for ranking.
+    pub(crate) async fn ranker(&self) -> Result<String, Failure> {
+        let models: Vec<String> = self.fleet.models().into_iter().map(|model| model.id).collect();
+        if let [only] = &models[..] {
+            return Ok(only.clone());
+        }
+        let mut rankers = Vec::new();
+        for id in &models {
+            // What is wrong with a model is said to those who name it.
+            if let Ok(Some(rows)) = self.rows_use(id).await
+                && (rows.made_for, rows.kind) == (true, Kind::Rank)
+            {
+                rankers.push(id.clone());
+            }
+        }
+        chosen(&models, &rankers)
+    }
+
+    /// Scores documents: by a reranker with its own activation, usually a sigmoid, and by an embedding model as cosines.
     pub(crate) async fn scores(&self, ranking: Ranking) -> Result<Scores, Failure> {
+        check_pairs(&ranking)?;
         let rows = self.rows_use(&ranking.model).await?;
         if rows.is_some_and(|rows| rows.kind == Kind::Embed && rows.made_for) {
             return self.cosines(ranking).await;
@@ -43,17 +70,19 @@ impl Chats {
         let pair = |(document, query): (String, &String)| RowText::Pair { query: query.clone(), document };
         let texts = documents.into_iter().zip(queries).map(pair).collect();
         let request = RowsRequest { model, client, texts, instruction, truncate, tokens_max, ..RowsRequest::default() };
-        let Rows { model, rows, tokens, .. } = self.rows(request, Kind::Rank).await?;
-        Ok(Scores { model, scores: rows.into_iter().filter_map(|row| row.first().copied()).collect(), tokens })
+        let Rows { model, rows, tokens, warnings, .. } = self.rows(request, Kind::Rank).await?;
+        let scores = rows.into_iter().filter_map(|row| row.first().copied()).collect();
+        Ok(Scores { model, scores, tokens, warnings })
     }
 
     async fn cosines(&self, ranking: Ranking) -> Result<Scores, Failure> {
-        let Ranking { model, client, truncate, tokens_max, queries, documents, .. } = ranking;
+        let Ranking { model, client, instruction, truncate, tokens_max, queries, documents } = ranking;
         let request = |texts: Vec<String>, names| RowsRequest {
             model: model.clone(),
             client: client.clone(),
             texts: texts.into_iter().map(RowText::Text).collect(),
             prompt: PromptChoice::Suggested(names),
+            instruction: instruction.clone(),
             truncate,
             tokens_max,
             ..RowsRequest::default()
@@ -64,8 +93,32 @@ impl Chats {
         )?;
         let pairs = documents.rows.iter().zip(queries.rows.iter().cycle());
         let scores = pairs.map(|(document, query)| cosine(query, document)).collect();
-        Ok(Scores { model: documents.model, scores, tokens: queries.tokens + documents.tokens })
+        let (model, tokens, warnings) = (documents.model, queries.tokens + documents.tokens, queries.warnings);
+        Ok(Scores { model, scores, tokens, warnings })
     }
+}
+
+/// Bounds what pairs take: each has its query to itself.
+fn check_pairs(ranking: &Ranking) -> Result<(), Failure> {
+    let documents: usize = ranking.documents.iter().map(String::len).sum();
+    let queries = ranking.queries.iter().cycle().take(ranking.documents.len()).map(String::len);
+    let bytes = queries.fold(documents, usize::saturating_add);
+    if bytes <= PAIRS_BYTES_MAX {
+        return Ok(());
+    }
+    let message = format!("the documents, each with its query, take {bytes} bytes, more than {PAIRS_BYTES_MAX}");
+    Err(Failure::new(FailureCode::Invalid, message).with_help("send fewer documents at once, or a shorter query"))
+}
+
+/// The only one of the models that rank.
+fn chosen(models: &[String], rankers: &[String]) -> Result<String, Failure> {
+    let message = match rankers {
+        [only] => return Ok(only.clone()),
+        [] if models.is_empty() => "there is no model to rank with".to_owned(),
+        [] => format!("no model was made for ranking; there are {}", models.join(", ")),
+        several => format!("several models rank: {}", several.join(", ")),
+    };
+    Err(Failure::new(FailureCode::Invalid, message).at("model").with_help("name one of them"))
 }
 
 fn cosine(one: &[f32], other: &[f32]) -> f32 {
@@ -75,8 +128,34 @@ fn cosine(one: &[f32], other: &[f32]) -> f32 {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_request_without_a_model_gets_the_only_one_that_ranks() {
+        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        let models = names(&["chat", "rank", "other"]);
+        assert_eq!(chosen(&models, &names(&["rank"])).unwrap(), "rank");
+        for (rankers, message) in [
+            (&[][..], "no model was made for ranking; there are chat, rank, other"),
+            (&["rank", "other"], "several models rank: rank, other"),
+        ] {
+            let failure = chosen(&models, &names(rankers)).unwrap_err();
+            assert_eq!((failure.message.as_str(), failure.field.as_str()), (message, "model"));
+        }
+    }
+
+    #[test]
+    fn a_long_query_is_not_repeated_for_ever() {
+        let ranking = |query: usize, documents: usize| Ranking {
+            queries: vec!["q".repeat(query)],
+            documents: vec!["d".to_owned(); documents],
+            ..Ranking::default()
+        };
+        assert!(check_pairs(&ranking(1 << 20, 60)).is_ok());
+        assert_eq!(check_pairs(&ranking(1 << 20, 64)).unwrap_err().code, FailureCode::Invalid);
+    }
 
     #[test]
     fn cosines_do_not_depend_on_lengths() {

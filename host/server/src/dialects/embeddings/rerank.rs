@@ -8,7 +8,7 @@ use serde_json::{Value, json as object};
 use super::{INPUTS_MAX, MODEL_BYTES_MAX, Usage, common, cut, inputs, json, of_client, texts};
 use crate::{
     dialects::{ApiError, ApiRequest, ApiResponse, fields::Field, fresh_id, openai, validation},
-    requests::{Chats, Ranking},
+    requests::{Chats, Ranking, Scores},
 };
 use pensieve_protocol::rows::Kind;
 
@@ -52,7 +52,8 @@ pub(crate) async fn rerank(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiRes
     let (parsed, warnings) = call.read(|_, body| read(body)).await?;
     let Parsed { ranking, top, with_documents, is_bare } = parsed;
     let (named, documents) = (ranking.model.clone(), ranking.documents.clone());
-    let scores = chats.scores(of(ranking, &chats, &call)).await.map_err(ApiError::of_model)?;
+    let scores = scored(ranking, &chats, &call).await?;
+    let warnings = [warnings, scores.warnings].concat();
     let mut best: Vec<(usize, f32)> = scores.scores.into_iter().enumerate().collect();
     best.sort_by(|(_, one), (_, other)| other.total_cmp(one));
     best.truncate(top);
@@ -124,12 +125,13 @@ pub(crate) async fn score(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResp
     });
     let (ranking, warnings) = read.await?;
     let named = ranking.model.clone();
-    let scores = chats.scores(of(ranking, &chats, &call)).await.map_err(ApiError::of_model)?;
+    let scores = scored(ranking, &chats, &call).await?;
     let data = scores.scores.into_iter().enumerate();
     let data = data.map(|(index, score)| Score { index, object: "score", score }).collect();
     let model = if named.is_empty() { &scores.model } else { &named };
     let (id, created, usage) = (fresh_id("score-"), openai::now(), Usage::of(scores.tokens));
-    Ok(json(&List { id, object: "list", created, model, data, usage })?.with_warnings(warnings))
+    Ok(json(&List { id, object: "list", created, model, data, usage })?
+        .with_warnings([warnings, scores.warnings].concat()))
 }
 
 /// `POST /v1/classify` and `/classify`.
@@ -170,7 +172,7 @@ pub(crate) async fn classify(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiR
     Ok(json(&answer)?.with_warnings([warnings, rows.warnings].concat()))
 }
 
-/// The fields that scores share. Some clients name no model, where a server has one only.
+/// The fields that scores share. Some clients name no model.
 fn head(body: &Field<'_>) -> Result<Ranking, ApiError> {
     let model = body.get("model").optional(|model| model.text(MODEL_BYTES_MAX))?;
     let instruction = ["instruction", "instruct"].into_iter().find(|name| !body.get(name).is_absent());
@@ -186,8 +188,11 @@ fn head(body: &Field<'_>) -> Result<Ranking, ApiError> {
     })
 }
 
-fn of(ranking: Ranking, chats: &Chats, call: &ApiRequest) -> Ranking {
-    let first = || chats.fleet().models().first().map(|model| model.id.clone()).unwrap_or_default();
-    let model = if ranking.model.is_empty() { first() } else { validation::asked_model(call, &ranking.model) };
-    Ranking { client: call.client(), model, ..ranking }
+async fn scored(ranking: Ranking, chats: &Chats, call: &ApiRequest) -> Result<Scores, ApiError> {
+    let model = match &ranking.model[..] {
+        "" => chats.ranker().await.map_err(ApiError::of_model)?,
+        named => validation::asked_model(call, named),
+    };
+    let ranking = Ranking { client: call.client(), model, ..ranking };
+    chats.scores(ranking).await.map_err(ApiError::of_model)
 }
