@@ -1,7 +1,9 @@
 //! Rows instead of text: embeddings, scores of pairs, classes. Tokenizes the texts with what belongs around them, checks
 //! their lengths, and has one job for each run, several at a time.
 
-use futures_util::{StreamExt as _, TryStreamExt as _, stream};
+use std::collections::VecDeque;
+
+use futures_util::{StreamExt as _, stream::FuturesUnordered};
 
 use super::{
     Chats,
@@ -60,12 +62,12 @@ impl Chats {
             row: Some(RowWish { width }),
             ..Job::default()
         };
-        let computing = texts.into_iter().map(|tokens| {
+        let target_of = &target;
+        let compute = |tokens: Vec<u32>| {
             let job = job(tokens);
-            let target = &target;
-            async move { row(self.fleet.submit(target, job)?, &target.id).await }
-        });
-        let done: Vec<_> = stream::iter(computing).buffered(AT_ONCE).try_collect().await?;
+            async move { row(self.fleet.submit(target_of, job)?, &target_of.id).await }
+        };
+        let done = all(texts, compute).await?;
         let (mut found, mut tokens, mut reused) = (Vec::with_capacity(done.len()), 0, 0);
         for (mut values, usage) in done {
             rows.activation.apply(&mut values);
@@ -83,6 +85,42 @@ impl Chats {
     pub(crate) async fn rows_use(&self, model: &str) -> Result<Option<RowsUse>, Failure> {
         Ok(self.fleet.target(model).await?.card.rows().cloned())
     }
+}
+
+/// Computes all texts, several at once, in their order. A text that is refused because too many wait is tried again after
+/// one of the others, which then are fewer; without others there is nothing to wait for, and the refusal stands.
+async fn all<T, F>(texts: Vec<Vec<u32>>, compute: impl Fn(Vec<u32>) -> F) -> Result<Vec<T>, Failure>
+where
+    F: Future<Output = Result<T, Failure>>,
+{
+    let mut done: Vec<Option<T>> = texts.iter().map(|_| None).collect();
+    let mut waiting: VecDeque<(usize, Vec<u32>)> = texts.into_iter().enumerate().collect();
+    let (mut running, mut room, mut since) = (FuturesUnordered::new(), AT_ONCE, 0);
+    loop {
+        while running.len() < room
+            && let Some((index, tokens)) = waiting.pop_front()
+        {
+            let computing = compute(tokens.clone());
+            running.push(async move { (index, tokens, computing.await) });
+        }
+        let Some((index, tokens, computed)) = running.next().await else { break };
+        match computed {
+            Ok(computed) => {
+                done[index] = Some(computed);
+                since += 1;
+                // The queue may have emptied meanwhile.
+                if since >= room {
+                    (room, since) = ((room + 1).min(AT_ONCE), 0);
+                }
+            }
+            Err(failure) if failure.code == FailureCode::Busy && !running.is_empty() => {
+                (room, since) = (running.len(), 0);
+                waiting.push_front((index, tokens));
+            }
+            Err(failure) => return Err(failure),
+        }
+    }
+    Ok(done.into_iter().flatten().collect())
 }
 
 /// The description of a model's rows, if they are for `kind`; otherwise the error says what the model can do.
@@ -132,4 +170,46 @@ fn width(target: &Target, rows: &RowsUse, asked: Option<u32>, warnings: &mut Vec
         }
     }
     Ok(width)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    /// Computes texts at a worker with room for `room` of them; returns the rows and how often it refused.
+    async fn computed(texts: u32, room: usize) -> (Result<Vec<u32>, Failure>, usize) {
+        let (running, refused) = (&Cell::new(0), &Cell::new(0));
+        let compute = |tokens: Vec<u32>| async move {
+            if running.get() >= room {
+                refused.set(refused.get() + 1);
+                return Err(Failure::new(FailureCode::Busy, "too many wait"));
+            }
+            running.set(running.get() + 1);
+            for _ in 0..=tokens[0] % 5 {
+                tokio::task::yield_now().await;
+            }
+            running.set(running.get() - 1);
+            Ok(tokens[0])
+        };
+        let found = all((0..texts).map(|text| vec![text]).collect(), compute).await;
+        (found, refused.get())
+    }
+
+    #[tokio::test]
+    async fn texts_wait_for_each_other_where_a_worker_has_little_room() {
+        for (texts, room) in [(1, 1), (200, AT_ONCE), (200, 3), (200, 1)] {
+            let (found, refused) = computed(texts, room).await;
+            assert_eq!(found.unwrap(), (0..texts).collect::<Vec<_>>(), "{texts} of {room}");
+            assert!(room < AT_ONCE || refused == 0, "{refused}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_refusal_stands_where_only_others_are_in_the_way() {
+        let (found, refused) = computed(200, 0).await;
+        assert_eq!((found.unwrap_err().code, refused), (FailureCode::Busy, AT_ONCE));
+    }
 }
