@@ -4,9 +4,9 @@
 
 use std::path::Path;
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
-use super::{Weights, json, packed::Entry, quote, safetensors};
+use super::{Weights, json, modules, packed::Entry, quote, safetensors};
 use crate::{Error, Result};
 
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -25,21 +25,14 @@ pub struct DenseLayer {
 
 /// Reads the layers that a folder's `modules.json` lists, with their tensors.
 pub(super) fn of_folder(folder: &Path) -> Result<(Vec<DenseLayer>, Vec<Entry>)> {
-    let path = folder.join("modules.json");
     let (mut layers, mut entries) = (Vec::new(), Vec::new());
-    if !path.is_file() {
-        return Ok((layers, entries));
-    }
-    let modules: Vec<Map<String, Value>> = serde_json::from_slice(&json::read(&path, FILE_BYTES_MAX)?)
-        .map_err(|error| Error::corrupt(format!("{}: {error}", path.display())).help("download it again"))?;
-    for module in &modules {
-        let text = |key| module.get(key).and_then(Value::as_str).unwrap_or_default();
-        if text("type").rsplit('.').next() != Some("Dense") {
+    for module in modules::read(folder)?.unwrap_or_default() {
+        if module.kind != "Dense" {
             continue;
         }
-        let place = text("path");
-        let is_name = !place.is_empty() && !place.contains(['/', '\\']) && !place.contains("..");
-        if !is_name || layers.len() == LAYERS_MAX {
+        let place = &module.place[..];
+        if place.is_empty() || layers.len() == LAYERS_MAX {
+            let path = folder.join("modules.json");
             let message = format!("{}: {} is no folder of a dense layer", path.display(), quote(place));
             return Err(Error::corrupt(message));
         }

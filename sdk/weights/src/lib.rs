@@ -17,6 +17,7 @@ pub mod gguf;
 mod gguf_config;
 mod json;
 mod mmproj;
+mod modules;
 #[doc(hidden)]
 pub mod names;
 mod packed;
@@ -41,7 +42,7 @@ pub use self::{
     names::Names,
     pretokenizer::{PreTokenizer, Split},
     rope::{RopeConfig, RopeScaling, RopeStyle},
-    rows::{Pooling, RowsKind, RowsUse},
+    rows::{Pooling, RowsKind, RowsUse, labels},
     tensor::RawTensor,
     tensors::Weights,
     tokenizer::Tokenizer,

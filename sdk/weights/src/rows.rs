@@ -8,9 +8,13 @@ mod tests;
 
 use std::{collections::BTreeMap, path::Path};
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
-use super::{Checkpoint, Tokenizer, json, quote};
+use super::{
+    Checkpoint, Tokenizer, json,
+    modules::{self, Module},
+    quote,
+};
 use crate::{Error, Result};
 
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -33,6 +37,9 @@ pub enum Pooling {
     First,
     Mean,
 }
+
+/// The modules that are computed, in their order. Only those that share a place may be there more than once.
+const ORDER: [&[&str]; 4] = [&["Transformer"], &["Pooling"], &["Dense", "Dropout"], &["Normalize"]];
 
 /// The description of a checkpoint's hidden rows, as `draft/rows/1` of the contract has it.
 #[derive(Clone, Debug, PartialEq)]
@@ -70,6 +77,31 @@ pub struct RowsUse {
     pub maximum: Option<usize>,
 }
 
+/// The names that a checkpoint has for `count` labels; `LABEL_0` and so on for those without one.
+pub fn labels(checkpoint: &Checkpoint, count: usize) -> Result<Vec<String>> {
+    let given = checkpoint.config().value().get("id2label");
+    let listed = checkpoint.metadata().map(|metadata| metadata.strings(&output_labels(checkpoint))).transpose()?;
+    let listed = listed.flatten().unwrap_or_default();
+    let name = |label: usize| {
+        let given = given.and_then(|names| names.get(label.to_string())).and_then(Value::as_str);
+        let name = given.or_else(|| listed.get(label).copied()).map(str::to_owned);
+        name.unwrap_or_else(|| format!("LABEL_{label}"))
+    };
+    Ok((0..count).map(name).collect())
+}
+
+fn output_labels(checkpoint: &Checkpoint) -> String {
+    format!("{}.classifier.output_labels", checkpoint.architecture())
+}
+
+fn matryoshka(widths: &Value) -> Option<Vec<usize>> {
+    let width = |width: &Value| {
+        let whole = || width.as_f64().filter(|width| width.fract() == 0.0 && (0.0..9e15).contains(width));
+        width.as_u64().or_else(|| whole().map(|width| width as u64)).and_then(|width| usize::try_from(width).ok())
+    };
+    widths.as_array()?.iter().map(width).collect()
+}
+
 impl RowsUse {
     /// Embeddings of a decoder whose checkpoint does not mention any: the last token's row, normalized.
     pub fn of_decoder() -> Self {
@@ -99,20 +131,27 @@ impl RowsUse {
     /// Reads the description from the checkpoint's files; what they leave open is that of a decoder.
     pub fn read(checkpoint: &Checkpoint, tokenizer: &Tokenizer) -> Result<Self> {
         let mut rows = Self::of_decoder();
-        marks::read(&tokenizer.json, &mut rows)?;
+        let lowers = marks::read(&tokenizer.json, &mut rows)?;
         match checkpoint.metadata() {
             Some(metadata) => {
                 let architecture = checkpoint.architecture();
                 let kind = metadata.u32(&format!("{architecture}.pooling_type"))?;
                 rows.take_pooling_type(kind)?;
-                let labels = metadata.strings(&format!("{architecture}.classifier.output_labels"))?;
+                let labels = metadata.strings(&output_labels(checkpoint))?;
                 rows.labels = labels.unwrap_or_default().into_iter().map(str::to_owned).collect();
             }
-            None => rows.read_folder(checkpoint.path())?,
+            None => rows.read_folder(checkpoint.path(), lowers)?,
         }
         let config = checkpoint.config().value();
-        let widths = config.get("matryoshka_dimensions").and_then(Value::as_array);
-        let widths = widths.map(|widths| widths.iter().filter_map(Value::as_u64).map(|width| width as usize).collect());
+        let widths = config.get("matryoshka_dimensions").filter(|widths| !widths.is_null());
+        let widths = widths
+            .map(|widths| {
+                matryoshka(widths).ok_or_else(|| {
+                    let message = "'matryoshka_dimensions' of the configuration is not a list of widths";
+                    Error::corrupt(message).help("correct it, or remove it")
+                })
+            })
+            .transpose()?;
         let any = config.get("is_matryoshka").and_then(Value::as_bool).unwrap_or(false);
         rows.matryoshka = widths.or_else(|| any.then(Vec::new));
         Ok(rows)
@@ -139,40 +178,51 @@ impl RowsUse {
         Ok(())
     }
 
-    fn read_folder(&mut self, folder: &Path) -> Result<()> {
-        let path = folder.join("modules.json");
-        if !path.is_file() {
-            return Ok(());
-        }
-        let modules: Vec<Map<String, Value>> = serde_json::from_slice(&json::read(&path, FILE_BYTES_MAX)?)
-            .map_err(|error| Error::corrupt(format!("{}: {error}", path.display())).help("download it again"))?;
+    fn read_folder(&mut self, folder: &Path, lowers: bool) -> Result<()> {
+        let Some(modules) = modules::read(folder)? else { return Ok(()) };
+        let unsupported = |message: String, help: &str| {
+            let path = folder.join("modules.json");
+            Err(Error::unsupported(format!("{}: {message}", path.display())).help(help))
+        };
         (self.made_for, self.normalize) = (true, false);
-        for module in &modules {
-            let text = |key| module.get(key).and_then(Value::as_str).unwrap_or_default();
-            let (kind, place) = (text("type").rsplit('.').next().unwrap_or_default(), text("path"));
-            if place.contains("..") || place.starts_with('/') {
-                return Err(Error::corrupt(format!("{}: the path {} leaves the folder", path.display(), quote(place))));
+        let mut before: Option<(usize, &str)> = None;
+        for Module { kind, place } in &modules {
+            let Some(order) = ORDER.iter().position(|kinds| kinds.contains(&kind.as_str())) else {
+                return unsupported(
+                    format!("a module {} is not known", quote(kind)),
+                    "known are Transformer, Pooling, Dense, Dropout and Normalize",
+                );
+            };
+            if let Some((last, name)) = before
+                && (order < last || order == last && ORDER[order].len() == 1)
+            {
+                return unsupported(
+                    format!("a module {kind} after {name} is not computed"),
+                    "the order is Transformer, Pooling, any of Dense and Dropout, Normalize",
+                );
             }
-            match kind {
-                "Transformer" => self.read_transformer(&folder.join(place))?,
+            before = Some((order, kind));
+            match kind.as_str() {
+                "Transformer" => self.read_transformer(&folder.join(place), lowers)?,
                 "Pooling" => self.read_pooling(&folder.join(place).join("config.json"))?,
                 "Normalize" => self.normalize = true,
-                "Dense" | "Dropout" => {}
-                other => {
-                    let message = format!("{}: a module {} is not known", path.display(), quote(other));
-                    return Err(Error::unsupported(message)
-                        .help("known are Transformer, Pooling, Dense, Dropout and Normalize"));
-                }
+                // Dense layers are among the checkpoint's weights.
+                _ => {}
             }
         }
         self.read_prompts(&folder.join("config_sentence_transformers.json"))
     }
 
-    fn read_transformer(&mut self, folder: &Path) -> Result<()> {
+    fn read_transformer(&mut self, folder: &Path, lowers: bool) -> Result<()> {
         let path = folder.join("sentence_bert_config.json");
         if path.is_file() {
-            let longest = json::object(&path, FILE_BYTES_MAX)?.get("max_seq_length").and_then(Value::as_u64);
+            let config = json::object(&path, FILE_BYTES_MAX)?;
+            let longest = config.get("max_seq_length").and_then(Value::as_u64);
             self.maximum = longest.map(|tokens| tokens as usize);
+            if !lowers && config.get("do_lower_case").and_then(Value::as_bool).unwrap_or(false) {
+                let message = format!("{}: 'do_lower_case' is not applied to texts", path.display());
+                return Err(Error::unsupported(message).help("add a Lowercase normalizer to tokenizer.json"));
+            }
         }
         Ok(())
     }

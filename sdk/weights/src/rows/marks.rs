@@ -1,4 +1,5 @@
-//! The tokens that a `tokenizer.json`'s post-processor puts around a text and between the two of a pair.
+//! What a `tokenizer.json` does to texts: the tokens that its post-processor puts around one and between the two of a pair,
+//! and whether its normalizer lowers their case.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -10,14 +11,26 @@ use crate::{Error, Result};
 struct Document {
     #[serde(default)]
     post_processor: Value,
+    #[serde(default)]
+    normalizer: Value,
 }
 
-/// Reads the tokens into a description. Processors that add none leave it as it is.
-pub(super) fn read(json: &str, rows: &mut RowsUse) -> Result<()> {
+/// Reads the tokens into a description. Processors that add none leave it as it is. Returns whether the tokenizer turns
+/// capital letters into small ones.
+pub(super) fn read(json: &str, rows: &mut RowsUse) -> Result<bool> {
     let document: Document = serde_json::from_str(json)
         .map_err(|error| Error::corrupt(format!("the tokenizer is not a tokenizer.json: {error}")))?;
     take(&document.post_processor, rows);
-    Ok(())
+    Ok(lowers(&document.normalizer))
+}
+
+fn lowers(normalizer: &Value) -> bool {
+    match normalizer["type"].as_str() {
+        Some("Sequence") => normalizer["normalizers"].as_array().into_iter().flatten().any(lowers),
+        Some("Lowercase") => true,
+        Some("BertNormalizer") => normalizer["lowercase"].as_bool().unwrap_or(true),
+        _ => false,
+    }
 }
 
 fn take(processor: &Value, rows: &mut RowsUse) {

@@ -8,15 +8,24 @@ use crate::fixture::{f32_safetensors, folder};
 const CONFIG: &[u8] = br#"{"architectures": ["LlamaForCausalLM"], "hidden_size": 2}"#;
 
 fn described(files: &[(&str, Value)], post_processor: &Value) -> Result<RowsUse> {
+    described_with(files, post_processor, &[])
+}
+
+fn described_with(files: &[(&str, Value)], post_processor: &Value, tensors: &[(&str, &[u8])]) -> Result<RowsUse> {
+    let tokenizer = Tokenizer { json: json!({ "post_processor": post_processor }).to_string(), ..Tokenizer::default() };
+    described_by(files, &tokenizer, tensors)
+}
+
+fn described_by(files: &[(&str, Value)], tokenizer: &Tokenizer, tensors: &[(&str, &[u8])]) -> Result<RowsUse> {
     let weights = f32_safetensors(&[("model.norm.weight", &[2], &[1.0, 2.0])]);
     let folder = folder(&[("config.json", CONFIG), ("model.safetensors", &weights)]);
-    for (name, value) in files {
+    let texts = files.iter().map(|(name, value)| (*name, value.to_string().into_bytes()));
+    for (name, bytes) in texts.chain(tensors.iter().map(|(name, bytes)| (*name, bytes.to_vec()))) {
         let path = folder.path().join(name);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-        std::fs::write(path, value.to_string()).unwrap();
+        std::fs::write(path, bytes).unwrap();
     }
-    let tokenizer = Tokenizer { json: json!({ "post_processor": post_processor }).to_string(), ..Tokenizer::default() };
-    RowsUse::read(&Checkpoint::open(folder.path()).unwrap(), &tokenizer)
+    RowsUse::read(&Checkpoint::open(folder.path())?, tokenizer)
 }
 
 fn module(kind: &str, path: &str) -> Value {
@@ -77,7 +86,78 @@ fn what_is_not_computed_is_refused_by_name() {
     let left_out = refused(pooling(), json!({ "pooling_mode": "mean", "include_prompt": false }));
     assert!(left_out.ends_with("leaves the prompt out of pooling, which is not computed"), "{left_out}");
     assert!(refused(json!([module("CNN", "")]), json!({})).ends_with("a module 'CNN' is not known"));
-    assert!(refused(json!([module("Pooling", "../x")]), json!({})).ends_with("the path '../x' leaves the folder"));
+    assert!(
+        refused(json!([module("Pooling", "../x")]), json!({})).ends_with("the path '../x' is not the name of a folder")
+    );
+}
+
+#[test]
+fn modules_in_another_order_are_refused_by_name() {
+    let read = |kinds: &[&str]| {
+        let modules: Vec<Value> = kinds.iter().map(|kind| module(kind, &kind.to_lowercase())).collect();
+        let dense = f32_safetensors(&[("linear.weight", &[2, 2], &[1.0, 0.0, 0.0, 1.0])]);
+        let sizes = json!({ "in_features": 2, "out_features": 2 });
+        let files = [
+            ("modules.json", json!(modules)),
+            ("pooling/config.json", json!({ "pooling_mode": "mean" })),
+            ("dense/config.json", sizes),
+        ];
+        described_with(&files, &Value::Null, &[("dense/model.safetensors", &dense)])
+    };
+    for (kinds, error) in [
+        (&["Transformer", "Pooling", "Normalize", "Dense"][..], "a module Dense after Normalize is not computed"),
+        (&["Transformer", "Pooling", "Pooling"], "a module Pooling after Pooling is not computed"),
+        (&["Pooling", "Transformer"], "a module Transformer after Pooling is not computed"),
+    ] {
+        let message = read(kinds).unwrap_err().message;
+        assert!(message.ends_with(error), "{message}");
+    }
+    let rows = read(&["Transformer", "Pooling", "Dropout", "Dense", "Normalize"]).unwrap();
+    assert_eq!((rows.pooling, rows.normalize), (Pooling::Mean, true));
+}
+
+#[test]
+fn texts_in_small_letters_need_a_tokenizer_that_makes_them() {
+    let read = |normalizer: Value| {
+        let files = [
+            ("modules.json", json!([module("Transformer", "")])),
+            ("sentence_bert_config.json", json!({ "max_seq_length": 512, "do_lower_case": true })),
+        ];
+        let tokenizer = Tokenizer { json: json!({ "normalizer": normalizer }).to_string(), ..Tokenizer::default() };
+        described_by(&files, &tokenizer, &[])
+    };
+    let refused = read(Value::Null).unwrap_err().message;
+    assert!(refused.ends_with("'do_lower_case' is not applied to texts"), "{refused}");
+    assert!(read(json!({ "type": "BertNormalizer", "lowercase": false })).is_err());
+    let lowering = json!({ "type": "Sequence", "normalizers": [{ "type": "NFC" }, { "type": "Lowercase" }] });
+    for normalizer in [lowering, json!({ "type": "BertNormalizer", "lowercase": true })] {
+        assert_eq!(read(normalizer).unwrap().maximum, Some(512));
+    }
+}
+
+#[test]
+fn widths_that_are_no_numbers_are_not_left_out() {
+    let read = |widths: &str| {
+        let config = format!(r#"{{"architectures": ["LlamaForCausalLM"], "matryoshka_dimensions": {widths}}}"#);
+        let weights = f32_safetensors(&[("model.norm.weight", &[2], &[1.0, 2.0])]);
+        let folder = folder(&[("config.json", config.as_bytes()), ("model.safetensors", &weights)]);
+        let tokenizer = Tokenizer { json: "{}".to_owned(), ..Tokenizer::default() };
+        RowsUse::read(&Checkpoint::open(folder.path()).unwrap(), &tokenizer).map(|rows| rows.matryoshka)
+    };
+    assert_eq!(read("[1, 2.0]").unwrap(), Some(vec![1, 2]));
+    assert_eq!(read("null").unwrap(), None);
+    for wrong in [r#"[1, "2"]"#, "[1.5]", "[-1]", "7"] {
+        let message = read(wrong).unwrap_err().message;
+        assert!(message.starts_with("'matryoshka_dimensions' of the configuration"), "{message}");
+    }
+}
+
+#[test]
+fn labels_without_a_name_are_numbered() {
+    let config = br#"{"architectures": ["LlamaForCausalLM"], "id2label": {"0": "good", "2": "bad"}}"#;
+    let weights = f32_safetensors(&[("model.norm.weight", &[2], &[1.0, 2.0])]);
+    let folder = folder(&[("config.json", config), ("model.safetensors", &weights)]);
+    assert_eq!(labels(&Checkpoint::open(folder.path()).unwrap(), 3).unwrap(), ["good", "LABEL_1", "bad"]);
 }
 
 #[test]
