@@ -3,7 +3,7 @@
 use pensieve_sdk::{
     Result,
     nn::{Activation, LayerNorm, Linear, Loader, Step, Tensor},
-    weights::{Checkpoint, Pooling, RowsKind, RowsUse, Tokenizer},
+    weights::{self, Checkpoint, Pooling, RowsKind, RowsUse, Tokenizer},
 };
 
 /// A dense layer with an activation, and a linear layer with one output for each label.
@@ -89,11 +89,6 @@ fn output(loader: &Loader<'_>, width: usize, labels: usize) -> Result<Linear> {
 pub fn rows(checkpoint: &Checkpoint, tokenizer: &Tokenizer, pooling: Pooling, labels: usize) -> Result<RowsUse> {
     let read = RowsUse::read(checkpoint, tokenizer)?;
     let config = checkpoint.config().value();
-    let name = |label: usize| {
-        let given = config.get("id2label").and_then(|names| names.get(label.to_string()));
-        let given = given.and_then(|name| name.as_str()).map(str::to_owned);
-        given.or_else(|| read.labels.get(label).cloned()).unwrap_or_else(|| format!("LABEL_{label}"))
-    };
     // Cross-encoders without a sigmoid say so in either of two places.
     let function = config.pointer("/sentence_transformers/activation_fn");
     let function = function.or_else(|| config.get("sbert_ce_default_activation_function"));
@@ -104,7 +99,7 @@ pub fn rows(checkpoint: &Checkpoint, tokenizer: &Tokenizer, pooling: Pooling, la
         pooling,
         normalize: false,
         finish: Some(labels),
-        labels: if labels == 1 { Vec::new() } else { (0..labels).map(name).collect() },
+        labels: if labels == 1 { Vec::new() } else { weights::labels(checkpoint, labels)? },
         activation: is_plain.then(|| "none".to_owned()),
         ..read
     })

@@ -26,7 +26,7 @@ pub struct Config {
     windows: Vec<Option<usize>>,
     rope: RopeConfig,
     moe: Option<Moe>,
-    /// Where a reranker's score comes from.
+    /// Where the scores of a reranker or a classifier come from.
     scoring: Option<Scoring>,
     vision: Option<vision::Config>,
 }
@@ -120,7 +120,7 @@ pub struct Qwen {
     vision: Option<QwenVision>,
 }
 
-/// A reranker's rows for "yes" and "no".
+/// The rows of a reranker or a classifier.
 const NAMES: Names = &[("cls.output", "score")];
 
 impl Decoder for Qwen {
@@ -216,13 +216,13 @@ impl Decoder for Qwen {
 
     fn rows(checkpoint: &Checkpoint, tokenizer: &Tokenizer, config: &Config) -> Result<RowsUse> {
         match config.scoring {
-            Some(_) => rerank::rows(checkpoint, tokenizer),
+            Some(scoring) => rerank::rows(checkpoint, tokenizer, scoring),
             None => RowsUse::read(checkpoint, tokenizer),
         }
     }
 
     fn finish_width(&self) -> usize {
-        usize::from(self.score.is_some())
+        self.score.as_ref().map_or(0, Score::width)
     }
 
     fn finish(&self, rows: &Tensor, step: &Step<'_>) -> Result<Tensor> {
