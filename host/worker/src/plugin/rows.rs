@@ -155,10 +155,13 @@ impl Description {
             None | Some(Value::Bool(false)) => Ok(Matryoshka::Unknown),
             Some(Value::Bool(true)) => Ok(Matryoshka::Any),
             Some(_) => {
-                let each = |value: &Value| value.as_u64().and_then(|each| u32::try_from(each).ok());
-                let fits = |value: &Value| each(value).filter(|each| (1..=width).contains(each)).ok_or_else(wrong);
-                let widths: Result<_, _> = self.list("matryoshka", NAMES_MAX)?.iter().map(fits).collect();
-                widths.map(Matryoshka::Widths)
+                let each = |value: &Value| value.as_u64().filter(|each| *each > 0).ok_or_else(wrong);
+                let widths: Result<Vec<u64>, _> = self.list("matryoshka", NAMES_MAX)?.iter().map(each).collect();
+                // A row cannot be cut to more than it has.
+                let fits =
+                    widths?.into_iter().filter_map(|each| u32::try_from(each).ok().filter(|each| *each <= width));
+                let fits: Vec<u32> = fits.collect();
+                Ok(if fits.is_empty() { Matryoshka::Unknown } else { Matryoshka::Widths(fits) })
             }
         }
     }
@@ -181,6 +184,17 @@ mod tests {
     }
 
     #[test]
+    fn widths_above_a_rows_own_are_left_out() {
+        let widths = |widths: &str| {
+            let text = format!(r#"{{"kind": "embed", "pooling": "last", "matryoshka": {widths}}}"#);
+            read(&text, 64, 10).unwrap().matryoshka
+        };
+        assert_eq!(widths("[16, 64, 128, 5000000000]"), Matryoshka::Widths(vec![16, 64]));
+        assert_eq!(widths("[128]"), Matryoshka::Unknown);
+        assert_eq!(widths("true"), Matryoshka::Any);
+    }
+
+    #[test]
     fn a_description_that_cannot_be_is_refused_by_its_member() {
         for (text, error) in [
             ("[]", "the description of its rows is no JSON object"),
@@ -190,7 +204,8 @@ mod tests {
             (r#"{"kind": "embed", "pooling": "last", "dimensions": 65}"#, "its rows of 64 values give 65 dimensions"),
             (r#"{"kind": "embed", "pooling": "last", "dimensions": 0}"#, "its rows of 64 values give 0 dimensions"),
             (r#"{"kind": "embed", "pooling": "last", "whole": 1}"#, "'whole' in the description"),
-            (r#"{"kind": "embed", "pooling": "last", "matryoshka": [128]}"#, "'matryoshka' in the description"),
+            (r#"{"kind": "embed", "pooling": "last", "matryoshka": [0]}"#, "'matryoshka' in the description"),
+            (r#"{"kind": "embed", "pooling": "last", "matryoshka": ["32"]}"#, "'matryoshka' in the description"),
             (r#"{"kind": "embed", "pooling": "last", "prompt": "x"}"#, "the usual prompt of its rows"),
             (r#"{"kind": "rank", "pooling": "last"}"#, "its rows rank with 64 scores instead of one"),
             (
