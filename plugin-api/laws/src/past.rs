@@ -142,7 +142,7 @@ pub(crate) fn reference(rig: &mut Rig<'_>) -> Finding {
             let differ = |apart: f32| apart.is_nan() || apart > reference.tolerance;
             if let Some(place) = ours.iter().zip(theirs).map(apart).position(differ) {
                 let from = (number, token, reference.tokens.len());
-                let hint = cause(token, options.positionless);
+                let hint = cause(token, (rig.has_states(), rig.has_blocks()));
                 return Err(differs(from, place, (ours[place], theirs[place]), (worst, hint)));
             }
             worst = ours.iter().zip(theirs).map(apart).fold(worst, f32::max);
@@ -152,16 +152,22 @@ pub(crate) fn reference(rig: &mut Rig<'_>) -> Finding {
 }
 
 /// The first differing token narrows down the cause: the first token of a text attends only to itself, at any position.
-fn cause(token: usize, positionless: bool) -> &'static str {
+fn cause(token: usize, (has_states, has_blocks): (bool, bool)) -> &'static str {
     match token {
         0 => {
             "if no other law is broken, the cause lies where each token is by itself, as the first one differs already: \
               embeddings, a norm's epsilon, a scale, the activation, the head, or two weights taken for each other"
         }
-        _ if positionless => {
+        _ if has_states && has_blocks => {
+            "if no other law is broken, the cause lies where tokens meet, as the first one does not differ: in recurrent \
+              layers the decay, the gates or the order of a convolution's taps; in attention the rotation's pairing (halves \
+              or neighbours) or base, a scale, a window that begins there; where rows go to experts, compare with the \
+              option kernels = exact, as rounding alone may choose others"
+        }
+        _ if has_states => {
             "if no other law is broken, the cause lies where tokens meet, as the first one does not differ: a recurrence's \
-              decay or gates, the order of a convolution's taps, a scale of attention; where rows go to experts, compare with \
-              the option kernels = exact, as rounding alone may choose others"
+              decay or gates, the order of a convolution's taps; where rows go to experts, compare with the option \
+              kernels = exact, as rounding alone may choose others"
         }
         _ => {
             "if no other law is broken, the cause lies where tokens meet, as the first one does not differ: the rotation's \
@@ -217,5 +223,21 @@ fn largest(rig: &Rig<'_>, right: &[f32], rows: &[f32], from: usize) -> f32 {
 fn sharpen(rig: &mut Rig<'_>, change: f32) {
     if change > SEEN {
         rig.tolerance = rig.tolerance.min((change / 4.0).max(rig.options.finest));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_advice_names_what_the_model_has() {
+        let has = |states, blocks| {
+            [cause(3, (states, blocks)).contains("decay"), cause(3, (states, blocks)).contains("rotation")]
+        };
+        assert_eq!(has(false, true), [false, true]);
+        assert_eq!(has(true, false), [true, false]);
+        assert_eq!(has(true, true), [true, true]);
+        assert!(cause(0, (true, true)).contains("the first one differs already"));
     }
 }
