@@ -10,7 +10,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::outside::Outside;
+use crate::{outside::Outside, python_numbers};
 
 const NAME_BYTES_MAX: u64 = 512;
 const CONFIG_BYTES_MAX: u64 = 8 << 20;
@@ -79,8 +79,9 @@ fn class(path: &Path) -> Result<CheckpointName, String> {
         #[serde(default)]
         architectures: Vec<String>,
     }
-    let file = open(path)?;
-    let config: Config = serde_json::from_reader(BufReader::new(file.take(CONFIG_BYTES_MAX)))
+    let mut text = Vec::new();
+    open(path)?.take(CONFIG_BYTES_MAX).read_to_end(&mut text).map_err(|error| error.to_string())?;
+    let config: Config = serde_json::from_slice(&python_numbers::quoted(&text))
         .map_err(|error| format!("it is not a valid config.json: {error}"))?;
     let name = config.architectures.into_iter().next().ok_or("it lists no architecture in 'architectures'")?;
     let legal = (1..=NAME_BYTES_MAX).contains(&(name.len() as u64)) && !name.chars().any(char::is_control);
@@ -278,6 +279,8 @@ mod tests {
             CheckpointName::read(folder.path())
         };
         assert_eq!(config(r#"{"architectures": ["A", "B"]}"#).unwrap(), CheckpointName::Class("A".into()));
+        let bare = r#"{"time_step_limit": [0.0, Infinity], "architectures": ["A"]}"#;
+        assert_eq!(config(bare).unwrap(), CheckpointName::Class("A".into()), "as transformers writes it");
         assert!(config("{}").unwrap_err().contains("lists no architecture"));
         assert!(config(r#"{"architectures": "#).unwrap_err().contains("not a valid config.json"));
         assert!(CheckpointName::read(&folder.path().join("nothing")).is_err());

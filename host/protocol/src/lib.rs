@@ -18,6 +18,7 @@ pub mod media;
 pub mod outside;
 pub mod path_policy;
 pub mod prompt;
+pub mod python_numbers;
 pub mod quarantine;
 pub mod questions;
 pub mod refusal;

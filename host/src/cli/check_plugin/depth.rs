@@ -2,14 +2,22 @@
 //! model, to the plugin and to transformers alike, so that both can be asked for its numbers after any layer.
 
 use serde_json::{Map, Value};
-use std::{fs, os::unix::fs::symlink, path::Path};
+use std::{
+    fs::{self, File},
+    io::Read as _,
+    os::unix::fs::symlink,
+    path::Path,
+};
 use tempfile::TempDir;
 
 use super::super::error::CliError;
-use pensieve_protocol::outside::Outside;
+use pensieve_protocol::{outside::Outside, python_numbers};
 
 /// Keys of the number of layers.
 const LAYERS: [&str; 4] = ["num_hidden_layers", "n_layers", "n_layer", "num_layers"];
+/// Lists whose items are not of layers, however many there are.
+const OTHER_LISTS: [&str; 3] = ["architectures", "eos_token_id", "time_step_limit"];
+const CONFIG_BYTES_MAX: u64 = 8 << 20;
 
 /// A checkpoint's `config.json` with its number of layers.
 pub(super) struct Depth<'a> {
@@ -21,8 +29,10 @@ pub(super) struct Depth<'a> {
 impl<'a> Depth<'a> {
     /// Reads the configuration of a folder; `None` if it is a file, or does not say how many layers it has.
     pub(super) fn of(checkpoint: &'a Path) -> Option<Self> {
-        let text = fs::read(checkpoint.join("config.json")).ok()?;
-        let config: Map<String, Value> = serde_json::from_slice(&text).ok()?;
+        let mut text = Vec::new();
+        let file = File::open(checkpoint.join("config.json")).ok()?;
+        file.take(CONFIG_BYTES_MAX).read_to_end(&mut text).ok()?;
+        let config: Map<String, Value> = serde_json::from_slice(&python_numbers::quoted(&text)).ok()?;
         let layers = layers(&config)?;
         Some(Self { folder: checkpoint, config, layers })
     }
@@ -39,7 +49,8 @@ impl<'a> Depth<'a> {
             }
         }
         let config = Value::Object(cut(&self.config, self.layers, count));
-        fs::write(folder.path().join("config.json"), config.to_string()).map_err(failed)?;
+        let text = python_numbers::unquoted(&config.to_string());
+        fs::write(folder.path().join("config.json"), text).map_err(failed)?;
         Ok(folder)
     }
 }
@@ -50,14 +61,17 @@ fn layers(config: &Map<String, Value>) -> Option<usize> {
     Some(found).filter(|count| *count > 1)
 }
 
-/// Shortens the numbers of layers, and lists with an item for each layer.
+/// Shortens the numbers of layers, and lists and patterns with an item or a letter for each layer.
 fn cut(config: &Map<String, Value>, all: usize, count: usize) -> Map<String, Value> {
     let shortened = config.iter().map(|(key, value)| {
         let value = match value {
             Value::Number(number) if LAYERS.contains(&key.as_str()) && number.as_u64() == Some(all as u64) => {
                 count.into()
             }
-            Value::Array(items) if items.len() == all => items[..count].into(),
+            Value::Array(items) if items.len() == all && !OTHER_LISTS.contains(&key.as_str()) => items[..count].into(),
+            Value::String(letters) if key.ends_with("_pattern") && letters.chars().count() == all => {
+                letters.chars().take(count).collect::<String>().into()
+            }
             Value::Object(inner) if key == "text_config" => Value::Object(cut(inner, all, count)),
             other => other.clone(),
         };
@@ -108,6 +122,20 @@ mod tests {
                 assert_eq!(found, Ok(first), "{first} of {all}");
             }
         }
+    }
+
+    #[test]
+    fn a_configuration_with_numbers_of_python_and_patterns_of_layers_is_cut() {
+        let folder = tempfile::tempdir().unwrap();
+        let text = r#"{"eos_token_id":[1,2],"hybrid_override_pattern":"M*","num_hidden_layers":2,"time_step_limit":[0.0,Infinity]}"#;
+        fs::write(folder.path().join("config.json"), text).unwrap();
+        fs::write(folder.path().join("model.safetensors"), "weights").unwrap();
+        let depth = Depth::of(folder.path()).unwrap();
+        assert_eq!(depth.layers, 2);
+        let cut = depth.cut(1).unwrap();
+        let expected = text.replace("\"M*\"", "\"M\"").replace("layers\":2", "layers\":1");
+        assert_eq!(fs::read_to_string(cut.path().join("config.json")).unwrap(), expected);
+        assert_eq!(fs::read_to_string(cut.path().join("model.safetensors")).unwrap(), "weights");
     }
 
     #[test]
