@@ -26,9 +26,12 @@ const RESERVED: &str = "abstract alloc as async await become box break build con
     pensieve pensieve-plugin-api priv proc-macro pub ref return self static std struct super test trait \
     true try type typeof union unsafe unsized use virtual where while yield";
 
-/// Plugins, samplers and adapter formats shipped with this program.
-const SHIPPED: &str = "bias dry gemma gguf glm gpt-oss granite greedy llama lora min-p mirostat mistral olmo peft penalties phi \
-    qwen samplers seeded temperature top-k top-p typical xtc zoo";
+/// Plugins, architectures, samplers and adapter formats shipped with this program.
+const SHIPPED: &str = "bert bias cohere cohere2 deepseek dry embedding-gemma ernie exaone exaone4 falcon falcon-h1 \
+    gemma gemma4 gguf glm glm4 gpt-oss granite granite-hybrid greedy jamba kimi-linear lfm2 llama lora mamba mamba2 \
+    min-p minimax minimax-m2 mirostat mistral mixtral modern-bert nemotron nemotron-h nomic-bert olmo olmo2 olmoe \
+    peft penalties phi phi3 phimoe qwen qwen-next rwkv rwkv7 samplers seeded stablelm starcoder2 temperature top-k \
+    top-p typical xtc zoo";
 
 /// Create a plugin of your own: a Cargo project that builds and passes its tests.
 #[derive(Args)]

@@ -81,7 +81,7 @@ const LAYERS: &[(&str, &str, &[&[&str]])] = &[
                 "share",
                 "vocabulary",
             ],
-            &["media", "outside", "rows", "towers"],
+            &["media", "outside", "python_numbers", "rows", "towers"],
         ],
     ),
     (

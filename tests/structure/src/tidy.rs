@@ -272,6 +272,27 @@ fn every_file_says_what_it_is_for() {
     }
 }
 
+/// `pensieve new` refuses the names of plugins and architectures that are there already.
+#[test]
+fn what_is_shipped_is_known_to_the_scaffold() {
+    let scaffold = fs::read_to_string(root().join("host/src/cli/new.rs")).unwrap();
+    let (_, list) = scaffold.split_once("const SHIPPED: &str = \"").unwrap();
+    let (list, _) = list.split_once("\";").unwrap();
+    let known: BTreeSet<&str> = list.split_whitespace().filter(|word| *word != "\\").collect();
+    let plugins = fs::read_dir(root().join("plugins")).unwrap();
+    let mut shipped: BTreeSet<String> =
+        plugins.map(|plugin| plugin.unwrap().file_name().into_string().unwrap()).collect();
+    assert!(shipped.contains("zoo"), "{shipped:?}");
+    for path in sources("plugins") {
+        let text = fs::read_to_string(path).unwrap();
+        let names = text.split("const NAME: &'static str = \"").skip(1).filter_map(|rest| rest.split('"').next());
+        // A plugin's name has no underscores, so that those with one cannot be taken.
+        shipped.extend(names.filter(|name| !name.contains('_')).map(str::to_owned));
+    }
+    let missing: Vec<&String> = shipped.iter().filter(|name| !known.contains(name.as_str())).collect();
+    assert_eq!(missing, [] as [&String; 0], "complete SHIPPED in host/src/cli/new.rs");
+}
+
 #[test]
 fn one_file_of_the_server_names_warp() {
     let names_it = |path: &PathBuf| code(path).contains("warp::");
