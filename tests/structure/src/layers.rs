@@ -151,7 +151,7 @@ const LAYERS: &[(&str, &str, &[&[&str]])] = &[
             &["checkpoint"],
             &["config", "tokenizer"],
             &["dense", "family"],
-            &["gguf_config"],
+            &["gguf_config", "modules"],
             &["tensors"],
             &["packed"],
             &["gguf", "parts", "pretokenizer", "rope", "safetensors"],
