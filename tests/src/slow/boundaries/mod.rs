@@ -4,6 +4,7 @@
 
 mod fields;
 mod routes;
+mod row_routes;
 
 use serde_json::{Value, json};
 use std::{
@@ -12,13 +13,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-use self::routes::routes;
+use self::{
+    routes::{Route, routes},
+    row_routes::row_routes,
+};
 use crate::{
     artifacts::{plugin, test_plugin},
     http::{
         client::{Reply, post, request, soon},
         server::{Options, Server},
     },
+    reference::fixture,
     scripted,
 };
 
@@ -35,9 +40,21 @@ fn serve(root: &Path) -> Server {
     server
 }
 
+/// A server with an encoder, a cross-encoder and a classifier, all of them loaded.
+fn serve_rows() -> Server {
+    let models = [("embed", "bert"), ("rank", "bert_rank"), ("classify", "modern_bert_classify")];
+    let models = models.map(|(id, name)| (id.to_owned(), fixture(&format!("encoders/{name}")))).to_vec();
+    let server = Options { plugins: vec![plugin("pensieve-bert")], models, ..Options::default() }.start();
+    for route in row_routes() {
+        let ready = post(server.address, route.path, &route.body);
+        assert_eq!(ready.status(), 200, "{}: {ready:?}", route.path);
+    }
+    server
+}
+
 /// What is wrong with a refusal, if anything.
 fn misfit(reply: &Reply, path: &str, field: Option<&str>) -> Option<String> {
-    let is_openai = path.ends_with("/completions") || path == "/v1/responses";
+    let is_openai = !path.starts_with("/v1/messages") && !matches!(path, "/execute" | "/token_stream");
     if path.starts_with("/api/") {
         return misfit_of_ollama(reply, field);
     }
@@ -96,23 +113,40 @@ fn short(body: &Value) -> String {
 #[test]
 fn every_field_is_taken_up_to_its_edges_and_refused_by_name_beyond_them() {
     let root = tempfile::tempdir().unwrap();
-    let server = serve(root.path());
+    let (asked, hostile) = try_fields(&serve(root.path()), &routes());
+    assert!(asked > 1000, "{asked}");
+    for path in ["/v1/responses", "/api/chat", "/api/generate"] {
+        assert!(hostile[path] >= 60, "{path}: {hostile:?}");
+    }
+}
+
+#[test]
+fn every_field_of_vectors_and_scores_is_taken_up_to_its_edges_and_refused_by_name_beyond_them() {
+    let (asked, hostile) = try_fields(&serve_rows(), &row_routes());
+    assert!(asked > 300, "{asked}");
+    for path in ["/v1/embeddings", "/v1/rerank", "/v1/score", "/v1/classify"] {
+        assert!(hostile[path] >= 25, "{path}: {hostile:?}");
+    }
+}
+
+/// Tries each value of each field. Returns how many were asked for, and for each path how many had to be refused.
+fn try_fields(server: &Server, routes: &[Route]) -> (usize, HashMap<&'static str, usize>) {
     let (mut wrong, mut asked) = (Vec::new(), 0);
     let mut hostile: HashMap<&str, usize> = HashMap::new();
-    for route in routes() {
+    for route in routes {
         for field in &route.fields {
             for value in &field.good {
-                let reply = post(server.address, route.path, &field.body(&route, value));
+                let reply = post(server.address, route.path, &field.body(route, value));
                 let broke_off =
                     ["event: error", "response.failed", "{\"error\""].iter().any(|end| reply.text().contains(end));
                 if reply.status() != 200 || broke_off {
-                    let body = short(&field.body(&route, value));
+                    let body = short(&field.body(route, value));
                     wrong.push(format!("{} {body} is refused: {reply:?}", route.path));
                 }
                 asked += 1;
             }
             for value in &field.bad {
-                let body = field.body(&route, value);
+                let body = field.body(route, value);
                 let reply = soon(|| post(server.address, route.path, &body));
                 let misfit = misfit(&reply, route.path, Some(field.path));
                 wrong.extend(misfit.map(|what| format!("{} {}: {what}", route.path, short(&body))));
@@ -122,19 +156,20 @@ fn every_field_is_taken_up_to_its_edges_and_refused_by_name_beyond_them() {
         }
     }
     assert!(wrong.is_empty(), "{} of {asked} are wrong:\n{}", wrong.len(), wrong.join("\n"));
-    assert!(asked > 1000, "{asked}");
-    for path in ["/v1/responses", "/api/chat", "/api/generate"] {
-        assert!(hostile[path] >= 60, "{path}: {hostile:?}");
-    }
+    (asked, hostile)
 }
 
 #[test]
 fn numbers_that_json_does_not_have_are_refused_wherever_they_stand() {
     let root = tempfile::tempdir().unwrap();
-    let server = serve(root.path());
-    for route in routes() {
+    refuse_numbers(&serve(root.path()), &routes());
+    refuse_numbers(&serve_rows(), &row_routes());
+}
+
+fn refuse_numbers(server: &Server, routes: &[Route]) {
+    for route in routes {
         for field in route.fields.iter().filter(|field| field.bad.contains(&json!("NaN"))) {
-            let body = field.body(&route, &json!("HERE")).to_string();
+            let body = field.body(route, &json!("HERE")).to_string();
             for number in ["NaN", "1e400", "-1e400", "Infinity", "01", "1.", ".5", "+1", "0x1", "--1"] {
                 let body = body.replace("\"HERE\"", number);
                 let reply = soon(|| request(server.address, "POST", route.path, &JSON, body.as_bytes()));
@@ -147,7 +182,11 @@ fn numbers_that_json_does_not_have_are_refused_wherever_they_stand() {
 #[test]
 fn what_is_no_request_is_refused_on_every_route() {
     let root = tempfile::tempdir().unwrap();
-    let server = serve(root.path());
+    refuse_bodies(&serve(root.path()), &routes());
+    refuse_bodies(&serve_rows(), &row_routes());
+}
+
+fn refuse_bodies(server: &Server, routes: &[Route]) {
     let deep = |depth: usize| format!("{{\"a\":{}1{}}}", "[".repeat(depth), "]".repeat(depth)).into_bytes();
     let bodies: Vec<Vec<u8>> = vec![
         b"".to_vec(),
@@ -171,7 +210,7 @@ fn what_is_no_request_is_refused_on_every_route() {
         format!("{{\"a\":{}", "{\"a\":".repeat(100_000)).into_bytes(),
         b"\0".repeat(100_000),
     ];
-    for route in routes() {
+    for route in routes {
         for body in &bodies {
             let reply = soon(|| request(server.address, "POST", route.path, &JSON, body));
             let shown = String::from_utf8_lossy(&body[..body.len().min(40)]).into_owned();
