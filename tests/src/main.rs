@@ -57,6 +57,7 @@ mod phi;
 mod programs;
 mod prompts;
 mod qwen2;
+mod ranks;
 mod responses;
 mod reuse;
 mod rows;

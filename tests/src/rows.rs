@@ -47,7 +47,12 @@ fn copy(root: &Path, name: &str) -> PathBuf {
 }
 
 /// A server with the fixture under every pooling, as a chat model, and beside a model without rows.
-pub fn serve(root: &Path) -> Server {
+fn serve(root: &Path) -> Server {
+    options(root).start()
+}
+
+/// Its options.
+pub fn options(root: &Path) -> Options {
     let mut models = vec![("chat".to_owned(), copy(root, "chat"))];
     for (name, pooling) in [("last", "lasttoken"), ("first", "cls"), ("mean", "mean")] {
         models.push((name.to_owned(), made_for_embedding(root, name, pooling, false)));
@@ -57,7 +62,7 @@ pub fn serve(root: &Path) -> Server {
     scripted::checkpoint(&words, &[("hello", "Hello.")]);
     models.push(("words".to_owned(), words));
     let plugins = vec![plugin("pensieve-qwen"), test_plugin("scripted"), plugin("pensieve-samplers")];
-    Options { plugins, models, ..Options::default() }.start()
+    Options { plugins, models, ..Options::default() }
 }
 
 fn floats(value: &Value) -> Vec<f32> {

@@ -17,6 +17,7 @@ use std::{
 use crate::{
     artifacts::{plugin, test_plugin},
     http::server::{Options, Server},
+    reference::fixture,
     rows, scripted, starter,
 };
 
@@ -98,7 +99,12 @@ fn embeddings_and_ranks_run_through_the_vendors_sdks_and_langchain() {
     match installed("embeddings", "embeddings.txt", install_python) {
         Ok(packages) => {
             let root = tempfile::tempdir().unwrap();
-            table(&rows::serve(root.path()), &packages.join("bin/python"), "with_embeddings.py", &packages);
+            let mut options = rows::options(root.path());
+            options.plugins.push(plugin("pensieve-bert"));
+            for (id, name) in [("encoder", "bert"), ("ranker", "bert_rank")] {
+                options.models.push((id.into(), fixture(&format!("encoders/{name}"))));
+            }
+            table(&options.start(), &packages.join("bin/python"), "with_embeddings.py", &packages);
         }
         Err(why) => skip("with_embeddings.py", &why),
     }
