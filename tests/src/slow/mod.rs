@@ -13,3 +13,4 @@ mod sessions;
 mod siege;
 mod tool_search;
 mod toolchains;
+mod transformers;
