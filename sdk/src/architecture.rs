@@ -86,8 +86,8 @@ pub trait Model: Any + Send {
         0
     }
 
-    /// Computes what follows pooling: a row of [`Model::finish_width`] values for each of the `rows`, whose lengths are
-    /// valid.
+    /// Computes what follows pooling: for each of the pooled `rows` one of [`Model::finish_width`] values. The lengths of
+    /// both slices have been checked.
     fn finish(&mut self, rows: &[f32], out: &mut [f32]) -> Result<()> {
         let _ = (rows, out);
         Err(Error::unsupported("nothing follows the pooling of this model's hidden rows"))

@@ -124,9 +124,15 @@ impl Decoder for Engram {
             let message = format!("{} tables for n-grams of up to {ngram} tokens", rows.len());
             return Err(pensieve_sdk::Error::corrupt(message));
         }
+        let (llama, engram_layers) = (Config::read(checkpoint)?, config.usizes("engram_layers")?);
+        let layers = llama.sizes.num_hidden_layers;
+        if let Some(layer) = engram_layers.iter().find(|layer| **layer >= layers) {
+            let message = format!("'engram_layers' has layer {layer}, and there are {layers}");
+            return Err(pensieve_sdk::Error::corrupt(message));
+        }
         Ok(EngramConfig {
-            llama: Config::read(checkpoint)?,
-            engram_layers: config.usizes("engram_layers")?,
+            llama,
+            engram_layers,
             engram_ngram: ngram,
             engram_rows: rows,
             engram_dim: config.usize("engram_dim")?,

@@ -83,7 +83,7 @@ impl Kind {
     }
 
     /// The verb for sentences about a model.
-    pub fn deed(self) -> &'static str {
+    pub fn does(self) -> &'static str {
         match self {
             Self::Embed => "embeds texts",
             Self::Rank => "ranks documents",

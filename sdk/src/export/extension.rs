@@ -1,10 +1,11 @@
 //! Extensions of an author's own: tables of functions beside the contract, which a host asks for by id.
 //!
-//! A table is a `#[repr(C)]` struct of functions that derives [`abi_stable::StableAbi`], for which a plugin depends on
-//! `abi_stable` in the version of the SDK's, as the derive macro asks; both sides compile the same definition, and the host compares layouts before it calls anything. The provider returns it from its `extension`
-//! method, or a plugin from [`Plugin::extension`](crate::Plugin::extension). A function's first argument is the object
-//! that offered the table; [`model`], [`decoder`] and [`architecture`] turn it back into the author's own type, and turn
-//! errors and panics into what the host expects.
+//! A table is a `#[repr(C)]` struct of functions that derives [`abi_stable::StableAbi`]. The derive macro needs
+//! `abi_stable` among the plugin's own dependencies, in the SDK's version. Both sides compile the same definition, and the
+//! host compares layouts before it calls anything. The provider returns the table from its `extension` method, or a plugin
+//! from [`Plugin::extension`](crate::Plugin::extension). A function's first argument is the object that offered the table;
+//! [`model`], [`decoder`] and [`architecture`] turn it back into the author's own type, and turn errors and panics into
+//! what the host expects.
 //!
 //! This is the only part of the SDK with types of the ABI. Ids look like `my-company-name/1`; the contract's own come
 //! first.

@@ -5,6 +5,7 @@
 mod comments;
 mod dependencies;
 mod layers;
+mod pages;
 mod platforms;
 mod tidy;
 mod unsafe_code;

@@ -386,7 +386,7 @@ fn check_generates(target: &Target) -> Result<(), Failure> {
         Kind::Rank => "/v1/rerank",
         Kind::Classify => "/v1/classify",
     };
-    let message = format!("'{}' {} and writes no text", target.id, rows.kind.deed());
+    let message = format!("'{}' {} and writes no text", target.id, rows.kind.does());
     Err(Failure::new(FailureCode::Unsupported, message).at("model").with_help(format!("use {path}")))
 }
 

@@ -136,7 +136,7 @@ fn checked(target: &Target, kind: Kind) -> Result<RowsUse, Failure> {
         }
         Ok(Some(rows)) => rows,
     };
-    let does = if rows.made_for { rows.kind.deed() } else { "writes text" };
+    let does = if rows.made_for { rows.kind.does() } else { "writes text" };
     match (kind, rows.kind) {
         _ if kind == rows.kind => Ok((**rows).clone()),
         (Kind::Embed, other) => {

@@ -7,7 +7,8 @@
 //!
 //! The rest has side effects: [`step`] is one step, [`active_jobs`] owns the running jobs, [`model`] and [`chain`] call
 //! plugins, [`adapters`] decides which LoRA adapters are in memory, [`store`] is the prefix cache's tier on disk, and
-//! `identity` names it. `items` decides which images of prompts are encoded when. `pooled` makes one row of a text's hidden rows. `thoughts` and `repetition` decide when reasoning is concluded, and which answers loop.
+//! `identity` names it. `items` decides which images of prompts are encoded when, and `pooled` makes one row of a text's
+//! hidden rows. `thoughts` decides when reasoning is concluded, and `repetition` which answers loop.
 
 pub mod blocks;
 pub mod scheduler;

@@ -11,9 +11,9 @@ use crate::{
 };
 
 impl Recurrence {
-    /// The gated delta rule: `S ← exp(decay) · S`, then `S ← S + kᵀ · beta · (v − k · S)`; the output is `q · S`, `[tokens, heads ·
-    /// value_dim]`. `q` and `k` are `[tokens, key_heads · key_dim]`, `v` is `[tokens, heads · value_dim]`; `beta` (0 to 1) is
-    /// `[tokens, heads]`, or as wide as `v`.
+    /// The gated delta rule: `S ← exp(decay) · S`, then `S ← S + kᵀ · beta · (v − k · S)`. The output, `q · S`, and `v` are
+    /// `[tokens, heads · value_dim]`, `q` and `k` are `[tokens, key_heads · key_dim]`; `beta` (0 to 1) is `[tokens, heads]`, or
+    /// as wide as `v`.
     pub fn delta(
         &self,
         qkv: [&Tensor; 3],
