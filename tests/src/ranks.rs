@@ -104,12 +104,12 @@ fn a_document_is_cut_at_its_end_alone(server: &Server, model: &str, context: u64
 fn classes_have_the_labels_of_the_checkpoint() {
     let labels = ["good", "bad", "odd"];
     let folder = rewritten("encoders/qwen3-reranker", |name, (shape, data)| {
-        let score =
-            (vec![labels.len(), shape[shape.len() - 1]], data[..4 * labels.len() * shape[shape.len() - 1]].to_vec());
-        match name {
-            "model.embed_tokens.weight" => vec![(name.to_owned(), (shape, data)), ("score.weight".to_owned(), score)],
-            _ => vec![(name.to_owned(), (shape, data))],
+        let table = (name.to_owned(), (shape.clone(), data.clone()));
+        if name != "model.embed_tokens.weight" {
+            return vec![table];
         }
+        let rows = data[..4 * labels.len() * shape[1]].to_vec();
+        vec![table, ("score.weight".to_owned(), (vec![labels.len(), shape[1]], rows))]
     });
     let path = folder.path().join("config.json");
     let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();

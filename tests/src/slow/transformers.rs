@@ -62,10 +62,12 @@ fn the_script_computes_what_plugins_of_every_kind_compute() {
 /// A decoder with a head for three labels, which gives one row of logits for a text.
 fn classifier() -> tempfile::TempDir {
     let folder = rewritten("encoders/qwen3-reranker", |name, (shape, data)| {
-        let width = shape[shape.len() - 1];
-        let score = ("score.weight".to_owned(), (vec![3, width], data[..4 * 3 * width].to_vec()));
-        let (is_table, tensor) = (name == "model.embed_tokens.weight", (name.to_owned(), (shape, data)));
-        if is_table { vec![tensor, score] } else { vec![tensor] }
+        let table = (name.to_owned(), (shape.clone(), data.clone()));
+        if name != "model.embed_tokens.weight" {
+            return vec![table];
+        }
+        let rows = data[..4 * 3 * shape[1]].to_vec();
+        vec![table, ("score.weight".to_owned(), (vec![3, shape[1]], rows))]
     });
     let path = folder.path().join("config.json");
     let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();

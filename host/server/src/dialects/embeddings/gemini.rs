@@ -29,7 +29,7 @@ struct Several {
 }
 
 /// The embedding that one content asks for.
-struct Content {
+pub(super) struct Content {
     text: String,
     prompt: PromptChoice,
     dimensions: Option<u32>,
@@ -45,22 +45,13 @@ pub(crate) async fn embed_content(chats: Arc<Chats>, call: ApiRequest) -> Result
 
 /// `POST /v1beta/models/ID:batchEmbedContents`.
 pub(crate) async fn batch_embed_contents(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
-    let read = call.read(|_, body| {
-        let field = body.get("requests");
-        let contents = field.items(INPUTS_MAX)?.map(|request| read(&request)).collect::<Result<Vec<_>, _>>()?;
-        let Some(first) = contents.first() else { return Err(field.invalid("is empty")) };
-        if contents.iter().any(|one| (&one.prompt, one.dimensions) != (&first.prompt, first.dimensions)) {
-            return Err(field.invalid("should have the same taskType and outputDimensionality in all of its items"));
-        }
-        Ok(contents)
-    });
-    let (contents, warnings) = read.await?;
+    let (contents, warnings) = call.read(|_, body| batch(body)).await?;
     let rows = compute(&chats, &call, contents).await?;
     let embeddings = rows.rows.into_iter().map(|values| Values { values }).collect();
     Ok(json(&Several { embeddings })?.with_warnings([warnings, rows.warnings].concat()))
 }
 
-fn read(request: &Field<'_>) -> Result<Content, ApiError> {
+pub(super) fn read(request: &Field<'_>) -> Result<Content, ApiError> {
     let content = request.get("content");
     let texts = content.get("parts").items(PARTS_MAX)?.map(|part| part.get("text").string().map(str::to_owned));
     let dimensions = request.get("outputDimensionality").optional(|count| count.integer(1..=DIMENSIONS_MAX))?;
@@ -71,6 +62,16 @@ fn read(request: &Field<'_>) -> Result<Content, ApiError> {
         // The range makes the cast exact.
         dimensions: dimensions.map(|count| count as u32),
     })
+}
+
+pub(super) fn batch(body: &Field<'_>) -> Result<Vec<Content>, ApiError> {
+    let field = body.get("requests");
+    let contents = field.items(INPUTS_MAX)?.map(|request| read(&request)).collect::<Result<Vec<_>, _>>()?;
+    let Some(first) = contents.first() else { return Err(field.invalid("is empty")) };
+    if contents.iter().any(|one| (&one.prompt, one.dimensions) != (&first.prompt, first.dimensions)) {
+        return Err(field.invalid("should have the same taskType and outputDimensionality in all of its items"));
+    }
+    Ok(contents)
 }
 
 async fn compute(chats: &Chats, call: &ApiRequest, contents: Vec<Content>) -> Result<Rows, ApiError> {

@@ -2,6 +2,8 @@
 //! `/v1/classify` as in vLLM, Ollama's `/api/embed`, Google's `embedContent`. All of them read texts to a
 //! [`RowsRequest`], and differ in the form of the answer.
 
+#[cfg(test)]
+mod fuzz_tests;
 mod gemini;
 mod ollama;
 mod rerank;

@@ -26,7 +26,7 @@ struct OldEmbedded {
     embedding: Vec<f32>,
 }
 
-struct Parsed {
+pub(super) struct Parsed {
     request: RowsRequest,
     keep: Option<KeepAlive>,
 }
@@ -52,7 +52,7 @@ pub(crate) async fn embeddings(chats: Arc<Chats>, call: ApiRequest) -> Result<Ap
     Ok(json(&OldEmbedded { embedding })?.with_warnings([warnings, told].concat()))
 }
 
-fn read(body: &Field<'_>, name: &str) -> Result<Parsed, ApiError> {
+pub(super) fn read(body: &Field<'_>, name: &str) -> Result<Parsed, ApiError> {
     let (own, other) = (body.get(name), body.get(if name == "input" { "prompt" } else { "input" }));
     let field = if own.is_absent() { other } else { own };
     let texts = if field.is_absent() { Vec::new() } else { texts(&field)? };

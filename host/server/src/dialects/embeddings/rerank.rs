@@ -38,7 +38,7 @@ struct Scored {
     text: Option<String>,
 }
 
-struct Parsed {
+pub(super) struct Parsed {
     ranking: Ranking,
     /// Number of results, the best ones.
     top: usize,
@@ -77,7 +77,7 @@ pub(crate) async fn rerank(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiRes
     Ok(json(&answer)?.with_warnings(warnings))
 }
 
-fn read(body: &Field<'_>) -> Result<Parsed, ApiError> {
+pub(super) fn read(body: &Field<'_>) -> Result<Parsed, ApiError> {
     let is_bare = body.get("documents").is_absent() && !body.get("texts").is_absent();
     let field = body.get(if is_bare { "texts" } else { "documents" });
     let document = |item: Field<'_>| -> Result<String, ApiError> {
@@ -114,16 +114,7 @@ pub(crate) async fn score(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResp
         data: Vec<Score>,
         usage: Usage,
     }
-    let read = call.read(|_, body| {
-        let (queries, field) = (texts(&body.get("text_1"))?, body.get("text_2"));
-        let documents = texts(&field)?;
-        if queries.is_empty() || documents.is_empty() || queries.len() > 1 && queries.len() != documents.len() {
-            let counts = (queries.len(), documents.len());
-            return Err(field.invalid(format_args!("has {} texts, which do not pair with {}", counts.1, counts.0)));
-        }
-        Ok(Ranking { queries, documents, ..head(body)? })
-    });
-    let (ranking, warnings) = read.await?;
+    let (ranking, warnings) = call.read(|_, body| pairs(body)).await?;
     let named = ranking.model.clone();
     let scores = scored(ranking, &chats, &call).await?;
     let data = scores.scores.into_iter().enumerate();
@@ -132,6 +123,16 @@ pub(crate) async fn score(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResp
     let (id, created, usage) = (fresh_id("score-"), openai::now(), Usage::of(scores.tokens));
     Ok(json(&List { id, object: "list", created, model, data, usage })?
         .with_warnings([warnings, scores.warnings].concat()))
+}
+
+pub(super) fn pairs(body: &Field<'_>) -> Result<Ranking, ApiError> {
+    let (queries, field) = (texts(&body.get("text_1"))?, body.get("text_2"));
+    let documents = texts(&field)?;
+    if queries.is_empty() || documents.is_empty() || queries.len() > 1 && queries.len() != documents.len() {
+        let counts = (queries.len(), documents.len());
+        return Err(field.invalid(format_args!("has {} texts, which do not pair with {}", counts.1, counts.0)));
+    }
+    Ok(Ranking { queries, documents, ..head(body)? })
 }
 
 /// `POST /v1/classify` and `/classify`.
