@@ -1,6 +1,8 @@
 //! OpenAI's Responses API over the wire, as the Open Responses suite asks for it: what a response has, compaction, answers
 //! in the background, and WebSockets.
 
+mod background;
+
 use serde_json::{Value, json};
 use std::{
     io::{BufRead, BufReader, Write},
@@ -16,7 +18,7 @@ use tungstenite::{
 use crate::{
     artifacts::{plugin, test_plugin},
     http::{
-        client::{Incoming, get, post, request},
+        client::{get, post},
         server::{Options, Server},
     },
     scripted,
@@ -223,53 +225,6 @@ fn a_compacted_conversation_goes_on_from_its_summary() {
 }
 
 #[test]
-fn an_answer_in_the_background_is_fetched_or_cancelled() {
-    let root = tempfile::tempdir().unwrap();
-    let server = serve(root.path());
-    let background = json!({"background": true});
-    let begun = post(server.address, RESPONSES, &body("hi", &background)).json();
-    assert_eq!((&begun["status"], &begun["background"]), (&json!("in_progress"), &json!(true)));
-    let path = format!("{RESPONSES}/{}", begun["id"].as_str().unwrap());
-    let mut response = begun;
-    while response["status"] == "in_progress" {
-        response = get(server.address, &path).json();
-    }
-    assert_eq!((&response["status"], text_of(&response)), (&json!("completed"), "Hello there."));
-
-    let endless = post(server.address, RESPONSES, &body("forever", &background)).json();
-    let cancel = format!("{RESPONSES}/{}/cancel", endless["id"].as_str().unwrap());
-    let cancelled = request(server.address, "POST", &cancel, &[], b"");
-    assert_eq!((cancelled.status(), &cancelled.json()["status"]), (200, &json!("cancelled")));
-    let again = request(server.address, "POST", &cancel, &[], b"");
-    assert_eq!((again.status(), &again.json()["status"]), (200, &json!("cancelled")));
-    server.until("the answer is no longer generated", |metrics| {
-        metrics.iter().all(|(name, value)| !name.starts_with("pensieve_sequences_running") || *value == 0.0)
-    });
-
-    // A stream in the background outlives its client, and nothing goes on from an answer that is not there.
-    let streamed = body("forever", &json!({"background": true, "stream": true}));
-    let mut incoming = Incoming::open(server.address, RESPONSES, &[], &streamed);
-    let created = incoming.event().unwrap();
-    assert_eq!(created.name, "response.created");
-    drop(incoming);
-    let id = created.json()["response"]["id"].as_str().unwrap().to_owned();
-    let path = format!("{RESPONSES}/{id}");
-    assert_eq!(get(server.address, &path).json()["status"], "in_progress");
-    let early = post(server.address, RESPONSES, &body("hi", &json!({"previous_response_id": id})));
-    assert_eq!((early.status(), &early.json()["error"]["param"]), (400, &json!("previous_response_id")));
-    assert_eq!(request(server.address, "POST", &format!("{path}/cancel"), &[], b"").status(), 200);
-    let streamed = body("hi", &json!({"background": true, "stream": true}));
-    let events = Incoming::open(server.address, RESPONSES, &[], &streamed).events();
-    assert_eq!(events.last().unwrap().name, "response.completed");
-
-    let usual = post(server.address, RESPONSES, &body("hi", &json!({}))).json();
-    let cancel = format!("{RESPONSES}/{}/cancel", usual["id"].as_str().unwrap());
-    assert_eq!(request(server.address, "POST", &cancel, &[], b"").status(), 400);
-    let unstored = body("hi", &json!({"background": true, "store": false}));
-    assert_eq!(post(server.address, RESPONSES, &unstored).status(), 400);
-}
-
-#[test]
 fn a_websocket_carries_one_response_after_the_other() {
     let root = tempfile::tempdir().unwrap();
     let server = serve(root.path());
@@ -286,6 +241,27 @@ fn a_websocket_carries_one_response_after_the_other() {
     let mut events = std::iter::from_fn(|| socket.read());
     let waited = events.find(|event| event["type"] == "response.completed").unwrap();
     assert_eq!(text_of(&waited["response"]), "cobalt");
+
+    // One message too many is refused alone: the response goes on, and those that wait get theirs.
+    socket.send(&message("forever"));
+    assert_eq!(socket.read().unwrap()["type"], "response.created");
+    for _ in 0..9 {
+        socket.send(&message("hi"));
+    }
+    let (mut completed, mut refused) = (0, 0);
+    while completed < 9 {
+        let event = socket.read().unwrap();
+        match event["type"].as_str().unwrap() {
+            "response.completed" => completed += 1,
+            "error" => {
+                assert_eq!((&event["status"], completed), (&json!(503), 0), "{event}");
+                refused += 1;
+            }
+            "response.failed" => panic!("{event}"),
+            _ => {}
+        }
+    }
+    assert_eq!(refused, 1);
 
     let error = socket.ask("hi", &json!({"type": "session.update"}));
     assert_eq!((&error["status"], &error["error"]["param"]), (&json!(400), &json!("type")));

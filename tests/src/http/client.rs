@@ -194,9 +194,18 @@ impl fmt::Debug for Reply {
 impl Incoming {
     /// Sends a request and waits for the head of the response.
     pub fn open(address: SocketAddr, path: &str, headers: &[(&str, &str)], body: &Value) -> Self {
-        let mut connection = Connection::open(address);
         let headers = [&[("content-type", "application/json")], headers].concat();
-        connection.ask("POST", path, &headers, body.to_string().as_bytes());
+        Self::ask(address, "POST", path, &headers, body.to_string().as_bytes())
+    }
+
+    /// Asks for a stream by `GET`, and waits for the head of the response.
+    pub fn get(address: SocketAddr, path: &str) -> Self {
+        Self::ask(address, "GET", path, &[], b"")
+    }
+
+    fn ask(address: SocketAddr, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Self {
+        let mut connection = Connection::open(address);
+        connection.ask(method, path, headers, body);
         let head = connection.head().expect("an answer");
         Self { connection, head, pending: Vec::new(), ended: false }
     }

@@ -41,7 +41,7 @@ fn anthropic_and_openai(app: &Arc<AppState>) -> Vec<Route> {
         get(app, "/v1/responses/{id}/input_items", |_, call| responses::input_items(call)),
         without_body(app, Method::POST, "/v1/responses/{id}/cancel", |_, call| responses::cancel(call)),
         get(app, "/v1/responses/{id}", |_, call| responses::retrieve(call)),
-        delete(app, "/v1/responses/{id}", |_, call| async move { responses::delete(&call) }),
+        delete(app, "/v1/responses/{id}", |_, call| responses::delete(call)),
         post(app, "/v1/embeddings", |app, call| embeddings::embeddings(app.chats.clone(), call)),
         post(app, "/v1/rerank", |app, call| embeddings::rerank(app.chats.clone(), call)),
         post(app, "/v2/rerank", |app, call| embeddings::rerank(app.chats.clone(), call)),

@@ -3,6 +3,7 @@
 
 use std::{
     collections::HashMap,
+    fmt,
     sync::{Mutex, PoisonError},
 };
 
@@ -14,52 +15,87 @@ use tokio::{
 };
 
 use super::{
-    encoder::ResponseEncoder,
+    encoder::{Progress, ResponseEncoder},
     stored::{self, find},
 };
 use crate::dialects::{
     ApiError, ApiRequest, ApiResponse, Frame, FrameStream, StreamPermit,
-    stream::{EventEncoder, Generations, KEEP_ALIVE, ended_early},
+    stream::{EventEncoder, Generations, KEEP_ALIVE},
 };
 
 /// Frames that a client may be behind. One that reads more slowly is left, as the answer must not wait for it.
 const BEHIND_MAX: usize = 1024;
+/// Requests to one answer that wait for it; more wait to be queued.
+const COMMANDS_MAX: usize = 16;
 
 /// Answers in the making, by their owner and id; dropping the sender ends one.
 #[derive(Debug, Default)]
-pub(crate) struct Background(Mutex<HashMap<(u64, String), oneshot::Sender<Stopped>>>);
+pub(crate) struct Background(Mutex<HashMap<(u64, String), mpsc::Sender<Command>>>);
 
-/// Where the task tells that it has ended.
-type Stopped = oneshot::Sender<()>;
+/// To the task of an answer.
+#[derive(Debug)]
+enum Command {
+    /// It tells when it has ended.
+    Stop(oneshot::Sender<()>),
+    Follow(oneshot::Sender<Followed>),
+}
 
-impl Background {
-    fn begin(&self, owner: u64, id: &str) -> oneshot::Receiver<Stopped> {
-        let (stop, stopped) = oneshot::channel();
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert((owner, id.to_owned()), stop);
-        stopped
-    }
+/// An answer in the making: what it is so far, and the events from then on.
+pub(super) struct Followed {
+    pub(super) progress: Progress,
+    pub(super) frames: FrameStream,
+}
 
-    /// Ends an answer; the receiver hears when the store has its last state. `None` if it has ended already.
-    pub(super) fn stop(&self, owner: u64, id: &str) -> Option<oneshot::Receiver<()>> {
-        let stop = self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&(owner, id.to_owned()))?;
-        let (told, hears) = oneshot::channel();
-        stop.send(told).ok().map(|()| hears)
+impl fmt::Debug for Followed {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Followed").finish_non_exhaustive()
     }
 }
 
-/// The client of an answer, for as long as it listens.
-struct Listener(Option<mpsc::Sender<Frame>>);
-
-impl Listener {
-    fn new() -> (Self, FrameStream) {
-        let (sender, receiver) = mpsc::channel(BEHIND_MAX);
-        let frames = unfold(receiver, |mut receiver| async move { Some((receiver.recv().await?, receiver)) });
-        (Self(Some(sender)), Box::pin(frames))
+impl Background {
+    fn begin(&self, owner: u64, id: &str) -> mpsc::Receiver<Command> {
+        let (sender, commands) = mpsc::channel(COMMANDS_MAX);
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert((owner, id.to_owned()), sender);
+        commands
     }
 
-    fn send(&mut self, frame: Frame) {
-        if !frame.is_empty() && self.0.as_ref().is_some_and(|sender| sender.try_send(frame).is_err()) {
-            self.0 = None;
+    fn end(&self, owner: u64, id: &str) -> Option<mpsc::Sender<Command>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&(owner, id.to_owned()))
+    }
+
+    /// Ends an answer; afterwards the store has its last state. False if it was not in the making.
+    pub(super) async fn stop(&self, owner: u64, id: &str) -> bool {
+        let Some(task) = self.end(owner, id) else { return false };
+        let (told, hears) = oneshot::channel();
+        if task.send(Command::Stop(told)).await.is_ok() {
+            // It drops the command if it ends by itself meanwhile, which it does after it has stored its last state.
+            let _ = hears.await;
+        }
+        true
+    }
+
+    /// `None` if no such answer is in the making.
+    pub(super) async fn follow(&self, owner: u64, id: &str) -> Option<Followed> {
+        let task = self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&(owner, id.to_owned())).cloned()?;
+        let (told, hears) = oneshot::channel();
+        task.send(Command::Follow(told)).await.ok()?;
+        hears.await.ok()
+    }
+}
+
+/// The clients of an answer, for as long as they listen.
+struct Listeners(Vec<mpsc::Sender<Frame>>);
+
+impl Listeners {
+    fn add(&mut self) -> FrameStream {
+        let (sender, receiver) = mpsc::channel(BEHIND_MAX);
+        self.0.push(sender);
+        Box::pin(unfold(receiver, |mut receiver| async move { Some((receiver.recv().await?, receiver)) }))
+    }
+
+    fn send(&mut self, frame: &Frame) {
+        if !frame.is_empty() {
+            self.0.retain(|sender| sender.try_send(frame.clone()).is_ok());
         }
     }
 }
@@ -73,31 +109,47 @@ pub(super) fn start(
     is_streamed: bool,
 ) -> Result<ApiResponse, ApiError> {
     let (shared, owner, id) = (call.shared.clone(), call.client().id, encoder.id().to_owned());
+    // Before it can be found, so that a client that finds it can follow it.
+    let mut commands = shared.background.begin(owner, &id);
     let response = encoder.put("in_progress", None);
     if shared.responses.get(owner, &id).is_none() {
+        shared.background.end(owner, &id);
         let help = "raise 'server.response_store', or send \"stream\": true";
         let error = ApiError::field("background", "there is no room to store the answer");
         return Err(ApiError { help: help.to_owned(), ..error });
     }
-    let (mut listener, answer) = if is_streamed {
-        let (mut listener, frames) = Listener::new();
-        listener.send(encoder.begin());
-        // The task below holds the permit, for longer than the client may listen.
-        (listener, ApiResponse::events(frames, StreamPermit::default()))
+    let mut listeners = Listeners(Vec::new());
+    // The task below holds the permit, for longer than the client may listen.
+    let answer = if is_streamed {
+        ApiResponse::events(listeners.add(), StreamPermit::default())
     } else {
-        (Listener(None), ApiResponse::text("application/json", response))
+        ApiResponse::text("application/json", response)
     };
-    let mut stop = shared.background.begin(owner, &id);
+    // Without a listener as well, so that the numbers of the events are the same.
+    listeners.send(&encoder.begin());
     let began = Instant::now();
     tokio::spawn(async move {
         let mut silence = interval_at(Instant::now() + KEEP_ALIVE, KEEP_ALIVE);
         silence.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let told = loop {
+        let mut told = None;
+        let is_stopped = loop {
             let next = tokio::select! {
-                told = &mut stop => break told.ok(),
+                command = commands.recv() => match command {
+                    Some(Command::Follow(told)) => {
+                        let _ = told.send(Followed { progress: encoder.progress(), frames: listeners.add() });
+                        continue;
+                    }
+                    Some(Command::Stop(sender)) => {
+                        told = Some(sender);
+                        break true;
+                    }
+                    None => break true,
+                },
                 next = generations.gather() => next,
                 _ = silence.tick() => {
-                    listener.send(encoder.keep_alive());
+                    if !listeners.0.is_empty() {
+                        listeners.send(&encoder.keep_alive());
+                    }
                     continue;
                 }
             };
@@ -108,23 +160,24 @@ pub(super) fn start(
             };
             match encoded {
                 Ok((frame, is_going_on)) => {
-                    listener.send(frame);
+                    listeners.send(&frame);
                     if !is_going_on {
-                        break None;
+                        break false;
                     }
                 }
                 Err(error) => {
-                    encoder.put("failed", Some(&error));
-                    listener.send(encoder.error(&error));
-                    break None;
+                    listeners.send(&encoder.fail(&error));
+                    break false;
                 }
             }
         };
-        if let Some(told) = told {
-            encoder.put("cancelled", None);
-            let _ = told.send(());
+        if is_stopped {
+            listeners.send(&encoder.cancel());
+            if let Some(told) = told {
+                let _ = told.send(());
+            }
         } else {
-            shared.background.stop(owner, &id);
+            shared.background.end(owner, &id);
         }
         tracing::info!(id, seconds = began.elapsed().as_secs_f32(), "an answer in the background has ended");
         drop(permit);
@@ -135,8 +188,7 @@ pub(super) fn start(
 /// `POST /v1/responses/ID/cancel`.
 pub(crate) async fn cancel(call: ApiRequest) -> Result<ApiResponse, ApiError> {
     let owner = call.client().id;
-    if let Some(ended) = call.shared.background.stop(owner, &call.id) {
-        ended.await.map_err(|_| ended_early())?;
+    if call.shared.background.stop(owner, &call.id).await {
         return stored::retrieve(call).await;
     }
     let stored = find(&call, &call.id)?;

@@ -10,6 +10,7 @@ use serde_json::{Map, Value, json};
 use super::{
     input::CALL_PREFIX,
     item::{Kind, Open, custom_input},
+    numbering::{Numbering, cut},
     replay::response_event,
     store::StoredResponse,
     summary::Summary,
@@ -55,7 +56,7 @@ pub(super) struct StoreTarget {
 
 impl StoreTarget {
     /// Stores a response with its conversation: the input items and those of the answer.
-    fn put(&self, id: &str, response: Bytes, output: &[Value]) {
+    fn put(&self, id: &str, response: Bytes, output: &[Value], numbering: Numbering) {
         let mut items = self.items.to_vec();
         items.pop();
         for (place, item) in output.iter().enumerate() {
@@ -66,12 +67,20 @@ impl StoreTarget {
         self.shared.responses.put(
             self.owner,
             id,
-            StoredResponse { response, items: items.into(), inputs: self.inputs },
+            StoredResponse { response, items: items.into(), inputs: self.inputs, numbering },
         );
         if self.is_local {
             self.shared.responses.remove_others(self.owner, id);
         }
     }
+}
+
+/// A response that is being made, as far as it is.
+pub(super) struct Progress {
+    pub(super) response: Bytes,
+    pub(super) numbering: Numbering,
+    /// Place of the item that is not done.
+    pub(super) open_item: Option<usize>,
 }
 
 pub(super) struct ResponseEncoder {
@@ -81,6 +90,7 @@ pub(super) struct ResponseEncoder {
     output: Vec<Value>,
     open: Option<Open>,
     sequence: u64,
+    numbering: Numbering,
     miss: Option<CacheMiss>,
     /// Of the summary that was made first.
     compaction: Option<Usage>,
@@ -91,9 +101,9 @@ pub(super) struct ResponseEncoder {
 
 impl ResponseEncoder {
     pub(super) fn new(head: Head, tools: Tools, store: Option<StoreTarget>) -> Self {
-        let output = Vec::new();
+        let (output, numbering) = (Vec::new(), Numbering::default());
         let (open, miss, compaction, response) = (None, None, None, None);
-        Self { head, tools, store, output, open, sequence: 0, miss, compaction, is_loop: false, response }
+        Self { head, tools, store, output, open, sequence: 0, numbering, miss, compaction, is_loop: false, response }
     }
 
     pub(super) fn into_response(self) -> Option<Frame> {
@@ -104,9 +114,42 @@ impl ResponseEncoder {
     pub(super) fn put(&self, status: &str, error: Option<&ApiError>) -> Frame {
         let response = self.object(status, None, error);
         if let Some(store) = &self.store {
-            store.put(&self.head.id, response.clone().concat(), &self.output);
+            store.put(&self.head.id, response.clone().concat(), &self.output, self.numbering.clone());
         }
         response
+    }
+
+    /// The response as far as it is, with the item that is being made.
+    pub(super) fn progress(&self) -> Progress {
+        let (mut output, mut numbering) = (self.output.clone(), self.numbering.clone());
+        let open_item = self.open.as_ref().map(|open| {
+            output.push(open.json("in_progress", self.head.with_encrypted));
+            numbering.items.push(open.deltas.clone());
+            self.output.len()
+        });
+        Progress { response: self.object_with("in_progress", None, None, &output).concat(), numbering, open_item }
+    }
+
+    /// Ends an answer that its client has cancelled. There is no event of that name, so the last one is
+    /// `response.incomplete`, with a response that is `cancelled`.
+    pub(super) fn cancel(&mut self) -> Frame {
+        self.give_up_item();
+        let response = self.put("cancelled", None);
+        self.response_event("response.incomplete", response)
+    }
+
+    /// Ends an answer that failed.
+    pub(super) fn fail(&mut self, error: &ApiError) -> Frame {
+        self.give_up_item();
+        let response = self.put("failed", Some(error));
+        self.response_event("response.failed", response)
+    }
+
+    /// Drops the item that is being made, and with it the numbers of its events.
+    fn give_up_item(&mut self) {
+        if let Some(open) = self.open.take() {
+            self.numbering.skip(open.first..self.sequence);
+        }
     }
 
     pub(super) fn id(&self) -> &str {
@@ -135,12 +178,16 @@ impl ResponseEncoder {
 
     /// The current response as the text of a JSON object.
     fn object(&self, status: &str, usage: Option<Usage>, error: Option<&ApiError>) -> Frame {
+        self.object_with(status, usage, error, &self.output)
+    }
+
+    fn object_with(&self, status: &str, usage: Option<Usage>, error: Option<&ApiError>, output: &[Value]) -> Frame {
         let reason = if self.is_loop { "repetition" } else { "max_output_tokens" };
         let details = (status == "incomplete" || self.is_loop).then(|| json!({ "reason": reason }));
         let error = error.map(|error| json!({ "code": code(error), "message": error.to_string() }));
         let object = json!({
             "id": self.head.id, "object": "response", "created_at": self.head.created, "status": status,
-            "background": self.head.is_background, "error": error, "incomplete_details": details, "output": self.output,
+            "background": self.head.is_background, "error": error, "incomplete_details": details, "output": output,
             "usage": usage.map(|usage| self.usage(usage)), "completed_at": usage.map(|_| openai::now()),
         });
         let mut text = object.to_string();
@@ -170,7 +217,7 @@ impl ResponseEncoder {
     /// Opens an item, unless one of the same kind is open.
     fn open(&mut self, kind: Kind, out: &mut Vec<u8>) {
         out.extend(self.close("completed"));
-        let open = Open::new(kind);
+        let open = Open::new(kind, self.sequence);
         let mut item = open.json("in_progress", self.head.with_encrypted);
         match &open.kind {
             Kind::Message | Kind::Reasoning => item["content"] = json!([]),
@@ -227,6 +274,7 @@ impl ResponseEncoder {
             let output_index = self.output.len();
             out.extend(self.event("response.output_item.done", json!({ "output_index": output_index, "item": item })));
             self.output.push(item);
+            self.numbering.items.push(open.deltas);
         }
         out
     }
@@ -238,6 +286,7 @@ impl ResponseEncoder {
         out.extend(self.event("response.output_item.added", data.clone()));
         out.extend(self.event("response.output_item.done", data));
         self.output.push(item);
+        self.numbering.items.push(Vec::new());
         out
     }
 
@@ -257,6 +306,7 @@ impl ResponseEncoder {
         }
         if let Some(open) = &mut self.open {
             open.text.push_str(text);
+            open.deltas.push(cut(text, logprobs.len()));
             open.logprobs.extend(logprobs);
         }
         out.extend(self.item_event(name, data));
@@ -283,7 +333,7 @@ impl ResponseEncoder {
             });
         // Clients run a call as soon as it is done, so an incomplete one must never be reported as done.
         if is_half_call {
-            self.open = None;
+            self.give_up_item();
         }
         let is_usable = !is_half_call
             && (matches!(&self.open, Some(Open { kind: Kind::Message | Kind::Call { .. }, .. }))
@@ -293,7 +343,8 @@ impl ResponseEncoder {
         let response = self.object(status, Some(usage), None);
         if let Some(store) = self.store.take() {
             // Concatenating copies the bytes, so the store does not keep the request's buffers alive.
-            store.put(&self.head.id, response.clone().concat(), &self.output);
+            let numbering = std::mem::take(&mut self.numbering);
+            store.put(&self.head.id, response.clone().concat(), &self.output, numbering);
         }
         out.extend(self.response_event(&format!("response.{status}"), response.clone()));
         self.response = Some(response);
@@ -331,10 +382,11 @@ impl EventEncoder for ResponseEncoder {
                 self.open(Kind::Call { call_id: format!("{CALL_PREFIX}{id}"), origin }, &mut out);
             }
             Delta::ToolArguments(text) => {
-                if let Some(Open { kind: Kind::Call { origin, .. }, text: arguments, .. }) = &mut self.open
+                if let Some(Open { kind: Kind::Call { origin, .. }, text: arguments, deltas, .. }) = &mut self.open
                     && !text.is_empty()
                 {
                     arguments.push_str(&text);
+                    deltas.push(cut(&text, 0));
                     // A custom tool's input can be decoded only when its JSON is complete.
                     if !origin.is_custom {
                         out = self.item_event("response.function_call_arguments.delta", json!({ "delta": text }));
@@ -350,6 +402,7 @@ impl EventEncoder for ResponseEncoder {
     /// An event rather than a comment, as only events reset Codex's idle timer.
     fn keep_alive(&mut self) -> Frame {
         let response = self.object("in_progress", None, None);
+        self.numbering.skip(self.sequence..self.sequence + 1);
         self.response_event("response.in_progress", response)
     }
 

@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use super::{
     input::encrypted,
+    numbering::Cut,
     tools::{CUSTOM_ARGUMENT, Origin},
 };
 use crate::dialects::fresh_id;
@@ -15,6 +16,10 @@ pub(super) struct Open {
     /// Of a message's tokens, in OpenAI's form; empty unless they were asked for.
     pub(super) logprobs: Vec<Value>,
     pub(super) kind: Kind,
+    /// Number of the event that added it.
+    pub(super) first: u64,
+    /// Its deltas so far.
+    pub(super) deltas: Vec<Cut>,
 }
 
 pub(super) enum Kind {
@@ -24,19 +29,19 @@ pub(super) enum Kind {
 }
 
 impl Open {
-    pub(super) fn new(kind: Kind) -> Self {
+    pub(super) fn new(kind: Kind, first: u64) -> Self {
         let prefix = match &kind {
             Kind::Message => "msg_",
             Kind::Reasoning => "rs_",
             Kind::Call { origin: Origin { is_custom: true, .. }, .. } => "ctc_",
             Kind::Call { .. } => "fc_",
         };
-        Self { id: fresh_id(prefix), text: String::new(), logprobs: Vec::new(), kind }
+        Self { id: fresh_id(prefix), text: String::new(), logprobs: Vec::new(), kind, first, deltas: Vec::new() }
     }
 
     /// The item as it is so far; reasoning has its text in `encrypted_content` as well if that was asked for.
     pub(super) fn json(&self, status: &str, with_encrypted: bool) -> Value {
-        let Self { id, text, logprobs, kind } = self;
+        let Self { id, text, logprobs, kind, .. } = self;
         match kind {
             Kind::Message => {
                 let content = json!([{ "type": "output_text", "text": text, "annotations": [], "logprobs": logprobs }]);

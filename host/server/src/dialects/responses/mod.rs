@@ -16,6 +16,7 @@ mod echo;
 mod encoder;
 mod input;
 mod item;
+mod numbering;
 mod replay;
 mod request;
 mod socket;

@@ -1,15 +1,21 @@
-//! Replays a completed response as events, with each text and each call in one delta. Events are generated on demand
-//! and share large parts with the stored response.
+//! Replays a stored response as the events that it came in: the same deltas under the same numbers, without the keep-alives.
+//! One that is still being made is replayed as far as it is. Events are generated on demand and share large parts with the
+//! stored response.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, mem::take};
 
 use bytes::Bytes;
 use serde_json::{Map, Value, json, value::RawValue};
 
+use super::{
+    encoder::Progress,
+    numbering::{Cut, Numbering},
+};
 use crate::dialects::{ApiError, Frame, RequestMemory, fields::Members, stream::event};
 
 /// Fields with their values at the start of the response.
-const AT_FIRST: [(&str, &str); 5] = [
+const AT_FIRST: [(&str, &str); 6] = [
+    ("error", "null"),
     ("completed_at", "null"),
     ("status", "\"in_progress\""),
     ("incomplete_details", "null"),
@@ -22,6 +28,12 @@ pub(super) struct Replay {
     response: Bytes,
     members: Members,
     items: VecDeque<Bytes>,
+    numbering: Numbering,
+    /// Ranges of `numbering.skipped` that are passed.
+    skips: usize,
+    is_running: bool,
+    /// Place of the item that is not done.
+    open_item: Option<usize>,
     place: usize,
     sequence: u64,
     after: Option<u64>,
@@ -36,16 +48,40 @@ enum Stage {
 }
 
 impl Replay {
-    pub(super) fn new(response: Bytes, after: Option<u64>) -> Result<Self, ApiError> {
+    pub(super) fn new(response: Bytes, numbering: Numbering, after: Option<u64>) -> Result<Self, ApiError> {
         let members = Members::parse(response.clone(), RequestMemory::default())?;
         let output = members.bytes("output").unwrap_or_default();
         let items: Vec<&RawValue> = serde_json::from_slice(&output).unwrap_or_default();
         let items = items.iter().map(|item| output.slice_ref(item.get().as_bytes())).collect();
-        let ready = VecDeque::new();
-        Ok(Self { response, members, items, place: 0, sequence: 0, after, stage: Stage::Begin, ready })
+        Ok(Self {
+            response,
+            members,
+            items,
+            numbering,
+            skips: 0,
+            is_running: false,
+            open_item: None,
+            place: 0,
+            sequence: 0,
+            after,
+            stage: Stage::Begin,
+            ready: VecDeque::new(),
+        })
+    }
+
+    /// Of a response that is being made: ends where that is.
+    pub(super) fn of_running(progress: Progress, after: Option<u64>) -> Result<Self, ApiError> {
+        let Progress { response, numbering, open_item } = progress;
+        Ok(Self { is_running: true, open_item, ..Self::new(response, numbering, after)? })
     }
 
     fn push(&mut self, frame: impl FnOnce(u64) -> Frame) {
+        while let Some(skipped) = self.numbering.skipped.get(self.skips)
+            && skipped.contains(&self.sequence)
+        {
+            self.sequence = skipped.end;
+            self.skips += 1;
+        }
         if self.after.is_none_or(|after| self.sequence > after) {
             self.ready.push_back(frame(self.sequence));
         }
@@ -92,11 +128,12 @@ impl Replay {
             }
             Stage::Items => {
                 let Some(item) = self.items.pop_front() else {
-                    let status = self.members.bytes("status").and_then(|text| serde_json::from_slice(&text).ok());
-                    let kind = format!("response.{}", status.unwrap_or_else(|| "completed".to_owned()));
-                    let response = self.response.clone();
-                    self.push(|sequence| response_event(&kind, sequence, response.into()));
                     self.stage = Stage::Over;
+                    if !self.is_running {
+                        let kind = self.last_event();
+                        let response = self.response.clone();
+                        self.push(|sequence| response_event(kind, sequence, response.into()));
+                    }
                     return;
                 };
                 // Written by this server, and no larger than an answer.
@@ -108,10 +145,22 @@ impl Replay {
         }
     }
 
+    /// The event that ends a stream with this response.
+    fn last_event(&self) -> &'static str {
+        let status: Option<String> = self.members.bytes("status").and_then(|text| serde_json::from_slice(&text).ok());
+        match status.as_deref() {
+            Some("failed") => "response.failed",
+            Some("incomplete" | "cancelled") => "response.incomplete",
+            _ => "response.completed",
+        }
+    }
+
     fn item(&mut self, item: &Value) {
         let place = self.place;
+        let deltas = self.numbering.items.get_mut(place).map(take).unwrap_or_default();
+        let is_done = self.open_item != Some(place);
         let mut initial = item.clone();
-        if let Some(fields) = initial.as_object_mut() {
+        if let Some(fields) = initial.as_object_mut().filter(|_| item["type"] != "compaction") {
             for (name, empty) in [
                 ("content", json!([])),
                 ("arguments", "".into()),
@@ -124,26 +173,35 @@ impl Replay {
         }
         self.event("response.output_item.added", json!({ "output_index": place, "item": initial }));
         for (index, part) in item["content"].as_array().into_iter().flatten().enumerate() {
-            self.part(&json!({ "output_index": place, "item_id": item["id"], "content_index": index }), part);
+            let target = json!({ "output_index": place, "item_id": item["id"], "content_index": index });
+            self.part(&target, part, &deltas, is_done);
         }
         let target = json!({ "output_index": place, "item_id": item["id"] });
-        let (name, field) = match item["type"].as_str() {
-            Some("function_call") => ("function_call_arguments", "arguments"),
-            Some("custom_tool_call") => ("custom_tool_call_input", "input"),
-            _ => ("", ""),
-        };
-        if !name.is_empty() {
-            self.event(&format!("response.{name}.delta"), with(&target, [("delta", &item[field])]));
-            let mut done = with(&target, [(field, &item[field])]);
-            if field == "arguments" {
-                done["name"] = item["name"].clone();
+        match item["type"].as_str() {
+            Some("function_call") => {
+                for delta in pieces(&item["arguments"], &deltas) {
+                    let data = with(&target, [("delta", &delta.into())]);
+                    self.event("response.function_call_arguments.delta", data);
+                }
+                if is_done {
+                    let done = with(&target, [("arguments", &item["arguments"]), ("name", &item["name"])]);
+                    self.event("response.function_call_arguments.done", done);
+                }
             }
-            self.event(&format!("response.{name}.done"), done);
+            // Its input comes in one piece when it is done.
+            Some("custom_tool_call") if is_done => {
+                let input = &item["input"];
+                self.event("response.custom_tool_call_input.delta", with(&target, [("delta", input)]));
+                self.event("response.custom_tool_call_input.done", with(&target, [("input", input)]));
+            }
+            _ => {}
         }
-        self.event("response.output_item.done", json!({ "output_index": place, "item": item }));
+        if is_done {
+            self.event("response.output_item.done", json!({ "output_index": place, "item": item }));
+        }
     }
 
-    fn part(&mut self, target: &Value, part: &Value) {
+    fn part(&mut self, target: &Value, part: &Value, deltas: &[Cut], is_done: bool) {
         let mut initial = part.clone();
         initial["text"] = "".into();
         if let Some(logprobs) = initial.get_mut("logprobs") {
@@ -152,10 +210,22 @@ impl Replay {
         self.event("response.content_part.added", with(target, [("part", &initial)]));
         let kind = part["type"].as_str().unwrap_or("output_text");
         let logprobs = part.get("logprobs");
-        let target_of_text = logprobs.map_or_else(|| target.clone(), |list| with(target, [("logprobs", list)]));
-        self.event(&format!("response.{kind}.delta"), with(&target_of_text, [("delta", &part["text"])]));
-        self.event(&format!("response.{kind}.done"), with(&target_of_text, [("text", &part["text"])]));
-        self.event("response.content_part.done", with(target, [("part", part)]));
+        let mut likelihoods = logprobs.and_then(Value::as_array).into_iter().flatten();
+        for (delta, (_, count)) in pieces(&part["text"], deltas).zip(deltas) {
+            let mut data = with(target, [("delta", &delta.into())]);
+            if logprobs.is_some() {
+                data["logprobs"] = likelihoods.by_ref().take(*count as usize).cloned().collect();
+            }
+            self.event(&format!("response.{kind}.delta"), data);
+        }
+        if is_done {
+            let mut done = with(target, [("text", &part["text"])]);
+            if let Some(logprobs) = logprobs {
+                done["logprobs"] = logprobs.clone();
+            }
+            self.event(&format!("response.{kind}.done"), done);
+            self.event("response.content_part.done", with(target, [("part", part)]));
+        }
     }
 }
 
@@ -177,6 +247,16 @@ pub(super) fn response_event(kind: &str, sequence: u64, response: Frame) -> Fram
     frame.extend(response);
     frame.push("}\n\n");
     frame
+}
+
+/// A text in the pieces that it came in.
+fn pieces<'a>(text: &'a Value, deltas: &'a [Cut]) -> impl Iterator<Item = &'a str> {
+    let mut rest = text.as_str().unwrap_or_default();
+    deltas.iter().map(move |(bytes, _)| {
+        let (piece, after) = rest.split_at_checked(*bytes as usize).unwrap_or((rest, ""));
+        rest = after;
+        piece
+    })
 }
 
 fn with<const FIELDS: usize>(target: &Value, fields: [(&str, &Value); FIELDS]) -> Value {

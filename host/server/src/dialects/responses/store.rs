@@ -9,6 +9,8 @@ use std::{
 
 use bytes::Bytes;
 
+use super::numbering::Numbering;
+
 const RESPONSES_MAX: usize = 4096;
 
 #[derive(Clone, Debug)]
@@ -19,6 +21,8 @@ pub(super) struct StoredResponse {
     pub(super) items: Bytes,
     /// Number of input items.
     pub(super) inputs: usize,
+    /// Of the events that it came in.
+    pub(super) numbering: Numbering,
 }
 
 #[derive(Debug, Default)]
@@ -43,7 +47,8 @@ struct OwnedResponse {
 
 impl OwnedResponse {
     fn bytes(&self) -> usize {
-        size_of::<Self>() + self.id.len() + self.stored.response.len() + self.stored.items.len()
+        let StoredResponse { response, items, numbering, .. } = &self.stored;
+        size_of::<Self>() + self.id.len() + response.len() + items.len() + numbering.bytes()
     }
 }
 
@@ -101,7 +106,12 @@ mod tests {
     use super::*;
 
     fn stored(text: &str) -> StoredResponse {
-        StoredResponse { response: text.to_owned().into(), items: Bytes::new(), inputs: 0 }
+        StoredResponse {
+            response: text.to_owned().into(),
+            items: Bytes::new(),
+            inputs: 0,
+            numbering: Numbering::default(),
+        }
     }
 
     #[test]

@@ -1,37 +1,65 @@
 //! Routes of stored responses.
 
+use futures_util::{StreamExt as _, stream};
 use serde::Deserialize;
 use serde_json::{json, value::RawValue};
 
-use super::{replay::Replay, store::StoredResponse};
-use crate::dialects::{ApiError, ApiRequest, ApiResponse, ErrorCode, Frame, fields::Quote};
+use super::{
+    background::{self, Followed},
+    encoder::Progress,
+    replay::Replay,
+    store::StoredResponse,
+};
+use crate::dialects::{
+    ApiError, ApiRequest, ApiResponse, ErrorCode, Frame, StreamPermit, fields::Quote, stream::ended_early,
+};
 
 /// Default page size.
 const ITEMS: usize = 20;
 const ITEMS_MAX: usize = 100;
 
-/// `GET /v1/responses/ID`. With `stream=true` it replays the response's events after `starting_after`.
+/// `GET /v1/responses/ID`. With `stream=true` it replays the response's events after `starting_after`, and goes on with
+/// those of an answer that is being made.
 pub(crate) async fn retrieve(call: ApiRequest) -> Result<ApiResponse, ApiError> {
-    // Parsing a long response takes a while.
-    let read = tokio::task::spawn_blocking(move || respond(&call));
-    read.await.unwrap_or_else(|_| Err(ApiError::new(ErrorCode::Internal, "this server failed to read the response")))
-}
-
-fn respond(call: &ApiRequest) -> Result<ApiResponse, ApiError> {
-    let stored = find(call, &call.id)?;
-    match parameter(call, "stream").as_deref() {
+    let stored = find(&call, &call.id)?;
+    match parameter(&call, "stream").as_deref() {
         None | Some("false") => return Ok(ApiResponse::text("application/json", stored.response)),
         Some("true") => {}
         Some(_) => return Err(ApiError::field("stream", "should be 'true' or 'false'")),
     }
-    let after = parameter(call, "starting_after").map(|text| {
+    let after = parameter(&call, "starting_after").map(|text| {
         text.parse().map_err(|_| ApiError::field("starting_after", "should be the sequence number of an event"))
     });
+    let after = after.transpose()?;
     let permit = call.stream_permit()?;
+    let followed = call.shared.background.follow(call.client().id, &call.id).await;
+    // Parsing a long response takes a while.
+    let replayed = tokio::task::spawn_blocking(move || replay(&call, followed, after, permit));
+    replayed
+        .await
+        .unwrap_or_else(|_| Err(ApiError::new(ErrorCode::Internal, "this server failed to read the response")))
+}
+
+fn replay(
+    call: &ApiRequest,
+    followed: Option<Followed>,
+    after: Option<u64>,
+    permit: StreamPermit,
+) -> Result<ApiResponse, ApiError> {
+    if let Some(Followed { progress, frames }) = followed {
+        let response = call.memory.bytes(progress.response)?;
+        let before = Replay::of_running(Progress { response, ..progress }, after)?;
+        return Ok(ApiResponse::events(Box::pin(stream::iter(before).chain(frames)), permit));
+    }
+    // An answer that was being made a moment ago is stored by now.
+    let stored = find(call, &call.id)?;
+    if background::is_running(&stored.response) {
+        return Err(ended_early());
+    }
     // Charged, as the store may drop it while it is being sent.
     let response = call.memory.bytes(stored.response)?;
-    let replay = Replay::new(response, after.transpose()?)?;
-    Ok(ApiResponse::events(Box::pin(futures_util::stream::iter(replay)), permit))
+    let replay = Replay::new(response, stored.numbering, after)?;
+    Ok(ApiResponse::events(Box::pin(stream::iter(replay)), permit))
 }
 
 /// `GET /v1/responses/ID/input_items`, the newest first unless `order=asc`.
@@ -84,10 +112,10 @@ fn id_of(item: &RawValue) -> Option<String> {
     serde_json::from_str::<Item>(item.get()).ok().map(|item| item.id)
 }
 
-/// `DELETE /v1/responses/ID`.
-pub(crate) fn delete(call: &ApiRequest) -> Result<ApiResponse, ApiError> {
-    find(call, &call.id)?;
-    call.shared.background.stop(call.client().id, &call.id);
+/// `DELETE /v1/responses/ID`. An answer that is being made stores its last state when it is stopped, so that comes first.
+pub(crate) async fn delete(call: ApiRequest) -> Result<ApiResponse, ApiError> {
+    find(&call, &call.id)?;
+    call.shared.background.stop(call.client().id, &call.id).await;
     call.shared.responses.remove(call.client().id, &call.id);
     Ok(ApiResponse::json(&json!({ "id": call.id, "object": "response", "deleted": true })))
 }

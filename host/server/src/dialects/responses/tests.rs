@@ -2,6 +2,9 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod background;
+mod replay;
+
 use std::sync::Arc;
 
 use serde_json::{Value, json};
@@ -9,7 +12,6 @@ use serde_json::{Value, json};
 use super::{
     encoder::{Head, ResponseEncoder, StoreTarget},
     envelope,
-    replay::Replay,
     request::ResponseRequest,
     tools::Tools,
 };
@@ -204,6 +206,7 @@ fn a_custom_tools_format_is_enforced_or_a_warning() {
     let (asked, mut warnings) = read(json!({ "tools": tools, "tool_choice": choice }));
     let asked = asked.unwrap();
     let Input::Chat(mut conversation) = asked.request.input else { panic!("a response is a chat") };
+    assert_eq!(conversation.tools.iter().map(|tool| tool.barred).collect::<Vec<_>>(), [false, false, true]);
     assert!(conversation.tools.iter().all(|tool| tool.description.contains("start: \"a\"+") && !tool.strict));
     let formats = asked.tools.formats_of(&conversation.tools, &mut warnings);
     assert_eq!((formats.len(), warnings.len()), (2, 0), "a tool that may not be called needs no expression");
@@ -288,40 +291,6 @@ fn a_finished_response_is_stored_with_its_conversation() {
 }
 
 #[test]
-fn a_stored_response_is_streamed_as_it_came() {
-    let shared = Arc::new(Shared::new(DialectSettings::default(), StreamLimit::default()));
-    let tools = json!([{"type": "custom", "name": "patch"}]);
-    let deltas = |reason| {
-        vec![
-            Delta::Thinking("hm".into()),
-            text("So."),
-            call("add"),
-            arguments("{\"x\":1}"),
-            call("patch"),
-            arguments("{\"input\":\"a\"}"),
-            text("Well."),
-            finished(reason),
-        ]
-    };
-    for (reason, last) in [(Finish::EndOfTurn, "response.completed"), (Finish::Length, "response.incomplete")] {
-        let store = StoreTarget { shared: shared.clone(), owner: 5, is_local: false, items: "[]".into(), inputs: 0 };
-        let store = Some(store);
-        let came = events(encoder(true, tools.clone(), store), deltas(reason));
-        let response = came.last().unwrap()["response"].clone();
-        let read = |after| {
-            let frames = Replay::new(response.to_string().into(), after).unwrap().flatten().flatten();
-            let text = String::from_utf8(frames.collect()).unwrap();
-            let data = text.lines().filter_map(|line| line.strip_prefix("data: "));
-            data.map(|data| serde_json::from_str(data).unwrap()).collect::<Vec<Value>>()
-        };
-        assert_eq!(came.last().unwrap()["type"], last);
-        assert_eq!(read(None), came);
-        assert_eq!(read(Some(3)), came[4..]);
-        assert_eq!(read(Some(1000)), Vec::<Value>::new());
-    }
-}
-
-#[test]
 fn reads_requests_of_codex() {
     let tools = json!([
         {"type": "function", "name": "exec_command", "strict": false, "parameters": {"type": "object", "properties": {}}},
@@ -349,6 +318,18 @@ fn reads_requests_of_codex() {
     assert_eq!(conversation.system, "one\n\ntwo\nthree");
     assert_eq!((conversation.turns.len(), conversation.tools.len()), (3, 2));
     assert_eq!(asked.request.format, ResponseFormat::Free);
+}
+
+#[test]
+fn a_file_of_text_is_its_text() {
+    let file = json!({"type": "input_file", "filename": "a.txt", "file_data": "data:text/plain;base64,aGVsbG8="});
+    let other = json!({"type": "input_file", "filename": "b.pdf", "file_data": "data:application/pdf;base64,JVBERg=="});
+    let content = json!([{"type": "input_text", "text": "Sum up:"}, file, other]);
+    let found = conversation(json!({"input": [{"role": "user", "content": content}]}));
+    let text = |part: &Part| if let Part::Text(text) = part { text.clone() } else { panic!("{part:?}") };
+    let text: String = found.turns[0].parts.iter().map(text).collect::<Vec<_>>().join("|");
+    assert!(text.contains("<document title=\"a.txt\">\nhello\n</document>"), "{text}");
+    assert!(text.contains("[a document was attached") && !text.contains("JVBER"), "{text}");
 }
 
 #[test]
