@@ -174,7 +174,9 @@ impl Session {
                     answer = &mut begun => break answer?,
                     message = next(socket, held, self.app.limits()) => {
                         let Some(message) = message else { return Ok::<bool, ApiError>(false) };
-                        wait(waiting, message)?;
+                        if !wait(waiting, message, socket).await {
+                            return Ok(false);
+                        }
                     }
                 }
             };
@@ -190,7 +192,9 @@ impl Session {
                     }
                     message = next(socket, held, self.app.limits()) => {
                         let Some(message) = message else { return Ok(false) };
-                        wait(waiting, message)?;
+                        if !wait(waiting, message, socket).await {
+                            return Ok(false);
+                        }
                     }
                 }
             }
@@ -213,13 +217,17 @@ impl Session {
     }
 }
 
-fn wait(waiting: &mut VecDeque<Incoming>, message: Incoming) -> Result<(), ApiError> {
-    if waiting.len() == WAITING_MAX {
-        let text = "too many messages wait for this connection's response; send one after the other";
-        return Err(ApiError::new(ErrorCode::Overloaded, text));
+/// Keeps a message for later. One too many is refused, and the response that is generated goes on. False if the connection
+/// has ended.
+async fn wait(waiting: &mut VecDeque<Incoming>, message: Incoming, socket: &mut Socket) -> bool {
+    if waiting.len() < WAITING_MAX {
+        waiting.push_back(message);
+        return true;
     }
-    waiting.push_back(message);
-    Ok(())
+    let text =
+        "too many messages wait for this connection's response, so this one is left out; send one after the other";
+    let (_, error) = refused(&ApiError::new(ErrorCode::Overloaded, text));
+    socket.send(Message::text(error)).await.is_ok()
 }
 
 /// The next message; `None` at the end of the connection, or if it breaks the protocol or a limit.
