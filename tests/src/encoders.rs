@@ -180,6 +180,8 @@ fn a_server_answers_as_sentence_transformers_does() {
     let plugins = ["pensieve-bert", "pensieve-qwen", "pensieve-gemma", "pensieve-samplers"].map(plugin).to_vec();
     let server = server::Options { plugins, models, ..server::Options::default() }.start();
     for (case, id, path) in &named {
+        let pinned = post(server.address, &format!("/v1/models/{id}/pin"), &json!({}));
+        assert_eq!(pinned.status(), 200, "a model that writes no text is loaded, too: {pinned:?}");
         let texts = fs::read(fixture(&case.fixture()).join("texts.json")).unwrap();
         let texts: Vec<Value> = serde_json::from_slice(&texts).unwrap();
         let expected = Reference::of(&case.fixture()).logits("vectors");

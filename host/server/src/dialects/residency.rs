@@ -20,17 +20,20 @@ pub(crate) async fn unload(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiRes
     Ok(ApiResponse::json(&json!({ "object": "model", "id": call.id, "was_loaded": was_loaded, "running": running })))
 }
 
-/// `POST /v1/models/ID/pin`: loads the model and keeps it loaded; answers when it is there. One that cannot load is not
-/// pinned.
+/// `POST /v1/models/ID/pin`: loads the model and keeps it loaded; answers when it is there. One that cannot load stays as
+/// it was: pinned only if it was before.
 pub(crate) async fn pin(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
     let fleet = chats.fleet();
+    let was_pinned = fleet.is_pinned(&call.id).await.map_err(ApiError::of_model)?;
     fleet.pin(&call.id, true).map_err(ApiError::of_model)?;
     let loaded = match fleet.target(&call.id).await {
         Ok(target) => fleet.load(&target).await,
         Err(failure) => Err(failure),
     };
     if let Err(failure) = loaded {
-        fleet.pin(&call.id, false).map_err(ApiError::of_model)?;
+        if !was_pinned {
+            fleet.pin(&call.id, false).map_err(ApiError::of_model)?;
+        }
         return Err(ApiError::of_model(failure));
     }
     Ok(answer(&call, true))

@@ -1,6 +1,9 @@
 //! Requests about which models are in memory.
 
-use pensieve_protocol::job::{Event, Failure, Job};
+use pensieve_protocol::{
+    card::Card,
+    job::{Event, Failure, Job, RowWish},
+};
 
 use super::{Fleet, KeepAlive, ModelState, Target, Update, control::Message, pins, stream::EventStream};
 
@@ -26,8 +29,7 @@ impl Fleet {
             return Ok(());
         }
         // A job loads its model and says what fails. This one is over as soon as it could begin.
-        let tokens = vec![target.card.bos.unwrap_or_default()];
-        let mut stream: EventStream = self.submit(target, Job { tokens, max_tokens: 1, ..Job::default() })?;
+        let mut stream: EventStream = self.submit(target, shortest(&target.card))?;
         while let Some(update) = stream.next().await {
             match update {
                 Update::Loading { .. } => {}
@@ -36,6 +38,13 @@ impl Fleet {
             }
         }
         Ok(())
+    }
+
+    /// Whether a model is pinned.
+    pub async fn is_pinned(&self, id: &str) -> Result<bool, Failure> {
+        let model = self.named(id)?;
+        let id = self.config().models[model].id.clone();
+        Ok(self.stats(false).await.models.iter().any(|model| model.id == id && model.pinned))
     }
 
     /// Loads a model and keeps it: it is neither evicted nor unloaded because it is idle, until it is unpinned or unloaded.
@@ -58,7 +67,11 @@ impl Fleet {
     /// Pins the models that an earlier server had pinned.
     pub(super) fn pin_again(&self) {
         let config = self.config();
-        for id in pins::read(&config.pins) {
+        let pinned = pins::read(&config.pins).unwrap_or_else(|error| {
+            tracing::warn!("the models that were pinned before are not known: {error}");
+            Vec::new()
+        });
+        for id in pinned {
             if let Some(model) = config.models.iter().position(|model| model.id == id) {
                 let _ = self.messages.send(Message::Pin { model, pin: true });
             }
@@ -72,4 +85,16 @@ impl Fleet {
             tracing::warn!(model = id, "whether it is pinned is not known after a restart: {error}");
         }
     }
+}
+
+/// The shortest job that a model accepts: of one token, or for a row if it writes no text.
+fn shortest(card: &Card) -> Job {
+    let Some(rows) = card.rows().filter(|rows| !rows.generates) else {
+        return Job { tokens: vec![card.bos.unwrap_or_default()], max_tokens: 1, ..Job::default() };
+    };
+    let mut tokens = [&rows.open[..], &rows.between, &rows.close].concat();
+    if tokens.is_empty() {
+        tokens.push(card.bos.unwrap_or_default());
+    }
+    Job { tokens, row: Some(RowWish { width: rows.dimensions }), ..Job::default() }
 }
