@@ -83,6 +83,8 @@ pub struct Tool {
     pub strict: bool,
     /// The request field that holds the schema, for errors.
     pub field: String,
+    /// The prompt describes it, so that it stays the same from request to request, but this request may not call it.
+    pub barred: bool,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -95,6 +97,15 @@ pub enum ToolChoice {
     Any,
     /// The model must call this tool.
     Named(String),
+}
+
+impl Tool {
+    /// Bars all tools except those of these names.
+    pub fn allow(tools: &mut [Self], names: &[impl AsRef<str>]) {
+        for tool in tools {
+            tool.barred = !names.iter().any(|name| name.as_ref() == tool.name);
+        }
+    }
 }
 
 impl Conversation {

@@ -64,15 +64,14 @@ impl Rules<'_> {
         let Some(calls) = self.format.calls.as_ref().filter(|_| !self.tools.is_empty()) else {
             return self.answer.map(|answer| Rule::from_start(answer.clone(), Then::Stop)).into_iter().collect();
         };
-        let frame = |tools| Frame { calls, markers: self.markers, tools, single: self.single, open: self.open };
-        let all: Vec<&Tool> = self.tools.iter().collect();
+        let (markers, known, tools) = (self.markers, self.tools, self.callable());
+        let frame = Frame { calls, markers, known, tools, single: self.single, open: self.open };
         match (self.choice, self.answer) {
-            (ToolChoice::Any | ToolChoice::Named(_), _) => vec![from_start(frame(self.callable()).must_call(None))],
+            (ToolChoice::Any | ToolChoice::Named(_), _) => vec![from_start(frame.must_call(None))],
             (ToolChoice::None, Some(answer)) => vec![Rule::from_start(answer.clone(), Then::Stop)],
-            (ToolChoice::None, None) => vec![from_start(frame(all).no_call())],
-            (ToolChoice::Auto, Some(answer)) => vec![from_start(frame(all).must_call(Some(answer)))],
+            (ToolChoice::None, None) => vec![from_start(frame.no_call())],
+            (ToolChoice::Auto, Some(answer)) => vec![from_start(frame.must_call(Some(answer)))],
             (ToolChoice::Auto, None) => {
-                let frame = frame(all);
                 let then = if self.single { Then::Stop } else { Then::Resume };
                 let after = |marker: &str, grammar| Rule {
                     field: TOOLS.to_owned(),
@@ -98,7 +97,7 @@ impl Rules<'_> {
         let may = |tool: &&Tool| match self.choice {
             ToolChoice::Named(name) => tool.name == *name,
             ToolChoice::None => false,
-            ToolChoice::Any | ToolChoice::Auto => true,
+            ToolChoice::Any | ToolChoice::Auto => !tool.barred,
         };
         self.tools.iter().filter(may).collect()
     }
@@ -111,6 +110,9 @@ fn from_start(calls: Grammar) -> Rule {
 struct Frame<'a> {
     calls: &'a Calls,
     markers: &'a Markers,
+    /// All tools of the prompt.
+    known: &'a [Tool],
+    /// Those that may be called.
     tools: Vec<&'a Tool>,
     single: bool,
     open: bool,
@@ -212,7 +214,7 @@ impl Frame<'_> {
     /// Expression for the beginnings of bare calls, up to and including the tool's name.
     fn bare_heads(&self) -> String {
         let names = |quote: fn(&str) -> String| -> String {
-            self.tools.iter().map(|tool| escaped(&quote(&tool.name))).collect::<Vec<_>>().join("|")
+            self.known.iter().map(|tool| escaped(&quote(&tool.name))).collect::<Vec<_>>().join("|")
         };
         match &self.calls.body {
             Body::Object(keys) | Body::List(keys) => {

@@ -347,7 +347,10 @@ async fn converse(
 ) -> Result<Prompt, Failure> {
     let has_deferred = !deferred_tools.is_empty();
     let tools = [conversation.tools.clone(), deferred_tools].concat();
-    let choice = conversation.tool_choice.clone();
+    let choice = match conversation.tool_choice.clone() {
+        ToolChoice::Auto if tools.iter().all(|tool| tool.barred) => ToolChoice::None,
+        choice => choice,
+    };
     // A tool that is asked for by name is called once, as by OpenAI.
     let single = conversation.single_call || matches!(choice, ToolChoice::Named(_));
     check(&tools, &choice)?;
@@ -374,7 +377,8 @@ async fn converse(
     };
     let spec = rules.spec();
     let thinking = dialect.conclusions.thinking(thoughts, !tools.is_empty(), &choice);
-    let tools = if choice == ToolChoice::None { Vec::new() } else { tools.iter().map(Signature::of).collect() };
+    let callable = tools.iter().filter(|tool| choice != ToolChoice::None && !tool.barred);
+    let tools: Vec<Signature> = callable.map(Signature::of).collect();
     Ok(Prompt { tokens, spans, spec, thinking, reading: Reading { is_taught, tools: tools.into(), thoughts } })
 }
 
@@ -407,7 +411,9 @@ fn check_tokens(request: &Request, size: u32) -> Result<(), Failure> {
 /// Checks that a tool that must be called is among the tools.
 fn check(tools: &[Tool], choice: &ToolChoice) -> Result<(), Failure> {
     let message = match choice {
-        ToolChoice::Any if tools.is_empty() => "a tool must be called, and there are none".to_owned(),
+        ToolChoice::Any if tools.iter().all(|tool| tool.barred) => {
+            "a tool must be called, and there are none that may be".to_owned()
+        }
         ToolChoice::Named(name) if !tools.iter().any(|tool| tool.name == *name) => {
             format!("the tool '{name}' must be called, and it is not among the tools")
         }

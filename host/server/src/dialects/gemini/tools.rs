@@ -81,11 +81,12 @@ fn tool(field: &Field<'_>) -> Result<Tool, ApiError> {
         schema,
         strict: false,
         field: path.to_owned(),
+        barred: false,
     })
 }
 
-/// `ANY` with one name requires that function; with several, only these are offered.
-fn choose(config: &Field<'_>, tools: &mut Vec<Tool>) -> Result<ToolChoice, ApiError> {
+/// `ANY` with one name requires that function; with several, the others are shown but cannot be called.
+fn choose(config: &Field<'_>, tools: &mut [Tool]) -> Result<ToolChoice, ApiError> {
     if config.is_absent() {
         return Ok(ToolChoice::Auto);
     }
@@ -116,7 +117,7 @@ fn choose(config: &Field<'_>, tools: &mut Vec<Tool>) -> Result<ToolChoice, ApiEr
         [] => Ok(choice),
         [name] if choice == ToolChoice::Any => Ok(ToolChoice::Named((*name).to_owned())),
         names => {
-            tools.retain(|tool| names.contains(&tool.name.as_str()));
+            Tool::allow(tools, names);
             Ok(choice)
         }
     }

@@ -59,8 +59,7 @@ impl Tools {
         Ok(())
     }
 
-    /// Restricts the tools to the allowed ones. If a single one is required, the others stay, so that the cached prompt
-    /// remains valid.
+    /// Restricts the calls to the allowed tools. The others are shown all the same, so that the cached prompt remains valid.
     fn allow(&mut self, allowed: &Field<'_>) -> Result<ToolChoice, ApiError> {
         allowed.object()?;
         let required = allowed.get("mode").choice(&["auto", "required"])? == 1;
@@ -73,7 +72,10 @@ impl Tools {
         if let ([name], true) = (names.as_slice(), required) {
             return Ok(ToolChoice::Named((*name).to_owned()));
         }
-        self.tools.retain(|tool| names.contains(&tool.name.as_str()));
+        Tool::allow(&mut self.tools, &names);
+        if required && names.is_empty() {
+            return Err(listed.invalid("has no tool, but one is required"));
+        }
         Ok(if required { ToolChoice::Any } else { ToolChoice::Auto })
     }
 
@@ -123,6 +125,7 @@ fn tool(field: &Field<'_>) -> Result<Tool, ApiError> {
         schema,
         strict: function.get("strict").flag(false)?,
         field: parameters.path().to_owned(),
+        barred: false,
     })
 }
 
@@ -159,7 +162,7 @@ mod tests {
         let function = json!({"name": "add", "description": "adds", "parameters": schema, "strict": true});
         let found = read(json!({"tools": [{"type": "function", "function": function}], "parallel_tool_calls": false}));
         let field = "tools.0.function.parameters".into();
-        let tool = Tool { name: "add".into(), description: "adds".into(), schema, strict: true, field };
+        let tool = Tool { name: "add".into(), description: "adds".into(), schema, strict: true, field, barred: false };
         assert_eq!(found, Ok(Tools { tools: vec![tool], choice: ToolChoice::Auto, single_call: true }));
         let bare = &read(json!({"tools": tools(&["x"])})).unwrap().tools[0];
         assert_eq!((bare.schema["type"].as_str(), bare.strict), (Some("object"), false));
@@ -168,7 +171,10 @@ mod tests {
     #[test]
     fn choices_name_tools() {
         let choice = |choice: Value| read(json!({"tools": tools(&["a", "b", "c"]), "tool_choice": choice}));
-        let names = |tools: &Tools| tools.tools.iter().map(|tool| tool.name.clone()).collect::<Vec<_>>().concat();
+        let names = |tools: &Tools| {
+            assert_eq!(tools.tools.len(), 3, "the prompt shows them all");
+            tools.tools.iter().filter(|tool| !tool.barred).map(|tool| tool.name.as_str()).collect::<String>()
+        };
         let table = [
             (json!("none"), ToolChoice::None, "abc"),
             (json!("auto"), ToolChoice::Auto, "abc"),
@@ -229,7 +235,7 @@ mod tests {
         refuses(
             json!({"tools": tools(&["a"]), "tool_choice":
                 {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": []}}}),
-            "tool_choice: requires a tool, but 'tools' has none",
+            "tool_choice.allowed_tools.tools: has no tool, but one is required",
         );
         refuses(json!({"parallel_tool_calls": "no"}), "parallel_tool_calls: should be true or false, not a string");
     }

@@ -111,7 +111,9 @@ impl Tools {
     pub(super) fn formats_of(&self, tools: &[Tool], warnings: &mut Vec<String>) -> Vec<&Format> {
         let mut remaining = FORMATS_BYTES_MAX;
         let mut formats = Vec::new();
-        for format in self.formats.iter().filter(|format| tools.iter().any(|tool| tool.name == format.tool)) {
+        for format in
+            self.formats.iter().filter(|format| tools.iter().any(|tool| tool.name == format.tool && !tool.barred))
+        {
             match remaining.checked_sub(format.definition.len()).filter(|_| formats.len() < FORMATS_MAX) {
                 Some(left) => {
                     remaining = left;
@@ -197,7 +199,14 @@ impl Tools {
                 names.push(self.named(&tool)?);
             }
         }
-        self.list.retain(|tool| names.contains(&tool.name));
+        if required && names.is_empty() && !self.has_dropped {
+            return Err(choice.get("tools").invalid("has no tool that is served here, but one is required"));
+        }
+        Tool::allow(&mut self.list, &names);
+        if required && names.is_empty() {
+            choice.note("no tool is left that could be called");
+            return Ok(ToolChoice::Auto);
+        }
         Ok(if required { ToolChoice::Any } else { ToolChoice::Auto })
     }
 
@@ -229,6 +238,7 @@ fn function(item: &Field<'_>) -> Result<Tool, ApiError> {
         // Codex session.
         strict: item.get("strict").flag(false)?,
         field: parameters.path().to_owned(),
+        barred: false,
     })
 }
 
@@ -280,6 +290,7 @@ fn custom(item: &Field<'_>) -> Result<(Tool, Option<Format>), ApiError> {
         }),
         strict: false,
         field: definition.path().to_owned(),
+        barred: false,
     };
     Ok((tool, format))
 }

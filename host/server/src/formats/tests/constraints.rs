@@ -64,9 +64,12 @@ impl Case {
 
     /// These tools, one of which must be called.
     pub fn with_tools(format: &OutputFormat, tools: &[Tool]) -> Self {
-        let (vocabulary, choice, thoughts) = (vocabulary(), ToolChoice::Any, Thoughts::Never);
+        Self::with_choice(format, tools, &ToolChoice::Any)
+    }
+
+    pub fn with_choice(format: &OutputFormat, tools: &[Tool], choice: &ToolChoice) -> Self {
+        let (vocabulary, thoughts) = (vocabulary(), Thoughts::Never);
         let markers = Markers::of(format, &vocabulary);
-        let choice = &choice;
         let rules =
             Rules { format, markers: &markers, tools, choice, single: false, answer: None, thoughts, open: false };
         let compiler = Compiler::new(vocabulary.clone(), Duration::from_secs(20));
@@ -129,6 +132,23 @@ fn hermes_calls_keep_to_their_tools_schema() {
     case.refuses("<tool_call>{\"name\": \"Bash\", \"arguments\": {¦}}");
     case.refuses("<tool_call>{\"name\": \"BashOutput\", \"arguments\": {\"id\": \"¦c\"}}");
     case.refuses("<tool_call>{\"name\": \"hopeless\", \"arguments\": ¦7}");
+}
+
+#[test]
+fn a_tool_that_is_barred_is_not_called_by_any_form() {
+    let mut tools = tools();
+    Tool::allow(&mut tools, &["BashOutput"]);
+    for choice in [ToolChoice::Auto, ToolChoice::Any] {
+        let case = Case::with_choice(&hermes(), &tools, &choice);
+        case.allows("<tool_call>{\"name\": \"BashOutput\", \"arguments\": {\"id\": \"a\"}}</tool_call>");
+        case.refuses("<tool_call>{\"name\": \"Bash¦\"");
+        case.refuses("<tool_call>{\"name\": \"¦hopeless\"");
+        let case = Case::with_choice(&llama(), &tools, &choice);
+        case.allows("{\"name\": \"BashOutput\", \"parameters\": {\"id\": \"a\"}}");
+        case.refuses("{\"name\": \"Bash¦\", \"parameters\": {}}");
+        let case = Case::with_choice(&new_mistral(), &tools, &choice);
+        case.refuses("[TOOL_CALLS]Bash¦[ARGS]");
+    }
 }
 
 #[test]
