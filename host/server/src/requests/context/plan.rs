@@ -43,6 +43,8 @@ pub(super) enum TurnKind {
 pub(super) struct UseSize {
     /// Tokens that clearing it saves; `None` if it has to stay.
     pub saves: Option<u32>,
+    /// How many of them are the call's input, and the turn of the call.
+    pub input: Option<(usize, u32)>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -97,6 +99,8 @@ struct Walk<'a> {
     plan: Plan,
     /// Turn, and what clearing saves up to and including it, of each use so far.
     uses: Vec<(usize, u64)>,
+    /// What each turn so far has less because of uses that are cleared: results, and inputs of calls.
+    cleared: Vec<u64>,
     /// Reasoning of the current run.
     thoughts: u64,
     /// Latest message of the user before or at each turn so far.
@@ -106,7 +110,7 @@ struct Walk<'a> {
 impl<'a> Walk<'a> {
     fn new(sizes: &'a Sizes) -> Self {
         let plan = Plan { first: lead(sizes), tokens: u64::from(sizes.head), ..Plan::default() };
-        Self { sizes, plan, uses: Vec::new(), thoughts: 0, questions: Vec::new() }
+        Self { sizes, plan, uses: Vec::new(), cleared: vec![0; sizes.turns.len()], thoughts: 0, questions: Vec::new() }
     }
 
     fn add(&mut self, place: usize) {
@@ -154,8 +158,26 @@ impl<'a> Walk<'a> {
             _ => 0,
         };
         if is_due && gain > 0 && gain >= u64::from(clearing.at_least.unwrap_or(worth)) {
-            self.plan.tokens -= gain;
+            for index in self.plan.cleared..until {
+                self.take_out(index);
+            }
             self.plan.cleared = until;
+        }
+    }
+
+    /// Takes what clearing a use saves from the turns that have it. Turns that are left out are not in the sum.
+    fn take_out(&mut self, index: usize) {
+        let turn = self.uses[index].0;
+        let saves = self.saved(index + 1) - self.saved(index);
+        let begin = self.uses.partition_point(|(at, _)| *at < turn);
+        let input = self.sizes.turns[turn].uses[index - begin].input.filter(|_| saves > 0);
+        let (call, input) = input.map_or((turn, 0), |(call, input)| (call, u64::from(input).min(saves)));
+        for (turn, tokens) in [(turn, saves - input), (call, input)] {
+            let Some(cleared) = self.cleared.get_mut(turn) else { continue };
+            *cleared += tokens;
+            if turn >= self.plan.first {
+                self.plan.tokens = self.plan.tokens.saturating_sub(tokens);
+            }
         }
     }
 
@@ -166,7 +188,7 @@ impl<'a> Walk<'a> {
         let mut left = self.plan.tokens - self.plan.question.map_or(0, |question| self.tokens(question));
         let mut best = None;
         for first in self.plan.first + 1..=place {
-            left -= self.tokens(first - 1);
+            left = left.saturating_sub(self.tokens(first - 1));
             let question = match self.sizes.turns[first].kind {
                 TurnKind::Question => None,
                 TurnKind::Answer => self.questions[first],
@@ -188,10 +210,8 @@ impl<'a> Walk<'a> {
     fn tokens(&self, place: usize) -> u64 {
         let turn = &self.sizes.turns[place];
         let is_current = self.questions.last().copied().flatten().is_none_or(|question| place > question);
-        let begin = self.uses.partition_point(|(at, _)| *at < place);
-        let end = self.uses.partition_point(|(at, _)| *at <= place).min(self.plan.cleared);
-        let cleared = if end > begin { self.saved(end) - self.saved(begin) } else { 0 };
-        u64::from(turn.tokens) + if is_current { u64::from(turn.thoughts) } else { 0 } - cleared
+        let tokens = u64::from(turn.tokens) + if is_current { u64::from(turn.thoughts) } else { 0 };
+        tokens.saturating_sub(self.cleared[place])
     }
 }
 

@@ -91,7 +91,9 @@ pub(super) fn measure(conversation: &Conversation, lengths: &[u32], clearing: Op
                     size.tokens = size.tokens.saturating_add(tokens).saturating_add(FRAME_TOKENS);
                     let call = open.remove(id.as_str());
                     let saves = clearing.and_then(|clearing| saved(clearing, call.as_ref(), tokens));
-                    size.uses.push(UseSize { saves });
+                    let cleared =
+                        clearing.zip(call.as_ref()).map(|(clearing, call)| (call.place.0, input(clearing, call)));
+                    size.uses.push(UseSize { saves, input: cleared });
                     measured.uses.push(UsePlace { result: place, call: call.map(|call| call.place), saves });
                 }
             }
@@ -107,8 +109,13 @@ fn saved(clearing: &ToolClearing, call: Option<&OpenCall<'_>>, result: u32) -> O
     if clearing.exclude.iter().any(|tool| tool == name) {
         return None;
     }
-    let input = call.filter(|call| clearing.inputs.clears(call.name)).map_or(0, |call| call.tokens);
+    let input = call.map_or(0, |call| input(clearing, call));
     Some(result.saturating_sub(CLEARED_TOKENS).saturating_add(input))
+}
+
+/// Tokens that clearing a call's input saves.
+fn input(clearing: &ToolClearing, call: &OpenCall<'_>) -> u32 {
+    if clearing.inputs.clears(call.name) { call.tokens } else { 0 }
 }
 
 fn kind(turn: &Turn) -> TurnKind {

@@ -3,23 +3,26 @@
 use super::*;
 
 /// A conversation in letters: `s` a system message, `q` a question, `r` results (10 uses of the number), `a` an answer; each
-/// with its tokens, an answer with its thoughts after a plus.
+/// with its tokens, an answer with its thoughts after a plus, and results with the input of the call before after a caret.
 fn sizes(head: u32, turns: &str) -> Sizes {
-    let turn = |word: &str| {
+    let turn = |(place, word): (usize, &str)| {
         let (kind, numbers) = word.split_at(1);
+        let (numbers, input) = numbers.split_once('^').unwrap_or((numbers, "0"));
+        let input: u32 = input.parse().unwrap();
         let (tokens, thoughts) = numbers.split_once('+').unwrap_or((numbers, "0"));
-        let (tokens, thoughts) = (tokens.parse().unwrap(), thoughts.parse().unwrap());
+        let (tokens, thoughts): (u32, u32) = (tokens.parse().unwrap(), thoughts.parse().unwrap());
         let kind = match kind {
             "s" => TurnKind::System,
             "q" => TurnKind::Question,
             "r" | "x" => TurnKind::Results,
             _ => TurnKind::Answer,
         };
-        let saves = if word.starts_with('x') { None } else { Some(tokens) };
-        let uses = if kind == TurnKind::Results { vec![UseSize { saves }] } else { Vec::new() };
+        let saves = if word.starts_with('x') { None } else { Some(tokens + input) };
+        let input = place.checked_sub(1).map(|call| (call, input));
+        let uses = if kind == TurnKind::Results { vec![UseSize { saves, input }] } else { Vec::new() };
         TurnSize { kind, tokens, thoughts, uses }
     };
-    Sizes { head, turns: turns.split_whitespace().map(turn).collect() }
+    Sizes { head, turns: turns.split_whitespace().enumerate().map(turn).collect() }
 }
 
 fn truncated(head: u32, turns: &str, trigger: u32) -> (usize, Option<usize>, u64) {
@@ -119,6 +122,12 @@ fn clearing_comes_before_leaving_out() {
     assert_eq!(of("q10 a10 r60 a10 r30"), (1, 0, 70));
     // What is cleared counts no more when its turn is left out.
     assert_eq!(of("q10 a10 r60 a10 r30 q90"), (1, 5, 100));
+    // The input of a call is gone from the turn of the call, however small its result is.
+    assert_eq!(of("q10 a60 r5^50 a10 r30"), (1, 0, 70));
+    assert_eq!(of("q10 a60 r5^50 a10 r30 q90"), (1, 5, 100));
+    let long = "q10 a200 r5 a60 r5^50 a10 r30 a10 r30";
+    assert_eq!(of(long), (3, 3, 80));
+    assert_eq!(of(&format!("{long} q90")), (3, 9, 100));
 }
 
 #[test]
