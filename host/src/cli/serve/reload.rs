@@ -4,6 +4,7 @@
 use rustix::process::{Signal, getpid, kill_process};
 use std::{
     fs,
+    future::pending,
     io::{self, IsTerminal},
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
@@ -11,7 +12,7 @@ use std::{
     time::Duration,
 };
 use tokio::{
-    signal::unix::{SignalKind, signal},
+    signal::unix::{Signal as Signals, SignalKind, signal},
     time::{Interval, MissedTickBehavior, interval},
 };
 
@@ -35,7 +36,9 @@ struct Stamp(Vec<(PathBuf, u64, u64, i64, i64)>);
 
 /// Watches the configuration until it is dropped.
 pub(super) async fn watch(serve: Arc<Serve>, fleet: Arc<Fleet>, resolved: ResolvedConfig) {
-    let Ok(mut hangup) = signal(SignalKind::hangup()) else { return };
+    let mut hangup = signal(SignalKind::hangup())
+        .inspect_err(|error| tracing::warn!("SIGHUP is not heard ({error}); the configuration's file is still watched"))
+        .ok();
     let candidates = config::candidates(serve.common.file().as_deref(), &resolved.config.home);
     let had_terminal = io::stderr().is_terminal();
     let (mut seen, mut state) = (Stamp::of(&candidates), State::new(resolved.config));
@@ -45,7 +48,7 @@ pub(super) async fn watch(serve: Arc<Serve>, fleet: Arc<Fleet>, resolved: Resolv
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         let is_asked = tokio::select! {
-            heard = hangup.recv() => heard.is_some(),
+            () = heard(&mut hangup) => true,
             _ = look.tick() => false,
         };
         if is_asked && had_terminal && !io::stderr().is_terminal() {
@@ -68,6 +71,16 @@ pub(super) async fn watch(serve: Arc<Serve>, fleet: Arc<Fleet>, resolved: Resolv
             Err(_) => tracing::error!("the configuration could not be read again; it stays as it is"),
         }
     }
+}
+
+/// Waits for the next signal; for ever if there is no handler, or none any more.
+async fn heard(signals: &mut Option<Signals>) {
+    if let Some(signals) = signals
+        && signals.recv().await.is_some()
+    {
+        return;
+    }
+    pending().await
 }
 
 /// The configuration that the server runs with, and the problems it has reported already.
