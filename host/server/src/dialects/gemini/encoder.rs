@@ -152,8 +152,15 @@ impl ContentEncoder {
 impl Candidate {
     fn end_call(&mut self) -> Option<Value> {
         let (id, name, arguments) = self.call.take()?;
-        let arguments = serde_json::from_str::<Value>(&arguments).unwrap_or_else(|_| json!({}));
-        Some(json!({ "functionCall": { "id": id, "name": name, "args": arguments } }))
+        let parsed = if arguments.is_empty() { Ok(json!({})) } else { serde_json::from_str::<Value>(&arguments) };
+        Some(match parsed {
+            Ok(parsed @ Value::Object(_)) => json!({ "functionCall": { "id": id, "name": name, "args": parsed } }),
+            // This API has no place for them, and clients would run the function without.
+            _ => {
+                tracing::warn!(name, "the arguments of a call are no JSON object; it is shown as text");
+                json!({ "text": format!("{name}({arguments})") })
+            }
+        })
     }
 
     /// The last parts. There is always one, as clients read the last object's text.
