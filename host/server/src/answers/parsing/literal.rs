@@ -1,8 +1,11 @@
 //! Converts arguments in Python's or Gemma's notation to JSON as they stream: `a="x", b=[True, None])` and
 //! `a:<escape>x<escape>,b:[true,null]}`. The opening bracket has been consumed before; the closing one is consumed
-//! here.
+//! here. What models break is mended where it is plain what was meant: the other notation's separators, quotes that are
+//! missing, not escaped or of the wrong kind, commas and brackets too many or too few.
 
-use super::pieces::{escape, find};
+mod mended;
+
+use super::pieces::{escape, find, overlap};
 
 const DEPTH_MAX: usize = 128;
 const WORD_BYTES_MAX: usize = 1024;
@@ -12,6 +15,8 @@ const WORD_BYTES_MAX: usize = 1024;
 pub(super) struct Literal {
     /// The marker around strings in Gemma's notation; `None` for quotation marks, as in Python.
     quote: Option<Vec<u8>>,
+    /// Nothing is mended.
+    is_strict: bool,
     levels: Vec<Level>,
     at: LiteralState,
     /// A key, a word, or the beginning of a marker.
@@ -44,6 +49,13 @@ enum LiteralState {
         mark: u8,
         escape: Escape,
         is_key: bool,
+        /// It has an odd number of marks that were not escaped.
+        is_odd: bool,
+    },
+    /// After a mark in a string: its end, or part of the text if something else follows. `held` has what follows it.
+    Quote {
+        mark: u8,
+        is_odd: bool,
     },
     /// The beginning of a string's opening marker.
     Opening,
@@ -65,6 +77,8 @@ enum Escape {
 pub(super) enum Progress {
     Inside,
     End,
+    /// The byte does not belong to the arguments, which end before it.
+    Before,
     Broken,
 }
 
@@ -74,13 +88,19 @@ impl Literal {
     pub fn arguments(quote: Option<&str>) -> Self {
         let closer = if quote.is_some() { b'}' } else { b')' };
         let levels = vec![Level { kind: Kind::Fields, closer, is_begun: false }];
-        Self { quote: quote.map(|quote| quote.as_bytes().to_vec()), levels, at: LiteralState::Key, held: Vec::new() }
+        Self {
+            quote: quote.map(|quote| quote.as_bytes().to_vec()),
+            is_strict: false,
+            levels,
+            at: LiteralState::Key,
+            held: Vec::new(),
+        }
     }
 
     /// Converts a complete Python literal to JSON.
     pub fn python(text: &str) -> Option<Vec<u8>> {
         let levels = vec![Level { kind: Kind::List, closer: b')', is_begun: false }];
-        let mut literal = Self { quote: None, levels, at: LiteralState::Value, held: Vec::new() };
+        let mut literal = Self { quote: None, is_strict: true, levels, at: LiteralState::Value, held: Vec::new() };
         let mut json = Vec::new();
         for byte in text.bytes() {
             if literal.feed(byte, &mut json) != Progress::Inside {
@@ -103,7 +123,10 @@ impl Literal {
             }
             LiteralState::Separator => Progress::Broken,
             LiteralState::Value => self.value(byte, json),
-            LiteralState::Text { mark, escape, is_key } => self.text(byte, mark, escape, is_key, json),
+            LiteralState::Text { mark, escape, is_key, is_odd } => {
+                self.text(byte, (mark, is_key, is_odd), escape, json)
+            }
+            LiteralState::Quote { mark, is_odd } => self.after_mark(byte, mark, is_odd, json),
             LiteralState::Opening => {
                 self.held.push(byte);
                 let quote = self.quote.as_deref().unwrap_or_default();
@@ -162,16 +185,18 @@ impl Literal {
 
     fn key(&mut self, byte: u8, json: &mut Vec<u8>) -> Progress {
         let separator = if self.quote.is_some() { b':' } else { b'=' };
+        let is_separator = byte == separator || !self.is_strict && matches!(byte, b':' | b'=');
         match byte {
             _ if self.held.is_empty() && byte.is_ascii_whitespace() => Progress::Inside,
             _ if self.held.is_empty() && self.closes(byte) => self.close(json),
-            b'"' | b'\'' if self.kind() == Kind::Dict => {
+            b',' if self.held.is_empty() && !self.is_strict => Progress::Inside,
+            b'"' | b'\'' if self.kind() == Kind::Dict && self.held.is_empty() => {
                 self.item(json);
                 json.push(b'"');
-                self.go(LiteralState::Text { mark: byte, escape: Escape::None, is_key: true })
+                self.go(LiteralState::Text { mark: byte, escape: Escape::None, is_key: true, is_odd: false })
             }
-            _ if self.kind() == Kind::Dict => Progress::Broken,
-            _ if byte == separator && !self.held.is_empty() => {
+            _ if self.kind() == Kind::Dict && self.is_strict => Progress::Broken,
+            _ if is_separator && !self.held.is_empty() => {
                 let held = std::mem::take(&mut self.held);
                 self.item(json);
                 json.push(b'"');
@@ -189,7 +214,7 @@ impl Literal {
 
     /// Strips quotes that some models put around keys although the notation has none.
     fn unquoted<'a>(&self, key: &'a [u8]) -> &'a [u8] {
-        let quotes = [self.quote.as_deref().unwrap_or_default(), b"\""];
+        let quotes = [self.quote.as_deref().unwrap_or_default(), b"\"", b"'"];
         let stripped = quotes.iter().find_map(|quote| key.strip_prefix(*quote)?.strip_suffix(*quote));
         stripped.filter(|stripped| !stripped.is_empty()).unwrap_or(key)
     }
@@ -202,16 +227,23 @@ impl Literal {
             if self.closes(byte) {
                 return self.close(json);
             }
+            if !self.is_strict && matches!(byte, b',' | b')' | b']' | b'}') {
+                return if byte == b',' { Progress::Inside } else { self.close_with(byte, json) };
+            }
             self.item(json);
+        } else if !self.is_strict && (byte == b',' || self.closes(byte)) {
+            // The value is missing.
+            json.extend(b"null");
+            self.at = LiteralState::Next;
+            return self.next(byte, json);
         }
         match byte {
             b'[' => self.open(Kind::List, b']', json),
             b'(' if self.quote.is_none() => self.open(Kind::List, b')', json),
             b'{' => self.open(if self.quote.is_some() { Kind::Fields } else { Kind::Dict }, b'}', json),
-            b'\'' if self.quote.is_some() => Progress::Broken,
             b'"' | b'\'' => {
                 json.push(b'"');
-                self.go(LiteralState::Text { mark: byte, escape: Escape::None, is_key: false })
+                self.go(LiteralState::Text { mark: byte, escape: Escape::None, is_key: false, is_odd: false })
             }
             _ if self.quote.as_ref().is_some_and(|quote| quote.first() == Some(&byte)) => {
                 self.at = LiteralState::Opening;
@@ -225,9 +257,18 @@ impl Literal {
         }
     }
 
-    fn text(&mut self, byte: u8, mark: u8, state: Escape, is_key: bool, json: &mut Vec<u8>) -> Progress {
+    fn text(
+        &mut self,
+        byte: u8,
+        (mark, is_key, is_odd): (u8, bool, bool),
+        state: Escape,
+        json: &mut Vec<u8>,
+    ) -> Progress {
         let mut then = Escape::None;
         match state {
+            Escape::None if byte == mark && !is_key && !self.is_strict => {
+                return self.go(LiteralState::Quote { mark, is_odd });
+            }
             Escape::None if byte == mark => {
                 json.push(b'"');
                 return self.go(if is_key { LiteralState::Separator } else { LiteralState::Next });
@@ -255,7 +296,7 @@ impl Literal {
             }
             Escape::Digits(_) => return Progress::Broken,
         }
-        self.go(LiteralState::Text { mark, escape: then, is_key })
+        self.go(LiteralState::Text { mark, escape: then, is_key, is_odd })
     }
 
     fn marked(&mut self, byte: u8, json: &mut Vec<u8>) -> Progress {
@@ -267,33 +308,44 @@ impl Literal {
             json.push(b'"');
             return self.go(LiteralState::Next);
         }
-        let text = self.held.len() - super::pieces::overlap(&self.held, quote);
+        let text = self.held.len() - overlap(&self.held, quote);
         escape(&self.held[..text], json);
         self.held.drain(..text);
         Progress::Inside
     }
 
     fn word(&mut self, byte: u8, json: &mut Vec<u8>) -> Progress {
-        let ends = byte == b',' || self.closes(byte) || (self.quote.is_none() && byte.is_ascii_whitespace());
+        let closes =
+            self.levels.iter().rev().take(if self.is_strict { 1 } else { DEPTH_MAX }).any(|level| level.closer == byte);
+        let ends = byte == b',' || closes || self.is_strict && byte.is_ascii_whitespace();
         if !ends {
             self.held.push(byte);
             return if self.held.len() > WORD_BYTES_MAX { Progress::Broken } else { Progress::Inside };
         }
+        match self.end_word(json) {
+            Progress::Inside => self.next(byte, json),
+            broken => broken,
+        }
+    }
+
+    /// Writes a word as what it means, or as text. Code, such as a call of a function, means no value.
+    fn end_word(&mut self, json: &mut Vec<u8>) -> Progress {
         let word = std::mem::take(&mut self.held);
         match word.trim_ascii_end() {
             b"True" | b"true" => json.extend(b"true"),
             b"False" | b"false" => json.extend(b"false"),
             b"None" | b"null" => json.extend(b"null"),
-            number if serde_json::from_slice::<serde_json::Number>(number).is_ok() => json.extend(number),
-            text if self.quote.is_some() => {
+            number if is_number(number) => json.extend(number),
+            text if self.quote.is_some()
+                || !self.is_strict && !text.iter().any(|byte| b"()[]{}=\"'".contains(byte)) =>
+            {
                 json.push(b'"');
                 escape(text, json);
                 json.push(b'"');
             }
             _ => return Progress::Broken,
         }
-        self.at = LiteralState::Next;
-        self.next(byte, json)
+        self.go(LiteralState::Next)
     }
 
     fn next(&mut self, byte: u8, json: &mut Vec<u8>) -> Progress {
@@ -301,7 +353,20 @@ impl Literal {
             _ if byte.is_ascii_whitespace() => Progress::Inside,
             b',' => self.go(if self.kind() == Kind::List { LiteralState::Value } else { LiteralState::Key }),
             _ if self.closes(byte) => self.close(json),
+            _ if self.is_strict => Progress::Broken,
+            b')' | b']' | b'}' => self.close_with(byte, json),
+            b'<' if self.kind() != Kind::List || self.quote.is_none() => self.before(json),
+            // The comma between two items is missing.
+            b'"' | b'\'' | b'<' if self.kind() == Kind::List => self.value(byte, json),
+            _ if byte.is_ascii_alphabetic() && self.kind() != Kind::List => {
+                self.at = LiteralState::Key;
+                self.key(byte, json)
+            }
             _ => Progress::Broken,
         }
     }
+}
+
+fn is_number(word: &[u8]) -> bool {
+    serde_json::from_slice::<serde_json::Number>(word).is_ok()
 }

@@ -98,14 +98,17 @@ impl NamedReader {
         match (&mut self.arguments, self.at) {
             (Form::Tags(tags), CallPart::Arguments) => tags.complete(json),
             (Form::Json(mender), CallPart::Arguments) => mender.complete(json),
+            (Form::Literal(literal), CallPart::Arguments) => literal.complete(json),
             _ => {}
         }
     }
 
     /// Adds what is held back, at the end of an answer that was cut.
     pub fn flush(&mut self, json: &mut Vec<u8>) {
-        if let (Form::Json(mender), CallPart::Arguments) = (&mut self.arguments, self.at) {
-            mender.flush(json);
+        match (&mut self.arguments, self.at) {
+            (Form::Json(mender), CallPart::Arguments) => mender.flush(json),
+            (Form::Literal(literal), CallPart::Arguments) => literal.flush(json),
+            _ => {}
         }
     }
 
@@ -209,15 +212,7 @@ impl NamedReader {
                     Mended::Inside => Progress::Inside,
                     Mended::End => Progress::End,
                     Mended::Broken => Progress::Broken,
-                    Mended::Before => {
-                        call.end(out);
-                        return if self.named.after.is_empty() {
-                            Fed::Ended
-                        } else {
-                            self.at = CallPart::After;
-                            self.after(byte)
-                        };
-                    }
+                    Mended::Before => Progress::Before,
                 }
             }
             Form::Literal(literal) => literal.feed(byte, &mut call.arguments),
@@ -234,6 +229,18 @@ impl NamedReader {
             Progress::Inside => Fed::Open,
             Progress::Broken if call.is_open() || call.count() == 0 => Fed::Broken,
             Progress::Broken => Fed::Ended,
+            Progress::Before => {
+                call.end(out);
+                if !self.named.after.is_empty() {
+                    self.at = CallPart::After;
+                    self.after(byte)
+                } else if matches!(self.arguments, Form::Literal(_)) {
+                    self.at = CallPart::Before;
+                    self.before(byte, call, out)
+                } else {
+                    Fed::Ended
+                }
+            }
             Progress::End => {
                 call.end(out);
                 // The tag parser has already consumed the marker after the arguments.

@@ -228,10 +228,119 @@ fn tagged_rows() -> Vec<Row> {
     rows
 }
 
+/// Python's calls: signs, what precedes the name, and what follows the arguments' parenthesis. LFM2, OLMo, Llama 4.
+const PYTHON_FORMS: [(&str, &str, &str); 3] = [
+    ("<|tool_call_start|>", "<|tool_call_start|>[", "]<|tool_call_end|>"),
+    ("<function_calls>", "<function_calls>", "</function_calls>"),
+    ("<|python_start|> func_name1(", "<|python_start|>[", "]<|python_end|>"),
+];
+
+/// Arguments in Python's notation as they are damaged, and as they are meant.
+const PYTHON_ARGUMENTS: [(&str, &str); 16] = [
+    ("text=\"x\",", r#"{"text": "x"}"#),
+    ("list=[1, 2,], text='x'", r#"{"list": [1, 2], "text": "x"}"#),
+    (", text='x',, count=5", r#"{"text": "x", "count": 5}"#),
+    ("text='say \"x\"'", r#"{"text": "say \"x\""}"#),
+    ("flag=true, maybe=null", r#"{"flag": true, "maybe": null}"#),
+    ("text: \"x\", count: 5", r#"{"text": "x", "count": 5}"#),
+    ("\"text\"=\"x\"", r#"{"text": "x"}"#),
+    ("'text': 'x'", r#"{"text": "x"}"#),
+    ("text=\"a\nb\tc\"", r#"{"text": "a\nb\tc"}"#),
+    (r#"text="a\d""#, r#"{"text": "a\\d"}"#),
+    (r#"text="say "hi" now""#, r#"{"text": "say \"hi\" now"}"#),
+    ("text=ls -la, count=5", r#"{"text": "ls -la", "count": 5}"#),
+    ("count=, text=\"x\"", r#"{"count": null, "text": "x"}"#),
+    ("list=[1, [2", r#"{"list": [1, [2]]}"#),
+    ("text=\"x\"}", r#"{"text": "x"}"#),
+    ("list=[{k: 1}]", r#"{"list": [{"k": 1}]}"#),
+];
+
+fn python_rows() -> Vec<Row> {
+    let mut rows = Vec::new();
+    for (signs, before, after) in PYTHON_FORMS {
+        let format = &OutputFormat::find(signs, |_| false);
+        assert!(format.has_calls(), "{signs}");
+        let call = |tool: &str, given: &str| format!("{before}{tool}({given}){after}");
+        for (given, meant) in PYTHON_ARGUMENTS {
+            rows.push(row(format, call("Bash", given), &[&format!("C:Bash {meant}")]));
+        }
+        rows.extend(unfinished_literals(format, before, &["(", "=", "\"", after]));
+        let good = r#"C:Bash {"text": "x"}"#;
+        rows.push(row(format, call("bash", "text='x'"), &[good]));
+        rows.push(row(format, call("functions.Bash", " text = 'x' "), &[good]));
+        let two = format!("{before}Bash(text='x',), bash(text='x'{after}");
+        rows.push(row(format, two, &[good, good]));
+        let unknown = call("Nope", "text='x'");
+        rows.push(row(format, &unknown, &[&format!("T:{unknown}")]));
+    }
+    rows
+}
+
+/// Gemma's calls: signs, what precedes the name, the marker around strings, and what follows the arguments' brace.
+const QUOTED_FORMS: [(&str, &str, &str, &str); 2] = [
+    ("<start_function_call>", "<start_function_call>call:", "<escape>", "<end_function_call>"),
+    ("<|tool_call>", "<|tool_call>call:", "<|\"|>", "<tool_call|>"),
+];
+
+/// Arguments in Gemma's notation, with `Q` for the marker.
+const QUOTED_ARGUMENTS: [(&str, &str); 15] = [
+    ("text:QxQ,", r#"{"text": "x"}"#),
+    ("list:[1,2,],text:QxQ", r#"{"list": [1, 2], "text": "x"}"#),
+    (",text:QxQ,,count:5", r#"{"text": "x", "count": 5}"#),
+    ("text:\"x\"", r#"{"text": "x"}"#),
+    ("text:'x'", r#"{"text": "x"}"#),
+    ("text:x y", r#"{"text": "x y"}"#),
+    ("QtextQ:QxQ", r#"{"text": "x"}"#),
+    ("\"text\":QxQ", r#"{"text": "x"}"#),
+    ("text=QxQ", r#"{"text": "x"}"#),
+    ("text: QxQ , count: 5", r#"{"text": "x", "count": 5}"#),
+    ("flag:True,maybe:None", r#"{"flag": true, "maybe": null}"#),
+    ("count:,text:QxQ", r#"{"count": null, "text": "x"}"#),
+    ("list:[1,[2", r#"{"list": [1, [2]]}"#),
+    ("text:QxQ]", r#"{"text": "x"}"#),
+    ("text:\"say \"hi\" now\"", r#"{"text": "say \"hi\" now"}"#),
+];
+
+fn quoted_rows() -> Vec<Row> {
+    let mut rows = Vec::new();
+    for (signs, before, quote, after) in QUOTED_FORMS {
+        let format = &OutputFormat::find(signs, |_| false);
+        assert!(format.has_calls(), "{signs}");
+        let call = |tool: &str, given: &str| format!("{before}{tool}{{{}}}{after}", given.replace('Q', quote));
+        for (given, meant) in QUOTED_ARGUMENTS {
+            rows.push(row(format, call("Bash", given), &[&format!("C:Bash {meant}")]));
+        }
+        rows.extend(unfinished_literals(format, before, &["{", ":", quote, after]));
+        rows.push(row(format, call("bash", "text:QxQ"), &[r#"C:Bash {"text": "x"}"#]));
+        let unknown = call("Nope", "text:QxQ");
+        rows.push(row(format, &unknown, &[&format!("T:{unknown}")]));
+    }
+    rows
+}
+
+/// Calls without their end; the signs are the opening bracket, what follows a key, the marks of a string, and what follows
+/// the closing bracket.
+fn unfinished_literals(format: &OutputFormat, before: &str, signs: &[&str; 4]) -> Vec<Row> {
+    let [open, is, quote, after] = signs;
+    let text = format!("{before}Bash{open}text{is}{quote}x");
+    let list = format!("{text}{quote}, list{is}[1");
+    let good = r#"C:Bash {"text": "x"}"#;
+    vec![
+        row(format, format!("{text}{quote}{after}"), &[good]),
+        row(format, format!("So: {text}{quote}{after}"), &["T:So:", good]),
+        row(format, format!("{text}{quote}"), &[good]),
+        row(format, &text, &[good]),
+        row(format, &list, &[r#"C:Bash {"text": "x", "list": [1]}"#]),
+        cut(format, &text, &[r#"C:Bash {"text": "x"#]),
+        cut(format, format!("{text}{quote}"), &[r#"C:Bash {"text": "x""#]),
+        cut(format, &list, &[r#"C:Bash {"text": "x", "list": [1"#]),
+    ]
+}
+
 #[test]
 fn damaged_calls_end_as_they_are_meant_or_as_text_wherever_the_stream_is_cut() {
-    let rows = [json_rows(), named_rows(), tagged_rows()].concat();
-    assert!(rows.len() >= 400, "{} rows", rows.len());
+    let rows = [json_rows(), named_rows(), tagged_rows(), python_rows(), quoted_rows()].concat();
+    assert!(rows.len() >= 500, "{} rows", rows.len());
     let mut wrong = Vec::new();
     for Row { format, answer, cut, expect } in &rows {
         let bytes = answer.as_bytes();
