@@ -103,14 +103,26 @@ fn last_lines(file: &mut File, count: usize) -> io::Result<u64> {
 fn copy(file: &mut File) -> io::Result<CliResult> {
     let mut rest = Vec::new();
     loop {
-        rest.clear();
-        if file.by_ref().take(PIECE_BYTES).read_to_end(&mut rest)? == 0 {
-            return Ok(Ok(()));
-        }
-        if let Err(closed) = terminal::print(&String::from_utf8_lossy(&rest)) {
+        let is_over = file.by_ref().take(PIECE_BYTES).read_to_end(&mut rest)? == 0;
+        // A character that a piece cuts in two is printed with the next one.
+        let end = if is_over { rest.len() } else { whole_characters(&rest) };
+        if end > 0
+            && let Err(closed) = terminal::print(&String::from_utf8_lossy(&rest[..end]))
+        {
             return Ok(Err(closed));
         }
+        rest.drain(..end);
+        if is_over {
+            return Ok(Ok(()));
+        }
     }
+}
+
+/// Length of a piece without the begun character at its end.
+fn whole_characters(piece: &[u8]) -> usize {
+    let begun = piece.utf8_chunks().last().map_or(&[][..], |chunk| chunk.invalid());
+    let is_begun = str::from_utf8(begun).is_err_and(|error| error.error_len().is_none());
+    piece.len() - if is_begun { begun.len() } else { 0 }
 }
 
 #[cfg(test)]
@@ -118,6 +130,23 @@ fn copy(file: &mut File) -> io::Result<CliResult> {
 mod tests {
     use super::*;
     use std::path::PathBuf;
+
+    #[test]
+    fn a_character_is_not_cut_in_two() {
+        for (piece, whole) in [
+            (&b""[..], 0),
+            (b"abc", 3),
+            ("a\u{e4}".as_bytes(), 3),
+            (b"a\xc3", 1),
+            (b"a\xf0\x9f\x98", 1),
+            // No character begins like this.
+            (b"a\xff", 2),
+            (b"\xc3a", 2),
+            (b"\xff\xc3", 1),
+        ] {
+            assert_eq!(whole_characters(piece), whole, "{piece:?}");
+        }
+    }
 
     #[test]
     fn the_last_lines_are_found_however_long_the_file_is() {
