@@ -96,18 +96,25 @@ impl Setup {
             let line = format!("there is nothing to undo: '{}' does not exist", Outside::path(&record_path));
             return Err(CliError::new(Exit::Absent, line));
         };
-        let mut settings = parse(read(path)?.as_deref().unwrap_or("{}"), path)?;
-        let changes = settings.restore(&record);
-        if !changes.is_empty() && !self.is_agreed(path, &changes)? {
-            return terminal::say("nothing was changed");
+        let text = read(path)?;
+        if let Some(text) = &text {
+            let mut settings = parse(text, path)?;
+            let changes = settings.restore(&record);
+            if !changes.is_empty() && !self.is_agreed(path, &changes)? {
+                return terminal::say("nothing was changed");
+            }
+            write(path, &settings.to_text())?;
         }
-        write(path, &settings.to_text())?;
         for file in [record_path, &path.with_extension("json.before-pensieve")] {
             if let Err(error) = fs::remove_file(file)
                 && error.kind() != io::ErrorKind::NotFound
             {
                 return Err(CliError::system(Outside::path(&file), &error));
             }
+        }
+        if text.is_none() {
+            let path = Outside::path(&path);
+            return terminal::say(&format!("'{path}' does not exist any more, so there is nothing to take back in it"));
         }
         terminal::say("what the setup had written is taken back")
     }
