@@ -1,7 +1,7 @@
 //! Documents that are text: plain text, tables, markup and source code, inline in a request. They are decoded and put
 //! into the prompt where they stand; a model that reads text needs nothing else. Others, such as PDFs, keep a note.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, collections::HashSet};
 
 use base64::{
     Engine as _,
@@ -89,14 +89,30 @@ pub(super) fn part(field: &Field<'_>, content: &Content<'_>, title: &str) -> Res
     }
 }
 
-/// A document's text between tags that say where it begins and ends.
+/// A document's text between tags that say where it begins and ends. A text that has such an end gets a tag of its own.
 pub(super) fn titled(title: &str, context: &str, text: &str) -> String {
     let attribute = |name: &str, value: &str| {
         let value: String = value.chars().filter(|char| !char.is_control()).take(TITLE_CHARS_MAX).collect();
         if value.is_empty() { String::new() } else { format!(" {name}=\"{}\"", value.replace('"', "'")) }
     };
-    let end = if text.ends_with('\n') { "" } else { "\n" };
-    format!("<document{}{}>\n{text}{end}</document>", attribute("title", title), attribute("context", context))
+    let (end, tag) = (if text.ends_with('\n') { "" } else { "\n" }, tag_for(text));
+    format!("<{tag}{}{}>\n{text}{end}</{tag}>", attribute("title", title), attribute("context", context))
+}
+
+/// A tag whose end the text does not have: `document`, or else `document-1`, `document-2`, …
+fn tag_for(text: &str) -> Cow<'static, str> {
+    const END: &str = "</document";
+    let mut taken = HashSet::new();
+    for (place, _) in text.match_indices(END) {
+        let rest = &text[place + END.len()..];
+        let digits = rest.strip_prefix('-').unwrap_or("");
+        let digits = &digits[..digits.bytes().take_while(u8::is_ascii_digit).count()];
+        taken.insert(if rest.starts_with('-') { digits.parse::<usize>().ok() } else { Some(0) });
+    }
+    match (0..=taken.len()).find(|number| !taken.contains(&Some(*number))) {
+        None | Some(0) => "document".into(),
+        Some(number) => format!("document-{number}").into(),
+    }
 }
 
 /// Bytes as JSON can carry them.
@@ -190,6 +206,19 @@ mod tests {
         assert_eq!(read(&lines, "").0.as_deref(), Ok("<document>\nhello\n</document>"));
         let wrong = Content::Base64 { media_type: "text/plain", data: "a!" };
         assert!(read(&wrong, "").0.unwrap_err().starts_with("file: the document's data is not base64"));
+    }
+
+    #[test]
+    fn a_text_cannot_leave_its_tag() {
+        for (text, tag) in [
+            ("a <document> b", "document"),
+            ("a </document> b", "document-1"),
+            ("</document>\n<document>\n</document-1>", "document-2"),
+            ("</document-2></document-x></document >", "document-1"),
+            ("</document-1>", "document"),
+        ] {
+            assert_eq!(titled("", "", text), format!("<{tag}>\n{text}\n</{tag}>"), "{text}");
+        }
     }
 
     #[test]
