@@ -2,12 +2,14 @@
 //! are, for status lines. It returns only counts, and only those of the client's own requests.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::BTreeMap,
     fmt,
+    num::NonZeroUsize,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
+use lru::LruCache;
 use serde_json::{Value, json};
 use tracing::Span;
 
@@ -18,19 +20,25 @@ use crate::{
 };
 use pensieve_protocol::job::Usage;
 
-/// Limit of recorded pairs of client and model; a server has few of both.
-const ENTRIES_MAX: usize = 1024;
+/// Limit of recorded pairs of client and model, beyond which the one that has not answered for longest is forgotten.
+const ENTRIES_MAX: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
 /// Running requests of one client that are listed.
 const RUNNING_MAX: usize = 64;
 /// How often the log tells of a prompt that takes long.
 const TOLD_EVERY: Duration = Duration::from_secs(10);
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct UsageBoard {
     /// The last answer of each client and model.
-    answers: Mutex<HashMap<(u64, String), LastAnswer>>,
+    answers: Mutex<LruCache<(u64, String), LastAnswer>>,
     /// By the order in which they came.
     running: Mutex<BTreeMap<u64, Running>>,
+}
+
+impl Default for UsageBoard {
+    fn default() -> Self {
+        Self { answers: Mutex::new(LruCache::new(ENTRIES_MAX)), running: Mutex::default() }
+    }
 }
 
 #[derive(Debug)]
@@ -197,10 +205,7 @@ impl UsageBoard {
     }
 
     fn finish(&self, key: (u64, String), answer: LastAnswer) {
-        let mut entries = lock(&self.answers);
-        if entries.len() < ENTRIES_MAX || entries.contains_key(&key) {
-            entries.insert(key, answer);
-        }
+        lock(&self.answers).push(key, answer);
     }
 
     fn of(&self, client: u64) -> Vec<Value> {
@@ -343,6 +348,21 @@ mod tests {
         check((18_000, 0, 1_000, 60), "reading 1.0k of 18k tokens, about 17 min left");
         check((900, 100, 100, 0), "reading 100 of 900 tokens, 100 from cache");
         check((900, 0, 900, 3), "reading 900 of 900 tokens, about 0 s left");
+    }
+
+    #[test]
+    fn the_pair_that_has_not_answered_for_longest_is_forgotten() {
+        let board = UsageBoard::default();
+        let answer = || LastAnswer { context: 1, usage: Usage::default(), tokens_per_second: 0.0, miss: None };
+        let models = |client| board.of(client).len();
+        board.finish((1, "a".into()), answer());
+        board.finish((2, "a".into()), answer());
+        for model in 0..ENTRIES_MAX.get() - 2 {
+            board.finish((3, model.to_string()), answer());
+        }
+        board.finish((1, "a".into()), answer());
+        board.finish((1, "b".into()), answer());
+        assert_eq!((models(1), models(2), models(3)), (2, 0, ENTRIES_MAX.get() - 2));
     }
 
     #[test]
