@@ -10,6 +10,7 @@
 //! to grow ([`Compiler`]); masks are computed while the model runs ([`Masks`]). A text grammar never admits a special
 //! token; a Lark grammar can name special tokens.
 
+mod anchors;
 mod barred;
 mod cache;
 mod closed;

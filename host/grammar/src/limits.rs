@@ -14,7 +14,7 @@ use std::collections::HashMap;
 use llguidance::api::ParserLimits;
 use serde_json::Value;
 
-use crate::error::GrammarError;
+use crate::{anchors, error::GrammarError};
 use pensieve_protocol::grammar::{Grammar, Marker, Spec, Trigger};
 
 /// Stack of a compiling thread. Most of it is never touched.
@@ -96,6 +96,7 @@ pub(crate) fn schema(text: &str, lenient: bool) -> Result<Value, GrammarError> {
     length_of("objects and lists of schema", count.nodes, SCHEMA_NODES_MAX)?;
     length_of("values of schema", count.values, SCHEMA_VALUES_MAX)?;
     length_of("fields of an object of schema", count.fields, SCHEMA_FIELDS_MAX)?;
+    anchors::replace(&mut schema);
     Expansion { root: &schema, known: HashMap::new() }.check(&schema)?;
     if count.divisor.is_none_or(|divisor| divisor > DIVISOR_MAX) {
         if !lenient {

@@ -68,3 +68,14 @@ fn a_number_ends_and_a_text_of_digits_need_not() {
         }
     }
 }
+
+#[test]
+fn a_schema_may_name_its_parts_by_anchors() {
+    let vocabulary = vocabulary(true);
+    let compiler = compiler(&vocabulary);
+    let schema = json!({ "properties": { "kind": { "$ref": "#kind" } }, "required": ["kind"],
+        "$defs": { "k": { "$anchor": "kind", "enum": ["only"] } } });
+    let constraint = compiler.compile(&from_start(Grammar::json_schema(schema.to_string(), false))).unwrap();
+    let text = vocabulary.text_of(&constraint.completion().unwrap());
+    assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), json!({ "kind": "only" }), "{text}");
+}
