@@ -3,9 +3,13 @@
 use serde_json::{Value, json};
 
 use super::{COUNT, MESSAGES, about, both, calls, input_tokens, serve, streamed, text, tools, whole};
-use crate::http::{
-    client::{post, request},
-    server::Server,
+use crate::{
+    artifacts::{plugin, test_plugin},
+    http::{
+        client::{post, request},
+        server::{Options, Server},
+    },
+    scripted,
 };
 
 fn with_server(test: impl FnOnce(&Server)) {
@@ -160,6 +164,14 @@ fn tokens_are_counted_without_loading_the_model() {
         let full = about("Say hello", &json!({"system": "Be kind.", "tools": tools()}));
         let counted = [&plain, &full].map(|body| count(&without_max(body.clone())));
         assert!(counted[0] + 50 < counted[1], "{counted:?}");
+        // Tools whose loading is deferred cost nothing until they are found.
+        let mut deferred = full.clone();
+        let store = |place: usize| {
+            let (name, description) = (format!("mcp__store__{place}"), "Looks a record up. ".repeat(20));
+            json!({"name": name, "description": description, "input_schema": {"type": "object"}, "defer_loading": true})
+        };
+        deferred["tools"].as_array_mut().unwrap().extend((0..80).map(store));
+        assert_eq!(count(&without_max(deferred)), counted[1]);
         // Requests that do not fit are counted, too.
         assert!(count(&about(&"word ".repeat(80_000), &json!({}))) > 65_536);
         let health = server.get("/health").json();
@@ -201,6 +213,22 @@ fn models_are_listed() {
         let missing = get("/v1/models/nobody");
         assert_eq!((missing.status(), &missing.json()["error"]["type"]), (404, &json!("not_found_error")));
     });
+}
+
+#[test]
+fn base_models_have_no_name_for_claude_code() {
+    let root = tempfile::tempdir().unwrap();
+    let models = ["chat", "base"].map(|id| {
+        let source = root.path().join(id);
+        scripted::checkpoint(&source, &[("", "Hello.")]);
+        (id.to_owned(), source)
+    });
+    std::fs::remove_file(root.path().join("base/chat_template.jinja")).unwrap();
+    let plugins = vec![test_plugin("scripted"), plugin("pensieve-samplers")];
+    let server = Options { plugins, models: models.into(), ..Options::default() }.start();
+    let list = request(server.address, "GET", "/v1/models", &[("anthropic-version", "2023-06-01")], b"").json();
+    let ids: Vec<_> = list["data"].as_array().unwrap().iter().filter_map(|model| model["id"].as_str()).collect();
+    assert_eq!(ids, ["chat", "base", "pensieve/claude-chat"]);
 }
 
 #[test]

@@ -33,6 +33,8 @@ pub(super) struct ListedModel {
     pub(super) target: Option<Target>,
     /// The memory that it has needed so far.
     pub(super) measured: Option<u64>,
+    /// It has no chat template.
+    pub(super) is_base: bool,
 }
 
 pub(super) async fn entries(chats: &Chats) -> Vec<ListedModel> {
@@ -51,7 +53,8 @@ pub(super) async fn find(chats: &Chats, id: &str) -> Result<ListedModel, ApiErro
 async fn entry(chats: &Chats, Listed { id, source }: Listed) -> ListedModel {
     let target = timeout(CARD_TIMEOUT, chats.fleet().target(&id)).await.ok().and_then(Result::ok);
     let measured = if target.is_some() { chats.fleet().measured(&id).await.ok().flatten() } else { None };
-    ListedModel { target, modified: modified(&source), id, source, measured }
+    let is_base = target.as_ref().is_some_and(|target| target.card.chat_template.is_none());
+    ListedModel { target, modified: modified(&source), id, source, measured, is_base }
 }
 
 /// Modification time of the weights.
@@ -95,9 +98,8 @@ pub(super) fn without_prefix<'a>(name: &'a str, prefix: &str) -> &'a str {
 /// base models: without a chat template they cannot serve it.
 fn anthropic_list(entries: &[ListedModel], prefix: &str) -> Value {
     let mut data: Vec<Value> = entries.iter().map(anthropic_entry).collect();
-    let is_base = |entry: &ListedModel| entry.target.as_ref().is_some_and(|target| target.card.chat_template.is_none());
     let is_hidden =
-        |entry: &&ListedModel| !["claude", "anthropic"].iter().any(|word| entry.id.contains(word)) && !is_base(entry);
+        |entry: &&ListedModel| !entry.is_base && !["claude", "anthropic"].iter().any(|word| entry.id.contains(word));
     if !prefix.is_empty() {
         data.extend(entries.iter().filter(is_hidden).map(|entry| {
             let mut value = anthropic_entry(entry);
@@ -207,7 +209,8 @@ mod tests {
     use super::*;
 
     fn entry(id: &str, source: &Path) -> ListedModel {
-        ListedModel { id: id.into(), source: source.into(), modified: modified(source), target: None, measured: None }
+        let modified = modified(source);
+        ListedModel { id: id.into(), source: source.into(), modified, target: None, measured: None, is_base: false }
     }
 
     #[test]
@@ -227,6 +230,9 @@ mod tests {
     fn ids_that_claude_code_would_hide_are_listed_under_a_prefix() {
         let nowhere = Path::new("/nowhere");
         let entries = [entry("small", nowhere), entry("claude-local", nowhere)];
+        let base = ListedModel { is_base: true, ..entry("base", nowhere) };
+        let bases = anthropic_list(&[base], "pensieve/claude-");
+        assert_eq!((bases["data"].as_array().unwrap().len(), &bases["last_id"]), (1, &json!("base")));
         let list = anthropic_list(&entries, "pensieve/claude-");
         let ids: Vec<&str> =
             list["data"].as_array().unwrap().iter().map(|entry| entry["id"].as_str().unwrap()).collect();
