@@ -243,13 +243,20 @@ fn a_pinned_model_is_loaded_again_after_a_restart_until_it_is_let_go() {
     let url = format!("http://{}", server.address);
     until("loaded again", || health(&server, "two")["state"] == "ready");
     assert_eq!((&health(&server, "two")["pinned"], &health(&server, "one")["pinned"]), (&json!(true), &json!(false)));
-    assert!(pins.exists());
     said(&server, &["stop", "two", "--url", &url]);
     assert!(!pins.exists());
     server.stop();
 
     let server = options.start_in(&home);
     assert_eq!(health(&server, "two")["pinned"], false);
+    server.stop();
+
+    // What was pinned stays so if it cannot be loaded for now.
+    fs::write(&pins, "\"two\"\n").unwrap();
+    fs::write(root.path().join("one/script.json"), "{").unwrap();
+    let server = options.start_in(&home);
+    assert!(!run(&server, &["pin", "two", "--url", &format!("http://{}", server.address)]).status.success());
+    assert!(health(&server, "two")["pinned"] == true && pins.exists());
     server.stop();
 }
 
@@ -328,6 +335,8 @@ fn a_long_prompt_shows_how_far_it_is_and_a_client_that_goes_leaves_its_counts() 
     let shown = running();
     let (read, all) = (shown["read_tokens"].as_u64().unwrap(), shown["input_tokens"].as_u64().unwrap());
     assert!(read > 0 && read < all, "{shown}");
+    assert_eq!(incoming.head.header("pensieve-prompt-tokens"), Some(all.to_string().as_str()));
+    assert_eq!(incoming.head.header("pensieve-cached-tokens"), Some("0"));
     let line = said(&server, &["statusline", "--url", &url]);
     assert!(line.starts_with("one: reading ") && line.contains(" tokens"), "{line}");
     assert!(said(&server, &["ps", "--url", &url]).contains("on one: reading "));
