@@ -4,9 +4,11 @@
 //! Deliberate deviations from the original:
 //! - Tools that only Google's servers can run (`googleSearch`, `codeExecution`, …) are left out with a warning. Safety
 //!   settings have no effect, and `cachedContent` is refused, as every prompt is cached by itself.
-//! - Images, audio and files become a note in the prompt, unless a setting makes them an error; text files are text.
-//! - `thinkingBudget` is passed to the template as `thinking_budget` and `thinkingLevel` as `reasoning_effort`.
-//!   Thoughts are shown where `includeThoughts` asks for them, and need no signature when they come back.
+//! - Images are shown to a model that reads them, and text files are text; audio, other files, and images for other models
+//!   become a note in the prompt, unless a setting makes them an error.
+//! - `thinkingBudget` and `thinkingLevel` reach the template as `thinking_budget` and `reasoning_effort`, and are enforced.
+//!   Thoughts are shown where `includeThoughts` asks for them, and need no signature when they come back. They count among
+//!   the candidates' tokens, not as `thoughtsTokenCount`.
 //! - `response.functionCall` always has an id, which is optional when it comes back.
 
 mod content;

@@ -5,7 +5,7 @@
 //!   configured, usually until another one needs the space.
 //! - `options` for Ollama's own engine (`num_gpu`, `num_thread`, `mirostat`, …) are accepted and ignored.
 //! - `raw` prompts and `template` are refused or ignored where the model's own template applies.
-//! - `/api/pull` downloads like `pensieve pull`; the model is served after a restart with its name.
+//! - `/api/pull` downloads like `pensieve pull`; the model is served once the configuration or the command line names it.
 
 mod details;
 mod encoder;

@@ -1,5 +1,5 @@
-//! `POST /api/pull`: reports success for a served model, and downloads one from the hub like `pensieve pull`. A
-//! downloaded model is served after a restart with its name, as the second to last line says.
+//! `POST /api/pull`: reports success for a served model, and downloads one from the hub like `pensieve pull`. A downloaded
+//! model is served once the configuration names it, which a running server reads again, or the command line does.
 
 use std::{
     sync::Arc,
