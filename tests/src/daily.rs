@@ -406,4 +406,9 @@ fn claude_code_is_set_up_in_the_users_own_settings_and_back() {
     said(&server, &["setup", "claude", "--undo", "--yes"]);
     assert_eq!(fs::read_to_string(&settings).unwrap(), own);
     assert_eq!(run(&server, &["setup", "claude", "--undo", "--yes"]).status.code(), Some(3));
+    // What the user has deleted in the meantime is not written anew.
+    said(&server, &["setup", "claude", "--url", &url, "--yes"]);
+    fs::remove_file(&settings).unwrap();
+    assert!(said(&server, &["setup", "claude", "--undo", "--yes"]).contains("does not exist any more"));
+    assert!(!settings.exists());
 }
