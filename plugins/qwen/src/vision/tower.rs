@@ -138,9 +138,12 @@ impl Tower for QwenVision {
         }
     }
 
-    fn positions(&self, layout: &[u8]) -> Result<Vec<[u32; 3]>> {
+    fn positions(&self, layout: &[u8], tokens: usize) -> Result<Vec<[u32; 3]>> {
         let [grid] = tiles::grids(layout)?[..] else { return Err(Error::invalid("an image of several grids")) };
         let Grid { height, width } = self.config.squares(grid);
+        if height * width > tokens {
+            return Err(Error::invalid(format!("an image of {height} by {width} rows in {tokens} tokens")));
+        }
         let places = (0..height as u32).flat_map(|row| (0..width as u32).map(move |column| [0, row, column]));
         Ok(places.collect())
     }

@@ -74,7 +74,7 @@ impl<D: Decoder> Encode for PagedModel<D> {
         let tower = self.tower()?;
         let item = |placement: &Placement<'_>| {
             let Placement { start, layout, handle, .. } = *placement;
-            Ok((start, tower.positions(layout)?, handle))
+            Ok((start, tower.positions(layout, placement.tokens.len())?, handle))
         };
         let items = placements.iter().map(item).collect::<Result<Vec<_>>>()?;
         let items = items.into_iter().zip(placements).map(|((start, grid, handle), placement)| ItemTokens {

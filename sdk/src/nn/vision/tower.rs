@@ -18,9 +18,10 @@ pub trait Tower {
     fn open(&self, size: MediaSize, layout: &[u8], prepared: &[u8]) -> Result<Patches>;
 
     /// Positions of an item's slots in time, height and width, relative to the first, for models whose positions have
-    /// three dimensions. Empty if they count on like text.
-    fn positions(&self, layout: &[u8]) -> Result<Vec<[u32; 3]>> {
-        let _ = layout;
+    /// three dimensions. Empty if they count on like text. The layout may come from a damaged process and the item need
+    /// not be open, so a layout of more than `tokens` rows is refused before anything is made of it.
+    fn positions(&self, layout: &[u8], tokens: usize) -> Result<Vec<[u32; 3]>> {
+        let _ = (layout, tokens);
         Ok(Vec::new())
     }
 
