@@ -124,8 +124,13 @@ impl Sizes {
         } else {
             squares
         };
-        // A long image that shrinks to one square in one direction may still have too many in the other.
-        Ok(squares.map(|squares| (squares as usize).clamp(1, usize::from(u16::MAX) / self.merge)))
+        let [height, width] = squares.map(|squares| (squares as usize).max(1));
+        // An image that shrinks to one square in one direction may still have too many in the other, and rounding up may
+        // pass a limit close to the least. The reference lets both be; here memory is planned by the limit.
+        let most = self.max_pixels / (self.square * self.square);
+        let shorter = height.min(width).min(most.isqrt());
+        let longer = height.max(width).min(most / shorter).min(usize::from(u16::MAX) / self.merge);
+        Ok(if height <= width { [shorter, longer] } else { [longer, shorter] })
     }
 }
 
@@ -151,6 +156,15 @@ mod tests {
             assert_eq!(sizes.squares(MediaSize::image(width, height)).unwrap(), expected, "{width} by {height}");
         }
         sizes.squares(MediaSize::image(1, 201)).unwrap_err();
+        // None of them has more rows than its limit, from which memory is planned.
+        for (min_pixels, max_pixels) in [(0, 1024), (4096, 4096), (15_000, 15_360), (65_536, 65_536)] {
+            let sizes = Sizes { min_pixels, max_pixels, ..sizes };
+            for (width, height) in [(1, 1), (32, 32), (5, 1000), (65_000, 325), (63, 63), (100, 30), (700, 700)] {
+                let [down, across] = sizes.squares(MediaSize::image(width, height)).unwrap();
+                let most = max_pixels / 1024;
+                assert!((1..=most).contains(&(down * across)), "{width} by {height}: {down} by {across} of {most}");
+            }
+        }
         assert!(Sizes::read(&Settings::of([("patch_size", 0.into())])).is_err());
     }
 }
