@@ -205,15 +205,21 @@ fn whole(limits: &Limits, width: usize, height: usize) -> [usize; 2] {
     let rounded = sides.map(|side| round(side, step).max(step));
     let (pixels, area) = ((rounded[0] * rounded[1]) as f64, (width * height) as f64);
     let (most, least) = (limits.pixels(limits.max_tokens), limits.pixels(limits.min_tokens));
-    if pixels > most {
+    let squares = if pixels > most {
         let beta = (area / most).sqrt();
-        return sides.map(|side| ((side as f64 / beta / step as f64).floor() as usize * step).max(step));
-    }
-    if pixels < least {
+        sides.map(|side| ((side as f64 / beta / step as f64).floor() as usize).max(1))
+    } else if pixels < least {
         let beta = (least / area).sqrt();
-        return sides.map(|side| (side as f64 * beta / step as f64).ceil() as usize * step);
-    }
-    rounded
+        sides.map(|side| (side as f64 * beta / step as f64).ceil() as usize)
+    } else {
+        rounded.map(|side| side / step)
+    };
+    // A long image that becomes one square high may still have too many in the other direction. The reference lets it be;
+    // here memory is planned by the limit.
+    let [across, down] = squares;
+    let shorter = across.min(down).min(limits.max_tokens.isqrt());
+    let longer = across.max(down).min(limits.max_tokens / shorter);
+    if across <= down { [shorter * step, longer * step] } else { [longer * step, shorter * step] }
 }
 
 /// Tiles across and down whose proportions are closest to the image's; of two as close, the more unless the image is small.
@@ -233,4 +239,32 @@ fn closest(limits: &Limits, width: usize, height: usize) -> [usize; 2] {
         }
     }
     best
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_images_have_no_more_rows_than_the_limits_allow() {
+        for (min_tokens, max_tokens) in [(64, 256), (250, 256), (1, 1), (7, 10)] {
+            let limits = || Limits {
+                patch_size: 16,
+                factor: 2,
+                tile: 512,
+                min_tiles: 2,
+                max_tiles: 10,
+                use_thumbnail: true,
+                min_tokens,
+                max_tokens,
+                tolerance: 2.0,
+                resample: Resample::Bilinear,
+            };
+            for (width, height) in [(65_535, 1), (1, 65_535), (2000, 1), (1, 1), (500, 501), (100, 90), (3000, 40)] {
+                let plan = Plan::of(limits(), MediaSize::image(width, height));
+                let [across, down] = plan.whole.map(|side| side / limits().step());
+                assert!((1..=max_tokens).contains(&(across * down)), "{width} by {height}: {across} by {down}");
+            }
+        }
+    }
 }
