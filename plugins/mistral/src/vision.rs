@@ -67,7 +67,7 @@ impl Config {
             intermediate_size: vision.usize_or("intermediate_size", 4096)?,
             num_hidden_layers: vision.usize_or("num_hidden_layers", 24)?,
             num_attention_heads: heads,
-            head_dim: vision.usize_or("head_dim", hidden_size / heads)?,
+            head_dim: vision.usize_or("head_dim", hidden_size.checked_div(heads).unwrap_or_default())?,
             patch_size: vision.usize_or("patch_size", 16)?,
             hidden_act: activation(vision.str_or("hidden_act", "gelu")?)?,
             rope_theta: theta,
@@ -78,7 +78,7 @@ impl Config {
             slot: slot.ok_or_else(|| Error::corrupt(format!("the vocabulary has no token {SLOT}")))?,
         };
         let Self { head_dim, patch_size, spatial_merge_size, .. } = config;
-        let is_sound = head_dim.is_multiple_of(4) && head_dim * heads == hidden_size;
+        let is_sound = head_dim > 0 && head_dim.is_multiple_of(4) && head_dim.checked_mul(heads) == Some(hidden_size);
         if !is_sound
             || !(1.0..=1e15).contains(&theta)
             || !(1..=256).contains(&patch_size)

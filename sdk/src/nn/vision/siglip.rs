@@ -68,6 +68,7 @@ impl SiglipConfig {
         let is_square = config.side > 0 && config.side * config.side == patches;
         if !is_square
             || !(1..=256).contains(&patch_size)
+            || config.num_attention_heads == 0
             || !config.hidden_size.is_multiple_of(config.num_attention_heads)
         {
             let Self { hidden_size, num_attention_heads, .. } = config;
