@@ -96,12 +96,23 @@ impl Config {
 
     fn check(&self) -> Result<()> {
         let Self { hidden_size, num_heads: heads, patch_size, temporal_patch_size, spatial_merge_size, .. } = *self;
-        let has_heads = heads > 0 && hidden_size.is_multiple_of(4 * heads);
+        let has_heads = heads > 0 && hidden_size > 0 && hidden_size.is_multiple_of(heads.saturating_mul(4));
         let is_sound = self.depth > 0 && (1..=256).contains(&patch_size) && (1..=16).contains(&spatial_merge_size);
         let is_known = match &self.kind {
             Kind::Windowed { window_size, .. } => *window_size >= patch_size * spatial_merge_size,
             Kind::Positioned { side, .. } => (1..=4096).contains(side),
         };
+        // The text model adds the first tap after its first layer, and so on.
+        let has_taps = match &self.kind {
+            Kind::Windowed { .. } => true,
+            Kind::Positioned { taps, .. } => {
+                taps.is_sorted_by(|one, next| one < next) && taps.last().is_none_or(|last| *last < self.depth)
+            }
+        };
+        if !has_taps {
+            let message = format!("deepstack_visual_indexes are no ascending blocks of {}", self.depth);
+            return Err(Error::corrupt(message).help("the model's configuration is inconsistent"));
+        }
         if has_heads && is_sound && is_known && (1..=16).contains(&temporal_patch_size) {
             return Ok(());
         }
