@@ -72,10 +72,11 @@ impl ModelOptions {
     }
 
     /// Opens a source's checkpoint, with a plugin's conventions for an architecture's GGUF files, and with the vision tower
-    /// beside it unless the user does without.
+    /// beside it unless the user does without: then its configuration is not read either, so that a tower that is damaged
+    /// or not known does not keep the text model from running.
     pub fn open(&self, source: &Source, family: impl FnOnce(&str) -> GgufFamily) -> Result<Checkpoint> {
         let checkpoint = Checkpoint::open_with(&source.path, family)?;
-        if self.vision { checkpoint.with_tower(&self.mmproj) } else { Ok(checkpoint) }
+        if self.vision { checkpoint.with_tower(&self.mmproj) } else { Ok(checkpoint.without_tower()) }
     }
 
     /// The type of cached keys and values.

@@ -133,6 +133,13 @@ impl Checkpoint {
         self.weights.add(weights)
     }
 
+    /// Forgets the tower's configuration, which is then neither read nor checked.
+    #[must_use]
+    pub fn without_tower(mut self) -> Self {
+        self.config.remove("vision_config");
+        self
+    }
+
     /// Reads the tokenizer: a folder's own, or the one that a GGUF file's metadata describes.
     pub fn tokenizer(&self) -> Result<Tokenizer> {
         match &self.metadata {
@@ -293,6 +300,17 @@ mod tests {
 
     fn tokenizer(json: &str) -> Tokenizer {
         Tokenizer { json: json.to_owned(), ..Tokenizer::default() }
+    }
+
+    #[test]
+    fn the_configuration_of_a_tower_that_is_left_out_is_not_read() {
+        let config = br#"{"architectures": ["LlavaForCausalLM"], "hidden_size": 2, "vision_config": 7}"#;
+        let folder = folder(&[("config.json", config), ("model.safetensors", &weights(2.0))]);
+        let checkpoint = Checkpoint::open(folder.path()).unwrap();
+        assert_eq!(checkpoint.config().vision().unwrap_err().code, Code::Corrupt);
+        let without = checkpoint.without_tower();
+        assert!(without.config().vision().unwrap().is_none());
+        assert_eq!(without.config().usize("hidden_size").unwrap(), 2);
     }
 
     #[test]

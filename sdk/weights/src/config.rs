@@ -284,6 +284,12 @@ impl Config {
         self.find("vision_config").map(|value| Self::part("vision_config", value)).transpose()
     }
 
+    pub(super) fn remove(&mut self, key: &str) {
+        if let Value::Object(object) = &mut self.value {
+            object.remove(key);
+        }
+    }
+
     /// A configuration within another, or in a file of its own.
     pub(super) fn part(key: &str, value: &Value) -> Result<Self> {
         let object = value.as_object().ok_or_else(|| is_not(key, value, "an object"))?;
