@@ -20,9 +20,6 @@ pub(super) fn pixels(bytes: &[u8]) -> Result<Vec<u8>, Unreadable> {
     let frame = decoder.read_next_frame().map_err(damaged)?.ok_or_else(|| damaged("it has no frame"))?;
     let (left, top) = (usize::from(frame.left), usize::from(frame.top));
     let (columns, rows) = (usize::from(frame.width), usize::from(frame.height));
-    if left + columns > width || top + rows > height {
-        return Err(damaged("its first frame is larger than the picture"));
-    }
     if frame.buffer.len() < columns * rows * RGBA {
         return Err(damaged("its first frame is not complete"));
     }
@@ -43,6 +40,8 @@ fn decoder(bytes: &[u8]) -> Result<Decoder<Cursor<&[u8]>>, Unreadable> {
     let mut options = DecodeOptions::new();
     options.set_color_output(ColorOutput::RGBA);
     options.set_memory_limit(MemoryLimit::Bytes(FRAME_BYTES_MAX));
+    // A frame beyond the picture, whose size alone has been checked, is refused before anything is decoded.
+    options.check_frame_consistency(true);
     options.read_info(Cursor::new(bytes)).map_err(damaged)
 }
 

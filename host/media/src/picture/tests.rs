@@ -115,6 +115,14 @@ fn sizes_are_checked_before_anything_is_decoded() {
     let error = refused.unwrap_err().to_string();
     assert_eq!(error, "has 50000 × 50000 pixels, more than the 50000000 allowed");
     assert!(peak < 1 << 20, "{peak} bytes were taken");
+    // A GIF whose frame is larger than the picture.
+    let mut gif = file("palette.gif");
+    let colors = 3 << ((gif[10] & 7) + 1);
+    let at = 13 + colors + gif[13 + colors..].iter().position(|byte| *byte == 0x2c).unwrap();
+    gif[at + 5..at + 9].copy_from_slice(&[0x20, 0x4e, 0x20, 0x4e]);
+    let (refused, peak) = pensieve_fuzz::peak_of(|| decode(&gif, &limits));
+    assert!(refused.unwrap_err().to_string().ends_with("frame descriptor is out-of-bounds"));
+    assert!(peak < 1 << 20, "{peak} bytes were taken");
     let small = PictureLimits { pixels: 23 * 14, side: 22 };
     assert_eq!(header(&file("rgb.jpg"), &small).unwrap_err().to_string(), "has 23 × 14 pixels, a side longer than 22");
     let few = PictureLimits { pixels: 23 * 14 - 1, side: 23 };
