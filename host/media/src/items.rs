@@ -60,6 +60,10 @@ impl ItemPreparer {
             .and_then(|offered| offered.map(|able| able.prepare(&self.image.processor, &decoded)).transpose());
         let prepared = prepared.map_err(|error| of_plugin(&self.name, "does not prepare an image", &error))?;
         let prepared = prepared.ok_or_else(|| self.wrong("offers no images"))?.into_vec();
+        // A worker takes an item without bytes for one that it had no room for.
+        if prepared.is_empty() {
+            return Err(self.wrong("prepared no bytes of an image"));
+        }
         if prepared.len() > PREPARED_BYTES_MAX {
             let bytes = prepared.len();
             return Err(self.wrong(&format!("prepared {bytes} bytes of an image, more than {PREPARED_BYTES_MAX}")));

@@ -111,7 +111,7 @@ pub struct Prepare {
         processor: RStr<'_>,
         size: MediaSize,
     ) -> RResult<Measured, PluginError>,
-    /// `[any thread]` Returns what [`Encode::open`] takes. Reads no files.
+    /// `[any thread]` Returns what [`Encode::open`] takes, at least one byte. Reads no files.
     pub prepare: unsafe extern "C" fn(
         architecture: RRef<'_, ()>,
         processor: RStr<'_>,
