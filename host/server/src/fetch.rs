@@ -25,9 +25,10 @@ use ureq::{
 const TIME_MAX: Duration = Duration::from_secs(20);
 const REDIRECTS_MAX: u32 = 3;
 
-/// Fetches an `http` or `https` address with at most `bytes_max` bytes. The error is for the client.
-pub(crate) fn get(url: &str, bytes_max: usize) -> Result<Vec<u8>, String> {
-    get_by(&agent(PublicResolver::default()), url, bytes_max)
+/// Fetches an `http` or `https` address with at most `bytes_max` bytes, within `time_max` if that is less than the limit of
+/// an address. The error is for the client.
+pub(crate) fn get(url: &str, bytes_max: usize, time_max: Duration) -> Result<Vec<u8>, String> {
+    get_by(&agent(PublicResolver::default(), time_max), url, bytes_max)
 }
 
 fn get_by(agent: &Agent, url: &str, bytes_max: usize) -> Result<Vec<u8>, String> {
@@ -41,11 +42,11 @@ fn get_by(agent: &Agent, url: &str, bytes_max: usize) -> Result<Vec<u8>, String>
     Ok(bytes)
 }
 
-fn agent(resolver: impl Resolver) -> Agent {
+fn agent(resolver: impl Resolver, time_max: Duration) -> Agent {
     let config = Config::builder()
         .proxy(None)
         .max_redirects(REDIRECTS_MAX)
-        .timeout_global(Some(TIME_MAX))
+        .timeout_global(Some(time_max.min(TIME_MAX)))
         .user_agent("pensieve")
         .build();
     Agent::with_parts(config, DefaultConnector::default(), resolver)
@@ -200,24 +201,24 @@ mod tests {
     fn loopback_is_refused_by_name_by_number_and_behind_a_redirect() {
         let inside = server(reply("secret"));
         for host in ["127.0.0.1", "localhost", "0.0.0.0"] {
-            let error = get(&format!("http://{host}:{}/", inside.port()), 100).unwrap_err();
+            let error = get(&format!("http://{host}:{}/", inside.port()), 100, TIME_MAX).unwrap_err();
             assert!(error.contains("is not a public address"), "{host}: {error}");
         }
         let to_inside =
             format!("HTTP/1.1 302 Found\r\nlocation: http://127.0.0.1:{}/\r\ncontent-length: 0\r\n\r\n", inside.port());
-        let agent = agent(TestResolver(server(to_inside), PublicResolver::default()));
+        let agent = agent(TestResolver(server(to_inside), PublicResolver::default()), TIME_MAX);
         let error = get_by(&agent, "http://public.test/", 100).unwrap_err();
         assert!(error.contains("is not a public address"), "{error}");
     }
 
     #[test]
     fn what_is_fetched_has_limits() {
-        let small = agent(TestResolver(server(reply("picture")), PublicResolver::default()));
+        let small = agent(TestResolver(server(reply("picture")), PublicResolver::default()), TIME_MAX);
         assert_eq!(get_by(&small, "http://public.test/a.png", 7).unwrap(), b"picture");
         assert_eq!(get_by(&small, "http://public.test/a.png", 6).unwrap_err(), "it has more than 6 bytes");
         let circle = "HTTP/1.1 302 Found\r\nlocation: http://public.test/\r\ncontent-length: 0\r\n\r\n";
-        let circle = agent(TestResolver(server(circle.to_owned()), PublicResolver::default()));
+        let circle = agent(TestResolver(server(circle.to_owned()), PublicResolver::default()), TIME_MAX);
         assert!(get_by(&circle, "http://public.test/", 100).unwrap_err().contains("redirect"));
-        assert!(get("ftp://public.test/", 100).is_err());
+        assert!(get("ftp://public.test/", 100, TIME_MAX).is_err());
     }
 }

@@ -1,7 +1,14 @@
 //! Images in requests. For a model that reads them they become items of the request, by index; for others a note stands in
 //! their place. The media type that a client gives does not matter: the decoder looks at the bytes.
 
-use std::sync::Arc;
+use std::{
+    future::ready,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use futures_util::{StreamExt, TryStreamExt, stream};
+use tokio::{sync::Semaphore, time::timeout_at};
 
 use super::{
     ApiError, ApiRequest, documents,
@@ -14,6 +21,11 @@ use crate::{
 
 /// Limit on an image that is fetched.
 const FETCHED_BYTES_MAX: usize = 20 << 20;
+/// Time for all images of a request.
+const FETCH_TIME_MAX: Duration = Duration::from_secs(30);
+/// Number of images that are fetched at the same time, of a request and of all.
+const REQUEST_FETCHES_MAX: usize = 4;
+static FETCHES: Semaphore = Semaphore::const_new(16);
 
 /// The part of a request that says which image it is.
 pub(super) enum Source<'a> {
@@ -104,22 +116,31 @@ pub(super) fn joined(pieces: Vec<Piece>, gap: &str) -> (String, Vec<PlacedImage>
 
 /// Fetches the images that a request names by their addresses.
 pub(super) async fn fetch(call: &ApiRequest, images: &[Arc<Image>]) -> Result<(), ApiError> {
-    let settings = &call.shared.settings;
-    for image in images {
-        let Some(url) = image.url.as_deref().filter(|_| image.file().is_none()) else { continue };
-        if !settings.fetch_images {
-            let why = "this server fetches no images; send the data, or set 'fetch_images' in [server] to \"allow\"";
-            return Err(ApiError::field(&image.field, why));
-        }
-        // Charged before it arrives, as its length is known afterwards only.
-        let room = call.memory.hold(FETCHED_BYTES_MAX)?;
-        let url = url.to_owned();
-        let fetched = tokio::task::spawn_blocking(move || fetch::get(&url, FETCHED_BYTES_MAX)).await;
-        drop(room);
-        let failed = |why: String| ApiError::field(&image.field, format_args!("the image cannot be fetched: {why}"));
-        let bytes = fetched.map_err(|error| failed(error.to_string()))?.map_err(failed)?;
-        image.fetched(call.memory.bytes(bytes)?);
+    let named = images.iter().filter(|image| image.file().is_none());
+    let named = named.filter_map(|image| Some((image.clone(), image.url.clone()?))).collect::<Vec<_>>();
+    let (call, until) = (call.clone(), Instant::now() + FETCH_TIME_MAX);
+    let fetches = stream::iter(named).map(move |(image, url)| fetch_one(call.clone(), image, url, until));
+    fetches.buffer_unordered(REQUEST_FETCHES_MAX).try_for_each(|()| ready(Ok(()))).await
+}
+
+async fn fetch_one(call: ApiRequest, image: Arc<Image>, url: String, until: Instant) -> Result<(), ApiError> {
+    if !call.shared.settings.fetch_images {
+        let why = "this server fetches no images; send the data, or set 'fetch_images' in [server] to \"allow\"";
+        return Err(ApiError::field(&image.field, why));
     }
+    let failed = |why: String| ApiError::field(&image.field, format_args!("the image cannot be fetched: {why}"));
+    let late = || failed(format!("the images of this request take more than {} seconds", FETCH_TIME_MAX.as_secs()));
+    let _permit = timeout_at(until.into(), FETCHES.acquire()).await.map_err(|_| late())?;
+    let left = until.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        return Err(late());
+    }
+    // Charged before it arrives, as its length is known afterwards only.
+    let room = call.memory.hold(FETCHED_BYTES_MAX)?;
+    let fetched = tokio::task::spawn_blocking(move || fetch::get(&url, FETCHED_BYTES_MAX, left)).await;
+    drop(room);
+    let bytes = fetched.map_err(|error| failed(error.to_string()))?.map_err(failed)?;
+    image.fetched(call.memory.bytes(bytes)?);
     Ok(())
 }
 
