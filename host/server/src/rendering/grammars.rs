@@ -10,23 +10,19 @@
 //! requests.
 
 use std::{
-    collections::HashMap,
     num::NonZeroUsize,
     path::PathBuf,
-    sync::{Arc, Mutex},
+    sync::Mutex,
     time::{Duration, Instant},
 };
 
 use lru::LruCache;
 use sha2::{Digest, Sha256};
-use tokio::{
-    runtime::Handle,
-    sync::{OwnedSemaphorePermit, Semaphore},
-    time::timeout,
-};
+use tokio::runtime::Handle;
 
 use super::{
     lock,
+    permits::{Permit, Permits},
     process::{Death, Process},
 };
 use crate::{chat::Client, fleet::fence};
@@ -68,9 +64,7 @@ pub type Expressed = Result<String, String>;
 #[derive(Debug)]
 pub struct GrammarPool {
     program: PathBuf,
-    permits: Arc<Semaphore>,
-    /// Semaphores of clients that have a process or wait for one.
-    clients: Mutex<HashMap<u64, Arc<Semaphore>>>,
+    permits: Permits,
     /// Digests of grammars that have compiled.
     compiled: Mutex<LruCache<[u8; 32], ()>>,
     expressions: Mutex<Expressions>,
@@ -90,12 +84,12 @@ struct Known {
     until: Option<Instant>,
 }
 
-/// A request's permits, and its process. If the request is cancelled, the process is killed, and the permits are
+/// A request's permit, and its process. If the request is cancelled, the process is killed, and the permit is
 /// released once it has exited.
 struct Asking<'a> {
     pool: &'a GrammarPool,
     process: Option<Process>,
-    permits: Vec<OwnedSemaphorePermit>,
+    permit: Option<Permit>,
 }
 
 impl GrammarPool {
@@ -103,8 +97,7 @@ impl GrammarPool {
     pub fn new(program: PathBuf) -> Self {
         Self {
             program,
-            permits: Arc::new(Semaphore::new(PROCESSES_MAX)),
-            clients: Mutex::default(),
+            permits: Permits::new(PROCESSES_MAX, CLIENT_PROCESSES_MAX),
             compiled: Mutex::new(LruCache::new(COMPILED_MAX)),
             expressions: Mutex::new(Expressions { known: LruCache::unbounded(), bytes: 0 }),
         }
@@ -186,25 +179,13 @@ impl GrammarPool {
         Ok(all)
     }
 
-    /// Waits for the permits.
+    /// Waits for a permit.
     async fn begin(&self, client: &Client) -> Result<Asking<'_>, Failure> {
-        let share = self.share(client.share);
-        let permits = async {
-            // The client's own permit comes first, so that its waiting requests do not block other clients.
-            let own = share.acquire_owned().await.ok()?;
-            Some(vec![own, self.permits.clone().acquire_owned().await.ok()?])
-        };
-        let permits = timeout(WAIT_TIME_MAX, permits).await.ok().flatten().ok_or_else(|| {
+        let permit = self.permits.take(client.share, WAIT_TIME_MAX).await.ok_or_else(|| {
             Failure::new(FailureCode::Busy, "other requests keep all processes for grammars busy")
                 .with_help("try again later")
         })?;
-        Ok(Asking { pool: self, process: None, permits })
-    }
-
-    fn share(&self, client: u64) -> Arc<Semaphore> {
-        let mut clients = lock(&self.clients);
-        clients.retain(|_, share| Arc::strong_count(share) > 1);
-        clients.entry(client).or_insert_with(|| Arc::new(Semaphore::new(CLIENT_PROCESSES_MAX))).clone()
+        Ok(Asking { pool: self, process: None, permit: Some(permit) })
     }
 }
 
@@ -227,12 +208,12 @@ impl Asking<'_> {
 
 impl Drop for Asking<'_> {
     fn drop(&mut self) {
-        let permits = std::mem::take(&mut self.permits);
-        // The permits are held until the process has exited. Without a runtime there is no waiter.
+        let permit = self.permit.take();
+        // The permit is held until the process has exited. Without a runtime there is no waiter.
         if let (Some(process), Ok(runtime)) = (self.process.take(), Handle::try_current()) {
             runtime.spawn(async move {
                 process.end().await;
-                drop(permits);
+                drop(permit);
             });
         }
     }

@@ -3,26 +3,25 @@
 //!
 //! A process serves one model and one key, since it holds what a stranger's file has made of it, and answers one question at
 //! a time, with limits of memory and time. A picture that ends it fails its request; other requests have processes of their
-//! own. Results are cached by the digest of the file, per key, so that the next turn of a conversation, which sends every
-//! picture again, decodes nothing.
+//! own, and get theirs between the pictures of a request. Results are cached by the digest of the file, per key, so that the
+//! next turn of a conversation, which sends every picture again, decodes nothing.
+
+mod cache;
+#[cfg(test)]
+mod tests;
 
 use std::{
-    num::NonZeroUsize,
     path::PathBuf,
     sync::{Arc, Mutex},
     time::Duration,
 };
 
 use bytes::Bytes;
-use lru::LruCache;
-use sha2::{Digest, Sha256};
-use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
-    time::timeout,
-};
 
+use self::cache::{Cache, digest};
 use super::{
     lock,
+    permits::{Permit, Permits},
     process::{Death, Process},
 };
 use crate::{
@@ -39,8 +38,12 @@ use pensieve_protocol::{
     outside::Outside,
 };
 
-/// Maximum number of processes, busy and idle.
+/// Maximum number of processes, busy and idle, and of those at work for one client.
 const PROCESSES_MAX: usize = 4;
+const CLIENT_PROCESSES_MAX: usize = 3;
+/// Pixels of a picture's longer side: the limit of JPEG and GIF files, which others have to keep, too, as an image of all
+/// its pixels in a few rows is a line, not a picture.
+const SIDE_MAX: u32 = 65_535;
 /// Memory of a process besides its picture: the program, the plugin's library and its dependencies.
 const MEMORY_BYTES: u64 = 768 << 20;
 /// Memory for each pixel that a picture may have: decoded once or twice, and what a plugin makes of it.
@@ -48,11 +51,8 @@ const MEMORY_PER_PIXEL: u64 = 24;
 const WAIT_TIME_MAX: Duration = Duration::from_secs(30);
 /// A plugin's library is up to some hundred megabytes, which may come from a disk.
 const OPEN_TIME_MAX: Duration = Duration::from_secs(30);
-const MEASURE_TIME_MAX: Duration = Duration::from_secs(10);
+const MEASURE_TIME_MAX: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 10 });
 const PREPARE_TIME_MAX: Duration = Duration::from_secs(30);
-/// Limits of the cache.
-const CACHED_MAX: NonZeroUsize = NonZeroUsize::new(4096).unwrap();
-const CACHED_BYTES_MAX: usize = 256 << 20;
 const COMPLAINT_CHARS_MAX: usize = 300;
 /// Prepared bytes of one request without its last image, so that a job stays below its limit.
 const JOB_BYTES_MAX: usize = JOB_PREPARED_BYTES_MAX - PREPARED_BYTES_MAX;
@@ -74,7 +74,7 @@ pub(crate) struct MediaPool {
     program: PathBuf,
     limits: ImageLimits,
     /// One for each process that may be at work.
-    permits: Arc<Semaphore>,
+    permits: Permits,
     /// The most recently used one last.
     idle: Mutex<Vec<OpenProcess>>,
     cache: Mutex<Cache>,
@@ -128,14 +128,7 @@ struct OpenProcess {
 #[derive(Debug)]
 struct BusyProcess {
     open: OpenProcess,
-    _permit: OwnedSemaphorePermit,
-}
-
-/// Results by the digest of the file, the model and the key.
-#[derive(Debug)]
-struct Cache {
-    known: LruCache<[u8; 32], Arc<ReadItem>>,
-    bytes: usize,
+    _permit: Permit,
 }
 
 impl Default for ImageLimits {
@@ -150,9 +143,9 @@ impl MediaPool {
         Self {
             program,
             limits,
-            permits: Arc::new(Semaphore::new(PROCESSES_MAX)),
+            permits: Permits::new(PROCESSES_MAX, CLIENT_PROCESSES_MAX),
             idle: Mutex::default(),
-            cache: Mutex::new(Cache { known: LruCache::new(CACHED_MAX), bytes: 0 }),
+            cache: Mutex::default(),
             held: Shares::new(HELD_BYTES_MAX),
         }
     }
@@ -190,88 +183,13 @@ impl MediaPool {
             return Err(Failure::new(FailureCode::Unsupported, message).at(files[0].field));
         };
         let owner = digest(&[target.card_key.as_bytes(), &client.salt]);
-        let mut process = None;
-        let mut items: Vec<Arc<ReadItem>> = Vec::with_capacity(files.len());
-        for file in files {
-            let prepared: usize = items.iter().map(|item| item.prepared_bytes()).sum();
-            if prepared > JOB_BYTES_MAX {
-                let message =
-                    format!("the images before this one take more than {JOB_BYTES_MAX} bytes, decoded and prepared");
-                return Err(Failure::new(FailureCode::Invalid, message)
-                    .at(file.field)
-                    .with_help("send fewer or smaller images"));
-            }
-            let key = digest(&[&owner, &file.digest]);
-            if let Some(known) = lock(&self.cache).get(&key, depth) {
-                items.push(known);
-                continue;
-            }
-            if file.bytes.len() > FILE_BYTES_MAX {
-                let message = format!("the image has {} bytes, more than {FILE_BYTES_MAX}", file.bytes.len());
-                return Err(Failure::new(FailureCode::Invalid, message).at(file.field));
-            }
-            let mut busy: BusyProcess = match process.take() {
-                Some(busy) => busy,
-                None => self.process(fleet, target, image, owner).await?,
-            };
-            let item = Arc::new(self.ask(&mut busy.open.process, image, file, depth).await?);
-            process = Some(busy);
-            lock(&self.cache).put(key, item.clone());
-            items.push(item);
-        }
-        if let Some(BusyProcess { open, .. }) = process {
-            lock(&self.idle).push(open);
-        }
-        Ok(items)
+        let reader =
+            Reader { pool: self, image, owner, client: client.share, start: || self.start(fleet, target, image) };
+        reader.read(files, depth).await
     }
 
-    async fn ask(
-        &self,
-        process: &mut Process,
-        image: &KindUse,
-        file: &ImageSource<'_>,
-        depth: Depth,
-    ) -> Result<ReadItem, Failure> {
-        let bytes = PreparedBytes::from(file.bytes.clone());
-        let (question, deadline) = match depth {
-            Depth::Measured => (MediaQuestion::Measure(bytes), MEASURE_TIME_MAX),
-            Depth::Prepared => (MediaQuestion::Prepare(bytes), PREPARE_TIME_MAX),
-        };
-        let of_image = |what: &str| {
-            let what = Outside::new(what).at_most(COMPLAINT_CHARS_MAX).to_string();
-            Failure::new(FailureCode::Invalid, format!("the image {what}")).at(file.field)
-        };
-        let read = match process.ask(&question, deadline).await {
-            Ok(MediaAnswer::Measured(item)) if depth == Depth::Measured => ReadItem::of(item, None),
-            Ok(MediaAnswer::Prepared { item, digest, prepared }) if depth == Depth::Prepared => {
-                ReadItem::of(item, Some(PreparedItem { digest, bytes: prepared }))
-            }
-            Ok(MediaAnswer::Unreadable(why)) => return Err(of_image(&why)),
-            Ok(MediaAnswer::Failed(failure)) => return Err(failure.at(file.field)),
-            Ok(_) => return Err(of_image("was answered with something else")),
-            Err(death) => return Err(of_image(&death.to_string())),
-        };
-        if read.is_valid(image, self.limits.pixels) { Ok(read) } else { Err(of_image("was measured wrongly")) }
-    }
-
-    /// Returns a process that has opened the model's plugin for this key.
-    async fn process(
-        &self,
-        fleet: &Fleet,
-        target: &Target,
-        image: &KindUse,
-        owner: [u8; 32],
-    ) -> Result<BusyProcess, Failure> {
-        let permit = timeout(WAIT_TIME_MAX, self.permits.clone().acquire_owned()).await.ok().and_then(Result::ok);
-        let permit = permit.ok_or_else(|| {
-            Failure::new(FailureCode::Busy, "other requests keep all media processes busy").with_help("try again later")
-        })?;
-        while let Some(mut open) = self.idle_of(&owner) {
-            if open.process.is_alive() {
-                return Ok(BusyProcess { open, _permit: permit });
-            }
-        }
-        self.make_room();
+    /// Starts a process and has it open the model's plugin.
+    async fn start(&self, fleet: &Fleet, target: &Target, image: &KindUse) -> Result<Process, Failure> {
         let memory = MEMORY_BYTES.saturating_add(self.limits.pixels.saturating_mul(MEMORY_PER_PIXEL));
         let plugin = fleet.media_plugin(target, memory).await?;
         let failed = |death: &Death| {
@@ -284,12 +202,11 @@ impl MediaPool {
             architecture: plugin.architecture.clone(),
             image: image.clone(),
             pixels_max: self.limits.pixels,
-            // One row or column of all pixels is a line, not a picture.
-            side_max: u32::try_from(self.limits.pixels).unwrap_or(u32::MAX),
+            side_max: SIDE_MAX,
         };
         match process.ask(&MediaQuestion::Open(Box::new(opening)), OPEN_TIME_MAX).await {
-            Ok(MediaAnswer::Opened) => Ok(BusyProcess { open: OpenProcess { key: owner, process }, _permit: permit }),
-            Ok(MediaAnswer::Failed(failure)) => Err(failure),
+            Ok(MediaAnswer::Opened) => Ok(process),
+            Ok(MediaAnswer::Failed(failure)) => Err(bounded(failure)),
             Ok(_) => Err(failed(&Death::Garbled)),
             Err(death) => Err(failed(&death)),
         }
@@ -304,8 +221,114 @@ impl MediaPool {
     /// Ends idle processes, the longest unused first, so that with those at work there are at most [`PROCESSES_MAX`].
     fn make_room(&self) {
         let mut idle = lock(&self.idle);
-        let surplus = idle.len().saturating_sub(self.permits.available_permits());
+        let surplus = idle.len().saturating_sub(self.permits.available());
         idle.drain(..surplus);
+    }
+}
+
+/// Reads the pictures of one request.
+struct Reader<'a, S> {
+    pool: &'a MediaPool,
+    image: &'a KindUse,
+    /// Of the model and the key.
+    owner: [u8; 32],
+    client: u64,
+    /// Starts a process that has opened the model's plugin.
+    start: S,
+}
+
+impl<S, F> Reader<'_, S>
+where
+    S: Fn() -> F,
+    F: Future<Output = Result<Process, Failure>>,
+{
+    async fn read(&self, files: &[ImageSource<'_>], depth: Depth) -> Result<Vec<Arc<ReadItem>>, Failure> {
+        let mut items: Vec<Arc<ReadItem>> = Vec::with_capacity(files.len());
+        for file in files {
+            let prepared: usize = items.iter().map(|item| item.prepared_bytes()).sum();
+            if prepared > JOB_BYTES_MAX {
+                let message =
+                    format!("the images before this one take more than {JOB_BYTES_MAX} bytes, decoded and prepared");
+                return Err(Failure::new(FailureCode::Invalid, message)
+                    .at(file.field)
+                    .with_help("send fewer or smaller images"));
+            }
+            let key = digest(&[&self.owner, &file.digest]);
+            if let Some(known) = lock(&self.pool.cache).get(&key, depth) {
+                items.push(known);
+                continue;
+            }
+            if file.bytes.len() > FILE_BYTES_MAX {
+                let message = format!("the image has {} bytes, more than {FILE_BYTES_MAX}", file.bytes.len());
+                return Err(Failure::new(FailureCode::Invalid, message).at(file.field));
+            }
+            let item = Arc::new(self.ask(file, depth).await?);
+            lock(&self.pool.cache).put(key, item.clone());
+            items.push(item);
+        }
+        Ok(items)
+    }
+
+    /// Has one picture read. A process that has answered serves the next picture, whatever the answer; one that takes too
+    /// long may do so because the machine is slow, so another one gets the picture before the client has to come again.
+    async fn ask(&self, file: &ImageSource<'_>, depth: Depth) -> Result<ReadItem, Failure> {
+        let bytes = PreparedBytes::from(file.bytes.clone());
+        let (question, deadline) = match depth {
+            Depth::Measured => (MediaQuestion::Measure(bytes), MEASURE_TIME_MAX),
+            Depth::Prepared => (MediaQuestion::Prepare(bytes), PREPARE_TIME_MAX),
+        };
+        let of_image = |what: &str| {
+            let what = Outside::new(what).at_most(COMPLAINT_CHARS_MAX).to_string();
+            Failure::new(FailureCode::Invalid, format!("the image {what}")).at(file.field)
+        };
+        let mut is_second = false;
+        loop {
+            let mut busy = self.process().await?;
+            let death = match busy.open.process.ask(&question, deadline).await {
+                Ok(answer) => {
+                    let read = match answer {
+                        MediaAnswer::Measured(item) if depth == Depth::Measured => Ok(ReadItem::of(item, None)),
+                        MediaAnswer::Prepared { item, digest, prepared } if depth == Depth::Prepared => {
+                            Ok(ReadItem::of(item, Some(PreparedItem { digest, bytes: prepared })))
+                        }
+                        MediaAnswer::Unreadable(why) => Err(of_image(&why)),
+                        MediaAnswer::Failed(failure) => Err(bounded(failure).at(file.field)),
+                        _ => return Err(of_image("was answered with something else")),
+                    };
+                    if read.as_ref().is_ok_and(|read| !read.is_valid(self.image, self.pool.limits.pixels)) {
+                        return Err(of_image("was measured wrongly"));
+                    }
+                    lock(&self.pool.idle).push(busy.open);
+                    return read;
+                }
+                Err(death) => death,
+            };
+            busy.open.process.end().await;
+            match death {
+                Death::Overdue(_) if !is_second => is_second = true,
+                Death::Overdue(_) => {
+                    let message = format!("reading the image {death}, twice");
+                    let help = "try again later, or send a smaller one";
+                    return Err(Failure::new(FailureCode::Busy, message).at(file.field).with_help(help));
+                }
+                death => return Err(of_image(&death.to_string())),
+            }
+        }
+    }
+
+    /// Returns a process that has opened the model's plugin for this key.
+    async fn process(&self) -> Result<BusyProcess, Failure> {
+        let permit = self.pool.permits.take(self.client, WAIT_TIME_MAX).await.ok_or_else(|| {
+            Failure::new(FailureCode::Busy, "other requests keep all media processes busy").with_help("try again later")
+        })?;
+        while let Some(mut open) = self.pool.idle_of(&self.owner) {
+            if open.process.is_alive() {
+                return Ok(BusyProcess { open, _permit: permit });
+            }
+        }
+        self.pool.make_room();
+        let process = (self.start)().await?;
+        Ok(BusyProcess { open: OpenProcess { key: self.owner, process }, _permit: permit })
     }
 }
 
@@ -322,6 +345,7 @@ impl ReadItem {
             && (1..=image.rows_max).contains(&self.rows)
             && self.text.len() <= text_bytes_max(self.rows)
             && self.layout.len() <= LAYOUT_BYTES_MAX
+            && self.prepared.as_ref().is_none_or(|prepared| !prepared.bytes.is_empty())
     }
 
     fn prepared_bytes(&self) -> usize {
@@ -333,30 +357,8 @@ impl ReadItem {
     }
 }
 
-impl Cache {
-    fn get(&mut self, key: &[u8; 32], depth: Depth) -> Option<Arc<ReadItem>> {
-        let item = self.known.get(key)?;
-        (depth == Depth::Measured || item.prepared.is_some()).then(|| item.clone())
-    }
-
-    fn put(&mut self, key: [u8; 32], item: Arc<ReadItem>) {
-        self.bytes += item.bytes();
-        if let Some((_, replaced)) = self.known.push(key, item) {
-            self.bytes -= replaced.bytes();
-        }
-        while self.bytes > CACHED_BYTES_MAX
-            && let Some((_, dropped)) = self.known.pop_lru()
-        {
-            self.bytes -= dropped.bytes();
-        }
-    }
-}
-
-fn digest(parts: &[&[u8]]) -> [u8; 32] {
-    let mut digest = Sha256::new();
-    for part in parts {
-        digest.update((part.len() as u64).to_le_bytes());
-        digest.update(part);
-    }
-    digest.finalize().into()
+/// Bounds and escapes the words of a process, which may come from a stranger's file or plugin.
+fn bounded(failure: Failure) -> Failure {
+    let text = |text: &str| Outside::new(text).at_most(COMPLAINT_CHARS_MAX).to_string();
+    Failure::new(failure.code, text(&failure.message)).with_help(text(&failure.help))
 }

@@ -7,6 +7,7 @@
 
 mod grammars;
 mod media;
+mod permits;
 mod process;
 
 #[cfg(test)]

@@ -17,13 +17,13 @@ use pensieve_protocol::{
 };
 
 /// A program that records its process id whenever it is started.
-struct Program {
-    folder: TempDir,
+pub(super) struct Program {
+    pub(super) folder: TempDir,
 }
 
 impl Program {
     /// Runs `script` in its folder, which contains these answers as files of frames: `1`, `2`, …
-    fn new(script: &str, answers: &[&[Numbered<Answer>]]) -> Self {
+    pub(super) fn new(script: &str, answers: &[&[Numbered<Answer>]]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         for (place, answers) in answers.iter().enumerate() {
             let frames: Vec<u8> = answers.iter().flat_map(|answer| wire::encode(answer).unwrap()).collect();
@@ -40,12 +40,12 @@ impl Program {
         Arc::new(GrammarPool::new(self.path()))
     }
 
-    fn path(&self) -> PathBuf {
+    pub(super) fn path(&self) -> PathBuf {
         self.folder.path().join("program")
     }
 
     /// Ids of the processes started so far.
-    fn started(&self) -> Vec<u32> {
+    pub(super) fn started(&self) -> Vec<u32> {
         let text = fs::read_to_string(self.folder.path().join("started")).unwrap_or_default();
         text.lines().map(|line| line.parse().unwrap()).collect()
     }
