@@ -6,6 +6,8 @@
 
 mod eyes;
 
+use std::ops::Range;
+
 use pensieve_sdk::{
     Error, MediaSize, Result,
     nn::{
@@ -96,12 +98,16 @@ impl Tower for Gemma3Vision {
         }
     }
 
-    fn embed(&self, batch: &PatchBatch, step: &Step<'_>) -> Result<Tensor> {
-        self.siglip.embed(batch, step)
+    fn embed(&self, batch: &PatchBatch, patches: Range<usize>, step: &Step<'_>) -> Result<Tensor> {
+        self.siglip.embed(batch, patches, step)
     }
 
     fn blocks(&self) -> &[VitBlock] {
         &self.siglip.blocks
+    }
+
+    fn band(&self) -> Option<usize> {
+        Some(self.config.kernel_size)
     }
 
     fn project(&self, x: &Tensor, batch: &PatchBatch, step: &Step<'_>) -> Result<Tensor> {

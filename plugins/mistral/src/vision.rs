@@ -6,6 +6,8 @@
 
 mod eyes;
 
+use std::ops::Range;
+
 use pensieve_sdk::{
     Error, MediaSize, Result,
     nn::{
@@ -178,11 +180,12 @@ impl Tower for PixtralVision {
         tiles::open(layout, prepared, self.config.patch_size, |grid| self.config.rows(grid))
     }
 
-    fn embed(&self, batch: &PatchBatch, step: &Step<'_>) -> Result<Tensor> {
+    fn embed(&self, batch: &PatchBatch, patches: Range<usize>, step: &Step<'_>) -> Result<Tensor> {
         let side = self.config.patch_size;
-        let pixels = batch.items().iter().map(|item| &item.pixels[..]);
+        let (bytes, parts) = (3 * side * side, batch.parts(&patches));
+        let pixels = parts.iter().map(|part| &part.pixels[part.patches.start * bytes..part.patches.end * bytes]);
         let values = self.config.range.patches(pixels, side, true);
-        let x = step.ops().activation_of(values, (batch.patches(), 3 * side * side))?;
+        let x = step.ops().activation_of(values, (patches.len(), bytes))?;
         self.ln_pre.forward(&self.patch_conv.forward(&x, step)?, step)
     }
 
@@ -195,6 +198,10 @@ impl Tower for PixtralVision {
 
     fn blocks(&self) -> &[VitBlock] {
         &self.layers
+    }
+
+    fn band(&self) -> Option<usize> {
+        Some(self.config.spatial_merge_size)
     }
 
     fn project(&self, x: &Tensor, batch: &PatchBatch, step: &Step<'_>) -> Result<Tensor> {

@@ -1,10 +1,12 @@
 //! The towers: which patches follow each other, where they stand, and what becomes of them.
 
+use std::ops::Range;
+
 use pensieve_sdk::{
     Error, MediaSize, Result,
     nn::{
         Angles, Linear, Loader, Rope, Step, Tensor,
-        vision::{Grid, PatchBatch, Patches, Tower, VitBlock, tiles},
+        vision::{Grid, GridPart, PatchBatch, Patches, Tower, VitBlock, tiles},
     },
 };
 
@@ -97,8 +99,8 @@ impl QwenVision {
         self.squares(grid).into_iter().flat_map(of)
     }
 
-    /// The positions of a grid's patches, interpolated between the four nearest of the table.
-    fn positions_of(&self, grid: Grid, side: usize) -> Vec<f32> {
+    /// The positions of some of a grid's patches, interpolated between the four nearest of the table.
+    fn positions_of(&self, grid: Grid, places: &[[usize; 2]], side: usize) -> Vec<f32> {
         let width = self.config.hidden_size;
         let taps = |count: usize| -> Vec<[(usize, f32); 2]> {
             let of = |index: usize| {
@@ -109,8 +111,8 @@ impl QwenVision {
             (0..count).map(of).collect()
         };
         let (down, across) = (taps(grid.height), taps(grid.width));
-        let mut positions = vec![0.0; grid.patches() * width];
-        for ([row, column], out) in self.patches(grid).zip(positions.chunks_exact_mut(width)) {
+        let mut positions = vec![0.0; places.len() * width];
+        for (&[row, column], out) in places.iter().zip(positions.chunks_exact_mut(width)) {
             for (from_row, row_weight) in down[row] {
                 for (from_column, column_weight) in across[column] {
                     let weight = row_weight * column_weight;
@@ -148,28 +150,27 @@ impl Tower for QwenVision {
         Ok(places.collect())
     }
 
-    fn embed(&self, batch: &PatchBatch, step: &Step<'_>) -> Result<Tensor> {
+    fn embed(&self, batch: &PatchBatch, patches: Range<usize>, step: &Step<'_>) -> Result<Tensor> {
         let side = self.config.patch_size;
-        let bytes = 3 * side * side;
-        let mut pixels = Vec::with_capacity(batch.patches() * bytes);
+        let (bytes, count) = (3 * side * side, patches.len());
+        let mut pixels = Vec::with_capacity(count * bytes);
         let mut positions = Vec::new();
-        for item in batch.items() {
-            for grid in &item.grids {
-                for [row, column] in self.patches(*grid) {
-                    pixels.extend_from_slice(&item.pixels[(row * grid.width + column) * bytes..][..bytes]);
-                }
-                if let Kind::Positioned { side, .. } = self.config.kind {
-                    positions.extend(self.positions_of(*grid, side));
-                }
+        for GridPart { grid, patches, pixels: source } in batch.parts(&patches) {
+            let places: Vec<_> = self.patches(grid).skip(patches.start).take(patches.len()).collect();
+            for [row, column] in &places {
+                pixels.extend_from_slice(&source[(row * grid.width + column) * bytes..][..bytes]);
+            }
+            if let Kind::Positioned { side, .. } = self.config.kind {
+                positions.extend(self.positions_of(grid, &places, side));
             }
         }
         let values = self.config.range.patches(std::iter::once(&pixels[..]), side, true);
-        let x = step.ops().activation_of(values, (batch.patches(), bytes))?;
+        let x = step.ops().activation_of(values, (count, bytes))?;
         let x = self.patch_embed.forward(&x, step)?;
         if positions.is_empty() {
             return Ok(x);
         }
-        step.ops().add(&x, &step.ops().activation_of(positions, (batch.patches(), self.config.hidden_size))?)
+        step.ops().add(&x, &step.ops().activation_of(positions, (count, self.config.hidden_size))?)
     }
 
     fn angles(&self, batch: &PatchBatch, step: &Step<'_>) -> Result<Option<Angles>> {
@@ -192,9 +193,19 @@ impl Tower for QwenVision {
         batch.grids().flat_map(of).map(|squares| squares * self.merge() * self.merge()).collect()
     }
 
-    fn tap(&self, block: usize, x: &Tensor, _batch: &PatchBatch, step: &Step<'_>) -> Result<Option<Tensor>> {
-        let tap = self.taps.iter().find(|(at, _)| *at == block);
-        tap.map(|(_, merger)| merger.forward(x, self.merge() * self.merge(), step)).transpose()
+    fn band(&self) -> Option<usize> {
+        Some(self.merge() * self.window().unwrap_or(1))
+    }
+
+    fn tapped(&self) -> Vec<usize> {
+        self.taps.iter().map(|(block, _)| *block).collect()
+    }
+
+    fn tap(&self, block: usize, x: &Tensor, _batch: &PatchBatch, step: &Step<'_>) -> Result<Tensor> {
+        match self.taps.iter().find(|(at, _)| *at == block) {
+            Some((_, merger)) => merger.forward(x, self.merge() * self.merge(), step),
+            None => Err(Error::invalid(format!("block {block} has no tap"))),
+        }
     }
 
     fn project(&self, x: &Tensor, batch: &PatchBatch, step: &Step<'_>) -> Result<Tensor> {

@@ -20,4 +20,4 @@ pub use processor::{ItemDescription, Processor};
 pub(super) use queue::Queue;
 pub use siglip::{Siglip, SiglipConfig};
 pub use tiles::PixelRange;
-pub use tower::{Grid, PatchBatch, Patches, Tower};
+pub use tower::{Grid, GridPart, PatchBatch, Patches, Tower};

@@ -9,7 +9,8 @@ use std::{
 
 use super::{
     PatchBatch, Patches, Tower, VitBlock,
-    pieces::{BlockWork, PIECE_WORK, Piece, pieces},
+    pieces::{ACCELERATOR_WORK, BlockWork, PIECE_WORK, Piece, TowerWork, pieces},
+    tower::Grid,
 };
 use crate::{
     Batch, Error, Output, Result, Span, Want,
@@ -113,7 +114,8 @@ impl Queue {
             return Ok(None);
         }
         let batch = PatchBatch { items };
-        let mut left = pieces_of(&batch, tower, runtime)?;
+        let bytes = batch.items.iter().map(|item| item.pixels.len()).sum();
+        let mut left = pieces_of(&batch, bytes, tower, runtime)?;
         left.reverse();
         let (made, mixed, taps) = (Vec::new(), Vec::new(), Vec::new());
         self.jobs.push(Job { handles: taken, batch, left, x: None, angles: None, made, mixed, taps });
@@ -124,9 +126,10 @@ impl Queue {
         let jobs = self.jobs.iter().filter(|job| job.handles.iter().any(|handle| handles.contains(handle)));
         let mut left = jobs.map(|job| job.left.len()).sum();
         for item in handles.iter().filter_map(|handle| self.opened.get(handle)) {
-            // Pixels do not matter.
+            // Of the pixels only their number matters.
+            let bytes = item.pixels.len();
             let item = Patches { pixels: Vec::new(), grids: item.grids.clone(), rows: item.rows };
-            left += pieces_of(&PatchBatch { items: vec![item] }, tower, runtime)?.len();
+            left += pieces_of(&PatchBatch { items: vec![item] }, bytes, tower, runtime)?.len();
         }
         Ok(left)
     }
@@ -136,7 +139,7 @@ impl Queue {
 fn runs(batch: &PatchBatch, tower: &dyn Tower, is_windowed: bool) -> Result<Vec<usize>> {
     let lens = match is_windowed {
         true => tower.windows(batch),
-        false => batch.grids().map(super::tower::Grid::patches).collect(),
+        false => batch.grids().map(Grid::patches).collect(),
     };
     let patches = batch.patches();
     if lens.iter().sum::<usize>() != patches || lens.contains(&0) {
@@ -145,9 +148,9 @@ fn runs(batch: &PatchBatch, tower: &dyn Tower, is_windowed: bool) -> Result<Vec<
     Ok(lens)
 }
 
-/// The pieces of a batch. On accelerators streams wait less for a layer than for many launches.
-fn pieces_of(batch: &PatchBatch, tower: &dyn Tower, runtime: &Runtime) -> Result<Vec<Piece>> {
-    let work = if runtime.ops().device().is_cpu() { PIECE_WORK } else { usize::MAX };
+/// The pieces of a batch with so many bytes of pixels.
+fn pieces_of(batch: &PatchBatch, bytes: usize, tower: &dyn Tower, runtime: &Runtime) -> Result<Vec<Piece>> {
+    let work = if runtime.ops().device().is_cpu() { PIECE_WORK } else { ACCELERATOR_WORK };
     let pairs = |is_windowed: bool| -> Result<usize> {
         let squares = runs(batch, tower, is_windowed)?.into_iter().map(|len| len.saturating_mul(len));
         Ok(squares.fold(0, usize::saturating_add))
@@ -159,7 +162,20 @@ fn pieces_of(batch: &PatchBatch, tower: &dyn Tower, runtime: &Runtime) -> Result
         groups: block.attention.kv_heads,
         pairs: if block.windowed { windowed } else { whole },
     };
-    Ok(pieces(batch.patches(), tower.blocks().iter().map(of), work))
+    let patches = batch.patches();
+    let bands = match tower.band() {
+        Some(height) => batch.grids().flat_map(|grid| bands_of(grid, height)).collect(),
+        None => vec![patches],
+    };
+    let blocks = tower.blocks().iter().map(of).collect();
+    let tower = TowerWork { patch_values: bytes / patches.max(1), blocks, tapped: tower.tapped(), bands };
+    Ok(pieces(&tower, work))
+}
+
+/// The patches of each band of so many rows.
+fn bands_of(Grid { height, width }: Grid, rows: usize) -> impl Iterator<Item = usize> {
+    let rows = rows.max(1);
+    (0..height).step_by(rows).map(move |top| rows.min(height - top) * width)
 }
 
 impl Job {
@@ -168,72 +184,81 @@ impl Job {
         let Some(piece) = self.left.pop() else { return Err(Error::invalid("a job without pieces")) };
         let index = match &piece {
             Piece::Qkv(index, _) | Piece::Heads(index, _) | Piece::Rest(index, _) => Some(*index),
-            Piece::Embed | Piece::Project => None,
+            Piece::Embed(_) | Piece::Tap(..) | Piece::Project(_) => None,
         };
         let block = index.and_then(|index| tower.blocks().get(index));
         let lens = runs(&self.batch, tower, block.is_some_and(|block| block.windowed))?;
         let ids = vec![0; self.batch.patches()];
         let batch = Batch { tokens: &ids, positions: &ids, spans: spans(&lens), top: 0 };
         let step = runtime.step_begun(&batch);
-        match (&self.x, block) {
-            (None, _) => {
-                self.angles = tower.angles(&self.batch, &step)?;
-                self.x = Some(tower.embed(&self.batch, &step)?);
-                self.batch.items.iter_mut().for_each(|item| item.pixels = Vec::new());
-            }
-            (Some(x), None) => {
-                let rows = tower.project(x, &self.batch, &step)?;
-                return self.split(&rows, &step).map(Some);
-            }
-            (Some(x), Some(block)) => {
-                let made = self.compute(&piece, x, block, &step)?;
-                self.made.push(made);
-                let is_last =
-                    self.left.last().is_none_or(|next| std::mem::discriminant(next) != std::mem::discriminant(&piece));
-                if is_last {
-                    self.join(&piece, tower, &step)?;
-                }
-            }
+        if matches!(&piece, Piece::Embed(patches) if patches.start == 0) {
+            self.angles = tower.angles(&self.batch, &step)?;
+        }
+        let made = self.compute(&piece, block, tower, &step)?;
+        self.made.push(made);
+        let is_last =
+            self.left.last().is_none_or(|next| std::mem::discriminant(next) != std::mem::discriminant(&piece));
+        if is_last && let Some(rows) = self.join(&piece)? {
+            return self.split(&rows, &step).map(Some);
         }
         step.ops().finish()?;
         Ok(None)
     }
 
-    /// A piece of a block: queries, keys and values, or one tensor and two without values.
-    fn compute(&self, piece: &Piece, x: &Tensor, block: &VitBlock, step: &Step<'_>) -> Result<[Tensor; 3]> {
-        let rows = |x: &Tensor, rows: &Range<usize>| step.ops().rows(x, rows.start, rows.len());
+    /// Queries, keys and values, or one tensor and two without values.
+    fn compute(
+        &self,
+        piece: &Piece,
+        block: Option<&VitBlock>,
+        tower: &dyn Tower,
+        step: &Step<'_>,
+    ) -> Result<[Tensor; 3]> {
+        let rows = |x: &Tensor, rows: &Range<usize>| match rows.len() == x.dim(0)? {
+            true => Ok(x.clone()),
+            false => step.ops().rows(x, rows.start, rows.len()),
+        };
         let alone = |out: Tensor| -> Result<[Tensor; 3]> {
             let nothing = Tensor::zeros(0, out.dtype(), out.device())?;
             Ok([out, nothing.clone(), nothing])
         };
-        match (piece, &self.mixed[..]) {
-            (Piece::Qkv(_, some), _) => block.qkv(&rows(x, some)?, step),
-            (Piece::Heads(_, groups), [q, k, v]) => {
+        match (piece, &self.x, block, &self.mixed[..]) {
+            (Piece::Embed(patches), ..) => alone(tower.embed(&self.batch, patches.clone(), step)?),
+            (Piece::Qkv(_, some), Some(x), Some(block), _) => block.qkv(&rows(x, some)?, step),
+            (Piece::Heads(_, groups), _, Some(block), [q, k, v]) => {
                 alone(block.attend_heads([q, k, v], groups, self.angles.as_ref(), step)?)
             }
-            (Piece::Rest(_, some), [attn_out]) => alone(block.rest(&rows(x, some)?, &rows(attn_out, some)?, step)?),
-            _ => Err(Error::invalid("pieces of a block out of order")),
+            (Piece::Rest(_, some), Some(x), Some(block), [attn_out]) => {
+                alone(block.rest(&rows(x, some)?, &rows(attn_out, some)?, step)?)
+            }
+            (Piece::Tap(index, some), Some(x), ..) => {
+                alone(tower.tap(*index, &rows(x, some)?, &self.batch.band(some), step)?)
+            }
+            (Piece::Project(some), Some(x), ..) => {
+                alone(tower.project(&rows(x, some)?, &self.batch.band(some), step)?)
+            }
+            _ => Err(Error::invalid("pieces of a tower out of order")),
         }
     }
 
-    /// Joins what the pieces of one kind have made.
-    fn join(&mut self, piece: &Piece, tower: &dyn Tower, step: &Step<'_>) -> Result<()> {
+    /// Joins what the pieces of one kind have made. Returns the rows of the text after the last kind.
+    fn join(&mut self, piece: &Piece) -> Result<Option<Tensor>> {
         let made = std::mem::take(&mut self.made);
         let all = |part: usize, dim: usize| -> Result<Tensor> {
             let parts: Vec<&Tensor> = made.iter().map(|made| &made[part]).collect();
             if let [only] = parts[..] { Ok(only.clone()) } else { Ok(Tensor::cat(&parts, dim)?.force_contiguous()?) }
         };
         match piece {
+            Piece::Embed(_) => {
+                self.x = Some(all(0, 0)?);
+                self.batch.items.iter_mut().for_each(|item| item.pixels = Vec::new());
+            }
             Piece::Qkv(..) => self.mixed = (0..3).map(|part| all(part, 0)).collect::<Result<_>>()?,
             Piece::Heads(..) => self.mixed = vec![all(0, 1)?],
-            Piece::Rest(index, _) => {
-                let x = all(0, 0)?;
-                self.taps.extend(tower.tap(*index, &x, &self.batch, step)?);
-                (self.x, self.mixed) = (Some(x), Vec::new());
-            }
-            Piece::Embed | Piece::Project => {}
+            Piece::Rest(..) => (self.x, self.mixed) = (Some(all(0, 0)?), Vec::new()),
+            Piece::Tap(..) => self.taps.push(all(0, 0)?),
+            Piece::Project(_) => return all(0, 0).map(Some),
         }
-        Ok(())
+        Ok(None)
     }
 
     /// Divides the rows among the items.

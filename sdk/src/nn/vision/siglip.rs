@@ -5,6 +5,7 @@
 //! checkpoints.
 
 use candle_core::Tensor;
+use std::ops::Range;
 
 use super::{Grid, PatchBatch, PixelRange, VitBlock, VitMlp, VitNorm};
 use crate::{
@@ -126,29 +127,33 @@ impl Siglip {
         })
     }
 
-    /// Embeds the patches of a batch, and adds their positions.
-    pub fn embed(&self, batch: &PatchBatch, step: &Step<'_>) -> Result<Tensor> {
-        let side = self.patch_size;
-        let pixels = self.range.patches(batch.items().iter().map(|item| &item.pixels[..]), side, self.is_planar);
-        let x = step.ops().activation_of(pixels, (batch.patches(), 3 * side * side))?;
+    /// Embeds some patches of a batch, and adds their positions.
+    pub fn embed(&self, batch: &PatchBatch, patches: Range<usize>, step: &Step<'_>) -> Result<Tensor> {
+        let (side, count, parts) = (self.patch_size, patches.len(), batch.parts(&patches));
+        let bytes = 3 * side * side;
+        let pixels = parts.iter().map(|part| &part.pixels[part.patches.start * bytes..part.patches.end * bytes]);
+        let pixels = self.range.patches(pixels, side, self.is_planar);
+        let x = step.ops().activation_of(pixels, (count, bytes))?;
         let x = self.patch_embedding.forward(&x, step)?;
-        let mut positions = Vec::with_capacity(batch.patches() * self.width);
-        batch.grids().for_each(|grid| positions.extend(self.positions_of(grid)));
-        step.ops().add(&x, &step.ops().activation_of(positions, (batch.patches(), self.width))?)
+        let mut positions = Vec::with_capacity(count * self.width);
+        parts.iter().for_each(|part| positions.extend(self.positions_of(part.grid, &part.patches)));
+        step.ops().add(&x, &step.ops().activation_of(positions, (count, self.width))?)
     }
 
-    /// The positions of a grid's patches: the table's own, or interpolated between them with antialiasing, in both
+    /// The positions of some of a grid's patches: the table's own, or interpolated between them with antialiasing, in both
     /// directions one after the other.
-    fn positions_of(&self, grid: Grid) -> Vec<f32> {
+    fn positions_of(&self, grid: Grid, patches: &Range<usize>) -> Vec<f32> {
         let (side, width) = (self.side, self.width);
         let (down, across) = (triangle(side, grid.height), triangle(side, grid.width));
         let mut rows = vec![0.0; side * grid.width * width];
         for (out, row) in rows.chunks_exact_mut(grid.width * width).zip(self.positions.chunks_exact(side * width)) {
             blend(out, row, &across, width);
         }
-        let mut positions = vec![0.0; grid.patches() * width];
-        blend(&mut positions, &rows, &down, grid.width * width);
-        positions
+        let (top, bottom) = (patches.start / grid.width, patches.end.div_ceil(grid.width));
+        let mut positions = vec![0.0; (bottom - top) * grid.width * width];
+        blend(&mut positions, &rows, &down[top..bottom], grid.width * width);
+        let start = (patches.start - top * grid.width) * width;
+        positions[start..start + patches.len() * width].to_vec()
     }
 }
 

@@ -2,9 +2,11 @@
 
 use candle_core::Tensor;
 
+use std::ops::Range;
+
 use super::VitBlock;
 use crate::{
-    MediaSize, Result,
+    Error, MediaSize, Result,
     nn::{Angles, Step},
 };
 
@@ -25,8 +27,8 @@ pub trait Tower {
         Ok(Vec::new())
     }
 
-    /// Embeds the patches, `[patches, width]`.
-    fn embed(&self, batch: &PatchBatch, step: &Step<'_>) -> Result<Tensor>;
+    /// Embeds some patches of the batch, `[patches, width]`; [`PatchBatch::parts`] has their pixels.
+    fn embed(&self, batch: &PatchBatch, patches: Range<usize>, step: &Step<'_>) -> Result<Tensor>;
 
     /// Angles that rotate queries and keys, if the blocks rotate them.
     fn angles(&self, batch: &PatchBatch, step: &Step<'_>) -> Result<Option<Angles>> {
@@ -43,11 +45,23 @@ pub trait Tower {
         Vec::new()
     }
 
+    /// The number of rows of patches that become rows of the text together: the side of a square of patches that are
+    /// merged, or of a window of them. Grids are then tapped and projected in bands of that height, as if each were an
+    /// image, so that streams go on in between. Without it a batch is projected at once.
+    fn band(&self) -> Option<usize> {
+        None
+    }
+
+    /// The blocks that [`Self::tap`] is called for, ascending.
+    fn tapped(&self) -> Vec<usize> {
+        Vec::new()
+    }
+
     /// Values for the text's layers, computed from the hidden states after a block: a row for each slot. The decoder
     /// adds them with [`Step::add_taps`](crate::nn::Step::add_taps), in the order in which the blocks made them.
-    fn tap(&self, block: usize, x: &Tensor, batch: &PatchBatch, step: &Step<'_>) -> Result<Option<Tensor>> {
-        let _ = (block, x, batch, step);
-        Ok(None)
+    fn tap(&self, block: usize, x: &Tensor, batch: &PatchBatch, step: &Step<'_>) -> Result<Tensor> {
+        let _ = (x, batch, step);
+        Err(Error::unsupported(format!("block {block} has no tap")))
     }
 
     /// Turns the last block's output into rows of the text's width, one for each slot.
@@ -109,4 +123,50 @@ impl PatchBatch {
     pub fn patches(&self) -> usize {
         self.items.iter().map(Patches::patches).sum()
     }
+
+    /// The grids that these patches lie in, in order.
+    pub fn parts(&self, patches: &Range<usize>) -> Vec<GridPart<'_>> {
+        let (mut parts, mut start) = (Vec::new(), 0);
+        for item in &self.items {
+            let (bytes, first) = (item.pixels.len() / item.patches().max(1), start);
+            for &grid in &item.grids {
+                let end = start + grid.patches();
+                let within = patches.start.max(start)..patches.end.min(end);
+                if !within.is_empty() {
+                    let pixels = &item.pixels[(start - first) * bytes..(end - first) * bytes];
+                    parts.push(GridPart { grid, patches: within.start - start..within.end - start, pixels });
+                }
+                start = end;
+            }
+        }
+        parts
+    }
+
+    /// These patches, which are whole rows of their grids, as images of their own, without pixels.
+    pub(super) fn band(&self, patches: &Range<usize>) -> Self {
+        let rows = self.items.iter().flat_map(|item| item.grids.iter().map(|_| (item.rows, item.patches())));
+        let mut start = 0;
+        let mut items = Vec::new();
+        for (grid, (rows, all)) in self.grids().zip(rows) {
+            let end = start + grid.patches();
+            let within = patches.start.max(start)..patches.end.min(end);
+            if !within.is_empty() {
+                let grid = Grid { height: within.len() / grid.width, width: grid.width };
+                items.push(Patches { pixels: Vec::new(), grids: vec![grid], rows: rows * within.len() / all.max(1) });
+            }
+            start = end;
+        }
+        Self { items }
+    }
+}
+
+/// A grid of a batch, and some of its patches.
+#[derive(Clone, Debug)]
+pub struct GridPart<'a> {
+    /// The whole grid.
+    pub grid: Grid,
+    /// The patches that are meant, in the order in which the tower embeds them.
+    pub patches: Range<usize>,
+    /// The pixels of the whole grid.
+    pub pixels: &'a [u8],
 }
