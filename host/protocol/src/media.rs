@@ -1,6 +1,6 @@
 //! Images and sounds in a prompt, as plain data: what a checkpoint reads, and the items of a job.
 
-use std::{fmt, ops::Deref};
+use std::{collections::HashSet, fmt, ops::Deref};
 
 use bytes::Bytes;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
@@ -9,8 +9,9 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 pub const ITEMS_MAX: usize = 1024;
 /// Limit on an item's layout.
 pub const LAYOUT_BYTES_MAX: usize = 4 << 10;
-/// Limit on the prepared bytes of a job, and on those of all jobs of a worker together.
-pub const PREPARED_BYTES_MAX: usize = if cfg!(test) { 8 << 20 } else { 256 << 20 };
+/// Limit on the prepared bytes of a job, and on those of all jobs of a worker together; equal items count once. A hundred
+/// screenshots of 2,560 by 1,440 pixels take as much.
+pub const PREPARED_BYTES_MAX: usize = if cfg!(test) { 8 << 20 } else { 1 << 30 };
 
 /// Rows that a model holds at least, however small its items are.
 const ROWS_MIN: u32 = 4096;
@@ -86,6 +87,13 @@ pub struct PromptItem {
 /// last of them.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct PreparedBytes(Bytes);
+
+/// The prepared bytes of a job's items, of equal ones once.
+pub fn prepared_bytes(items: &[PromptItem]) -> usize {
+    let mut known = HashSet::new();
+    let new = items.iter().filter(|item| known.insert(item.digest));
+    new.fold(0, |sum, item| sum.saturating_add(item.prepared.len()))
+}
 
 impl MediaUse {
     pub fn of(&self, kind: ItemKind) -> Option<&KindUse> {

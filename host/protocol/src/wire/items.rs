@@ -1,16 +1,20 @@
 //! Prepared items on their way to a worker. An item can be as long as many frames, so it goes ahead of its job in pieces:
 //! neither side holds a second copy of a whole job. A worker holds items of all its jobs up to a limit, whatever the jobs wait
-//! for; a job that finds no room arrives without them, and is refused.
+//! for; a job that finds no room arrives without them, and is refused. Equal items are sent once in a job, and kept once for
+//! all jobs.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use bytes::Bytes;
 
 use super::{Command, WireError, encode};
-use crate::media::{ITEMS_MAX, PREPARED_BYTES_MAX};
+use crate::media::{ITEMS_MAX, PREPARED_BYTES_MAX, PreparedBytes, PromptItem};
 
 /// The longest piece of an item.
 const PIECE_BYTES_MAX: usize = 1 << 20;
@@ -21,7 +25,11 @@ pub fn command_frames(command: &Command) -> impl Iterator<Item = Result<Vec<u8>,
         Command::Submit(job) => &job.media[..],
         _ => &[],
     };
-    let pieces = (0..).zip(media).flat_map(|(item, prompt_item)| {
+    let is_first = |(index, item): &(u32, &PromptItem)| {
+        let same = |other: &PromptItem| other.digest == item.digest && other.prepared == item.prepared;
+        !media[..*index as usize].iter().any(same)
+    };
+    let pieces = (0..).zip(media).filter(is_first).flat_map(|(item, prompt_item)| {
         let pieces = prompt_item.prepared.pieces(PIECE_BYTES_MAX);
         pieces.map(move |bytes| encode(&Command::Prepared { item, bytes }))
     });
@@ -35,6 +43,8 @@ pub struct ItemAssembly {
     bytes: usize,
     /// Bytes of the items of earlier jobs that are still in memory.
     held: Arc<AtomicUsize>,
+    /// These items, by digest.
+    known: HashMap<[u8; 32], Weak<Held>>,
     /// The next job found no room.
     is_refused: bool,
 }
@@ -51,9 +61,10 @@ impl ItemAssembly {
                 if self.items.len() > job.media.len() {
                     return Err(WireError::StrayItem);
                 }
-                for (item, mut bytes) in job.media.iter_mut().zip(self.items.drain(..)) {
-                    bytes.shrink_to_fit();
-                    item.prepared = Held::hold(bytes, &self.held).into();
+                self.known.retain(|_, held| held.strong_count() > 0);
+                let mut sent = std::mem::take(&mut self.items).into_iter();
+                for item in &mut job.media {
+                    item.prepared = self.keep(item.digest, sent.next().unwrap_or_default());
                 }
                 (self.bytes, self.is_refused) = (0, false);
                 Ok(Some(Command::Submit(job)))
@@ -61,6 +72,21 @@ impl ItemAssembly {
             _ if self.bytes > 0 => Err(WireError::StrayItem),
             other => Ok(Some(other)),
         }
+    }
+
+    /// An item of a job: what was sent, or without it what an equal item has.
+    fn keep(&mut self, digest: [u8; 32], mut sent: Vec<u8>) -> PreparedBytes {
+        let known = self.known.get(&digest).and_then(Weak::upgrade);
+        if let Some(held) = known.filter(|held| sent.is_empty() || held.bytes == sent) {
+            return Bytes::from_owner(Shared(held)).into();
+        }
+        if sent.is_empty() {
+            return PreparedBytes::default();
+        }
+        sent.shrink_to_fit();
+        let held = Arc::new(Held::new(sent, &self.held));
+        self.known.insert(digest, Arc::downgrade(&held));
+        Bytes::from_owner(Shared(held)).into()
     }
 
     fn add(&mut self, item: usize, bytes: &[u8]) -> Result<(), WireError> {
@@ -85,21 +111,25 @@ impl ItemAssembly {
 }
 
 /// Bytes that count until they are dropped.
+#[derive(Debug)]
 struct Held {
     bytes: Vec<u8>,
     all: Arc<AtomicUsize>,
 }
 
 impl Held {
-    fn hold(bytes: Vec<u8>, all: &Arc<AtomicUsize>) -> Bytes {
+    fn new(bytes: Vec<u8>, all: &Arc<AtomicUsize>) -> Self {
         all.fetch_add(bytes.len(), Ordering::Relaxed);
-        Bytes::from_owner(Self { bytes, all: all.clone() })
+        Self { bytes, all: all.clone() }
     }
 }
 
-impl AsRef<[u8]> for Held {
+/// Bytes that several jobs may have.
+struct Shared(Arc<Held>);
+
+impl AsRef<[u8]> for Shared {
     fn as_ref(&self) -> &[u8] {
-        &self.bytes
+        &self.0.bytes
     }
 }
 

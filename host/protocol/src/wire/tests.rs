@@ -54,7 +54,8 @@ fn item(prepared: &[u8]) -> PromptItem {
         len: 2,
         size: ItemSize { kind: ItemKind::Audio, width: 70_000, height: 1 },
         layout: vec![4; 9],
-        digest: [7; 32],
+        // Other items have other digests.
+        digest: [prepared.len() as u8; 32],
         field: "messages[0].content[1]".into(),
         prepared: prepared.to_vec().into(),
     }
@@ -233,12 +234,14 @@ fn items_without_a_job_and_items_that_are_too_long_are_refused() {
 
 #[test]
 fn jobs_whose_items_find_no_room_arrive_without_them() {
-    let mut assembly = ItemAssembly::default();
+    let (mut assembly, mut number) = (ItemAssembly::default(), 0);
     let mut sent = |bytes: usize| {
         for bytes in [bytes, 1] {
             assembly.take(Command::Prepared { item: 0, bytes: vec![7; bytes].into() }).unwrap();
         }
-        match assembly.take(Command::Submit(Job { media: vec![item(b"")], ..Job::default() })) {
+        number += 1;
+        let item = PromptItem { digest: [number; 32], ..item(b"") };
+        match assembly.take(Command::Submit(Job { media: vec![item], ..Job::default() })) {
             Ok(Some(Command::Submit(job))) => job.media[0].prepared.clone(),
             other => panic!("{other:?}"),
         }
@@ -249,6 +252,23 @@ fn jobs_whose_items_find_no_room_arrive_without_them() {
     assert_eq!((sent(100).len(), sent(1).len()), (0, 2));
     drop(first);
     assert_eq!(sent(half).len(), half + 1);
+}
+
+#[test]
+fn equal_items_are_sent_once_in_a_job_and_kept_once_for_all() {
+    let picture = vec![7; PREPARED_BYTES_MAX / 2 + 9];
+    let command = Command::Submit(Job { media: vec![item(&picture), item(b"other"), item(&picture)], ..job() });
+    let mut assembly = ItemAssembly::default();
+    let mut jobs = Vec::new();
+    // Two of them would have no room beside each other.
+    for _ in 0..3 {
+        let frames: Vec<Vec<u8>> = command_frames(&command).map(Result::unwrap).collect();
+        assert!(frames.iter().map(Vec::len).sum::<usize>() < picture.len() * 3 / 2);
+        for frame in frames {
+            jobs.extend(assembly.take(decode(&frame[HEADER_BYTES..]).unwrap()).unwrap());
+        }
+    }
+    assert!(jobs.len() == 3 && jobs.iter().all(|job| *job == command));
 }
 
 #[test]

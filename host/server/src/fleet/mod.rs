@@ -68,7 +68,7 @@ use pensieve_protocol::{
     card::Card,
     fence::{Fenced, Policy},
     job::{AdapterUse, Failure, FailureCode, Job, StageSpec},
-    media::PREPARED_BYTES_MAX,
+    media::{PREPARED_BYTES_MAX, prepared_bytes},
     refusal::Refusal,
     wire,
 };
@@ -280,7 +280,7 @@ impl Fleet {
     }
 
     fn queue(&self, model: usize, adapter: Option<AdapterUse>, mut job: Job) -> Result<EventStream, Failure> {
-        let prepared = job.media.iter().fold(0_usize, |sum, item| sum.saturating_add(item.prepared.len()));
+        let prepared = prepared_bytes(&job.media);
         if prepared > PREPARED_BYTES_MAX {
             let message =
                 format!("the prompt's images take {prepared} bytes when prepared, more than {PREPARED_BYTES_MAX}");

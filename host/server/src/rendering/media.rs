@@ -11,6 +11,7 @@ mod cache;
 mod tests;
 
 use std::{
+    collections::HashSet,
     path::PathBuf,
     sync::{Arc, Mutex},
     time::Duration,
@@ -57,7 +58,7 @@ const COMPLAINT_CHARS_MAX: usize = 300;
 /// Prepared bytes of one request without its last image, so that a job stays below its limit.
 const JOB_BYTES_MAX: usize = JOB_PREPARED_BYTES_MAX - PREPARED_BYTES_MAX;
 /// Prepared bytes of all requests until workers have them, beside the cache.
-const HELD_BYTES_MAX: usize = 1 << 30;
+const HELD_BYTES_MAX: usize = 2 << 30;
 
 /// Limits on the pictures of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,7 +134,7 @@ struct BusyProcess {
 
 impl Default for ImageLimits {
     fn default() -> Self {
-        Self { count: 64, pixels: 50_000_000 }
+        Self { count: 100, pixels: 50_000_000 }
     }
 }
 
@@ -243,9 +244,8 @@ where
     F: Future<Output = Result<Process, Failure>>,
 {
     async fn read(&self, files: &[ImageSource<'_>], depth: Depth) -> Result<Vec<Arc<ReadItem>>, Failure> {
-        let mut items: Vec<Arc<ReadItem>> = Vec::with_capacity(files.len());
+        let (mut items, mut prepared, mut known) = (Vec::with_capacity(files.len()), 0, HashSet::new());
         for file in files {
-            let prepared: usize = items.iter().map(|item| item.prepared_bytes()).sum();
             if prepared > JOB_BYTES_MAX {
                 let message =
                     format!("the images before this one take more than {JOB_BYTES_MAX} bytes, decoded and prepared");
@@ -254,19 +254,27 @@ where
                     .with_help("send fewer or smaller images"));
             }
             let key = digest(&[&self.owner, &file.digest]);
-            if let Some(known) = lock(&self.pool.cache).get(&key, depth) {
-                items.push(known);
-                continue;
+            let cached = lock(&self.pool.cache).get(&key, depth);
+            let item = match cached {
+                Some(item) => item,
+                None => self.ask_anew(file, depth, key).await?,
+            };
+            if item.prepared.as_ref().is_some_and(|prepared| known.insert(prepared.digest)) {
+                prepared += item.prepared_bytes();
             }
-            if file.bytes.len() > FILE_BYTES_MAX {
-                let message = format!("the image has {} bytes, more than {FILE_BYTES_MAX}", file.bytes.len());
-                return Err(Failure::new(FailureCode::Invalid, message).at(file.field));
-            }
-            let item = Arc::new(self.ask(file, depth).await?);
-            lock(&self.pool.cache).put(key, item.clone());
             items.push(item);
         }
         Ok(items)
+    }
+
+    async fn ask_anew(&self, file: &ImageSource<'_>, depth: Depth, key: [u8; 32]) -> Result<Arc<ReadItem>, Failure> {
+        if file.bytes.len() > FILE_BYTES_MAX {
+            let message = format!("the image has {} bytes, more than {FILE_BYTES_MAX}", file.bytes.len());
+            return Err(Failure::new(FailureCode::Invalid, message).at(file.field));
+        }
+        let item = Arc::new(self.ask(file, depth).await?);
+        lock(&self.pool.cache).put(key, item.clone());
+        Ok(item)
     }
 
     /// Has one picture read. A process that has answered serves the next picture, whatever the answer; one that takes too

@@ -7,9 +7,10 @@ use sha2::{Digest, Sha256};
 
 use super::{Depth, ReadItem};
 
-/// Limits of the cache.
+/// Limits of the cache: every turn of a conversation shows all of its pictures in the same order, so one that does not fit
+/// would find none of them.
 const CACHED_MAX: NonZeroUsize = NonZeroUsize::new(4096).unwrap();
-const CACHED_BYTES_MAX: usize = 256 << 20;
+const CACHED_BYTES_MAX: usize = 1 << 30;
 
 #[derive(Debug)]
 pub(super) struct Cache {
