@@ -2,7 +2,7 @@
 //! of every row, and on positions that images shift: a host that mixes up any of them gets another answer.
 //!
 //! An image becomes a row for each cell of 16 by 16 pixels, with the cell's mean colour. Images do as their first cell tells:
-//! one colour has `open` fail, others `encode`, by an error or a panic. Encoding takes `encode_us` for each row, if the
+//! one colour has `open` fail, others `encode`, by an error or a panic. Three widths are fatal to the process that prepares them. Encoding takes `encode_us` for each row, if the
 //! options say so, and with `"whole": true` slots see each other, as far as a host can tell.
 
 use pensieve_sdk::{
@@ -34,6 +34,11 @@ const ROWS_MAX: u32 = 256;
 const NOT_OPENED: [u8; 3] = [1, 1, 1];
 const NOT_ENCODED: [u8; 3] = [2, 2, 2];
 const PANICS: [u8; 3] = [3, 3, 3];
+
+/// Widths of images that end their media process, never return from it, or fill its memory.
+const CRASHES: u32 = 97;
+const STOPS: u32 = 101;
+const EXHAUSTS: u32 = 103;
 
 pensieve_sdk::export!(Plugin::new("eyes", "reads images").architecture(Eyes));
 
@@ -109,6 +114,11 @@ impl Prepare for Eyes {
     }
 
     fn measure(&self, processor: &str, size: MediaSize) -> Result<Measured> {
+        if size.width == STOPS {
+            loop {
+                std::thread::park();
+            }
+        }
         let [across, down] = cells(processor, size)?;
         let rows = across * down;
         let layout = [across.to_le_bytes(), down.to_le_bytes()].concat();
@@ -116,6 +126,16 @@ impl Prepare for Eyes {
     }
 
     fn prepare(&self, processor: &str, item: &MediaItem<'_>) -> Result<Vec<u8>> {
+        match item.size.width {
+            CRASHES => std::process::abort(),
+            EXHAUSTS => {
+                let mut hoard = Vec::new();
+                loop {
+                    hoard.push(vec![1_u8; 1 << 24]);
+                }
+            }
+            _ => {}
+        }
         let [across, down] = cells(processor, item.size)?;
         let (width, height) = (item.size.width, item.size.height);
         let mut colours = Vec::new();

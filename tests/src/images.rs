@@ -25,12 +25,12 @@ const CHAT: &str = "/v1/chat/completions";
 const RESPONSES: &str = "/v1/responses";
 const GEMINI: &str = "/v1beta/models/eyes:generateContent";
 
-fn picture(name: &str) -> Vec<u8> {
+pub fn picture(name: &str) -> Vec<u8> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/pictures");
     fs::read(folder.join(name)).unwrap()
 }
 
-fn base64(bytes: &[u8]) -> String {
+pub fn base64(bytes: &[u8]) -> String {
     const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut text = String::new();
     for chunk in bytes.chunks(3) {
@@ -42,7 +42,7 @@ fn base64(bytes: &[u8]) -> String {
     text + &"=".repeat((3 - bytes.len() % 3) % 3)
 }
 
-fn serve(root: &Path, config: &str) -> Server {
+pub fn serve(root: &Path, config: &str) -> Server {
     let (eyes, text) = (root.join("eyes"), root.join("text"));
     fs::create_dir_all(&eyes).unwrap();
     fs::write(eyes.join("config.json"), r#"{"architectures": ["EyesForCausalLM"]}"#).unwrap();
@@ -54,7 +54,7 @@ fn serve(root: &Path, config: &str) -> Server {
 }
 
 /// The same question about a picture in each API, and within the result of a tool where the API has that.
-fn asked(bytes: &[u8]) -> Vec<(&'static str, &'static str, Value)> {
+pub fn asked(bytes: &[u8]) -> Vec<(&'static str, &'static str, Value)> {
     let (data, url) = (base64(bytes), format!("data:image/png;base64,{}", base64(bytes)));
     let image = json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}});
     let tool = json!({"name": "look", "input_schema": {"type": "object"}});
@@ -139,11 +139,15 @@ fn answer(reply: &Reply) -> (String, u64) {
         &body["candidates"][0]["content"]["parts"][0]["text"],
     ];
     let text = texts.iter().find_map(|text| text.as_str()).unwrap_or_else(|| panic!("no text: {body}"));
+    (text.to_owned(), used(&body))
+}
+
+/// The tokens of an answer's prompt, cached ones included.
+pub fn used(body: &Value) -> u64 {
     let counts =
         [&body["usage"]["prompt_tokens"], &body["prompt_eval_count"], &body["usageMetadata"]["promptTokenCount"]];
     let anthropic = ["input_tokens", "cache_read_input_tokens"].map(|name| body["usage"][name].as_u64().unwrap_or(0));
-    let count = counts.iter().find_map(|count| count.as_u64()).unwrap_or(anthropic[0] + anthropic[1]);
-    (text.to_owned(), count)
+    counts.iter().find_map(|count| count.as_u64()).unwrap_or(anthropic[0] + anthropic[1])
 }
 
 #[test]
@@ -241,7 +245,7 @@ fn damaged_pictures_are_errors_of_their_fields_and_others_are_answered() {
         (b"%PDF-1.7".to_vec(), "is a PDF file"),
         (b"<svg/>".to_vec(), "is text or SVG"),
         // 400 by 400 pixels are more than the plugin takes.
-        (large(400), "too large"),
+        (grey(400), "too large"),
     ] {
         let (path, field, body) = &asked(&bytes)[0];
         refused(path, field, body, words);
@@ -328,7 +332,7 @@ fn a_model_without_eyes_gets_notes() {
 }
 
 /// A grey GIF of this width and height, in clear codes and codes of nine bits.
-fn large(side: u16) -> Vec<u8> {
+pub fn grey(side: u16) -> Vec<u8> {
     let size = [side.to_le_bytes(), side.to_le_bytes()].concat();
     let mut gif = [b"GIF89a", &size[..], &[0x87, 0, 0]].concat();
     gif.extend((0..=255).flat_map(|grey| [grey; 3]));
