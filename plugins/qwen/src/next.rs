@@ -20,7 +20,7 @@ use pensieve_sdk::{
 use crate::{
     gguf,
     qwen::mlp,
-    vision::{Eyes, QwenVision},
+    vision::{Eyes, MAX_PIXELS, QwenVision},
 };
 pub use config::Config;
 use delta_net::GatedDeltaNet;
@@ -135,6 +135,7 @@ impl Decoder for QwenNext {
     ];
     const FEATURES: bool = true;
     const PROCESSOR: Option<&'static dyn Processor> = Some(&Eyes);
+    const OPTIONS: &'static [&'static str] = &[MAX_PIXELS];
 
     type Config = Config;
 

@@ -141,6 +141,7 @@ impl Decoder for Qwen {
     ];
     const FEATURES: bool = true;
     const PROCESSOR: Option<&'static dyn Processor> = Some(&vision::Eyes);
+    const OPTIONS: &'static [&'static str] = &[vision::MAX_PIXELS];
 
     type Config = Config;
 

@@ -16,7 +16,7 @@ use pensieve_sdk::{
     weights::{Checkpoint, Config as Settings},
 };
 
-pub use eyes::Eyes;
+pub use eyes::{Eyes, MAX_PIXELS};
 pub use tower::QwenVision;
 
 /// Mean and standard deviation of the colors where a processor's file has none: those of CLIP.

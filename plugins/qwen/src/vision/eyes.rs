@@ -2,10 +2,13 @@
 
 use pensieve_sdk::{
     Error, Measured, MediaItem, MediaKind, MediaSize, Result,
-    nn::vision::{
-        Grid, ItemDescription, Processor,
-        image::{Image, Resample},
-        tiles,
+    nn::{
+        ModelOptions,
+        vision::{
+            Grid, ItemDescription, Processor,
+            image::{Image, Resample},
+            tiles,
+        },
     },
     weights::{Checkpoint, Config as Settings},
 };
@@ -22,46 +25,19 @@ const PIXELS_MAX: usize = 1 << 26;
 /// The largest ratio of an image's sides.
 const RATIO_MAX: u32 = 200;
 
+/// The option that limits the pixels of an image after resizing, and with them its rows, as transformers' processor calls it.
+pub const MAX_PIXELS: &str = "max_pixels";
+
 /// Describes and prepares images.
 pub struct Eyes;
 
 impl Processor for Eyes {
     fn describe(&self, checkpoint: &Checkpoint) -> Result<Vec<ItemDescription>> {
-        let Some(config) = Config::read(checkpoint)? else { return Ok(Vec::new()) };
-        let file = processor(checkpoint)?;
-        let size = file.value().get("size");
-        let edge = |key: &str| size.and_then(|size| size.get(key)?.as_u64());
-        let limit = |old: &str, key: &str, default: usize| match (file.find_usize(old)?, edge(key)) {
-            (Some(pixels), _) => Ok(pixels),
-            (None, Some(pixels)) => usize::try_from(pixels).map_err(|_| Error::corrupt(format!("{key} is {pixels}"))),
-            (None, None) => Ok::<_, Error>(default),
-        };
-        let square = config.patch_size * config.spatial_merge_size;
-        let (min, max) =
-            (limit("min_pixels", "shortest_edge", PIXELS[0])?, limit("max_pixels", "longest_edge", PIXELS[1])?);
-        let settings = Settings::of([
-            ("patch_size", config.patch_size.into()),
-            ("merge_size", config.spatial_merge_size.into()),
-            ("min_pixels", min.into()),
-            ("max_pixels", max.into()),
-            ("resample", file.usize_or("resample", Resample::Bicubic as usize)?.into()),
-        ]);
-        Sizes::read(&settings)?;
-        let patches = max as u64 / (config.patch_size * config.patch_size) as u64;
-        let values = 3 * config.patch_size * config.patch_size + 8 * config.hidden_size + 2 * config.intermediate_size;
-        let taps = if let Kind::Positioned { taps, .. } = &config.kind { taps.len() } else { 0 };
-        Ok(vec![ItemDescription {
-            kind: MediaKind::Image,
-            placeholder: SLOT.into(),
-            text: Some(WITHOUT_TEMPLATE.into()),
-            slot: config.slot,
-            whole: false,
-            rows_max: max / (square * square),
-            row_values: checkpoint.config().usize("hidden_size")? * (1 + taps),
-            encoder_bytes: 4 * patches * values as u64,
-            rate: None,
-            settings,
-        }])
+        describe(checkpoint, None)
+    }
+
+    fn describe_with(&self, checkpoint: &Checkpoint, options: &ModelOptions) -> Result<Vec<ItemDescription>> {
+        describe(checkpoint, options.get(MAX_PIXELS)?)
     }
 
     fn measure(&self, settings: &Settings, size: MediaSize) -> Result<Measured> {
@@ -77,6 +53,58 @@ impl Processor for Eyes {
         let [height, width] = sizes.squares(item.size)?.map(|squares| squares * sizes.square);
         let image = Image::of(item)?.resized(width, height, sizes.resample);
         Ok(tiles::patches(image.pixels(), width, sizes.square / sizes.merge).1)
+    }
+}
+
+/// `most` is the user's limit on pixels.
+fn describe(checkpoint: &Checkpoint, most: Option<usize>) -> Result<Vec<ItemDescription>> {
+    let Some(config) = Config::read(checkpoint)? else { return Ok(Vec::new()) };
+    let file = processor(checkpoint)?;
+    let size = file.value().get("size");
+    let edge = |key: &str| size.and_then(|size| size.get(key)?.as_u64());
+    let limit = |old: &str, key: &str, default: usize| match (file.find_usize(old)?, edge(key)) {
+        (Some(pixels), _) => Ok(pixels),
+        (None, Some(pixels)) => usize::try_from(pixels).map_err(|_| Error::corrupt(format!("{key} is {pixels}"))),
+        (None, None) => Ok::<_, Error>(default),
+    };
+    let square = config.patch_size * config.spatial_merge_size;
+    let (min, max) =
+        (limit("min_pixels", "shortest_edge", PIXELS[0])?, limit("max_pixels", "longest_edge", PIXELS[1])?);
+    let (min, max) = within(min, max, most, square)?;
+    let settings = Settings::of([
+        ("patch_size", config.patch_size.into()),
+        ("merge_size", config.spatial_merge_size.into()),
+        ("min_pixels", min.into()),
+        ("max_pixels", max.into()),
+        ("resample", file.usize_or("resample", Resample::Bicubic as usize)?.into()),
+    ]);
+    Sizes::read(&settings)?;
+    let patches = max as u64 / (config.patch_size * config.patch_size) as u64;
+    let values = 3 * config.patch_size * config.patch_size + 8 * config.hidden_size + 2 * config.intermediate_size;
+    let taps = if let Kind::Positioned { taps, .. } = &config.kind { taps.len() } else { 0 };
+    Ok(vec![ItemDescription {
+        kind: MediaKind::Image,
+        placeholder: SLOT.into(),
+        text: Some(WITHOUT_TEMPLATE.into()),
+        slot: config.slot,
+        whole: false,
+        rows_max: max / (square * square),
+        row_values: checkpoint.config().usize("hidden_size")? * (1 + taps),
+        encoder_bytes: 4 * patches * values as u64,
+        rate: None,
+        settings,
+    }])
+}
+
+/// The limits of a processor with the user's.
+fn within(min: usize, max: usize, most: Option<usize>, square: usize) -> Result<(usize, usize)> {
+    match most {
+        None => Ok((min, max)),
+        Some(most) if most < square * square => {
+            let message = format!("option {MAX_PIXELS} is {most}, less than a row's square of {square} by {square}");
+            Err(Error::invalid(message).help("an image of 1,024 by 1,024 pixels has 1,048,576"))
+        }
+        Some(most) => Ok((min.min(most), max.min(most))),
     }
 }
 
@@ -137,6 +165,15 @@ impl Sizes {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_users_limit_lowers_those_of_the_checkpoint() {
+        assert_eq!(within(65_536, 16_777_216, None, 32).unwrap(), (65_536, 16_777_216));
+        assert_eq!(within(65_536, 16_777_216, Some(1 << 20), 32).unwrap(), (65_536, 1 << 20));
+        assert_eq!(within(65_536, 16_777_216, Some(4096), 32).unwrap(), (4096, 4096));
+        assert_eq!(within(65_536, 100_000, Some(1 << 20), 32).unwrap(), (65_536, 100_000), "and never raises them");
+        within(65_536, 16_777_216, Some(1023), 32).unwrap_err();
+    }
 
     #[test]
     fn images_keep_their_proportions_in_whole_squares() {
