@@ -25,7 +25,7 @@ pub fn command_frames(command: &Command) -> impl Iterator<Item = Result<Vec<u8>,
         Command::Submit(job) => &job.media[..],
         _ => &[],
     };
-    let is_first = |(index, item): &(u32, &PromptItem)| {
+    let is_first = move |(index, item): &(u32, &PromptItem)| {
         let same = |other: &PromptItem| other.digest == item.digest && other.prepared == item.prepared;
         !media[..*index as usize].iter().any(same)
     };

@@ -52,7 +52,7 @@ const MEMORY_PER_PIXEL: u64 = 24;
 const WAIT_TIME_MAX: Duration = Duration::from_secs(30);
 /// A plugin's library is up to some hundred megabytes, which may come from a disk.
 const OPEN_TIME_MAX: Duration = Duration::from_secs(30);
-const MEASURE_TIME_MAX: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 10 });
+const MEASURE_TIME_MAX: Duration = Duration::from_secs(if cfg!(test) { 3 } else { 10 });
 const PREPARE_TIME_MAX: Duration = Duration::from_secs(30);
 const COMPLAINT_CHARS_MAX: usize = 300;
 /// Prepared bytes of one request without its last image, so that a job stays below its limit.

@@ -8,9 +8,8 @@ use std::{
 };
 
 use super::{
-    PatchBatch, Patches, Tower, VitBlock,
+    Grid, PatchBatch, Patches, Tower, VitBlock,
     pieces::{ACCELERATOR_WORK, BlockWork, PIECE_WORK, Piece, TowerWork, pieces},
-    tower::Grid,
 };
 use crate::{
     Batch, Error, Output, Result, Span, Want,
@@ -213,9 +212,8 @@ impl Job {
         tower: &dyn Tower,
         step: &Step<'_>,
     ) -> Result<[Tensor; 3]> {
-        let rows = |x: &Tensor, rows: &Range<usize>| match rows.len() == x.dim(0)? {
-            true => Ok(x.clone()),
-            false => step.ops().rows(x, rows.start, rows.len()),
+        let rows = |x: &Tensor, rows: &Range<usize>| -> Result<Tensor> {
+            if rows.len() == x.dim(0)? { Ok(x.clone()) } else { step.ops().rows(x, rows.start, rows.len()) }
         };
         let alone = |out: Tensor| -> Result<[Tensor; 3]> {
             let nothing = Tensor::zeros(0, out.dtype(), out.device())?;

@@ -144,7 +144,7 @@ impl PatchBatch {
 
     /// These patches, which are whole rows of their grids, as images of their own, without pixels.
     pub(super) fn band(&self, patches: &Range<usize>) -> Self {
-        let rows = self.items.iter().flat_map(|item| item.grids.iter().map(|_| (item.rows, item.patches())));
+        let rows = self.items.iter().flat_map(|item| item.grids.iter().map(move |_| (item.rows, item.patches())));
         let mut start = 0;
         let mut items = Vec::new();
         for (grid, (rows, all)) in self.grids().zip(rows) {
