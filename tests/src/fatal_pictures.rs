@@ -62,5 +62,5 @@ fn a_picture_that_stops_its_process_leaves_the_server_busy_for_its_request_alone
     assert!(begun.elapsed() >= Duration::from_secs(20), "{stopped:?}");
     assert_eq!(stopped.status(), 529, "{stopped:?}");
     assert!(message(&stopped).contains("twice"), "{stopped:?}");
-    assert!(others.len() > 3 && others.iter().all(|status| *status == 200), "{others:?}");
+    assert!(!others.is_empty() && others.iter().all(|status| *status == 200), "{others:?}");
 }

@@ -170,3 +170,44 @@ pub struct GridPart<'a> {
     /// The pixels of the whole grid.
     pub pixels: &'a [u8],
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two items of one and of two grids, with two bytes for each patch: its item, and its number there.
+    fn batch() -> PatchBatch {
+        let item = |index: u8, sides: &[[usize; 2]], rows| {
+            let grids: Vec<Grid> = sides.iter().map(|&[height, width]| Grid { height, width }).collect();
+            let patches: usize = grids.iter().map(|grid| grid.patches()).sum();
+            Patches { pixels: (0..patches as u8).flat_map(|patch| [index, patch]).collect(), grids, rows }
+        };
+        PatchBatch { items: vec![item(0, &[[4, 3]], 6), item(1, &[[2, 2], [4, 1]], 4)] }
+    }
+
+    #[test]
+    fn parts_have_the_pixels_of_their_grids() {
+        let batch = batch();
+        let of = |patches: Range<usize>| -> Vec<(usize, Range<usize>, [u8; 2])> {
+            let parts = batch.parts(&patches);
+            let first = |part: &GridPart<'_>| [part.pixels[0], part.pixels[1]];
+            parts.iter().map(|part| (part.grid.patches(), part.patches.clone(), first(part))).collect()
+        };
+        assert_eq!(of(0..20), [(12, 0..12, [0, 0]), (4, 0..4, [1, 0]), (4, 0..4, [1, 4])]);
+        assert_eq!(of(11..13), [(12, 11..12, [0, 0]), (4, 0..1, [1, 0])]);
+        assert_eq!(of(17..20), [(4, 1..4, [1, 4])]);
+        assert_eq!(of(12..12), []);
+    }
+
+    #[test]
+    fn bands_are_images_with_their_share_of_rows() {
+        let batch = batch();
+        let of = |patches: Range<usize>| -> Vec<([usize; 2], usize)> {
+            let band = batch.band(&patches);
+            band.items.iter().map(|item| ([item.grids[0].height, item.grids[0].width], item.rows)).collect()
+        };
+        assert_eq!(of(0..20), [([4, 3], 6), ([2, 2], 2), ([4, 1], 2)]);
+        assert_eq!(of(6..14), [([2, 3], 3), ([1, 2], 1)]);
+        assert_eq!(of(18..20), [([2, 1], 1)]);
+    }
+}
