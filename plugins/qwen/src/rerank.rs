@@ -16,6 +16,7 @@ const PAIR: &str = "<|im_start|>system\nJudge whether the Document meets the req
 
 const INSTRUCTION: &str = "Given a web search query, retrieve relevant passages that answer the query";
 
+const LABELS_MAX: usize = 4096;
 /// llama.cpp's number for pooling that ranks.
 const RANK: u32 = 4;
 
@@ -46,6 +47,9 @@ pub fn scoring(checkpoint: &Checkpoint) -> Result<Option<Scoring>> {
         None => is_named(checkpoint.config().find_str("_name_or_path")?.unwrap_or_default(), checkpoint.path()),
     };
     if let Some(rows) = checkpoint.weights().find("score.weight").and_then(|weight| weight.shape.first().copied()) {
+        if !(1..=LABELS_MAX).contains(&rows) {
+            return Err(Error::unsupported(format!("'score.weight' has {rows} rows, and may have {LABELS_MAX}")));
+        }
         let named = labels(checkpoint, rows)?;
         return Ok(Some(by_rows(rows, &named, is_ranker)));
     }
