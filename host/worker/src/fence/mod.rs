@@ -3,8 +3,8 @@
 //! Five parts hold on Linux: limits of memory, addresses and files; namespaces, where the system gives them; Landlock, which
 //! restricts files, TCP and signals, and keeps other processes' memory and environment out of reach even for root; a seccomp
 //! filter, which allows the calls that this kind of child needs; and the loss of root's capabilities. On macOS there are the limits
-//! but those of memory, which the server watches, and a sandbox profile. Features that a kernel lacks are left out and reported:
-//! an old system runs models too.
+//! but those of memory, which the server watches where the policy has one, and a sandbox profile. Features that a kernel lacks are
+//! left out and reported: an old system runs models too.
 
 #[cfg(target_os = "linux")]
 mod allowed;
@@ -137,19 +137,23 @@ fn no_new_privileges() -> Result<(), String> {
 /// silicon, refuses any lower limit, and does not enforce the one of private memory.
 const LIMITS_MEMORY: bool = cfg!(not(target_os = "macos"));
 
+/// The limits that are in force around the process by this policy. A worker on a GPU has none of memory.
+fn limits_held(policy: &Policy, limits_memory: bool) -> String {
+    let of_memory = [(policy.data_bytes, "memory"), (policy.address_bytes, "addresses")];
+    let of_memory = of_memory.into_iter().filter_map(|(bytes, what)| bytes.is_some().then_some(what));
+    let kinds: Vec<&str> = of_memory.filter(|_| limits_memory).chain(["stacks"]).collect();
+    let watched = if policy.data_bytes.is_some() && !limits_memory { "; the server watches its memory" } else { "" };
+    format!("limits of {} and files, no core dumps{watched}", kinds.join(", "))
+}
+
 fn limits(policy: &Policy, fenced: &mut Fenced) {
-    let what = if LIMITS_MEMORY {
-        "limits of memory, addresses and files, no core dumps"
-    } else {
-        "limits of files and stacks, no core dumps; the server watches its memory"
-    };
     let set = |resource, bytes| {
         // A limit that is lower already stays.
         let known = getrlimit(resource);
         let lower = |limit: Option<u64>| Some(limit.map_or(bytes, |limit| limit.min(bytes)));
         setrlimit(resource, Rlimit { current: lower(known.current), maximum: lower(known.maximum) })
     };
-    fenced.note(what, set_each(&resource_limits(policy, LIMITS_MEMORY), set));
+    fenced.note(&limits_held(policy, LIMITS_MEMORY), set_each(&resource_limits(policy, LIMITS_MEMORY), set));
 }
 
 fn resource_limits(policy: &Policy, limits_memory: bool) -> Vec<(Resource, u64)> {
@@ -191,6 +195,19 @@ mod tests {
         for limit in [(Resource::Stack, STACK_BYTES_MAX), (Resource::Nofile, 3), (Resource::As, 2)] {
             assert!(tried.contains(&limit), "{limit:?} is not in {tried:?}");
         }
+    }
+
+    #[test]
+    fn only_limits_that_the_policy_has_are_said_to_hold() {
+        let held = |data_bytes, address_bytes, limits_memory| {
+            limits_held(&Policy { data_bytes, address_bytes, ..Policy::default() }, limits_memory)
+        };
+        assert_eq!(held(Some(1), Some(2), true), "limits of memory, addresses, stacks and files, no core dumps");
+        assert_eq!(held(None, Some(2), true), "limits of addresses, stacks and files, no core dumps");
+        assert_eq!(held(None, None, true), "limits of stacks and files, no core dumps");
+        let watched = "limits of stacks and files, no core dumps; the server watches its memory";
+        assert_eq!(held(Some(1), Some(2), false), watched);
+        assert_eq!(held(None, Some(2), false), "limits of stacks and files, no core dumps");
     }
 
     #[test]
