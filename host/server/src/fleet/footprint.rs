@@ -44,15 +44,21 @@ async fn watch(limit: u64, interval: Duration, ask: impl Fn() -> Option<u64>) ->
     }
 }
 
+/// What the system knows of the process; none if there is no such process.
+#[cfg(target_os = "macos")]
+fn usage(pid: u32) -> Option<libc::rusage_info_v4> {
+    let mut usage = std::mem::MaybeUninit::<libc::rusage_info_v4>::zeroed();
+    let pid = libc::c_int::try_from(pid).ok()?;
+    // SAFETY: the call fills the structure of the given version, which has room for it.
+    let asked = unsafe { libc::proc_pid_rusage(pid, libc::RUSAGE_INFO_V4, usage.as_mut_ptr().cast()) };
+    // SAFETY: the structure was zeroed, which is valid for all of its fields, and possibly filled by the call.
+    (asked == 0).then(|| unsafe { usage.assume_init() })
+}
+
 /// Bytes that only the process's end would free; none if there is no such process.
 #[cfg(target_os = "macos")]
 pub fn footprint(pid: u32) -> Option<u64> {
-    let mut usage = std::mem::MaybeUninit::<libc::rusage_info_v0>::zeroed();
-    let pid = libc::c_int::try_from(pid).ok()?;
-    // SAFETY: the call fills the structure of the given version, which has room for it.
-    let asked = unsafe { libc::proc_pid_rusage(pid, libc::RUSAGE_INFO_V0, usage.as_mut_ptr().cast()) };
-    // SAFETY: the structure was zeroed, which is valid for all of its fields, and possibly filled by the call.
-    (asked == 0).then(|| unsafe { usage.assume_init() }.ri_phys_footprint)
+    usage(pid).map(|usage| usage.ri_phys_footprint)
 }
 
 /// Linux enforces the limit itself; reports and tests ask for it there.
@@ -79,7 +85,7 @@ pub(super) fn peak(pid: u32) -> Option<u64> {
 #[cfg(target_os = "macos")]
 pub(super) fn peak(pid: u32) -> Option<u64> {
     // Without mapped weights: the pages of a file can always be read again.
-    footprint(pid)
+    usage(pid).map(|usage| usage.ri_lifetime_max_phys_footprint)
 }
 
 #[cfg(test)]
@@ -107,5 +113,18 @@ mod tests {
         child.kill().unwrap();
         child.wait().unwrap();
         assert_eq!(footprint(pid), None, "it has ended");
+    }
+
+    #[test]
+    fn the_peak_stays_when_memory_is_freed() {
+        let text = "text=$(head -c 40000000 /dev/zero | tr '\\0' x); text=; echo freed; read end";
+        let mut child = Command::new("/bin/sh");
+        let mut child = child.args(["-c", text]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut said = String::new();
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(child.stdout.take().unwrap()), &mut said).unwrap();
+        let (now, peak) = (footprint(child.id()).unwrap(), peak(child.id()).unwrap());
+        assert!(said == "freed\n" && now < 20 << 20 && peak > 38 << 20, "{said}: {now} of {peak}");
+        drop(child.stdin.take());
+        child.wait().unwrap();
     }
 }
