@@ -4,11 +4,16 @@
 
 /// Runs an author's code within a pool; without layers there is no Metal, and it simply runs.
 pub(super) fn within<T>(code: impl FnOnce() -> T) -> T {
+    #[cfg(all(target_os = "macos", feature = "nn"))]
+    return objc2::rc::autoreleasepool(|_| counted(code));
+    #[cfg(not(all(target_os = "macos", feature = "nn")))]
+    counted(code)
+}
+
+/// Runs what is in a pool, and lets tests see that it is in one.
+fn counted<T>(code: impl FnOnce() -> T) -> T {
     #[cfg(test)]
     let _counted = counting::Counted::new();
-    #[cfg(all(target_os = "macos", feature = "nn"))]
-    return objc2::rc::autoreleasepool(|_| code());
-    #[cfg(not(all(target_os = "macos", feature = "nn")))]
     code()
 }
 
