@@ -52,18 +52,12 @@ pub(in crate::nn) fn free_bytes(device: &MetalDevice) -> u64 {
 }
 
 /// A number that the system gives by name.
-#[cfg(target_os = "macos")]
 fn system_figure(name: &std::ffi::CStr) -> Option<u64> {
     let (mut value, mut size) = (0_u64, size_of::<u64>());
     // SAFETY: `value` has `size` bytes, and the name ends with a zero. Where the number is shorter, it fills the lower bytes.
     let result =
         unsafe { libc::sysctlbyname(name.as_ptr(), (&raw mut value).cast(), &raw mut size, std::ptr::null_mut(), 0) };
     (result == 0).then_some(value)
-}
-
-#[cfg(not(target_os = "macos"))]
-fn system_figure(_: &std::ffi::CStr) -> Option<u64> {
-    None
 }
 
 /// The compiler's options for a library.
