@@ -26,13 +26,12 @@ const SPAN_FACTOR: usize = 2;
 pub(in crate::nn) struct Weight {
     pub(super) dtype: Dtype,
     bytes: u64,
-    is_in_file: bool,
     place: Arc<Mutex<Place>>,
 }
 
 enum Place {
     Unused(Bytes),
-    /// With the pages that the tensor lies in; none if it is a copy.
+    /// With its bytes in the checkpoint, which keep the pages that it lies in; none if it is a copy.
     Device(Tensor, Option<Bytes>),
 }
 
@@ -45,16 +44,20 @@ impl fmt::Debug for Weight {
 impl Weight {
     pub(super) fn new(raw: &RawTensor) -> Self {
         let place = Arc::new(Mutex::new(Place::Unused(raw.data.clone())));
-        Self { dtype: raw.dtype, bytes: raw.data.len() as u64, is_in_file: raw.data.is_in_file(), place }
+        Self { dtype: raw.dtype, bytes: raw.data.len() as u64, place }
     }
 
     pub(in crate::nn) fn is_f32(&self) -> bool {
         self.dtype == Dtype::F32
     }
 
-    /// Bytes, and whether they are pages of a file.
+    /// Bytes, and whether they are pages of a file. Before its first use that is known by its alignment alone.
     pub(in crate::nn) fn bytes(&self) -> (u64, bool) {
-        (self.bytes, self.is_in_file)
+        let is_mapped = match &*self.place() {
+            Place::Unused(data) => data.is_in_file() && is_aligned(data, self.dtype),
+            Place::Device(_, data) => data.as_ref().is_some_and(Bytes::is_in_file),
+        };
+        (self.bytes, is_mapped)
     }
 
     fn place(&self) -> MutexGuard<'_, Place> {
@@ -65,13 +68,17 @@ impl Weight {
     fn data(&self) -> Option<Bytes> {
         match &*self.place() {
             Place::Unused(data) => Some(data.clone()),
-            Place::Device(_, pages) => pages.clone(),
+            Place::Device(_, data) => data.clone(),
         }
     }
 
     fn shares_place(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.place, &other.place)
     }
+}
+
+fn is_aligned(data: &Bytes, dtype: Dtype) -> bool {
+    (data.as_ptr() as usize).is_multiple_of(alignment(dtype))
 }
 
 impl<D: Driver> MetalKernels<D> {
@@ -82,11 +89,11 @@ impl<D: Driver> MetalKernels<D> {
             Place::Device(tensor, _) => return Ok(tensor.clone()),
             Place::Unused(data) => data.clone(),
         };
-        let (tensor, pages) = match self.driver.mapped(&data, alignment(weight.dtype))? {
+        let (tensor, kept) = match self.driver.mapped(&data, alignment(weight.dtype))? {
             Some(tensor) => (tensor, Some(data)),
             None => (self.copied(&[data], &[0])?, None),
         };
-        *place = Place::Device(tensor.clone(), pages);
+        *place = Place::Device(tensor.clone(), kept);
         Ok(tensor)
     }
 
@@ -94,28 +101,29 @@ impl<D: Driver> MetalKernels<D> {
     pub(super) fn placed_together(&self, weights: &[&Weight]) -> Result<Option<(Tensor, Vec<usize>)>> {
         let data: Option<Vec<Bytes>> = weights.iter().map(|weight| weight.data()).collect();
         let Some(data) = data else { return Ok(None) };
-        let (tensor, starts, pages) = match self.spanned(weights, &data)? {
-            Some((tensor, starts, pages)) => (tensor, starts, Some(pages)),
+        let (tensor, starts, is_mapped) = match self.spanned(weights, &data)? {
+            Some((tensor, starts)) => (tensor, starts, true),
             None => {
                 let starts = starts_of_copies(weights, &data);
-                (self.copied(&data, &starts)?, starts, None)
+                (self.copied(&data, &starts)?, starts, false)
             }
         };
         for ((weight, data), start) in weights.iter().zip(&data).zip(&starts) {
-            *weight.place() = Place::Device(tensor.narrow(0, *start, data.len())?, pages.clone());
+            // Its own bytes, not those of all: their map keeps the pages, and a later call places by them again.
+            *weight.place() = Place::Device(tensor.narrow(0, *start, data.len())?, is_mapped.then(|| data.clone()));
         }
         Ok(Some((tensor, starts)))
     }
 
     /// The pages that have all of these, if they are of one map, close enough together and aligned.
-    fn spanned(&self, weights: &[&Weight], data: &[Bytes]) -> Result<Option<(Tensor, Vec<usize>, Bytes)>> {
+    fn spanned(&self, weights: &[&Weight], data: &[Bytes]) -> Result<Option<(Tensor, Vec<usize>)>> {
         let Some((span, starts)) = Bytes::spanning(data) else { return Ok(None) };
         let most = SPAN_FACTOR * data.iter().map(|data| data.len()).sum::<usize>();
         let wanted = weights.iter().map(|weight| alignment(weight.dtype)).max().unwrap_or(1);
         if span.len() > most || starts.iter().any(|start| !start.is_multiple_of(wanted)) {
             return Ok(None);
         }
-        Ok(self.driver.mapped(&span, wanted)?.map(|tensor| (tensor, starts, span)))
+        Ok(self.driver.mapped(&span, wanted)?.map(|tensor| (tensor, starts)))
     }
 
     fn copied(&self, data: &[Bytes], starts: &[usize]) -> Result<Tensor> {
@@ -138,4 +146,53 @@ fn starts_of_copies(weights: &[&Weight], data: &[Bytes]) -> Vec<usize> {
         end = start + data.len();
     }
     starts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nn::backend::{Double, Formulas};
+    use candle_core::Device;
+
+    /// Weights of eight values at these places of one file.
+    fn in_a_file(places: &[usize]) -> Vec<Weight> {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let content: Vec<u8> = (0..256).map(|at| at as u8).collect();
+        std::fs::write(file.path(), content).unwrap();
+        let map = Bytes::map(file.path()).unwrap();
+        let weight = |place: &usize| {
+            let data = map.slice(*place..place + 32).unwrap();
+            Weight::new(&RawTensor { name: "weight".into(), dtype: Dtype::F32, shape: vec![8], data })
+        };
+        places.iter().map(weight).collect()
+    }
+
+    fn first_bytes(kernels: &MetalKernels<Double>, weights: &[Weight]) -> Vec<u8> {
+        let first = |weight| kernels.placed(weight).unwrap().to_vec1::<u8>().unwrap()[0];
+        weights.iter().map(first).collect()
+    }
+
+    #[test]
+    fn weights_that_are_placed_together_again_keep_their_places() {
+        let kernels = MetalKernels::new(Double::default(), Formulas::plain(Device::Cpu));
+        let weights = in_a_file(&[32, 96, 64]);
+        let all: Vec<&Weight> = weights.iter().collect();
+        for _ in 0..2 {
+            let (tensor, starts) = kernels.placed_together(&all).unwrap().unwrap();
+            assert_eq!((starts, tensor.elem_count()), (vec![0, 64, 32], 96));
+            assert_eq!(first_bytes(&kernels, &weights), [32, 96, 64]);
+        }
+    }
+
+    #[test]
+    fn only_weights_that_lie_in_their_file_count_as_mapped() {
+        let kernels = MetalKernels::new(Double::default(), Formulas::plain(Device::Cpu));
+        // The second is not aligned, and so copied.
+        let weights = in_a_file(&[32, 65]);
+        for _ in 0..2 {
+            let is_mapped: Vec<bool> = weights.iter().map(|weight| weight.bytes().1).collect();
+            assert_eq!(is_mapped, [true, false]);
+            assert_eq!(first_bytes(&kernels, &weights), [32, 65]);
+        }
+    }
 }
