@@ -4,7 +4,8 @@
 //! and memory map that they come in, so that a model takes the size of its file and not twice that. And an output row
 //! depends only on its own input row, to the last bit, whatever else is in the batch: a request gets the same answer
 //! alone and among twenty others. So each kernel fixes its summation order, and the batch size only decides how often
-//! unpacked weights are reused.
+//! unpacked weights are reused. Processors with a matrix unit add a border: it computes stretches of many rows, such as
+//! prompts, and rounds otherwise than vectors do, so that a row depends on the length of its own stretch as well.
 //!
 //! Every kernel is compiled for each instruction set in `simd` and uses the one selected by its [`Pool`]. Lengths are
 //! the caller's responsibility and asserted; block tables come from the host and are checked in full before use.
@@ -33,9 +34,10 @@ pub use elementwise::{Operand, Step, Values, columns, elementwise};
 pub use experts::{Expert, Glu, Layer, combine, experts};
 pub use kv::{Kv, KvLayout, KvMut, Span, load_kv, store_kv};
 pub use low_rank::{Change, Factors, Input, low_rank};
-pub use matmul::{Matrix, dequantize, dequantize_row, each_group, matmul};
+pub use matmul::{Matrix, dequantize, dequantize_row, each_group, matmul, matmul_of};
 pub use norm::{layer_norm, rms_norm};
 pub use pool::Pool;
 pub use quant::levels;
 pub use recurrence::{Decay, Heads, Recurred, Stretch, Update, recurrence};
 pub use rope::rope;
+pub use simd::Level;

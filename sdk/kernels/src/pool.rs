@@ -120,6 +120,12 @@ impl<'a, T> Disjoint<'a, T> {
         self.start.wrapping_add(index)
     }
 
+    /// Address of the first element of a range within the slice.
+    pub(super) fn part(&self, range: Range<usize>) -> *mut T {
+        assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {} elements", self.len);
+        self.start.wrapping_add(range.start)
+    }
+
     /// # Safety
     /// No other live slice from this value overlaps `range`.
     #[allow(clippy::mut_from_ref)]

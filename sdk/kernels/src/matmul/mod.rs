@@ -11,6 +11,10 @@ mod panels;
 mod quantized;
 #[cfg(test)]
 mod tests;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
+
+use std::ops::Range;
 
 use super::float::{BF16, Dense, F16, F32, Fp8};
 use super::pool::Pool;
@@ -22,6 +26,10 @@ use pensieve_weights::{Dtype, RawTensor, quote};
 /// that fit the L2 cache.
 const BATCH: usize = 512;
 
+/// Fewest rows that the matrix unit computes. Fewer are as fast by vectors, or faster: weights are unpacked in two to four
+/// times as many instructions for tiles. Also, the texts of the laws are shorter, which therefore hold to the last bit.
+pub(super) const MANY: usize = 64;
+
 /// A matrix as a checkpoint stores it: `rows` consecutive rows of `cols` values.
 #[derive(Clone, Copy, Debug)]
 pub struct Matrix<'a> {
@@ -31,12 +39,20 @@ pub struct Matrix<'a> {
     pub cols: usize,
 }
 
-/// Computes `out[n, rows] = x[n, cols] · wᵀ`. Each result row is bitwise independent of the other rows.
+/// Computes `out[n, rows] = x[n, cols] · wᵀ`, for rows that come together: [`MANY`] of them are computed by the matrix unit,
+/// if the pool has one. Among fewer, and among more, each result row is bitwise independent of the other rows.
 ///
-/// For quantized weights the activations are rounded to 8 bits with one scale per 32 values. A row of activations that
-/// contains NaN, infinity or, for quantized weights, a number beyond 10³³, gives a row of NaNs.
+/// For quantized weights the activations of few rows are rounded to 8 bits with one scale per 32 values, those of many rows
+/// to `bf16`. A row of activations that contains NaN, infinity or, for quantized weights and few rows, a number beyond 10³³,
+/// gives a row without finite numbers.
 pub fn matmul(pool: &Pool, w: &Matrix<'_>, x: &[f32], n: usize, out: &mut [f32]) {
-    let row_bytes = w.row_bytes();
+    matmul_of(pool, w, x, &[n], out);
+}
+
+/// As [`matmul`], for stretches of rows of these lengths: each counts its own rows only. So a row is the same whatever else
+/// is in the batch.
+pub fn matmul_of(pool: &Pool, w: &Matrix<'_>, x: &[f32], stretches: &[usize], out: &mut [f32]) {
+    let (row_bytes, n) = (w.row_bytes(), stretches.iter().sum::<usize>());
     assert_eq!(Some(w.data.len()), row_bytes.checked_mul(w.rows), "a matrix of {} × {} {:?}", w.rows, w.cols, w.dtype);
     assert_eq!(Some(x.len()), n.checked_mul(w.cols), "activations for {n} rows of {}", w.cols);
     assert_eq!(Some(out.len()), n.checked_mul(w.rows), "outputs for {n} rows of {}", w.rows);
@@ -46,7 +62,49 @@ pub fn matmul(pool: &Pool, w: &Matrix<'_>, x: &[f32], n: usize, out: &mut [f32])
     if w.cols == 0 {
         return out.fill(0.0);
     }
+    let is_many = |stretch: usize| pool.level().has_tiles() && stretch >= MANY;
+    let mut kinds: Vec<(bool, Range<usize>)> = Vec::new();
+    let mut first = 0;
+    for &stretch in stretches {
+        let rows = first..first + stretch;
+        first = rows.end;
+        match kinds.last_mut() {
+            Some((kind, last)) if *kind == is_many(stretch) => last.end = rows.end,
+            _ => kinds.push((is_many(stretch), rows)),
+        }
+    }
+    if kinds.len() <= 2 {
+        for (kind, rows) in kinds {
+            let (x, out) =
+                (&x[rows.start * w.cols..rows.end * w.cols], &mut out[rows.start * w.rows..rows.end * w.rows]);
+            of_kind(pool, w, kind, x, out);
+        }
+        return;
+    }
+    // Weights are read and unpacked once for each kind, however its rows are scattered.
+    for kind in [false, true] {
+        let rows = || kinds.iter().filter(|(of, _)| *of == kind).map(|(_, rows)| rows.clone());
+        let together: Vec<f32> = rows().flat_map(|rows| &x[rows.start * w.cols..rows.end * w.cols]).copied().collect();
+        let mut outs = vec![0.0; together.len() / w.cols * w.rows];
+        of_kind(pool, w, kind, &together, &mut outs);
+        let mut rest = &outs[..];
+        for rows in rows() {
+            let (some, others) = rest.split_at(rows.len() * w.rows);
+            out[rows.start * w.rows..rows.end * w.rows].copy_from_slice(some);
+            rest = others;
+        }
+    }
+}
+
+/// Computes rows of one kind.
+fn of_kind(pool: &Pool, w: &Matrix<'_>, many: bool, x: &[f32], out: &mut [f32]) {
     for (x, out) in x.chunks(BATCH * w.cols).zip(out.chunks_mut(BATCH * w.rows)) {
+        #[cfg(target_arch = "x86_64")]
+        if let Some(amx) = pool.level().tiles().filter(|_| many) {
+            tiles::multiply(pool, amx, w, x, out);
+            continue;
+        }
+        let _ = many;
         with_format!(w.dtype, F => quantized::multiply::<F>(pool, w, x, out), dense::multiply(pool, w, x, out));
     }
 }

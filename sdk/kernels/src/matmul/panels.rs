@@ -69,6 +69,19 @@ impl<'a> Panels<'a> {
         }
     }
 
+    /// Prefetches a panel's next segment, for a caller that will need it after much work.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    pub(super) fn prefetch_next(&self, pair: usize, segment: usize, segment_bytes: usize, panel: usize) {
+        let lanes = self.pair_rows / PAIR;
+        for row in panel * lanes..(panel + 1) * lanes {
+            let start = (self.first(pair) + row) * self.row_bytes + (segment + 1) * segment_bytes;
+            for offset in (0..segment_bytes).step_by(64) {
+                prefetch(self.data.as_ptr().wrapping_add(start + offset));
+            }
+        }
+    }
+
     /// Prefetches the destination of [`write`](Self::write) for rows of the batch.
     #[inline(always)]
     pub(super) fn prefetch_out(&self, pair: usize, rows: Range<usize>, out: &Disjoint<'_, f32>) {
@@ -80,8 +93,9 @@ impl<'a> Panels<'a> {
         }
     }
 
+    /// First row of a pair.
     #[inline(always)]
-    fn first(&self, pair: usize) -> usize {
+    pub(super) fn first(&self, pair: usize) -> usize {
         (pair * self.pair_rows).min(self.rows.max(self.pair_rows) - self.pair_rows)
     }
 

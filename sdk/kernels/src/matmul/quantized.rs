@@ -42,10 +42,10 @@ impl<S: Simd, F: Format> Kernel<S> for Multiply<'_, F> {
 
 /// An unpacked segment of a panel.
 #[derive(Clone, Copy)]
-struct Panel<S: Simd> {
-    codes: [S::U; SEGMENT / 4],
-    scales: [S::F; GROUPS],
-    minimums: [S::F; GROUPS],
+pub(super) struct Panel<S: Simd> {
+    pub(super) codes: [S::U; SEGMENT / 4],
+    pub(super) scales: [S::F; GROUPS],
+    pub(super) minimums: [S::F; GROUPS],
 }
 
 /// Some pairs of panels times the whole batch.
@@ -62,8 +62,7 @@ impl<S: Simd, F: Format> Kernel<S> for Stretch<'_, F> {
     #[inline(always)]
     fn run(self, simd: S) {
         let zero = simd.splat(0.0);
-        let codes = [simd.splat_bits(0); SEGMENT / 4];
-        let mut pair = [Panel::<S> { codes, scales: [zero; GROUPS], minimums: [zero; GROUPS] }; PAIR];
+        let mut pair = [Panel::<S>::new(simd); PAIR];
         let mut sums = vec![[zero; PAIR]; self.x.n];
         for index in self.pairs {
             sums.fill([zero; PAIR]);
@@ -97,7 +96,13 @@ impl<S: Simd, F: Format> Kernel<S> for Stretch<'_, F> {
 
 impl<S: Simd> Panel<S> {
     #[inline(always)]
-    fn fill<F: Format>(&mut self, simd: S, rows: Rows<'_>, blocks: usize) {
+    pub(super) fn new(simd: S) -> Self {
+        let (codes, zero) = (simd.splat_bits(0), simd.splat(0.0));
+        Self { codes: [codes; SEGMENT / 4], scales: [zero; GROUPS], minimums: [zero; GROUPS] }
+    }
+
+    #[inline(always)]
+    pub(super) fn fill<F: Format>(&mut self, simd: S, rows: Rows<'_>, blocks: usize) {
         let (words, groups) = (F::BLOCK / 4, F::BLOCK / F::GROUP);
         for block in 0..blocks {
             let out = &mut Unpacked {

@@ -77,12 +77,31 @@ fn run(level: Level, w: &Matrix<'_>, x: &[f32]) -> Vec<f32> {
     out
 }
 
+fn run_of(level: Level, w: &Matrix<'_>, x: &[f32], stretches: &[usize]) -> Vec<f32> {
+    let mut out = vec![f32::NAN; x.len() / w.cols * w.rows];
+    matmul_of(&Pool::with_level(3, level), w, x, stretches, &mut out);
+    out
+}
+
 /// Values after quantization to 8 bits with a shared scale.
 fn rounded(block: &[f32]) -> impl Iterator<Item = f64> + '_ {
     let largest = block.iter().fold(0.0_f32, |largest, x| largest.max(x.abs()));
     let (scale, _) = based(largest / 127.0);
     let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
     block.iter().map(move |x| f64::from((x * inverse).round_ties_even()) * f64::from(scale))
+}
+
+/// The values that are multiplied: few rows are rounded to 8 bits if the weights are quantized, many rows to `bf16`.
+fn seen(level: Level, dtype: Dtype, x: &[f32], n: usize) -> Vec<f64> {
+    match (dtype.is_quantized() && dtype != Dtype::Fp8, is_by_tiles(level, n)) {
+        (true, true) => x.iter().map(|x| half::bf16::from_f32(*x).to_f64()).collect(),
+        (true, false) => x.chunks(32).flat_map(rounded).collect(),
+        (false, _) => x.iter().map(|x| f64::from(*x)).collect(),
+    }
+}
+
+fn is_by_tiles(level: Level, n: usize) -> bool {
+    level.has_tiles() && n >= MANY
 }
 
 fn check(level: Level, dtype: Dtype, rows: usize, cols: usize, n: usize) {
@@ -92,21 +111,24 @@ fn check(level: Level, dtype: Dtype, rows: usize, cols: usize, n: usize) {
     let w = Matrix { dtype, data: &bytes[1..], rows, cols };
     let x: Vec<f32> = (0..n * cols).map(|_| random.number()).collect();
     let out = run(level, &w, &x);
-    let rounded: Vec<f64> = match dtype.is_quantized() && dtype != Dtype::Fp8 {
-        true => x.chunks(32).flat_map(rounded).collect(),
-        false => x.iter().map(|x| f64::from(*x)).collect(),
-    };
+    let seen = seen(level, dtype, &x, n);
+    let is_rounded = is_by_tiles(level, n) && dtype.is_quantized() && dtype != Dtype::Fp8;
+    // Two halves of 8 bits are a little less than the 24 of an `f32`.
+    let precision = if is_by_tiles(level, n) { 3e-5 } else { 1e-5 };
     let mut row = vec![0.0; cols];
     for (r, bytes) in w.data.chunks(dtype.row_bytes(cols).unwrap()).enumerate() {
         dequantize_row(dtype, bytes, &mut row);
+        if is_rounded {
+            row.iter_mut().for_each(|w| *w = half::bf16::from_f32(*w).to_f32());
+        }
         for i in 0..n {
             let (mut expected, mut size) = (0.0, 0.0);
-            for (w, x) in row.iter().zip(&rounded[i * cols..]) {
+            for (w, x) in row.iter().zip(&seen[i * cols..]) {
                 expected += f64::from(*w) * x;
                 size += (f64::from(*w) * x).abs();
             }
             // A scale and a minimum that nearly cancel may each be several times larger than their difference.
-            let (got, allowed) = (f64::from(out[i * rows + r]), 1e-5 * size + 1e-4);
+            let (got, allowed) = (f64::from(out[i * rows + r]), precision * size + 1e-4);
             let what = format!("{} {dtype:?} {rows} × {cols}, row {i} of {n}, output {r}", level.name());
             assert!((got - expected).abs() <= allowed, "{what}: {got} for {expected}");
         }
@@ -118,7 +140,7 @@ fn agrees_with_exact_sums_for_every_dtype_and_batch() {
     for level in Level::available() {
         for dtype in DTYPES {
             let block = dtype.block_len();
-            for n in [1, 2, 3, 5, 8, 9, 17, 64] {
+            for n in [1, 2, 3, 5, 8, 9, 17, MANY, 79] {
                 check(level, dtype, 37, 3 * block, n);
             }
             for (rows, cols) in [(1, block), (15, 2 * block), (32, 11 * block), (33, 5 * block), (101, 7 * block)] {
@@ -128,7 +150,13 @@ fn agrees_with_exact_sums_for_every_dtype_and_batch() {
         for cols in [1, 3, 127, 129, 300] {
             check(level, Dtype::F16, 35, cols, 3);
             check(level, Dtype::F32, 35, cols, 3);
+            check(level, Dtype::F16, 35, cols, MANY + 1);
+            check(level, Dtype::BF16, 35, cols, MANY + 1);
+            check(level, Dtype::F32, 35, cols, MANY + 1);
         }
+        // More outputs than a thread computes at a time, and as many as divide the rows among threads.
+        check(level, Dtype::Q8_0, 33 * 32 + 7, 64, MANY + 3);
+        check(level, Dtype::Q8_0, 40, 288, 300);
         check(level, Dtype::Q8_0, 40, 64, 2 * BATCH + 3);
         // More rows than are processed together.
         check(level, Dtype::Q4K, 33, 8192, 101);
@@ -145,12 +173,73 @@ fn a_row_alone_is_the_same_as_in_a_batch() {
             let bytes = random.weights(dtype, rows, cols);
             let w = Matrix { dtype, data: &bytes, rows, cols };
             let x: Vec<f32> = (0..n * cols).map(|_| random.number()).collect();
-            let all = run(level, &w, &x);
+            let all = run_of(level, &w, &x, &vec![1; n]);
             for some in [1, 2, 5, 7] {
                 for (x, all) in x.chunks(some * cols).zip(all.chunks(some * rows)) {
                     assert_eq!(run(level, &w, x), all, "{} {dtype:?}, {some} at a time", level.name());
                 }
             }
+        }
+    }
+}
+
+#[test]
+fn a_row_of_many_is_the_same_among_more() {
+    for level in Level::available() {
+        for dtype in DTYPES {
+            let (rows, cols, n) = (69, 1024, 2 * MANY + 5);
+            let mut random = Random(6);
+            let bytes = random.weights(dtype, rows, cols);
+            let w = Matrix { dtype, data: &bytes, rows, cols };
+            let x: Vec<f32> = (0..n * cols).map(|_| random.number()).collect();
+            let all = run(level, &w, &x);
+            for some in [0..MANY, 7..n, MANY..n] {
+                let alone = run(level, &w, &x[some.start * cols..some.end * cols]);
+                assert_eq!(alone, all[some.start * rows..some.end * rows], "{} {dtype:?} {some:?}", level.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_stretch_is_the_same_alone_and_beside_others() {
+    for level in Level::available() {
+        for dtype in [Dtype::Q4K, Dtype::Q6K, Dtype::BF16, Dtype::F32] {
+            let (rows, cols) = (69, 512);
+            for stretches in [vec![1, MANY], vec![1, 1, MANY, 7, 3, MANY + 20, 1], vec![MANY, 2, MANY, MANY - 1]] {
+                let mut random = Random(7);
+                let bytes = random.weights(dtype, rows, cols);
+                let w = Matrix { dtype, data: &bytes, rows, cols };
+                let n: usize = stretches.iter().sum();
+                let x: Vec<f32> = (0..n * cols).map(|_| random.number()).collect();
+                let all = run_of(level, &w, &x, &stretches);
+                let mut first = 0;
+                for stretch in stretches {
+                    let alone = run(level, &w, &x[first * cols..(first + stretch) * cols]);
+                    let among = &all[first * rows..(first + stretch) * rows];
+                    assert_eq!(alone, among, "{} {dtype:?}, {stretch} rows from {first} on", level.name());
+                    first += stretch;
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn many_rows_are_within_rounding_of_few() {
+    for level in Level::available() {
+        for dtype in DTYPES {
+            let (rows, cols, n) = (40, 2048, MANY);
+            let mut random = Random(8);
+            let bytes = random.weights(dtype, rows, cols);
+            let w = Matrix { dtype, data: &bytes, rows, cols };
+            let x: Vec<f32> = (0..n * cols).map(|_| random.number()).collect();
+            let (few, many) = (run_of(level, &w, &x, &vec![1; n]), run(level, &w, &x));
+            let apart: f32 = few.iter().zip(&many).map(|(few, many)| (few - many).powi(2)).sum();
+            let all: f32 = few.iter().map(|few| few.powi(2)).sum();
+            let apart = (apart / all).sqrt();
+            assert!(apart < 0.01, "{} {dtype:?}: {apart}", level.name());
+            assert_eq!(apart > 0.0, is_by_tiles(level, n), "{} {dtype:?}: {apart}", level.name());
         }
     }
 }
@@ -202,6 +291,14 @@ fn a_row_with_a_value_that_is_no_number_spoils_only_itself() {
                 let out = run(level, &w, &x);
                 assert!(out[20..40].iter().all(|out| !out.is_finite()), "{} {dtype:?}", level.name());
                 assert!(out[..20] == good && out[40..] == good, "{} {dtype:?}", level.name());
+                if is_by_tiles(level, MANY) && bad != 1e35 {
+                    let mut x = vec![0.5; MANY * 256];
+                    let good = run(level, &w, &x);
+                    x[256 + 77] = bad;
+                    let out = run(level, &w, &x);
+                    assert!(out[20..40].iter().all(|out| !out.is_finite()), "{} {dtype:?}", level.name());
+                    assert!(out[..20] == good[..20] && out[40..] == good[40..], "{} {dtype:?}", level.name());
+                }
             }
         }
     }
@@ -241,28 +338,4 @@ fn rows_of_zeros_and_empty_shapes_give_zeros() {
 fn refuses_data_of_another_length() {
     let w = Matrix { dtype: Dtype::Q4K, data: &[0; 5 * 144 - 1], rows: 5, cols: 256 };
     run(Level::PORTABLE, &w, &[0.0; 256]);
-}
-
-/// Measures products by number of rows: `cargo test --release -p pensieve-kernels --lib matmul::tests::speed --
-/// --ignored --nocapture`.
-#[test]
-#[ignore = "measures"]
-fn speed_of_products() {
-    let (rows, cols) = (2048, 8192);
-    let pool = Pool::new(0);
-    for dtype in [Dtype::Q4K, Dtype::Q6K, Dtype::Q8_0] {
-        let bytes = Random(1).weights(dtype, rows, cols);
-        let w = Matrix { dtype, data: &bytes, rows, cols };
-        for n in [512, 32, 8, 1] {
-            let x: Vec<f32> = (0..n * cols).map(|i| (i as f32).sin()).collect();
-            let mut out = vec![0.0; n * rows];
-            let seconds = (0..if n > 32 { 7 } else { 40 }).map(|_| {
-                let begun = std::time::Instant::now();
-                matmul(&pool, &w, &x, n, &mut out);
-                begun.elapsed().as_secs_f64()
-            });
-            let fastest = seconds.fold(f64::INFINITY, f64::min);
-            println!("{dtype}, {n} rows: {:.1} GMAC/s", (n * rows * cols) as f64 / fastest * 1e-9);
-        }
-    }
 }

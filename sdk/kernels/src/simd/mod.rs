@@ -10,6 +10,8 @@
 
 mod portable;
 #[cfg(target_arch = "x86_64")]
+mod x86_amx;
+#[cfg(target_arch = "x86_64")]
 mod x86_avx2;
 #[cfg(target_arch = "x86_64")]
 mod x86_avx512;
@@ -17,7 +19,11 @@ mod x86_avx512;
 pub(super) use portable::Portable;
 use portable::half_to_f32;
 #[cfg(target_arch = "x86_64")]
-pub(super) use {x86_avx2::Avx2, x86_avx512::Avx512};
+pub(super) use {
+    x86_amx::{Amx, Line, Sums, TILE_COLS, TILE_ROWS, TILE_SUMS, TileKernel, Tiles},
+    x86_avx2::Avx2,
+    x86_avx512::Avx512,
+};
 
 /// Work that is compiled for an instruction set. Implementations of `run` are `#[inline(always)]`, so that their body
 /// becomes part of a function that has the set enabled.
@@ -177,6 +183,9 @@ pub(super) enum Set {
     Avx2(Avx2),
     #[cfg(target_arch = "x86_64")]
     Avx512(Avx512),
+    /// AVX-512, and tiles for products of many rows.
+    #[cfg(target_arch = "x86_64")]
+    Amx(Amx),
 }
 
 impl Level {
@@ -191,7 +200,7 @@ impl Level {
     /// All that this machine has, the fastest first.
     pub fn available() -> impl Iterator<Item = Self> {
         #[cfg(target_arch = "x86_64")]
-        let special = [Avx512::detect().map(Set::Avx512), Avx2::detect().map(Set::Avx2)];
+        let special = [Amx::detect().map(Set::Amx), Avx512::detect().map(Set::Avx512), Avx2::detect().map(Set::Avx2)];
         #[cfg(not(target_arch = "x86_64"))]
         let special: [Option<Set>; 0] = [];
         special.into_iter().flatten().map(Self).chain([Self::PORTABLE])
@@ -204,6 +213,8 @@ impl Level {
             Set::Avx2(_) => "avx2",
             #[cfg(target_arch = "x86_64")]
             Set::Avx512(_) => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Set::Amx(_) => "amx",
         }
     }
 
@@ -214,6 +225,25 @@ impl Level {
             Set::Avx2(simd) => simd.enter(kernel),
             #[cfg(target_arch = "x86_64")]
             Set::Avx512(simd) => simd.enter(kernel),
+            #[cfg(target_arch = "x86_64")]
+            Set::Amx(amx) => amx.avx512().enter(kernel),
+        }
+    }
+
+    /// True if the level has a matrix unit.
+    pub(super) fn has_tiles(self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        return self.tiles().is_some();
+        #[cfg(not(target_arch = "x86_64"))]
+        false
+    }
+
+    /// The matrix unit, if the level has one.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn tiles(self) -> Option<Amx> {
+        match self.0 {
+            Set::Amx(amx) => Some(amx),
+            _ => None,
         }
     }
 }
