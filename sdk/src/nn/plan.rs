@@ -291,12 +291,12 @@ impl ModelPlan {
                 in_file.max(values.saturating_mul(2))
             }
             #[cfg(feature = "cuda")]
-            Kernels::Auto if device.is_cuda() && tensor.shape.len() > 1 => {
+            Kernels::Auto | Kernels::Set(_) if device.is_cuda() && tensor.shape.len() > 1 => {
                 let inputs = tensor.shape.last().copied().unwrap_or(1);
                 let rows = usize::try_from(values / inputs.max(1) as u64).unwrap_or(usize::MAX);
                 super::backend::cuda_loaded_bytes(tensor.dtype, rows, inputs)
             }
-            Kernels::Auto | Kernels::Generic => in_file,
+            Kernels::Auto | Kernels::Set(_) | Kernels::Generic => in_file,
         }
     }
 

@@ -4,12 +4,13 @@ mod states;
 
 use candle_core::{Device, Tensor};
 use memmap2::MmapMut;
-use pensieve_kernels::{self as kernels, Activation, Operand, Pool, Step};
+use pensieve_kernels::{self as kernels, Activation, Level, Operand, Pool, Step};
+use std::sync::{Mutex, PoisonError};
 
 use self::states::change_states;
 use super::{Backend, Changed, Columns, ExpertRows, Form, Formulas, LowRankForm, Matrix, StoreShape, foreign};
 use crate::{
-    Error, Result,
+    Batch, Error, Result,
     nn::{
         memory::{
             pass::Pass,
@@ -28,12 +29,26 @@ const HALF_MAX: f32 = 32_768.0;
 pub(in crate::nn) struct CpuKernels {
     pool: Pool,
     formulas: Formulas,
+    /// Numbers of rows of the step's sequences.
+    stretches: Mutex<Vec<usize>>,
 }
 
 impl CpuKernels {
-    /// Kernels on `threads` threads (0: all cores).
-    pub(in crate::nn) fn new(threads: usize) -> Self {
-        Self { pool: Pool::new(threads), formulas: Formulas::plain(Device::Cpu) }
+    /// Kernels for an instruction set on `threads` threads (0: all cores).
+    pub(in crate::nn) fn new(threads: usize, level: Level) -> Self {
+        let pool = Pool::with_level(threads, level);
+        Self { pool, formulas: Formulas::plain(Device::Cpu), stretches: Mutex::default() }
+    }
+
+    /// Cuts rows into those of each sequence, so that whether a row counts as one of many does not depend on other sequences.
+    /// Rows that are not the step's own are single if they are outputs, and otherwise belong together.
+    fn stretches(&self, rows: usize) -> Vec<usize> {
+        let stretches = self.stretches.lock().unwrap_or_else(PoisonError::into_inner);
+        match stretches.iter().sum::<usize>() {
+            own if own == rows => stretches.clone(),
+            _ if rows <= stretches.len() => vec![1; rows],
+            _ => vec![rows],
+        }
     }
 
     /// `x · Wᵀ + b`, row by row.
@@ -41,7 +56,7 @@ impl CpuKernels {
         let Form::InPlace(raw) = &weight.form else { return Err(foreign("a weight")) };
         let rows = x.dim(0)?;
         let mut out = vec![0.0; rows * weight.outputs];
-        kernels::matmul(&self.pool, &cpu_matrix(raw, weight), &view(x)?, rows, &mut out);
+        kernels::matmul_of(&self.pool, &cpu_matrix(raw, weight), &view(x)?, &self.stretches(rows), &mut out);
         if let Some(bias) = bias {
             let bias = view(bias)?;
             if bias.len() != weight.outputs {
@@ -124,6 +139,13 @@ impl Backend for CpuKernels {
 
     fn note(&self) -> String {
         format!("{} kernels on {} threads", self.pool.level().name(), self.pool.threads())
+    }
+
+    fn begin(&self, batch: &Batch<'_>) -> Result<()> {
+        let mut stretches = self.stretches.lock().unwrap_or_else(PoisonError::into_inner);
+        stretches.clear();
+        stretches.extend(batch.spans.iter().map(|span| span.len));
+        Ok(())
     }
 
     fn matrix(&self, raw: &RawTensor) -> Result<Form> {

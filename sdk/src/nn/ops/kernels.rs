@@ -1,6 +1,7 @@
 //! Chooses the backend of each device: our kernels if they pass their self-test there, otherwise formulas.
 
 use candle_core::Device;
+use pensieve_kernels::Level;
 use std::{env, sync::Arc};
 
 use super::parts::Parts;
@@ -17,6 +18,8 @@ use crate::{
 pub(in crate::nn) enum Kernels {
     /// The fastest backend that passes its self-test.
     Auto,
+    /// The same, on the CPU with this instruction set.
+    Set(&'static str),
     /// Formulas in stock candle ops.
     Generic,
     /// Formulas over weights unpacked to `f32`, so that nothing is rounded on the way.
@@ -35,7 +38,16 @@ impl Kernels {
             "auto" => Ok(Self::Auto),
             "generic" => Ok(Self::Generic),
             "exact" => Ok(Self::Exact),
-            _ => Err(Error::invalid(format!("{place} is '{name}'")).help("it is 'auto', 'generic' or 'exact'")),
+            _ => match Level::available().find(|level| level.name() == name) {
+                Some(level) => Ok(Self::Set(level.name())),
+                None => {
+                    let sets: Vec<_> = Level::available().map(|level| format!("'{}'", level.name())).collect();
+                    let sets = sets.join(", ");
+                    Err(Error::invalid(format!("{place} is '{name}'")).help(format!(
+                        "it is 'auto', 'generic', 'exact' or an instruction set of this machine: {sets}"
+                    )))
+                }
+            },
         }
     }
 }
@@ -53,8 +65,12 @@ fn backend(device: Device, threads: usize, kernels: Kernels) -> Arc<dyn Backend>
     match kernels {
         Kernels::Generic => Arc::new(Formulas::plain(device)),
         Kernels::Exact => Arc::new(Formulas::exact(device)),
-        Kernels::Auto if device.is_cpu() => Arc::new(CpuKernels::new(threads)),
-        Kernels::Auto => best(device),
+        Kernels::Auto if device.is_cpu() => Arc::new(CpuKernels::new(threads, Level::best())),
+        Kernels::Set(name) if device.is_cpu() => {
+            let level = Level::available().find(|level| level.name() == name);
+            Arc::new(CpuKernels::new(threads, level.unwrap_or_else(Level::best)))
+        }
+        Kernels::Auto | Kernels::Set(_) => best(device),
     }
 }
 
@@ -69,7 +85,7 @@ fn spread(chosen: &Chosen, threads: usize, kernels: Kernels) -> Result<Parts> {
     #[cfg(feature = "cuda")]
     if devices.iter().all(Device::is_cuda) {
         let ours = match kernels {
-            Kernels::Auto => {
+            Kernels::Auto | Kernels::Set(_) => {
                 devices.iter().map(crate::nn::backend::CudaKernels::proved).collect::<Result<Vec<_>>>().ok()
             }
             Kernels::Generic | Kernels::Exact => None,

@@ -1,6 +1,7 @@
 //! The rules for a model spread over devices, with the CPU standing in for several.
 
 use candle_core::{DType, Device, Tensor};
+use pensieve_kernels::Level;
 use std::sync::Arc;
 
 use super::{Ops, parts::Parts};
@@ -136,7 +137,7 @@ fn a_formula_gives_the_same_by_kernel_and_by_tensor_operations() {
         [sums * &columns, Expr::from(0.5) - mixed.tanh(), columns.activate(Activation::Softplus), Expr::from(3.0)]
     });
     let on = |backend: Arc<dyn Backend>| formula.forward([&x, &y], &Ops::on(backend)).unwrap();
-    let (ours, theirs) = (on(Arc::new(CpuKernels::new(2))), on(Arc::new(Formulas::plain(Device::Cpu))));
+    let (ours, theirs) = (on(Arc::new(CpuKernels::new(2, Level::best()))), on(Arc::new(Formulas::plain(Device::Cpu))));
     for (ours, theirs) in ours.iter().zip(&theirs) {
         let far = (ours - theirs).unwrap().abs().unwrap().max_all().unwrap().to_scalar::<f32>().unwrap();
         assert!(far < 1e-5, "{far}");
@@ -152,7 +153,7 @@ fn a_formula_gives_the_same_by_kernel_and_by_tensor_operations() {
 
 #[test]
 fn a_formula_is_refused_for_inputs_that_it_was_not_made_for() {
-    let ops = Ops::on(Arc::new(CpuKernels::new(1)));
+    let ops = Ops::on(Arc::new(CpuKernels::new(1, Level::best())));
     let refused = |formula: &Elementwise<1, 1>, x: &Tensor| formula.forward([x], &ops).unwrap_err().message;
     let wide = Expr::columns(&Tensor::zeros(33, DType::F32, &Device::Cpu).unwrap());
     assert_eq!(refused(&Elementwise::new(|[x]| [x + wide]), &ones(3)), "32 columns cannot have [33] values");
