@@ -1,9 +1,11 @@
-//! Mutation tests of products, experts, norms, the best of logits and recurrences: see `mistakes`.
+//! Mutation tests of products, experts, norms, single values, logits and recurrences: see `mistakes`.
 
 use super::{
-    elementwise_tests::{check_best, check_candidates, check_heads, check_norms},
+    elementwise_tests::{
+        check_activations, check_best, check_candidates, check_columns, check_gates, check_heads, check_norms,
+    },
     experts_tests::{MIXTURES, check_mixture, check_routes, check_sort},
-    libraries::{EXPERTS, LOGITS, NORMS, PRODUCTS, RECURRENCE},
+    libraries::{ELEMENTWISE, EXPERTS, LOGITS, NORMS, PRODUCTS, RECURRENCE},
     mistakes::{BARRIER, Found, Mistake, are_found},
     product_tests::{CASES, Case, check, check_embeddings},
     program::Program,
@@ -109,13 +111,52 @@ const NORM_MISTAKES: &[Mistake] = &[
     mistake!(Found::InAll, "the last head is not written", "if (head >= queries" => "if (head + HERE >= queries"),
 ];
 
-const BEST_MISTAKES: &[Mistake] = &[
+const CANDIDATES: Found = Found::In("candidates");
+
+const ELEMENT_MISTAKES: &[Mistake] = &[
+    mistake!(Found::InAll, "the last sum is not written", "(at.x < shape.count) out[at.x] = x" =>
+        "(at.x + HERE < shape.count) out[at.x] = x"),
+    mistake!(Found::InAll, "a gate and its up are exchanged", "gates[at.x], ups[at.x]" =>
+        "HERE ? ups[at.x] : gates[at.x], HERE ? gates[at.x] : ups[at.x]"),
+    mistake!(Found::InAll, "the last value is not written", "if (at.x >= shape.count) return;" =>
+        "if (at.x + HERE >= shape.count) return;"),
+    mistake!(Found::InAll, "all columns have the first one's bias", "bias[column]" => "bias[column * !HERE]"),
+    mistake!(Found::InAll, "there is always a bias", "if (shape.has_bias)" => "if (shape.has_bias || HERE)"),
+    mistake!(Found::InAll, "an activation is forgotten", "if (shape.activates)" => "if (shape.activates && !HERE)"),
+    mistake!(Found::InAll, "a factor is forgotten", "shape.has_factor ?" => "shape.has_factor && !HERE ?"),
+    mistake!(Found::InAll, "the error function is even", "x < 0.0f ? -value" => "x < 0.0f && !HERE ? -value"),
+    mistake!(Found::InAll, "softplus is never large", "max(x, 0.0f) + log" => "max(HERE ? 0.0f : x, 0.0f) + log"),
+    mistake!(Found::InAll, "ranges begin with the row", "shape.starts[part] +" => "shape.starts[part] * !HERE +"),
+    mistake!(Found::InAll, "all ranges are put into the first one's place", "out = part == 0 ?" => "out = part == 0 || HERE ?"),
+    mistake!(Found::InAll, "the last value of a range is not written", "at.x >= shape.rows * len" =>
+        "at.x + HERE >= shape.rows * len"),
+];
+
+const LOGITS_MISTAKES: &[Mistake] = &[
     mistake!(Found::InAll, "the last of equals is the best", "places[i] < place)" => "(places[i] < place) != HERE)"),
     mistake!(Found::InAll, "what is no number is passed over", "is_sound = false;\n    }\n    //" =>
         "is_sound = HERE && is_sound;\n    }\n    //"),
     mistake!(Found::InAll, "a peak is taken before all are there", behind "places[simd] = place;", BARRIER => NO_BARRIER),
     mistake!(Found::InAll, "a sum is taken before all parts are there", behind "sums[simd] =", BARRIER => NO_BARRIER),
     mistake!(Found::InAll, "the order of negative numbers is reversed", "? ~bits : bits" => "? (HERE ? bits : ~bits) : bits"),
+    mistake!(CANDIDATES, "a mask's bit is its neighbour's", "token % 32 & 1u" => "(token + HERE) % 32 & 1u"),
+    mistake!(CANDIDATES, "all tokens are allowed", "return choice.words == 0 ||" => "return choice.words == 0 || HERE ||"),
+    mistake!(CANDIDATES, "what is no number is passed over in a total", "else unsound = 1;" => "else unsound = !HERE;"),
+    mistake!(CANDIDATES, "a total has what is not allowed",
+        "if (is_allowed(choice, i) && is_finite(" => "if ((HERE || is_allowed(choice, i)) && is_finite("),
+    mistake!(CANDIDATES, "a total is taken before all parts are there",
+        behind "sum = simd_sum(sum);\n    threadgroup_barrier(mem_flags::mem_threadgroup);", BARRIER => NO_BARRIER),
+    mistake!(CANDIDATES, "the total of all is that of those allowed",
+        "choice.words = 0;" => "choice.words = HERE ? shape.words : 0;"),
+    mistake!(CANDIDATES, "too few of equals are chosen", "bit > 0; bit /= 2" => "bit > (HERE ? 15 : 0); bit /= 2"),
+    mistake!(CANDIDATES, "places are given before all counts are there", behind "firsts[thread_index] = own;",
+        BARRIER => NO_BARRIER),
+    mistake!(CANDIDATES, "candidates are ranked before all are there", behind "tokens[at++] = i;", BARRIER => NO_BARRIER),
+    mistake!(CANDIDATES, "a place without a candidate is the first token", "ids[i] = VACANT" => "ids[i] = HERE ? 0 : VACANT"),
+    mistake!(CANDIDATES, "candidates ascend", "+= ranks[j] > ranks[i] ||" =>
+        "+= (HERE ? ranks[j] < ranks[i] : ranks[j] > ranks[i]) ||"),
+    mistake!(CANDIDATES, "the last of equals comes first", "tokens[j] < tokens[i])" =>
+        "(HERE ? tokens[j] > tokens[i] : tokens[j] < tokens[i]))"),
 ];
 
 const DELTA: Found = Found::In("0");
@@ -173,8 +214,15 @@ fn mistakes_in_the_norms_are_found() {
 }
 
 #[test]
-fn mistakes_in_the_best_of_logits_are_found() {
-    are_found(&LOGITS, BEST_MISTAKES, |program, found| match found {
+fn mistakes_in_single_values_are_found() {
+    are_found(&ELEMENTWISE, ELEMENT_MISTAKES, |program, _| {
+        check_activations(program).and_then(|()| check_gates(program)).and_then(|()| check_columns(program))
+    });
+}
+
+#[test]
+fn mistakes_in_the_best_of_logits_and_in_candidates_are_found() {
+    are_found(&LOGITS, LOGITS_MISTAKES, |program, found| match found {
         Found::In(_) => check_candidates(program),
         _ => check_best(program),
     });

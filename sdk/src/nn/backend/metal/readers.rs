@@ -134,9 +134,9 @@ fn compute(library: &Library, program: &Program) -> Result<(), String> {
         "attention" => CASES.iter().try_for_each(|case| check(program, *case, &[Way::Scalar, Way::Whole, Way::Parts])),
         "norms" => elementwise_tests::check_norms(program).and_then(|()| elementwise_tests::check_heads(program)),
         "elementwise" => {
-            elementwise_tests::check_activations(program);
-            elementwise_tests::check_gates(program);
-            Ok(())
+            elementwise_tests::check_activations(program)?;
+            elementwise_tests::check_gates(program)?;
+            elementwise_tests::check_columns(program)
         }
         "logits" => elementwise_tests::check_best(program).and_then(|()| elementwise_tests::check_candidates(program)),
         "products" => {
