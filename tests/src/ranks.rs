@@ -79,7 +79,7 @@ fn the_best_come_first(server: &Server, model: &str) {
     }
 }
 
-/// What a model has after a document stays: the score is that of the document's part that is left.
+/// The template's end stays behind a document that is cut: the score is that of the part that is left.
 fn a_document_is_cut_at_its_end_alone(server: &Server, model: &str, context: u64) {
     let kept = DOCUMENTS[0];
     let (expected, tokens) = scores(server, model, &[kept], &json!({}));
