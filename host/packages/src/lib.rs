@@ -5,6 +5,8 @@
 //! packages there are, which keys their publishers have, and which libraries are revoked. The **lock** records what is
 //! installed, with the digests of all targets, and the server compares it with every library that it maps.
 //!
+//! A **release** is the program itself: a signed list of archives, which the installer and `pensieve update` read.
+//!
 //! Signatures are minisign's; the kind of document is part of what is signed, so that none is taken for another.
 
 mod archive;
@@ -15,6 +17,7 @@ mod installed;
 mod lock;
 mod manifest;
 mod publish;
+mod release;
 mod signature;
 mod state_file;
 mod store;
@@ -28,6 +31,10 @@ pub use installed::{Installed, Suggestion, suggestions};
 pub use lock::{Lock, Locked};
 pub use manifest::{Artifact, Certificate, PackageManifest, Publisher};
 pub use publish::{NewIndex, Published, create_index, publish};
+pub use release::{
+    ORIGIN, Origin, ProgramRelease, RELEASE, RELEASE_BYTES_MAX, RELEASE_SIGNATURE, ReleaseArchive,
+    unpack as unpack_release,
+};
 pub use signature::{Document, PublicKey, SecretKey};
 pub use store::{Added, Environment, Host, IndexSource, Outdated, Request, Settings, Store, Update};
 pub use trust::Trust;

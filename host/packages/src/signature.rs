@@ -18,6 +18,7 @@ pub enum Document {
     Package,
     Index,
     Certificate,
+    Release,
 }
 
 impl Document {
@@ -26,6 +27,7 @@ impl Document {
             Self::Package => "pensieve package",
             Self::Index => "pensieve index",
             Self::Certificate => "pensieve certificate",
+            Self::Release => "pensieve release",
         }
     }
 }

@@ -1,13 +1,15 @@
-//! Damaged packages, manifests and indexes are read or refused within bounded time and memory.
+//! Damaged packages, manifests, indexes and releases are read or refused within bounded time and memory.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
 
+use flate2::{Compression, write::GzEncoder};
 use jiff::{SignedDuration, Timestamp};
 use pensieve_fuzz::Target;
 use pensieve_packages::{
-    Artifact, Index, NewIndex, Package, PackageManifest, Publisher, SecretKey, Sha256Hex, create_index, pack, publish,
+    Artifact, Index, NewIndex, Package, PackageManifest, ProgramRelease, Publisher, SecretKey, Sha256Hex, create_index,
+    pack, publish, unpack_release,
 };
 use pensieve_protocol::manifest::{Claim, Manifest};
 
@@ -78,5 +80,36 @@ fn documents_of_packages_and_indexes_are_read_or_refused() {
     Target { name: "signature", corpus, memory_max: 16 << 20, input_max: 16 << 10 }.run(|bytes| {
         let signature = String::from_utf8_lossy(bytes);
         outcome(key.public().verify(pensieve_packages::Document::Package, LIBRARY, &signature, "it"))
+    });
+}
+
+#[test]
+fn lists_and_archives_of_releases_are_read_or_refused() {
+    let folder = pensieve_fuzz::folder();
+    let archive = serde_json::json!({
+        "target": "linux-x86_64", "kind": "full", "file": "pensieve.tar.xz", "sha256": "0".repeat(64),
+        "bytes": 9, "unpacked_bytes": 9, "needs": "glibc 2.28",
+    });
+    let list = serde_json::json!({"release": 1, "version": "1.0.0", "archives": [archive]});
+    Target { name: "release", corpus: vec![list.to_string().into_bytes()], memory_max: 16 << 20, input_max: 64 << 10 }
+        .run(|bytes| outcome(ProgramRelease::parse(bytes)));
+
+    let mut archive = tar::Builder::new(GzEncoder::new(Vec::new(), Compression::fast()));
+    for (name, bytes) in [("p/bin/pensieve", &b"program"[..]), ("p/lib/pensieve/libx.so", LIBRARY)] {
+        let mut header = tar::Header::new_ustar();
+        header.set_size(bytes.len() as u64);
+        header.set_mode(0o755);
+        archive.append_data(&mut header, name, bytes).unwrap();
+    }
+    let corpus = vec![archive.into_inner().unwrap().finish().unwrap()];
+    let (damaged, outside) = (folder.path().join("damaged.tar.gz"), folder.path().join("unpacked"));
+    Target { name: "release-archive", corpus, memory_max: 16 << 20, input_max: 64 << 10 }.run(|bytes| {
+        let to = outside.join("here");
+        fs::create_dir_all(&to).unwrap();
+        fs::write(&damaged, bytes).unwrap();
+        let unpacked = unpack_release(&damaged, &to, 1 << 20);
+        fs::remove_dir_all(&to).unwrap();
+        assert_eq!(fs::read_dir(&outside).unwrap().count(), 0, "something was written outside");
+        outcome(unpacked)
     });
 }

@@ -55,7 +55,7 @@ const LAYERS: &[(&str, &str, &[&[&str]])] = &[
             &["installed", "publish"],
             &["trust"],
             &["index", "lock"],
-            &["archive"],
+            &["archive", "release"],
             &["manifest", "state_file"],
             &["signature"],
             &["digest", "error"],
