@@ -10,6 +10,7 @@ mod new;
 mod pull;
 mod report;
 mod said;
+mod service;
 mod terminal;
 mod words;
 

@@ -1,0 +1,164 @@
+//! The service's file, for systemd and for launchd.
+
+use std::path::{Path, PathBuf};
+
+use super::manager::{LABEL, Manager};
+use crate::cli::error::{CliError, Exit};
+use pensieve_protocol::outside::Outside;
+
+/// By this a file is known again as one that may be replaced.
+const MARK: &str = "Written by 'pensieve service install'";
+
+pub(super) fn is_ours(text: &str) -> bool {
+    text.contains(MARK)
+}
+
+/// What the service runs.
+#[derive(Clone, Debug)]
+pub(super) struct Definition {
+    pub(super) program: PathBuf,
+    pub(super) config: Option<PathBuf>,
+    /// `PENSIEVE_HOME`, unless it is the usual one.
+    pub(super) home: Option<PathBuf>,
+}
+
+impl Definition {
+    pub(super) fn text(&self, manager: Manager) -> Result<String, CliError> {
+        let mut words = vec![plain(&self.program)?, "serve"];
+        if let Some(config) = &self.config {
+            words.extend(["--config", plain(config)?]);
+        }
+        let home = self.home.as_deref().map(plain).transpose()?;
+        Ok(match manager {
+            Manager::Systemd => unit(&words, home),
+            Manager::Launchd => agent(&words, home),
+        })
+    }
+}
+
+/// A path that can stand in a line of text.
+fn plain(path: &Path) -> Result<&str, CliError> {
+    path.to_str().filter(|text| !text.chars().any(char::is_control)).ok_or_else(|| {
+        let line =
+            format!("'{}' cannot stand in a service's file: it has other characters than text", Outside::path(&path));
+        CliError::new(Exit::Usage, line)
+    })
+}
+
+fn unit(words: &[&str], home: Option<&str>) -> String {
+    let command: Vec<String> = words.iter().map(|word| quoted(word, true)).collect();
+    let environment = home
+        .map_or_else(String::new, |home| format!("Environment={}\n", quoted(&format!("PENSIEVE_HOME={home}"), false)));
+    format!(
+        "# {MARK}, and replaced by it.
+[Unit]
+Description=Pensieve, a local inference server
+Documentation=man:pensieve(1)
+StartLimitIntervalSec=60
+StartLimitBurst=5
+
+[Service]
+Type=exec
+ExecStart={}
+ExecReload=/bin/kill -HUP $MAINPID
+{environment}Restart=on-failure
+RestartSec=2
+TimeoutStopSec=60
+
+[Install]
+WantedBy=default.target
+",
+        command.join(" ")
+    )
+}
+
+/// A word as systemd reads it. `%` begins a specifier everywhere, `$` a variable in commands.
+fn quoted(word: &str, is_command: bool) -> String {
+    let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "/._-+,:@=".contains(letter);
+    if word.chars().all(is_plain) {
+        return word.to_owned();
+    }
+    let mut text = word.replace('\\', "\\\\").replace('"', "\\\"").replace('%', "%%");
+    if is_command {
+        text = text.replace('$', "$$");
+    }
+    format!("\"{text}\"")
+}
+
+fn agent(words: &[&str], home: Option<&str>) -> String {
+    let words: String = words.iter().map(|word| format!("    <string>{}</string>\n", escaped(word))).collect();
+    let environment = home.map_or_else(String::new, |home| {
+        let home = escaped(home);
+        format!("  <key>EnvironmentVariables</key>\n  <dict>\n    <key>PENSIEVE_HOME</key>\n    <string>{home}</string>\n  </dict>\n")
+    });
+    format!(
+        r#"<?xml version="1.0" encoding="UTF-8"?>
+<!DOCTYPE plist PUBLIC "-//Apple//DTD PLIST 1.0//EN" "http://www.apple.com/DTDs/PropertyList-1.0.dtd">
+<!-- {MARK}, and replaced by it. -->
+<plist version="1.0">
+<dict>
+  <key>Label</key>
+  <string>{LABEL}</string>
+  <key>ProgramArguments</key>
+  <array>
+{words}  </array>
+{environment}  <key>RunAtLoad</key>
+  <true/>
+  <key>KeepAlive</key>
+  <dict>
+    <key>SuccessfulExit</key>
+    <false/>
+  </dict>
+  <key>ExitTimeOut</key>
+  <integer>60</integer>
+  <key>ProcessType</key>
+  <string>Interactive</string>
+</dict>
+</plist>
+"#
+    )
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn definition() -> Definition {
+        Definition {
+            program: "/home/ada/my apps/100% \"it\"/$x/pensieve".into(),
+            config: Some("/etc/a&b <c>.toml".into()),
+            home: Some("/srv/50%/$home".into()),
+        }
+    }
+
+    #[test]
+    fn a_unit_quotes_what_systemd_would_expand() {
+        let text = definition().text(Manager::Systemd).unwrap();
+        let command = r#"ExecStart="/home/ada/my apps/100%% \"it\"/$$x/pensieve" serve --config "/etc/a&b <c>.toml""#;
+        assert!(text.contains(&format!("{command}\n")), "{text}");
+        assert!(text.contains("Environment=\"PENSIEVE_HOME=/srv/50%%/$home\"\n"), "{text}");
+        assert!(is_ours(&text) && !is_ours("[Service]\nExecStart=pensieve serve\n"));
+        let plain = Definition { program: "/usr/bin/pensieve".into(), config: None, home: None };
+        assert!(plain.text(Manager::Systemd).unwrap().contains("\nExecStart=/usr/bin/pensieve serve\n"));
+    }
+
+    #[test]
+    fn an_agent_escapes_what_xml_would_read() {
+        let text = definition().text(Manager::Launchd).unwrap();
+        assert!(text.contains("<string>/etc/a&amp;b &lt;c&gt;.toml</string>"), "{text}");
+        assert!(text.contains("<key>PENSIEVE_HOME</key>\n    <string>/srv/50%/$home</string>"), "{text}");
+        assert!(is_ours(&text));
+    }
+
+    #[test]
+    fn a_path_that_would_add_a_line_is_refused() {
+        let forged = Definition { program: "/tmp/x\nExecStartPre=/bin/rm".into(), config: None, home: None };
+        let refused = forged.text(Manager::Systemd).unwrap_err();
+        assert!(refused.lines[0].contains("cannot stand in a service's file"), "{refused:?}");
+    }
+}

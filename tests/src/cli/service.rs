@@ -1,0 +1,106 @@
+//! The service's file as systemd and launchd read it, and what is refused before either is asked.
+
+use std::{
+    fs,
+    process::{Command, Stdio},
+};
+
+use super::{Desk, said};
+
+#[test]
+fn the_unit_is_one_that_systemd_takes() {
+    let desk = Desk::new();
+    fs::write(desk.path("my settings.toml"), "").unwrap();
+    let said = desk.run(&["service", "install", "--manager", "systemd", "--print", "--config", "my settings.toml"]);
+    assert_eq!(said.code, Some(0), "{said:?}");
+    let program = desk.path("bin/pensieve").canonicalize().unwrap();
+    let config = desk.path("my settings.toml");
+    let command = format!("ExecStart={} serve --config \"{}\"\n", program.display(), config.display());
+    assert!(said.stdout.contains(&command), "{said:?}");
+    assert!(said.stdout.contains(&format!("Environment=PENSIEVE_HOME={}\n", desk.path("home").display())), "{said:?}");
+    let unit = desk.path("pensieve.service");
+    let verify = |text: &str| {
+        fs::write(&unit, text).unwrap();
+        let mut verify = Command::new("systemd-analyze");
+        verify.args(["verify", "--user", "--man=no"]).arg(&unit);
+        let output = verify.env("HOME", desk.root.path()).env("XDG_RUNTIME_DIR", desk.root.path()).output().ok()?;
+        Some((output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned()))
+    };
+    let Some(verified) = verify(&said.stdout) else {
+        println!("skipped: there is no systemd-analyze");
+        return;
+    };
+    assert_eq!(verified, (true, String::new()));
+    let (_, complaints) = verify(&said.stdout.replace("Restart=", "Restarts=")).unwrap();
+    assert!(complaints.contains("Unknown key"), "a mistake is not found: {complaints}");
+}
+
+#[test]
+fn the_agent_is_a_property_list() {
+    let desk = Desk::new();
+    fs::write(desk.path("a&b <c>.toml"), "").unwrap();
+    let said = desk.run(&["service", "install", "--manager", "launchd", "--print", "--config", "a&b <c>.toml"]);
+    assert_eq!(said.code, Some(0), "{said:?}");
+    let read = "import json, plistlib, sys; print(json.dumps(plistlib.loads(sys.stdin.buffer.read())))";
+    let mut python =
+        Command::new("python3").args(["-c", read]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    std::io::Write::write_all(&mut python.stdin.take().unwrap(), said.stdout.as_bytes()).unwrap();
+    let output = python.wait_with_output().unwrap();
+    assert!(output.status.success(), "{said:?}");
+    let agent: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let program = desk.path("bin/pensieve").canonicalize().unwrap();
+    let config = desk.path("a&b <c>.toml");
+    let words = [program.to_str().unwrap(), "serve", "--config", config.to_str().unwrap()];
+    assert_eq!(agent["ProgramArguments"], serde_json::json!(words));
+    assert_eq!((&agent["Label"], &agent["RunAtLoad"]), (&"pensieve".into(), &true.into()));
+    assert_eq!(agent["KeepAlive"]["SuccessfulExit"], false);
+}
+
+#[test]
+fn a_service_is_written_and_removed_and_a_users_own_is_left_alone() {
+    // No test may start a service on this machine: the manager's program is not in the path.
+    let desk = Desk::new();
+    fs::create_dir(desk.path("empty")).unwrap();
+    let run = |arguments: &[&str]| said(desk.command(arguments).env("PATH", desk.path("empty")).output().unwrap());
+    let (folder, name) = match cfg!(target_os = "macos") {
+        true => ("Library/LaunchAgents", "pensieve.plist"),
+        false => (".config/systemd/user", "pensieve.service"),
+    };
+    let file = desk.path(folder).join(name);
+    for verb in ["status", "remove"] {
+        let said = run(&["service", verb]);
+        assert_eq!(said.code, Some(3), "{said:?}");
+    }
+    let wrong = run(&["service", "install", "--config", "nowhere.toml"]);
+    assert_eq!(wrong.code, Some(2), "{wrong:?}");
+    assert!(!file.exists());
+
+    let installed = run(&["service", "install"]);
+    assert_eq!(installed.code, Some(1), "{installed:?}");
+    assert!(installed.stderr.contains("the file is written, but ") && installed.stderr.contains("start it with: "));
+    let text = fs::read_to_string(&file).unwrap();
+    assert!(text.contains("bin/pensieve"), "{text}");
+    // Again is no mistake.
+    assert_eq!(run(&["service", "install"]).code, Some(1));
+    assert_eq!(fs::read_to_string(&file).unwrap(), text);
+    let status = run(&["service", "status"]);
+    assert!(status.code == Some(0) && status.stdout.contains("unknown: "), "{status:?}");
+    let removed = run(&["service", "remove"]);
+    assert!(removed.code == Some(0) && removed.stdout.starts_with("removed ") && !file.exists(), "{removed:?}");
+
+    fs::write(&file, "[Service]\nExecStart=/bin/true\n").unwrap();
+    for verb in ["install", "remove"] {
+        let refused = run(&["service", verb]);
+        assert_eq!(refused.code, Some(8), "{refused:?}");
+        assert!(refused.stderr.contains("pensieve service"), "{refused:?}");
+    }
+    assert!(fs::read_to_string(&file).unwrap().contains("/bin/true"));
+}
+
+#[test]
+fn a_program_that_was_built_here_is_not_updated() {
+    let desk = Desk::new();
+    let said = desk.run(&["update"]);
+    assert_eq!(said.code, Some(2), "{said:?}");
+    assert!(said.stderr.contains("was not installed from a release"), "{said:?}");
+}
