@@ -4,6 +4,7 @@ mod banner;
 mod bench;
 mod check_plugin;
 mod common_args;
+mod docs;
 mod doctor;
 mod error;
 mod inspect;
@@ -30,11 +31,13 @@ mod report;
 mod run;
 mod serve;
 mod server_client;
+mod service;
 mod setup;
 mod shell_integration;
 mod space;
 mod statusline;
 mod terminal;
+mod update;
 mod worker;
 
 use clap::{Parser, Subcommand};
@@ -82,10 +85,17 @@ enum Verb {
     #[command(subcommand)]
     Plugins(plugins::Plugins),
     New(new::New),
+    /// Run the server as a service that starts at login.
+    #[command(subcommand)]
+    Service(service::Service),
+    Update(update::UpdateProgram),
     Bench(bench::Bench),
     Doctor(doctor::Doctor),
+    Docs(docs::Docs),
     Completions(shell_integration::Completions),
     Man(shell_integration::Man),
+    #[command(hide = true)]
+    Unpack(update::Unpack),
     /// Answer a server's question about a checkpoint.
     #[command(subcommand, hide = true)]
     Probe(probe::Probe),
@@ -122,10 +132,14 @@ pub fn run() -> ExitCode {
         Verb::Models(models) => end(models.run()),
         Verb::Plugins(plugins) => plugins.run(),
         Verb::New(new) => end(new.run()),
+        Verb::Service(service) => end(service.run()),
+        Verb::Update(update) => end(update.run()),
         Verb::Bench(bench) => end(bench.run()),
         Verb::Doctor(doctor) => end(doctor.run()),
+        Verb::Docs(docs) => end(docs.run()),
         Verb::Completions(completions) => end(completions.run()),
         Verb::Man(man) => end(man.run()),
+        Verb::Unpack(unpack) => end(unpack.run()),
         Verb::Probe(probe) => probe.run(),
         Verb::Prompt(prompt) => prompt.run(),
         Verb::Media(media) => media.run(),
