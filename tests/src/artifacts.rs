@@ -173,7 +173,7 @@ pub fn place_program(path: &Path) {
 
 /// Everything that tests run or load. Building single packages would resolve different features for their dependencies
 /// than `cargo test --workspace`, and compile candle a second time.
-fn workspace_build() -> Artifacts {
+pub fn workspace_build() -> Artifacts {
     let arguments =
         ["--locked", "--workspace", "--lib", "--bins", "--examples", "--features", "pensieve-test-plugins/plugins"];
     once("workspace", || build(cargo(), &target_dir(), &arguments))

@@ -33,10 +33,22 @@ const SETUP: &str = "claude_code_is_set_up_in_the_users_own_settings_and_back";
 const PROVIDERS: &str = "our_samplers_break_no_law";
 const PACKAGES: &str = "a_package_goes_from_its_author_to_a_running_server_and_is_revoked";
 const REFUSALS: &str = "files_and_urls_are_added_and_each_refusal_has_its_exit_code";
+const INSTALLED: &str = "a_release_is_installed_where_there_is_no_rust_and_answers_within_a_minute";
+const SERVICE: &str = "a_service_is_written_and_removed_and_a_users_own_is_left_alone";
+const UPDATED: &str = "an_update_is_looked_for_and_replaces_only_when_told";
 const OVER_HTTP: &str = "an_adapter_that_comes_over_http_is_a_model_until_it_goes";
 
 pub const COMMANDS: &[(&str, Way)] = &[
     // README.md
+    ("curl -fsSLO https://github.com/OWNER/REPO/releases/latest/download/install.sh && sh install.sh", Test(INSTALLED)),
+    ("pensieve update", Test(UPDATED)),
+    ("pensieve update --install", Test(UPDATED)),
+    ("pensieve service install", Test(SERVICE)),
+    ("pensieve service install --print", Prints(&["pensieve"])),
+    ("pensieve service status", Test(SERVICE)),
+    ("pensieve service remove", Test(SERVICE)),
+    ("pensieve docs", Prints(&["living-with-it     Living with it"])),
+    ("pensieve plugins key release.key", Test(INSTALLED)),
     ("cargo build --release && ./target/release/pensieve serve", Serves),
     (
         r#"curl http://127.0.0.1:8000/v1/messages -H 'content-type: application/json' -d '{"model": "pensieve-starter", "max_tokens": 100, "messages": [{"role": "user", "content": "list all files"}]}'"#,

@@ -8,6 +8,7 @@ mod claude_code;
 mod clients;
 mod codex;
 mod gemini_cli;
+mod installer;
 mod opencode;
 mod sessions;
 mod siege;

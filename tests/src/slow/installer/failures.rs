@@ -1,0 +1,149 @@
+//! Everything that keeps an installer from installing: a clear line each, and nothing left behind.
+
+use std::{
+    fs,
+    os::unix::fs::{PermissionsExt, symlink},
+    path::Path,
+};
+
+use super::{User, release, text};
+use crate::cli::files;
+
+/// A copy of the release after a change.
+fn changed(change: impl Fn(&Path)) -> tempfile::TempDir {
+    let root = tempfile::tempdir().unwrap();
+    release::copy(&root.path().join("release"));
+    change(&root.path().join("release"));
+    root
+}
+
+/// The small archive's path.
+fn archive(folder: &Path) -> std::path::PathBuf {
+    let mut found = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    found.find(|path| path.to_str().unwrap().ends_with("-minimal.tar.gz")).unwrap()
+}
+
+/// Changes a file of the release.
+fn edit(path: &Path, change: impl Fn(Vec<u8>) -> Vec<u8>) {
+    let bytes = fs::read(path).unwrap();
+    let edited = change(bytes.clone());
+    assert_ne!(bytes, edited, "nothing was changed");
+    fs::write(path, edited).unwrap();
+}
+
+fn edit_installer(folder: &Path, from: &str, to: &str) {
+    let replaced = |bytes| String::from_utf8(bytes).unwrap().replace(from, to).into_bytes();
+    edit(&folder.join("install.sh"), replaced);
+}
+
+/// Runs the installer, which refuses with these words on its last line and leaves nothing.
+fn refuses(user: &User, releases: &Path, arguments: &[&str], words: &str) {
+    refuses_with(user, releases, arguments, "/usr/bin:/bin", words);
+}
+
+fn refuses_with(user: &User, releases: &Path, arguments: &[&str], path: &str, words: &str) {
+    let before = files(user.home.path());
+    let mut command = user.command("sh", releases);
+    let tried =
+        command.env("PATH", path).arg(releases.join("install.sh")).arg("--minimal").args(arguments).output().unwrap();
+    let said = text(&tried.stderr);
+    assert!(!tried.status.success(), "it was installed, and should not be: {words}");
+    let last = said.lines().last().unwrap_or_default();
+    assert!(last.starts_with("install.sh: ") && last.contains(words), "'{words}' is not in the last line of: {said}");
+    assert_eq!(files(user.home.path()), before, "{words}: files are left");
+    let folders =
+        fs::read_dir(user.home.path()).unwrap().filter(|entry| entry.as_ref().unwrap().file_name() == ".local");
+    assert!(!before.is_empty() || folders.count() == 0, "{words}: folders are left");
+}
+
+#[test]
+fn an_archive_that_is_not_the_one_of_the_release_is_refused() {
+    let user = User::new();
+    let flipped = |mut bytes: Vec<u8>| {
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        bytes
+    };
+    let release = changed(|folder| edit(&archive(folder), flipped));
+    let releases = release.path().join("release");
+    refuses(&user, &releases, &[], "its digest is wrong; nothing of it was run");
+    let release = changed(|folder| edit(&archive(folder), |bytes| [bytes, vec![0]].concat()));
+    refuses(&user, &release.path().join("release"), &[], "its digest is wrong");
+    let release = changed(|folder| edit(&archive(folder), |bytes| bytes[..bytes.len() / 3].to_vec()));
+    refuses(&user, &release.path().join("release"), &[], "is cut off: it has ");
+    let release = changed(|folder| fs::write(archive(folder), "").unwrap());
+    refuses(&user, &release.path().join("release"), &[], "is cut off: it has 0 of ");
+    let release = changed(|folder| fs::remove_file(archive(folder)).unwrap());
+    refuses(&user, &release.path().join("release"), &[], "has no file 'pensieve-");
+    // The digest in the script is another one.
+    let digest = crate::hub::sha256(&fs::read(archive(release::release())).unwrap());
+    let release = changed(|folder| edit_installer(folder, &digest, &"0".repeat(64)));
+    refuses(&user, &release.path().join("release"), &[], "its digest is wrong");
+    // The right digest of something that is no archive, and of one whose program is another.
+    let release = changed(|folder| {
+        let path = archive(folder);
+        let bytes = fs::metadata(&path).unwrap().len();
+        let junk = vec![b'x'; usize::try_from(bytes).unwrap()];
+        edit_installer(folder, &digest, &crate::hub::sha256(&junk));
+        fs::write(path, junk).unwrap();
+    });
+    refuses(&user, &release.path().join("release"), &[], "cannot be unpacked");
+}
+
+#[test]
+fn a_system_that_cannot_run_it_is_told_why() {
+    let user = User::new();
+    let release = release::release();
+    // Programs that say what an older or another system would.
+    let stand_ins = tempfile::tempdir().unwrap();
+    let says = |name: &str, script: &str| {
+        let path = stand_ins.path().join(name);
+        fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    };
+    let path = format!("{}:/usr/bin:/bin", stand_ins.path().display());
+    let forget = |name: &str| fs::remove_file(stand_ins.path().join(name)).unwrap();
+    says("getconf", "echo glibc 2.17");
+    refuses_with(&user, release, &[], &path, "this system has glibc 2.17, and Pensieve");
+    says("getconf", "exit 1");
+    says("ldd", "echo 'musl libc (x86_64)' >&2; exit 1");
+    refuses_with(&user, release, &[], &path, "this system has no glibc");
+    forget("getconf");
+    forget("ldd");
+    says("uname", "if [ \"$1\" = -s ]; then echo FreeBSD; else echo amd64; fi");
+    refuses_with(&user, release, &[], &path, "there is no release for FreeBSD");
+    says("uname", "if [ \"$1\" = -s ]; then echo Linux; else echo riscv64; fi");
+    refuses_with(&user, release, &[], &path, "there is no release for the processor riscv64");
+    forget("uname");
+    says("df", "echo; echo '/dev/vda 100000 99000 1000 99% /'");
+    refuses_with(&user, release, &[], &path, "0 are free");
+    forget("df");
+    // It is cut off while it is written, though there was room before.
+    says("cp", "head -c 1000 \"$1\" >\"$2\"; echo 'cp: No space left on device' >&2; exit 1");
+    refuses_with(&user, release, &[], &path, "cannot be copied: ");
+}
+
+#[test]
+fn a_place_that_is_not_the_users_stays_as_it_is() {
+    let user = User::new();
+    let release = release::release();
+    refuses(&user, release, &["--prefix", "/proc/pensieve"], "cannot be made: is '/proc' yours");
+    refuses(&user, release, &["--prefix", "relative"], "is no absolute path");
+    refuses(&user, release, &["--prefix"], "takes a value");
+    refuses(&user, release, &["--frobnicate"], "there is no option --frobnicate");
+    refuses(&user, release, &["--version", "../../x"], "is no version");
+    refuses(&user, release, &["--version", "9.9.9"], "release 9.9.9 has no archive for");
+    refuses(&user, release, &["--uninstall"], "nothing is installed in");
+    let bin = user.path(".local/bin");
+    fs::create_dir_all(&bin).unwrap();
+    for own in [true, false] {
+        match own {
+            true => fs::write(bin.join("pensieve"), "the user's own").unwrap(),
+            false => symlink("/usr/bin/true", bin.join("pensieve")).unwrap(),
+        }
+        refuses(&user, release, &[], "is there already, and this script did not put it there");
+        fs::remove_file(bin.join("pensieve")).unwrap();
+    }
+    fs::write(user.path(".local/share"), "a file in the way").unwrap();
+    refuses(&user, release, &[], "cannot be made");
+}

@@ -1,0 +1,86 @@
+//! A release of the tests' own build: the program and four plugins, stripped, packed by `.ci/release` with little effort.
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::OnceLock,
+};
+use tempfile::TempDir;
+
+use crate::artifacts::{library, plugin, program, workspace_build};
+
+/// Three plugins of the small archive, and one more.
+const PLUGINS: [&str; 4] = ["pensieve-llama", "pensieve-lora", "pensieve-samplers", "pensieve-rwkv"];
+
+struct Made {
+    folder: TempDir,
+    key: PathBuf,
+}
+
+fn made() -> &'static Made {
+    static MADE: OnceLock<Made> = OnceLock::new();
+    MADE.get_or_init(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let (artifacts, out) = (folder.path().join("artifacts"), folder.path().join("release"));
+        fs::create_dir(&artifacts).unwrap();
+        for file in PLUGINS.iter().map(|package| plugin(package)).chain([program()]) {
+            let stripped = artifacts.join(file.file_name().unwrap());
+            run(Command::new("strip").arg("-o").arg(&stripped).arg(&file));
+            fs::set_permissions(&stripped, fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        let key = new_key();
+        let mut release = Command::new("python3");
+        release.arg(root().join(".ci/release")).arg("--artifacts").arg(&artifacts).arg("--out").arg(&out);
+        release.arg("--key").arg(&key).arg("--signer").arg(signer()).args(["--preset", "0"]);
+        run(&mut release);
+        Made { folder, key }
+    })
+}
+
+/// The folder of the release, which no test may change.
+pub fn release() -> &'static Path {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| made().folder.path().join("release"))
+}
+
+/// A copy of the release that a test may change.
+pub fn copy(folder: &Path) {
+    fs::create_dir(folder).unwrap();
+    for entry in fs::read_dir(release()).unwrap().map(Result::unwrap) {
+        fs::copy(entry.path(), folder.join(entry.file_name())).unwrap();
+    }
+}
+
+/// The secret key of the release.
+pub fn key() -> &'static Path {
+    &made().key
+}
+
+/// Another secret key.
+pub fn new_key() -> PathBuf {
+    static KEYS: OnceLock<TempDir> = OnceLock::new();
+    let folder = KEYS.get_or_init(|| tempfile::tempdir().unwrap()).path();
+    let name = tempfile::Builder::new().tempdir_in(folder).unwrap().keep();
+    run(Command::new(program()).args(["plugins", "key"]).arg(name.join("key")));
+    name.join("key")
+}
+
+/// Signs files of a release.
+pub fn sign(folder: &Path, key: &Path, files: &[&str]) {
+    run(Command::new(signer()).arg(key).args(files).current_dir(folder));
+}
+
+fn signer() -> PathBuf {
+    library(&workspace_build(), "sign")
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
+}
+
+fn run(command: &mut Command) {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
