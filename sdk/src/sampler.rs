@@ -21,6 +21,14 @@ pub trait Sampler: Send + Sync + 'static {
     /// name into it.
     fn create(&self, parameters: &str, vocabulary: u32, seed: u64) -> Result<Box<dyn Stage>>;
 
+    /// What it does and which parameters [`Sampler::create`] reads, for people who choose them in an interface: a JSON
+    /// object such as `{"text": "keeps the k best", "parameters": [{"name": "k", "type": "integer", "default": 40,
+    /// "minimum": 0, "maximum": 1000}]}`, in which a sampler that picks says `"picks": true`. The types are `number`,
+    /// `integer`, `tokens`, `biases` and `text`. Empty for no description.
+    fn description(&self) -> String {
+        String::new()
+    }
+
     /// An extension of the author's own ([`extension`](crate::extension)), if the sampler offers one of this id.
     fn extension(&self, id: &str) -> Option<Extension> {
         let _ = id;

@@ -12,6 +12,7 @@ use crate::outside::Outside;
 
 const NAME_LEN_MAX: usize = 64;
 const TEXT_LEN_MAX: usize = 512;
+const DESCRIPTION_LEN_MAX: usize = 8 << 10;
 const PROVIDERS_MAX: usize = 256;
 const CLAIMS_MAX: usize = 256;
 
@@ -30,6 +31,10 @@ pub struct Manifest {
     /// Architectures with the checkpoints that they claim.
     pub architectures: Vec<Claim>,
     pub samplers: Vec<String>,
+    /// JSON objects that describe the samplers, in their order; empty texts for those without a description, and an empty
+    /// list if none has one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sampler_descriptions: Vec<String>,
     pub adapter_formats: Vec<String>,
 }
 
@@ -60,7 +65,28 @@ impl Manifest {
             values(&claim.architecture, "class names", &claim.classes)?;
         }
         names("sampler", self.samplers.iter())?;
+        self.check_descriptions()?;
         names("adapter format", self.adapter_formats.iter())
+    }
+}
+
+impl Manifest {
+    fn check_descriptions(&self) -> Result<(), String> {
+        if ![0, self.samplers.len()].contains(&self.sampler_descriptions.len()) {
+            let (described, samplers) = (self.sampler_descriptions.len(), self.samplers.len());
+            return Err(format!("it describes {described} samplers and lists {samplers}"));
+        }
+        for (name, text) in self.samplers.iter().zip(&self.sampler_descriptions).filter(|(_, text)| !text.is_empty()) {
+            let is_object = text.len() <= DESCRIPTION_LEN_MAX
+                && matches!(serde_json::from_str(text), Ok(serde_json::Value::Object(_)));
+            if !is_object {
+                let name = quoted(name);
+                return Err(format!(
+                    "the description of sampler {name} is not a JSON object of at most {DESCRIPTION_LEN_MAX} bytes"
+                ));
+            }
+        }
+        Ok(())
     }
 }
 

@@ -14,6 +14,7 @@ pub mod kv_transfer;
 pub mod media;
 pub mod merge;
 pub mod rows;
+pub mod sampler_parameters;
 pub mod sequence_state;
 
 use abi_stable::{

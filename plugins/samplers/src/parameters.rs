@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::ops::RangeInclusive;
 
 use pensieve_sdk::{Error, Result};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 /// Maximum number of tokens in a list.
 const TOKENS_MAX: usize = 4096;
@@ -21,6 +21,8 @@ pub(crate) struct Parameters {
     stage: &'static str,
     given: Map<String, Value>,
     known: Vec<&'static str>,
+    /// The same keys as a host shows them.
+    described: Vec<Value>,
 }
 
 impl Parameters {
@@ -31,11 +33,17 @@ impl Parameters {
             Error::invalid(format!("{stage}: the parameters are not a JSON object: {error}"))
                 .help("pass an object, such as {}")
         })?;
-        Ok(Self { stage, given, known: Vec::new() })
+        Ok(Self { stage, given, known: Vec::new(), described: Vec::new() })
+    }
+
+    /// The parameters that a stage has read so far, which are all that it knows: names, types, defaults and ranges.
+    pub(crate) fn description(self) -> Vec<Value> {
+        self.described
     }
 
     /// A number within the range.
     pub(crate) fn number(&mut self, key: &'static str, default: f64, range: RangeInclusive<f64>) -> Result<f64> {
+        self.describe(key, "number", &json!({ "default": default, "minimum": range.start(), "maximum": range.end() }));
         let Some(value) = self.take(key) else { return Ok(default) };
         match value.as_f64() {
             Some(number) if range.contains(&number) => Ok(number),
@@ -45,6 +53,7 @@ impl Parameters {
 
     /// An integer within the range; accepts `40.0`, as some clients write all numbers that way.
     pub(crate) fn integer(&mut self, key: &'static str, default: i64, range: RangeInclusive<i64>) -> Result<i64> {
+        self.describe(key, "integer", &json!({ "default": default, "minimum": range.start(), "maximum": range.end() }));
         let Some(value) = self.take(key) else { return Ok(default) };
         let whole = |number: f64| (number.fract() == 0.0 && number.abs() < 2e15).then_some(number as i64);
         match value.as_i64().or_else(|| value.as_f64().and_then(whole)) {
@@ -55,6 +64,7 @@ impl Parameters {
 
     /// A list of token ids; empty if the key is absent.
     pub(crate) fn tokens(&mut self, key: &'static str, vocabulary: u32) -> Result<Vec<u32>> {
+        self.describe(key, "tokens", &json!({}));
         let Some(value) = self.take(key) else { return Ok(Vec::new()) };
         let token = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok()).filter(|&id| id < vocabulary);
         let list = value.as_array().filter(|list| list.len() <= TOKENS_MAX);
@@ -70,6 +80,7 @@ impl Parameters {
         vocabulary: u32,
         range: RangeInclusive<f64>,
     ) -> Result<HashMap<u32, f32>> {
+        self.describe(key, "biases", &json!({ "minimum": range.start(), "maximum": range.end() }));
         let Some(value) = self.take(key) else { return Ok(HashMap::new()) };
         let bias = |(token, bias): (&String, &Value)| {
             let token = token.parse().ok().filter(|&id: &u32| id < vocabulary)?;
@@ -92,6 +103,14 @@ impl Parameters {
         let (key, value) = (quote(key), quote(&value.to_string()));
         Err(Error::invalid(format!("{}: unknown parameter '{key}' = {value}", self.stage))
             .help(format!("parameters of this stage: {known}")))
+    }
+
+    fn describe(&mut self, key: &'static str, kind: &str, more: &Value) {
+        let mut described = json!({ "name": key, "type": kind });
+        if let (Value::Object(described), Value::Object(more)) = (&mut described, more) {
+            described.extend(more.clone());
+        }
+        self.described.push(described);
     }
 
     fn take(&mut self, key: &'static str) -> Option<Value> {

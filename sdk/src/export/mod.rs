@@ -28,8 +28,9 @@ use pensieve_plugin_api::{
     self as api,
     abi_stable::{
         library::{RootModuleError, RootModuleResult},
-        std_types::{RBoxError, RErr, ROk, ROption, RResult, RStr},
+        std_types::{RBoxError, RErr, ROk, ROption, RResult, RStr, RString},
     },
+    ext::sampler_parameters::{self, SamplerParameters},
 };
 use std::sync::OnceLock;
 
@@ -127,14 +128,23 @@ extern "C" fn sampler(index: u32) -> RResult<api::SamplerBox, api::PluginError> 
     providers::sampler(EXPORTED.get(), index)
 }
 
+extern "C" fn describe_sampler(index: u32) -> RResult<RString, api::PluginError> {
+    providers::describe_sampler(EXPORTED.get(), index)
+}
+
 extern "C" fn adapter_format(index: u32) -> RResult<api::AdapterBox, api::PluginError> {
     providers::adapter_format(EXPORTED.get(), index)
 }
+
+static SAMPLER_PARAMETERS: SamplerParameters = SamplerParameters { describe: describe_sampler };
 
 extern "C" fn extension(id: RStr<'_>) -> ROption<api::Extension> {
     #[cfg(feature = "nn")]
     if id == api::ext::diagnostics::ID {
         return ROption::RSome(api::Extension::offer(&diagnostics::TABLE));
+    }
+    if id == sampler_parameters::ID {
+        return ROption::RSome(api::Extension::offer(&SAMPLER_PARAMETERS));
     }
     let own =
         EXPORTED.get().and_then(|exported| exported.plugin.extensions.iter().find(|(own, _)| *own == id.as_str()));

@@ -14,6 +14,7 @@ use pensieve_plugin_api::{
         media::ID as MEDIA,
         merge::{self, Merge},
         rows::{self, Describe},
+        sampler_parameters,
     },
 };
 use std::path::Path;
@@ -77,6 +78,21 @@ pub(super) fn sampler(exported: Option<&'static Exported>, index: u32) -> RResul
     let name = names.get(index as usize).map_or("sampler", RString::as_str);
     pick(exported, index, "sampler", |exported| &exported.plugin.samplers)
         .map(|sampler| export_sampler(name, &**sampler))
+}
+
+/// The author's description of a sampler.
+pub(super) fn describe_sampler(exported: Option<&'static Exported>, index: u32) -> RResult<RString, PluginError> {
+    pick(exported, index, "sampler", |exported| &exported.plugin.samplers).and_then(|sampler| {
+        guard("description", || {
+            let description = sampler.description();
+            convert::bounded(
+                "a description of a sampler",
+                description.len(),
+                sampler_parameters::DESCRIPTION_BYTES_MAX,
+            )?;
+            Ok(description.into())
+        })
+    })
 }
 
 /// Wraps a sampler for the host.

@@ -29,7 +29,7 @@ pub(super) fn further(manifest: &Manifest) -> String {
 
 /// The manifest as text.
 pub(super) fn provides(manifest: &Manifest) -> String {
-    let Manifest { id, version, description, toolchain, sdk, architectures, samplers, adapter_formats } = manifest;
+    let Manifest { id, version, description, toolchain, sdk, architectures, samplers, adapter_formats, .. } = manifest;
     let with = if sdk.is_empty() { String::new() } else { format!(" with {sdk}") };
     let mut text =
         format!("{id} {version}: {description}\n  built by {toolchain}{with} for contract {}\n", CONTRACT.major);

@@ -16,7 +16,10 @@ use pensieve_plugin_api::{
         sabi_types::VersionNumber,
         std_types::RStr,
     },
-    ext::media::Prepare,
+    ext::{
+        media::Prepare,
+        sampler_parameters::{self, SamplerParameters},
+    },
 };
 use std::{
     fmt,
@@ -109,8 +112,21 @@ fn open(path: &Path) -> Result<(PluginModule_Ref, Manifest), Reason> {
     check_contract(header)?;
     header.layout().ok_or(Reason::NoLayout)?;
     let module = header.init_root_module::<PluginModule_Ref>().map_err(|error| refusal(error, &path))?;
-    let manifest = manifest::read(&module.manifest()()).map_err(Reason::BadManifest)?;
+    let manifest = manifest::read(&module.manifest()(), describe(module)?).map_err(Reason::BadManifest)?;
     Ok((module, manifest))
+}
+
+/// The plugin's function that describes its samplers, if it has one.
+fn describe(module: PluginModule_Ref) -> Result<Option<impl Fn(u32) -> Result<String, String>>, Reason> {
+    let Some(extension) = module.extension()(RStr::from_str(sampler_parameters::ID)).into_option() else {
+        return Ok(None);
+    };
+    let table = extension.table::<SamplerParameters>(sampler_parameters::ID);
+    let table = table.map_err(|error| Reason::OtherLayout(error.message.to_string()))?;
+    Ok(Some(|index| match (table.describe)(index).into_result() {
+        Ok(text) => Ok(text.to_string()),
+        Err(error) => Err(format!("a sampler cannot be described: {}", error.message)),
+    }))
 }
 
 /// Checks the version of the contract that the plugin was built against, which is stored beside its layout.

@@ -3,8 +3,20 @@
 use pensieve_plugin_api::{self as api, abi_stable::std_types::RString};
 use pensieve_protocol::manifest::{Claim, Manifest};
 
+/// Samplers that are asked for their descriptions.
+const SAMPLERS_MAX: usize = 256;
+
 /// Copies and validates a plugin's manifest. The error names the field that is invalid.
-pub(super) fn read(manifest: &api::Manifest) -> Result<Manifest, String> {
+/// `describe` returns the description of the sampler with an index, if the plugin has any.
+pub(super) fn read(
+    manifest: &api::Manifest,
+    describe: Option<impl Fn(u32) -> Result<String, String>>,
+) -> Result<Manifest, String> {
+    // More samplers than are allowed are refused below.
+    let known = manifest.samplers.iter().zip(0..).take(SAMPLERS_MAX);
+    let describe = describe.filter(|_| !manifest.samplers.is_empty());
+    let described = describe.map(|describe| known.map(|(_, index)| describe(index)).collect::<Result<Vec<_>, _>>());
+    let sampler_descriptions = described.transpose()?.unwrap_or_default();
     let texts = |texts: &[RString]| texts.iter().map(RString::to_string).collect::<Vec<String>>();
     let claim = |claim: &api::Claim| Claim {
         architecture: claim.architecture.to_string(),
@@ -19,6 +31,7 @@ pub(super) fn read(manifest: &api::Manifest) -> Result<Manifest, String> {
         sdk: manifest.sdk.to_string(),
         architectures: manifest.architectures.iter().map(claim).collect(),
         samplers: texts(&manifest.samplers),
+        sampler_descriptions,
         adapter_formats: texts(&manifest.adapter_formats),
     };
     manifest.check().map(|()| manifest)
@@ -29,6 +42,20 @@ pub(super) fn read(manifest: &api::Manifest) -> Result<Manifest, String> {
 mod tests {
     use super::*;
     use pensieve_plugin_api::abi_stable::std_types::RVec;
+
+    const UNDESCRIBED: Option<fn(u32) -> Result<String, String>> = None;
+
+    #[test]
+    fn descriptions_of_samplers_are_objects_or_nothing() {
+        let described = |text: &'static str| read(&manifest(), Some(move |_| Ok(text.to_owned())));
+        assert_eq!(described(r#"{"text": "a"}"#).expect("an object").sampler_descriptions.len(), 2);
+        assert!(described("").is_ok());
+        for text in ["[]", "{", "1"] {
+            assert!(described(text).expect_err(text).contains("not a JSON object"), "{text}");
+        }
+        let failing = read(&manifest(), Some(|_| Err("a defect".to_owned())));
+        assert_eq!(failing.expect_err("a defect"), "a defect");
+    }
 
     fn manifest() -> api::Manifest {
         let claim = api::Claim {
@@ -52,13 +79,13 @@ mod tests {
     fn check(change: impl FnOnce(&mut api::Manifest), expect: &str) {
         let mut manifest = manifest();
         change(&mut manifest);
-        let refusal = read(&manifest).expect_err(expect);
+        let refusal = read(&manifest, UNDESCRIBED).expect_err(expect);
         assert!(refusal.contains(expect), "{refusal:?} does not speak of {expect:?}");
     }
 
     #[test]
     fn copies_a_legal_manifest() {
-        let read = read(&manifest()).expect("a legal manifest");
+        let read = read(&manifest(), UNDESCRIBED).expect("a legal manifest");
         assert_eq!(read.id, "llama");
         assert_eq!(read.architectures[0].classes, ["LlamaForCausalLM"]);
         assert_eq!(read.samplers, ["top_k", "top_p"]);
