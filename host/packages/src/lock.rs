@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use semver::Version;
 use serde::{Deserialize, Serialize};
 
-use crate::{Artifact, PackageManifest, Publisher, Sha256Hex, error::Result, state_file};
+use crate::{Artifact, Certificate, PackageManifest, Publisher, Sha256Hex, error::Result, state_file};
 
 const FILE: &str = "plugins.lock";
 
@@ -32,6 +32,9 @@ pub struct Locked {
     /// The variant that is installed here.
     pub variant: String,
     pub libraries: Vec<Artifact>,
+    /// Statements that these were tested; a lock of an earlier version has none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub certificates: Vec<Certificate>,
 }
 
 impl Lock {
@@ -69,6 +72,7 @@ impl Locked {
             sha256: artifact.sha256.clone(),
             variant: artifact.variant.clone(),
             libraries: manifest.artifacts.clone(),
+            certificates: manifest.certificates.clone(),
         }
     }
 

@@ -9,6 +9,7 @@ mod catalogue;
 mod copy;
 mod files;
 mod inspection;
+mod packaged;
 mod scan;
 mod trust;
 mod watch;
@@ -22,8 +23,10 @@ use tokio::{sync, task::JoinHandle, time::timeout};
 
 pub use catalogue::{Catalogue, Claimant, Plugin, PluginState, Status};
 pub use copy::{NO_SPACE_HELP, PrivateCopy};
+pub use packaged::{Packaged, PackagedLibraries};
 
 use super::program;
+use packaged::PackageLock;
 use pensieve_protocol::checkpoint::CheckpointName;
 use pensieve_protocol::refusal::{Refusal, RefusalKind};
 
@@ -113,6 +116,7 @@ fn installed_with(program: &Path) -> Vec<PathBuf> {
 #[derive(Debug)]
 pub struct PluginFolder {
     published: sync::watch::Receiver<Arc<Catalogue>>,
+    lock: PackageLock,
     watching: JoinHandle<()>,
 }
 
@@ -125,8 +129,9 @@ impl PluginFolder {
         let limit = settings.limits.settle + settings.limits.patience + settings.limits.inspection_of(true);
         let (publish, published) = sync::watch::channel(Arc::new(Catalogue::default()));
         let mut first = published.clone();
+        let lock = PackageLock::new(&settings.home);
         let watching = tokio::spawn(watch::run(settings, cache, publish));
-        let folder = Self { published, watching };
+        let folder = Self { published, lock, watching };
         let known = async {
             while let Ok(Ok(())) = timeout(limit, first.changed()).await {
                 let pending = |state: &PluginState| state.status == Status::Pending;
@@ -138,6 +143,11 @@ impl PluginFolder {
         // What is still unknown then is shown as pending; the server does not wait for it.
         let _ = timeout(limit.max(OPENING_TIME_MAX), known).await;
         Ok(folder)
+    }
+
+    /// The packages that libraries came in.
+    pub fn packaged(&self) -> PackagedLibraries {
+        self.lock.libraries()
     }
 
     pub fn snapshot(&self) -> Vec<PluginState> {
