@@ -80,8 +80,27 @@ fn a_conversation_is_found_on_disk_after_a_restart() {
     let again = worker.run(&job(1, next.clone(), 40));
     let usage = again.usage();
     assert!(f64::from(usage.reused) >= 0.95 * f64::from(usage.prompt), "{usage:?}");
+    assert_eq!(again.events[0], Event::Cache { disk_tokens: usage.reused, evicted: None });
     let fresh = worker.run(&Job { salt: b"other".to_vec(), ..job(2, next, 40) });
     assert_eq!((fresh.usage().reused, fresh.ids), (0, again.ids));
+}
+
+#[test]
+fn a_worker_tells_which_job_took_the_memory_of_a_prompt() {
+    // A hundred blocks.
+    let mut worker = Worker::start(with(faults(), |spec| spec.kv_budget = Some(100 * 64)));
+    let first = worker.run(&job(1, prompt(1, 800), 4));
+    assert!(matches!(first.events[0], Event::Started { .. }), "{:?}", first.events[0]);
+    worker.run(&job(2, prompt(2, 800), 4));
+    worker.run(&job(3, prompt(3, 1_000), 4));
+    let again = worker.run(&job(4, prompt(1, 800), 4));
+    let Event::Cache { disk_tokens: 0, evicted: Some(evicted) } = &again.events[0] else {
+        panic!("{:?}", again.events);
+    };
+    assert!([2, 3].contains(&evicted.by) && evicted.ago < Duration::from_secs(60), "{evicted:?}");
+    // A text that was never there was not evicted.
+    let other = worker.run(&job(5, prompt(9, 800), 4));
+    assert!(matches!(other.events[0], Event::Started { .. }), "{:?}", other.events[0]);
 }
 
 #[test]

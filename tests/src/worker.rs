@@ -269,7 +269,7 @@ impl Outcome {
                 }
                 Event::Finished { reason, usage } => end = Some(Ok((*reason, *usage))),
                 Event::Failed(failure) => end = Some(Err(failure.clone())),
-                Event::Started { .. } | Event::Prompt { .. } | Event::Row { .. } => {}
+                Event::Started { .. } | Event::Prompt { .. } | Event::Row { .. } | Event::Cache { .. } => {}
             }
         }
         Self { ids, text, end: end.expect("an end"), events }

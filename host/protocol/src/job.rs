@@ -115,6 +115,21 @@ pub enum Event {
         values: Vec<f32>,
         usage: Usage,
     },
+    /// What the prefix cache has of the prompt, right before [`Event::Started`]; only sent if there is something to say.
+    Cache {
+        /// Tokens that were read from disk, of those that are reused.
+        disk_tokens: u32,
+        /// The block after the reused ones was in memory before.
+        evicted: Option<Evicted>,
+    },
+}
+
+/// An eviction from the prefix cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Evicted {
+    /// The job that took the memory.
+    pub by: u64,
+    pub ago: Duration,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

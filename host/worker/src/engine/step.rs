@@ -19,7 +19,7 @@ use super::{
     active_job::{ActiveJob, Pick, Text},
     active_jobs::{ActiveJobs, Close},
     adapters::Adapters,
-    blocks::Kind,
+    blocks::{Eviction, Kind},
     chain::Samplers,
     grammars::Grammars,
     items::Items,
@@ -30,7 +30,7 @@ use super::{
 };
 use media::EncoderTurn;
 use pensieve_protocol::{
-    job::{Event, Failure, FailureCode, Finish, Tokens, Usage},
+    job::{Event, Evicted, Failure, FailureCode, Finish, Tokens, Usage},
     wire::{Load, Loaded, Stats},
 };
 
@@ -244,12 +244,21 @@ impl Engine {
         }
         for span in &plan.spans {
             let reused = self.jobs.scheduler().reused(span.sequence);
+            let is_new = self.jobs.get(span.sequence).is_some_and(|job| !job.started);
+            let eviction = if is_new { self.jobs.scheduler().eviction(span.sequence) } else { None };
             let Some(job) = self.jobs.get_mut(span.sequence) else { continue };
             if job.usage().generated == 0 {
                 job.reused = u32::try_from(reused.memory + reused.disk).unwrap_or(u32::MAX);
             }
-            if !std::mem::replace(&mut job.started, true) {
+            if is_new {
+                job.started = true;
                 let (prompt_tokens, reused_tokens) = (job.prompt(), job.reused);
+                if reused.disk > 0 || eviction.is_some() {
+                    let age = |eviction: Eviction| self.born.elapsed().saturating_sub(eviction.at);
+                    let evicted = eviction.map(|eviction| Evicted { by: eviction.by, ago: age(eviction) });
+                    let disk_tokens = u32::try_from(reused.disk).unwrap_or(u32::MAX);
+                    self.events.push((span.sequence, Event::Cache { disk_tokens, evicted }));
+                }
                 self.events.push((span.sequence, Event::Started { prompt_tokens, reused_tokens }));
             }
         }

@@ -13,7 +13,7 @@ use pensieve_plugin_api::VACANT;
 use super::{
     indexed_block::{Disk, IndexedBlock, Published},
     key::{Key, Link},
-    rank::{Clock, Evicted, Rank},
+    rank::{Clock, Evicted, Eviction, Rank},
 };
 
 #[derive(Debug)]
@@ -107,13 +107,13 @@ impl Index {
 
     /// Records that a block or slot is evicted from memory. Returns the copies to evict with it, as (group, location):
     /// a primary block takes its secondary copies along.
-    pub(super) fn evict(&mut self, group: usize, key: Key) -> Vec<(usize, u32)> {
+    pub(super) fn evict(&mut self, group: usize, key: Key, eviction: Eviction) -> Vec<(usize, u32)> {
         let Some(entry) = self.entries.get_mut(&key) else { return Vec::new() };
         entry.locations[group] = VACANT;
         if group != self.primary {
             return Vec::new();
         }
-        self.evicted.add(key);
+        self.evicted.add(key, eviction);
         let evicted = entry.locations.iter_mut().enumerate();
         let evicted = evicted.map(|(group, location)| (group, std::mem::replace(location, VACANT)));
         let evicted = evicted.filter(|(_, location)| *location != VACANT).collect();

@@ -35,10 +35,11 @@ mod text;
 pub use disk::{Import, Record, Spill};
 pub use key::Key;
 pub use layout::{Full, Group, Kind, Layout, Usage};
+pub use rank::Eviction;
 pub use sequence_tables::CacheLocation;
 pub use text::{ItemSpan, SequenceText, run_around};
 
-use std::collections::HashMap;
+use std::{collections::HashMap, time::Duration};
 
 use index::Index;
 use indexed_block::{Disk, Published};
@@ -55,6 +56,8 @@ pub struct BlockTable {
     pools: Vec<Pool>,
     index: Index,
     sequences: HashMap<u64, SequenceTables>,
+    /// Time of the current plan, for records of evictions.
+    now: Duration,
     /// Plain LRU, for comparison.
     #[cfg(test)]
     is_plain_lru: bool,
@@ -74,6 +77,7 @@ impl BlockTable {
             pools: layout.groups.iter().map(|group| Pool::new(group.capacity)).collect(),
             index: Index::new(primary, layout.groups[primary].capacity, Disk::new(layout.disk_bytes, costs)),
             sequences: HashMap::new(),
+            now: Duration::ZERO,
             #[cfg(test)]
             is_plain_lru: false,
             layout,
@@ -125,7 +129,7 @@ impl BlockTable {
         for (group, missing) in missing.into_iter().enumerate() {
             let behind = self.layout.behind(group, from);
             for _ in 0..missing {
-                let location = self.allocate(group).ok_or(Full)?;
+                let location = self.allocate(group, sequence).ok_or(Full)?;
                 if let Some(owned) = self.sequences.get_mut(&sequence) {
                     owned.tables[group].push(location, behind);
                 }
@@ -186,6 +190,16 @@ impl BlockTable {
     /// Returns the key of the next block in a sequence's chain, if the text fills it.
     pub fn next_key<'a>(&self, sequence: u64, text: impl Into<SequenceText<'a>>) -> Option<Key> {
         self.sequences.get(&sequence)?.next(&self.chain, text.into().without_last()).map(|link| link.key)
+    }
+
+    /// Sets the time that is recorded for evictions from now on.
+    pub fn set_time(&mut self, now: Duration) {
+        self.now = now;
+    }
+
+    /// The eviction of the block that a sequence's text would go on with, if it was in memory not long ago.
+    pub fn eviction_of_next<'a>(&self, sequence: u64, text: impl Into<SequenceText<'a>>) -> Option<Eviction> {
+        self.index.evicted.get(self.next_key(sequence, text)?)
     }
 
     /// Blocks and slots that a sequence still lacks in each group for `tokens` tokens plus one block.
@@ -296,10 +310,11 @@ impl BlockTable {
         }
     }
 
-    /// Allocates a private block or slot of a group, evicting the coldest cached one if none is free.
-    fn allocate(&mut self, group: usize) -> Option<u32> {
+    /// Allocates a private block or slot of a group for a sequence, evicting the coldest cached one if none is free.
+    fn allocate(&mut self, group: usize, sequence: u64) -> Option<u32> {
         let (location, key) = self.pools[group].allocate()?;
-        for (evicted, location) in key.map(|key| self.index.evict(group, key)).unwrap_or_default() {
+        let eviction = Eviction { by: sequence, at: self.now };
+        for (evicted, location) in key.map(|key| self.index.evict(group, key, eviction)).unwrap_or_default() {
             self.pools[evicted].forget(location);
         }
         Some(location)

@@ -15,7 +15,10 @@
 //! A bonus for blocks that were reused, as in LFU or segmented LRU, was worse than LRU alone for chats that take turns,
 //! as it keeps conversations that have ended.
 
-use std::collections::{HashSet, VecDeque};
+use std::{
+    collections::{HashMap, VecDeque},
+    time::Duration,
+};
 
 use super::key::Key;
 
@@ -70,10 +73,19 @@ impl Clock {
     }
 }
 
+/// An eviction of a block from memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Eviction {
+    /// The sequence that took its memory.
+    pub by: u64,
+    /// Time of the eviction, on the clock of the scheduler's plans.
+    pub at: Duration,
+}
+
 /// Blocks that were evicted not long ago: as many as fit.
 #[derive(Debug)]
 pub(super) struct Evicted {
-    keys: HashSet<Key>,
+    keys: HashMap<Key, Eviction>,
     /// All keys ever added that are not older than the limit, oldest first.
     order: VecDeque<Key>,
     pub(super) limit: usize,
@@ -81,11 +93,11 @@ pub(super) struct Evicted {
 
 impl Evicted {
     pub(super) fn new(capacity: u32) -> Self {
-        Self { keys: HashSet::new(), order: VecDeque::new(), limit: (capacity as usize).min(EVICTED_MAX) }
+        Self { keys: HashMap::new(), order: VecDeque::new(), limit: (capacity as usize).min(EVICTED_MAX) }
     }
 
-    pub(super) fn add(&mut self, key: Key) {
-        if self.keys.insert(key) {
+    pub(super) fn add(&mut self, key: Key, eviction: Eviction) {
+        if self.keys.insert(key, eviction).is_none() {
             self.order.push_back(key);
         }
         while self.order.len() > self.limit {
@@ -95,7 +107,11 @@ impl Evicted {
 
     /// Forgets a block; true if it was known.
     pub(super) fn remove(&mut self, key: Key) -> bool {
-        self.keys.remove(&key)
+        self.keys.remove(&key).is_some()
+    }
+
+    pub(super) fn get(&self, key: Key) -> Option<Eviction> {
+        self.keys.get(&key).copied()
     }
 }
 

@@ -150,7 +150,7 @@ impl BlockTable {
             let location = match own.filter(|location| *location != VACANT) {
                 Some(location) => location,
                 None => {
-                    let Some(location) = self.allocate(group) else { break };
+                    let Some(location) = self.allocate(group, sequence) else { break };
                     if !state {
                         self.put(sequence, group, depth, location);
                     }

@@ -169,7 +169,7 @@ impl BlockTable {
                 continue;
             }
             for &(after, warm) in &borders {
-                let Some(slot) = self.allocate(group) else { break };
+                let Some(slot) = self.allocate(group, sequence) else { break };
                 let Some(owned) = self.sequences.get_mut(&sequence) else { return };
                 if let Some(state) = &mut owned.tables[group].state {
                     let checkpoint = Checkpoint { after: after as u32, slot };

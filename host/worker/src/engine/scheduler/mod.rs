@@ -18,7 +18,7 @@ pub use plan::{Config, Ended, Plan, Reading, Refused, Request, Reused, Span};
 use std::{collections::HashMap, ops::Range, time::Duration};
 
 use super::{
-    blocks::{BlockTable, CacheLocation, Import, ItemSpan, Key, SequenceText},
+    blocks::{BlockTable, CacheLocation, Eviction, Import, ItemSpan, Key, SequenceText},
     states::StateTable,
 };
 use pace::Pace;
@@ -150,6 +150,9 @@ impl Scheduler {
     /// monotonic clock.
     pub fn plan(&mut self, now: Duration) -> Plan {
         let mut plan = Plan::default();
+        if let Some(blocks) = &mut self.blocks {
+            blocks.set_time(now);
+        }
         self.expire(now, &mut plan);
         self.admit();
         let lengths = self.lengths();
@@ -280,6 +283,12 @@ impl Scheduler {
     /// Prompt tokens of a sequence that came from the prefix cache.
     pub fn reused(&self, sequence: u64) -> Reused {
         self.sequences.get(&sequence).map(|sequence| sequence.reused).unwrap_or_default()
+    }
+
+    /// Which sequence took the memory of the block from which a sequence's prompt has to be computed, and when.
+    pub fn eviction(&self, sequence: u64) -> Option<Eviction> {
+        let text = self.sequences.get(&sequence)?.text();
+        self.blocks.as_ref()?.eviction_of_next(sequence, text)
     }
 
     /// The block table, for the disk tier and for metrics.
