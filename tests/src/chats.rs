@@ -114,7 +114,7 @@ async fn answer(mut generation: Generation) -> Result<Answer, Failure> {
             | Delta::Started { .. }
             | Delta::Prompt { .. }
             | Delta::Compacted { .. }
-            | Delta::CacheMiss(_) => {}
+            | Delta::Cache(_) => {}
         }
     }
     assert!(answer.reason.is_some(), "it has no end: {answer:?}");

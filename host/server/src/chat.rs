@@ -1,9 +1,11 @@
 //! Requests and answers independent of any API: dialects convert their JSON to a [`Request`], and [`Delta`]s back to
 //! JSON; `requests` connects them to the fleet. Everything here is text; tokens exist only below `requests`.
 
+mod cache;
 mod context;
 mod image;
 
+pub use cache::{CacheMiss, CacheReport, Divergence, DivergenceKind, EvictedBy, Eviction, MissKind};
 pub use context::{AppliedEdit, ClearTrigger, ClearedInputs, Compaction, ContextEdit, ToolClearing};
 pub use image::{Image, ImageFile};
 pub use pensieve_protocol::conversation::{Conversation, Part, PlacedImage, Role, Tool, ToolChoice, Turn};
@@ -184,8 +186,8 @@ pub enum Delta {
         computed: u32,
         total: u32,
     },
-    /// Part of the prompt was not in the prefix cache, and this is why.
-    CacheMiss(CacheMiss),
+    /// Where the prompt's tokens come from; follows [`Delta::Started`].
+    Cache(CacheReport),
     Thinking(String),
     /// More of the answer, in whole characters; may be empty if there are only log-probabilities.
     Text {
@@ -205,44 +207,6 @@ pub enum Delta {
         usage: Usage,
     },
     Failed(Failure),
-}
-
-/// Why a prompt was not found in the prefix cache.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CacheMiss {
-    pub kind: MissKind,
-    /// Tokens before the place from which the prompt has to be computed.
-    pub at_token: u32,
-    /// Index of the turn that differs from the earlier prompt's, if one does.
-    pub message: Option<u32>,
-    /// The changed line, in short; empty if it is not a matter of a line.
-    pub text: String,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MissKind {
-    /// No earlier prompt goes on like this one.
-    FirstTime,
-    ChangedSystem,
-    ChangedTools,
-    RewrittenHistory,
-    /// An earlier prompt was computed with another adapter or strength.
-    OtherAdapter,
-    /// An earlier prompt's blocks are no longer cached.
-    Evicted,
-}
-
-impl MissKind {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::FirstTime => "first_time",
-            Self::ChangedSystem => "changed_system",
-            Self::ChangedTools => "changed_tools",
-            Self::RewrittenHistory => "rewritten_history",
-            Self::OtherAdapter => "other_adapter",
-            Self::Evicted => "evicted",
-        }
-    }
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -155,12 +155,12 @@ impl Run {
     /// Prints an answer while it is generated, and appends it to `answer`.
     async fn receive(&self, chats: &Chats, request: Request, answer: &mut Completion) -> CliResult {
         let started = Instant::now();
-        let mut generation = chats.prepare(request).await?.start()?;
+        let mut generation = chats.prepare(request).await?.start("run")?;
         let mut loading = LoadProgress::default();
         while let Some(delta) = generation.next().await {
             match delta {
                 Delta::Loading { done, total, what } => loading.reach(done, total, &what),
-                Delta::Started { .. } | Delta::Prompt { .. } | Delta::CacheMiss(_) | Delta::Compacted { .. } => {
+                Delta::Started { .. } | Delta::Prompt { .. } | Delta::Cache(_) | Delta::Compacted { .. } => {
                     loading.end();
                 }
                 Delta::Thinking(text) => {

@@ -3,14 +3,18 @@
 use std::{collections::VecDeque, sync::Arc};
 use tokio::time::{Instant, timeout_at};
 
-use super::{history::Comparison, measures::Measures, parsing::ToolParser};
+use super::{
+    history::{Comparison, Losses, PromptHistory},
+    measures::Measures,
+    parsing::ToolParser,
+};
 use crate::{
-    chat::{Delta, TokenLogprob},
-    fleet::{EventStream, Update},
+    chat::{CacheReport, Delta, TokenLogprob},
+    fleet::{Departure, EventStream, Update},
     formats::{MarkerWeaver, Markers},
 };
 use pensieve_protocol::{
-    job::{Event, Failure, Finish, TokenLogprobs, Tokens},
+    job::{Event, Evicted, Failure, Finish, TokenLogprobs, Tokens},
     vocabulary::Vocabulary,
 };
 
@@ -21,11 +25,23 @@ pub struct Generation {
     reader: AnswerReader,
     weave: MarkerWeaver,
     measures: Measures,
-    /// With the closest earlier prompt; `None` if the reason of a miss is of no interest.
-    comparison: Option<Comparison>,
+    /// `None` if the reason of a miss is of no interest.
+    origin: Option<Origin>,
+    /// What the worker's cache has of the prompt, until that is told.
+    cached: (u32, Option<Evicted>),
     /// Log-probabilities of tokens that may or may not turn out to be text.
     likelihoods: Vec<TokenLogprob>,
     ready: VecDeque<Delta>,
+}
+
+/// What a prompt is compared with to tell why it was not cached.
+#[derive(Debug)]
+pub(crate) struct Origin {
+    /// With the closest earlier prompt.
+    pub comparison: Comparison,
+    pub history: Arc<PromptHistory>,
+    /// The latest end of a worker of the model.
+    pub departure: Option<Departure>,
 }
 
 #[derive(Debug)]
@@ -41,13 +57,14 @@ pub(crate) struct AnswerReader {
 }
 
 impl Generation {
-    pub(crate) fn new(stream: EventStream, model: &str, reader: AnswerReader, comparison: Option<Comparison>) -> Self {
+    pub(crate) fn new(stream: EventStream, model: &str, reader: AnswerReader, origin: Option<Origin>) -> Self {
         Self {
             stream,
             reader,
             weave: MarkerWeaver::default(),
             measures: Measures::begin(model),
-            comparison,
+            origin,
+            cached: (0, None),
             likelihoods: Vec::new(),
             ready: VecDeque::new(),
         }
@@ -82,18 +99,19 @@ impl Generation {
 
     fn take(&mut self, event: Event) {
         match event {
-            Event::Started { reused_tokens, .. } => {
+            Event::Cache { disk_tokens, evicted } => self.cached = (disk_tokens, evicted),
+            Event::Started { prompt_tokens, reused_tokens } => {
                 self.measures.started();
                 self.ready.push_back(Delta::Started { reused_tokens });
-                if let Some(miss) = self.comparison.as_ref().and_then(|comparison| comparison.miss(reused_tokens)) {
-                    self.measures.missed(&miss);
-                    self.ready.push_back(Delta::CacheMiss(miss));
+                if let Some(report) = self.cache_report(prompt_tokens, reused_tokens) {
+                    self.measures.cached(&report);
+                    self.ready.push_back(Delta::Cache(report));
                 }
             }
             Event::Prompt { computed, total } => self.ready.push_back(Delta::Prompt { computed, total }),
             Event::Tokens(tokens) => {
-                if let Some(comparison) = self.comparison.take() {
-                    comparison.computed();
+                if let Some(origin) = self.origin.take() {
+                    origin.comparison.computed();
                 }
                 self.measures.tokens(tokens.ids.len());
                 self.read(tokens);
@@ -116,6 +134,16 @@ impl Generation {
                 self.ready.push_back(Delta::Failed(failure));
             }
         }
+    }
+
+    fn cache_report(&mut self, prompt: u32, reused: u32) -> Option<CacheReport> {
+        let Origin { comparison, history, departure } = self.origin.as_ref()?;
+        let (disk, evicted) = std::mem::take(&mut self.cached);
+        let disk_tokens = disk.min(reused);
+        let eviction = evicted.map(|evicted| history.eviction(evicted, comparison.salt()));
+        let miss = comparison.miss(reused, Losses { eviction, departure: *departure });
+        let (memory_tokens, computed_tokens) = (reused - disk_tokens, prompt.saturating_sub(reused));
+        Some(CacheReport { memory_tokens, disk_tokens, computed_tokens, miss })
     }
 
     fn read(&mut self, mut tokens: Tokens) {

@@ -9,14 +9,18 @@
 use std::{
     collections::{HashMap, VecDeque},
     hash::{DefaultHasher, Hash, Hasher},
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    time::{Duration, Instant},
 };
 
-use crate::chat::{CacheMiss, Conversation, Input, MissKind};
-use pensieve_protocol::{job::Job, vocabulary::Vocabulary};
+use crate::{
+    chat::{CacheMiss, Conversation, Divergence, DivergenceKind, EvictedBy, Eviction, Input, MissKind},
+    fleet::Departure,
+};
+use pensieve_protocol::{
+    job::{Evicted, Job},
+    vocabulary::Vocabulary,
+};
 
 /// Limits of what is remembered: 16 MiB of tokens.
 const PROMPTS_MAX: usize = 256;
@@ -31,22 +35,41 @@ const EQUAL_MIN: usize = 16;
 /// Tokens of a line that changes; more of them are another text.
 const LINE_MAX: usize = 128;
 const EXCERPT_CHARS: usize = 80;
+/// Jobs of which is remembered whose they were.
+const JOBS_MAX: usize = 4096;
+/// Prompts that clients may name in later requests.
+const NAMED_MAX: usize = 64;
 
 #[derive(Debug, Default)]
-pub(crate) struct PromptHistory(Mutex<VecDeque<Arc<Prompt>>>);
+pub(crate) struct PromptHistory {
+    prompts: Mutex<VecDeque<Arc<Prompt>>>,
+    /// Prompts by the ids of their answers.
+    named: Mutex<VecDeque<(String, Arc<Prompt>)>>,
+    jobs: Mutex<VecDeque<Submitted>>,
+}
+
+/// Whose a job was.
+#[derive(Debug)]
+struct Submitted {
+    job: u64,
+    salt: Vec<u8>,
+    request: String,
+}
 
 /// A prompt to compare with others.
 #[derive(Debug)]
-struct Prompt {
+pub(crate) struct Prompt {
     model: String,
+    /// The longest sequence of its model, in tokens.
+    context: u32,
     salt: Vec<u8>,
     adapter: Option<(String, u32)>,
     tokens: Vec<u32>,
     /// Images: first tokens and digests.
     images: Vec<(u32, [u8; 32])>,
     outline: Outline,
-    /// It has been computed, so its blocks were in the cache.
-    is_computed: AtomicBool,
+    /// When it had been computed, so that its blocks were in the cache.
+    computed: OnceLock<Instant>,
 }
 
 /// The parts of a prompt, as hashes.
@@ -54,6 +77,8 @@ struct Prompt {
 pub(crate) struct Outline {
     system: u64,
     tools: u64,
+    /// Of the template.
+    variables: u64,
     turns: Vec<u64>,
 }
 
@@ -63,14 +88,24 @@ pub(crate) struct Comparison {
     prompt: Arc<Prompt>,
     /// Tokens that the two begin with; 0 if there is no earlier one.
     common: usize,
+    /// The closest earlier one.
+    other: Option<Arc<Prompt>>,
     relation: Relation,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Relation {
-    /// It continues the earlier one, or repeats it. False if that is still being computed.
-    Continues(bool),
+    /// It continues the earlier one, or repeats it.
+    Continues,
     Differs(CacheMiss),
+}
+
+/// Events between an earlier prompt and this one that may have emptied the cache.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Losses {
+    /// Of the block from which the prompt has to be computed, as its worker knows it.
+    pub(crate) eviction: Option<Eviction>,
+    pub(crate) departure: Option<Departure>,
 }
 
 impl Outline {
@@ -90,6 +125,7 @@ impl Outline {
         Self {
             system: hash(&conversation.system),
             tools: tools.finish(),
+            variables: hash(&serde_json::to_string(&conversation.variables).unwrap_or_default()),
             turns: conversation.turns.iter().map(turn).collect(),
         }
     }
@@ -113,28 +149,71 @@ fn hash(text: &str) -> u64 {
 
 impl PromptHistory {
     /// Compares a job's prompt with the closest earlier one, and remembers it in the place of one that it continues.
-    pub(crate) fn compare(&self, model: &str, job: &Job, outline: Outline, vocabulary: &Vocabulary) -> Comparison {
-        let prompt = Arc::new(Prompt {
-            model: model.to_owned(),
-            salt: job.salt.clone(),
-            adapter: job.adapter.as_ref().map(|adapter| (adapter.name.clone(), adapter.scale.to_bits())),
-            tokens: job.tokens.clone(),
-            images: job.media.iter().map(|item| (item.start, item.digest)).collect(),
-            outline,
-            is_computed: AtomicBool::new(false),
-        });
-        let mut prompts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let comparison = compare(&prompts, &prompt, vocabulary);
+    pub(crate) fn compare(&self, prompt: &Arc<Prompt>, vocabulary: &Vocabulary) -> Comparison {
+        let mut prompts = lock(&self.prompts);
+        let comparison = compare(&prompts, prompt, vocabulary);
         if let Some(replaced) = comparison.1 {
             prompts.remove(replaced);
         }
-        prompts.push_back(prompt);
+        prompts.push_back(prompt.clone());
         let mut tokens: usize = prompts.iter().map(|prompt| prompt.tokens.len()).sum();
         while prompts.len() > PROMPTS_MAX || (tokens > TOKENS_MAX && prompts.len() > 1) {
             tokens -= prompts.pop_front().map_or(0, |oldest| oldest.tokens.len());
         }
         comparison.0
     }
+
+    /// Remembers a prompt by the id of its answer, so that a later request can name it.
+    pub(crate) fn name(&self, answer: &str, prompt: Arc<Prompt>) {
+        let mut named = lock(&self.named);
+        named.push_back((answer.to_owned(), prompt));
+        let mut tokens: usize = named.iter().map(|(_, prompt)| prompt.tokens.len()).sum();
+        while named.len() > NAMED_MAX || (tokens > TOKENS_MAX && named.len() > 1) {
+            tokens -= named.pop_front().map_or(0, |(_, oldest)| oldest.tokens.len());
+        }
+    }
+
+    /// The first part in which a prompt differs from the one of an earlier answer to the same client; `None` if it only
+    /// goes on.
+    pub(crate) fn divergence(&self, answer: &str, prompt: &Prompt) -> Option<Divergence> {
+        let named = lock(&self.named);
+        let known = named.iter().rev().find(|(id, known)| id == answer && known.salt == prompt.salt);
+        let Some((_, old)) = known else {
+            return Some(Divergence { kind: DivergenceKind::Unknown, missed_tokens: 0 });
+        };
+        let (was, is) = (&old.outline, &prompt.outline);
+        let kind = match () {
+            () if old.model != prompt.model || old.adapter != prompt.adapter => DivergenceKind::Model,
+            () if was.system != is.system => DivergenceKind::System,
+            () if was.tools != is.tools => DivergenceKind::Tools,
+            () if is.differs_at(was) < was.turns.len() => DivergenceKind::Messages,
+            () if was.variables != is.variables => DivergenceKind::Other,
+            () => return None,
+        };
+        let common = if kind == DivergenceKind::Model { 0 } else { old.common(prompt) };
+        Some(Divergence { kind, missed_tokens: (old.tokens.len() - common) as u32 })
+    }
+
+    /// Remembers whose a job is.
+    pub(crate) fn submitted(&self, job: u64, salt: &[u8], request: &str) {
+        let mut jobs = lock(&self.jobs);
+        jobs.push_back(Submitted { job, salt: salt.to_vec(), request: request.to_owned() });
+        if jobs.len() > JOBS_MAX {
+            jobs.pop_front();
+        }
+    }
+
+    /// An eviction in the words of a client with this salt, who may not see the requests of others.
+    pub(crate) fn eviction(&self, evicted: Evicted, salt: &[u8]) -> Eviction {
+        let jobs = lock(&self.jobs);
+        let own = jobs.iter().rev().find(|submitted| submitted.job == evicted.by && submitted.salt == salt);
+        let by = own.map_or(EvictedBy::OtherClient, |own| EvictedBy::OwnRequest(own.request.clone()));
+        Eviction { ago: evicted.ago, by }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The comparison with the closest of earlier prompts, and the index of one that the new prompt replaces.
@@ -152,29 +231,31 @@ fn compare(
         of_adapter
             .max_by_key(|(common, place, other)| (common / GRAIN, other.outline.likeness(&prompt.outline), *place))
     };
-    let comparison = |common, relation| Comparison { prompt: prompt.clone(), common, relation };
-    let miss = |kind, at: usize| CacheMiss { kind, at_token: at as u32, message: None, text: String::new() };
+    let comparison = |common, other: Option<&Arc<Prompt>>, relation| {
+        let (prompt, other) = (prompt.clone(), other.cloned());
+        Comparison { prompt, common, other, relation }
+    };
+    let miss = |kind, at: usize| CacheMiss::new(kind, at as u32);
     let elsewhere = closest(false).map_or(0, |(common, ..)| *common);
     let here = closest(true).map_or(0, |(common, ..)| *common);
     if elsewhere >= here + LOSS_MIN {
-        return (comparison(here, Relation::Differs(miss(MissKind::OtherAdapter, here))), None);
+        return (comparison(here, None, Relation::Differs(miss(MissKind::OtherAdapter, here))), None);
     }
     let Some(&(common, place, other)) = closest(true) else {
-        return (comparison(0, Relation::Differs(miss(MissKind::FirstTime, 0))), None);
+        return (comparison(0, None, Relation::Differs(miss(MissKind::FirstTime, 0))), None);
     };
     if other.tokens.len() < common + LOSS_MIN || prompt.tokens.len() < common + LOSS_MIN {
-        let is_computed = other.is_computed.load(Ordering::Relaxed);
-        return (comparison(common, Relation::Continues(is_computed)), Some(place));
+        return (comparison(common, Some(other), Relation::Continues), Some(place));
     }
     let change = change(&other.tokens[common..], &prompt.tokens[common..]);
     let (kind, message) = kind(&other.outline, &prompt.outline, change.is_some_and(|len| len <= LINE_MAX));
     let text = change.filter(|_| kind != MissKind::FirstTime);
     let text = text.map_or_else(String::new, |_| excerpt(&prompt.tokens, common, vocabulary));
     // A subagent has other tools than the conversation that has asked it, and both go on.
-    let is_successor = matches!(kind, MissKind::RewrittenHistory | MissKind::ChangedSystem);
+    let is_successor = !matches!(kind, MissKind::FirstTime | MissKind::ChangedTools);
     let replaced = is_successor.then_some(place);
-    let miss = CacheMiss { kind, at_token: common as u32, message, text };
-    (comparison(common, Relation::Differs(miss)), replaced)
+    let miss = CacheMiss { message, text, ..CacheMiss::new(kind, common as u32) };
+    (comparison(common, Some(other), Relation::Differs(miss)), replaced)
 }
 
 /// Names the first part in which two prompts differ, which are `alike` but for a line there.
@@ -192,12 +273,29 @@ fn kind(old: &Outline, new: &Outline, alike: bool) -> (MissKind, Option<u32>) {
             (MissKind::ChangedSystem, None)
         }
         () if new.system != old.system || new.tools != old.tools => (MissKind::FirstTime, None),
+        () if is_same_conversation && turn == old.turns.len() && new.variables != old.variables => {
+            (MissKind::ChangedTemplate, None)
+        }
+        () if is_same_conversation && turn == old.turns.len() => (MissKind::RewrittenByTemplate, None),
         () if is_same_conversation || alike => (MissKind::RewrittenHistory, message),
         () => (MissKind::FirstTime, message),
     }
 }
 
 impl Prompt {
+    pub(crate) fn of(model: &str, context: u32, job: &Job, outline: Outline) -> Self {
+        Self {
+            model: model.to_owned(),
+            context,
+            salt: job.salt.clone(),
+            adapter: job.adapter.as_ref().map(|adapter| (adapter.name.clone(), adapter.scale.to_bits())),
+            tokens: job.tokens.clone(),
+            images: job.media.iter().map(|item| (item.start, item.digest)).collect(),
+            outline,
+            computed: OnceLock::new(),
+        }
+    }
+
     /// Number of tokens that two prompts begin with. Two images have the same tokens.
     fn common(&self, other: &Self) -> usize {
         let images = self.images.iter().zip(&other.images);
@@ -229,24 +327,59 @@ fn excerpt(tokens: &[u32], start: usize, vocabulary: &Vocabulary) -> String {
 
 impl Comparison {
     /// The reason why only the first `reused` tokens were found; `None` if nothing was lost.
-    pub(crate) fn miss(&self, reused: u32) -> Option<CacheMiss> {
-        let found = reused as usize + LOSS_MIN >= self.common;
+    pub(crate) fn miss(&self, reused: u32, losses: Losses) -> Option<CacheMiss> {
+        let is_lost = (reused as usize) + LOSS_MIN < self.common;
+        let computed = self.other.as_ref().and_then(|other| other.computed.get().copied());
         match &self.relation {
             _ if self.prompt.tokens.len() < reused as usize + LOSS_MIN => None,
-            Relation::Continues(true) if !found => {
-                let (kind, text) = (MissKind::Evicted, String::new());
-                Some(CacheMiss { kind, at_token: reused, message: None, text })
+            Relation::Continues => {
+                let computed = computed.filter(|_| is_lost)?;
+                Some(self.loss(reused, computed, losses))
             }
-            Relation::Continues(_) => None,
             // More than of any prompt that is remembered.
             Relation::Differs(_) if reused as usize >= self.common + LOSS_MIN => None,
-            Relation::Differs(miss) => Some(miss.clone()),
+            // Before the place where they differ, something else has happened.
+            Relation::Differs(miss) => match computed.filter(|_| is_lost) {
+                Some(computed) if losses.eviction.is_some() || losses.departed_after(computed).is_some() => {
+                    Some(self.loss(reused, computed, losses))
+                }
+                _ => Some(miss.clone()),
+            },
         }
+    }
+
+    /// Why a prompt that was computed then is not in the cache any more.
+    fn loss(&self, reused: u32, computed: Instant, losses: Losses) -> CacheMiss {
+        let departure = losses.departed_after(computed);
+        let is_other_context = self.other.as_ref().is_some_and(|other| other.context != self.prompt.context);
+        if losses.eviction.is_none() && is_other_context {
+            return CacheMiss::new(MissKind::OtherContext, reused);
+        }
+        let unload = departure.map(|(ago, reason)| Eviction { ago, by: EvictedBy::Unload(reason) });
+        CacheMiss { eviction: losses.eviction.or(unload), ..CacheMiss::new(MissKind::Evicted, reused) }
+    }
+
+    /// The key's part of the cache.
+    pub(crate) fn salt(&self) -> &[u8] {
+        &self.prompt.salt
     }
 
     /// Records that the prompt has been computed.
     pub(crate) fn computed(&self) {
-        self.prompt.is_computed.store(true, Ordering::Relaxed);
+        let _ = self.prompt.computed.set(Instant::now());
+    }
+}
+
+impl Losses {
+    fn departed_after(&self, computed: Instant) -> Option<(Duration, &'static str)> {
+        let departure = self.departure.filter(|departure| departure.at > computed)?;
+        Some((departure.at.elapsed(), departure.reason.name()))
+    }
+}
+
+impl CacheMiss {
+    fn new(kind: MissKind, at_token: u32) -> Self {
+        Self { kind, at_token, message: None, text: String::new(), eviction: None }
     }
 }
 

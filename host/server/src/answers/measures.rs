@@ -9,7 +9,9 @@
 //! | `pensieve_inter_token_seconds` | histogram | `model` | between tokens |
 //! | `pensieve_prompt_tokens_total` | counter | `model` | tokens of prompts |
 //! | `pensieve_reused_tokens_total` | counter | `model` | of those, tokens that were not computed again |
+//! | `pensieve_cached_tokens_total` | counter | `model`, `from` | of those, tokens that came from `memory` or `disk` |
 //! | `pensieve_cache_misses_total` | counter | `model`, `kind` | prompts that were not in the prefix cache, by reason |
+//! | `pensieve_cache_missed_tokens_total` | counter | `model`, `kind` | the tokens that were computed for that reason |
 //! | `pensieve_generated_tokens_total` | counter | `model` | tokens of answers |
 
 use std::time::Instant;
@@ -17,7 +19,7 @@ use std::time::Instant;
 use metrics::{counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 use tracing::Span;
 
-use crate::chat::CacheMiss;
+use crate::chat::CacheReport;
 use pensieve_protocol::{
     job::{Failure, FailureCode, Finish, Usage},
     outside::without_quoted,
@@ -32,6 +34,8 @@ pub fn describe() {
     describe_histogram!("pensieve_inter_token_seconds", "Between tokens.");
     describe_counter!("pensieve_prompt_tokens_total", "Tokens of prompts.");
     describe_counter!("pensieve_reused_tokens_total", "Of those, tokens that were not computed again.");
+    describe_counter!("pensieve_cached_tokens_total", "Tokens of prompts from the prefix cache, by where it had them.");
+    describe_counter!("pensieve_cache_missed_tokens_total", "Tokens of prompts that were computed, by reason.");
     describe_counter!("pensieve_cache_misses_total", "Prompts that were not in the prefix cache, by reason.");
     describe_counter!("pensieve_generated_tokens_total", "Tokens of answers.");
 }
@@ -60,12 +64,22 @@ impl Measures {
         }
     }
 
-    /// Records why a prompt was not cached, without its text.
-    pub fn missed(&mut self, miss: &CacheMiss) {
+    /// Records where a prompt's tokens came from, and why some were not cached, without its text.
+    pub fn cached(&mut self, report: &CacheReport) {
+        for (from, tokens) in [("memory", report.memory_tokens), ("disk", report.disk_tokens)] {
+            counter!("pensieve_cached_tokens_total", "model" => self.model.clone(), "from" => from)
+                .increment(u64::from(tokens));
+        }
+        let span = Span::current();
+        span.record("disk_tokens", report.disk_tokens);
+        let Some(miss) = &report.miss else { return };
         let kind = miss.kind.name();
         counter!("pensieve_cache_misses_total", "model" => self.model.clone(), "kind" => kind).increment(1);
+        counter!("pensieve_cache_missed_tokens_total", "model" => self.model.clone(), "kind" => kind)
+            .increment(u64::from(report.computed_tokens));
         let message = miss.message.map_or_else(String::new, |message| format!(", message {message}"));
-        Span::current().record("cache_miss", format!("{kind} at token {}{message}", miss.at_token));
+        let evicted = miss.eviction.as_ref().map_or_else(String::new, |eviction| format!(", {eviction}"));
+        span.record("cache_miss", format!("{kind} at token {}{message}{evicted}", miss.at_token));
     }
 
     pub fn tokens(&mut self, count: usize) {

@@ -7,8 +7,8 @@ pub mod measures;
 mod parsing;
 mod row;
 
-pub(crate) use generation::AnswerReader;
 pub use generation::Generation;
-pub(crate) use history::{Outline, PromptHistory};
+pub(crate) use generation::{AnswerReader, Origin};
+pub(crate) use history::{Outline, Prompt, PromptHistory};
 pub use parsing::ToolParser;
 pub(crate) use row::row;

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::{ApiRequest, stream::Generations, usage::Counted};
 use crate::{
     answers::Generation,
-    chat::{Compaction, Delta, Request},
+    chat::{Compaction, Delta, Divergence, DivergenceKind, Request},
     requests::{Chats, Prepared, summary},
 };
 use pensieve_protocol::job::{Failure, Finish, Usage};
@@ -41,6 +41,14 @@ impl Start {
         }
     }
 
+    /// How its prompt differs from that of an earlier answer, which the client names. A summary is not compared.
+    pub(super) fn divergence(&self, previous: Option<&str>, answer: &str) -> Option<Divergence> {
+        match self {
+            Self::Answer(prepared) => prepared.divergence(previous, answer),
+            Self::Summary(_) => previous.map(|_| Divergence { kind: DivergenceKind::Other, missed_tokens: 0 }),
+        }
+    }
+
     /// Queues it, and waits until `first_event` for errors that occur at once.
     pub(super) async fn generations(self, call: &ApiRequest, first_event: Instant) -> Result<Generations, Failure> {
         match self {
@@ -68,9 +76,15 @@ impl Compacting {
     async fn start(self, call: &ApiRequest, first_event: Instant) -> Result<Generations, Failure> {
         let Self { chats, request, compaction, prepared } = self;
         let counted = Counted::of(&prepared);
-        let mut generation = prepared.start()?;
+        let mut generation = prepared.start(&call.request_id)?;
         generation.listen(first_event).await?;
-        let answer = Answer { chats, request, compaction, stage: Stage::Summary(generation, String::new()) };
+        let answer = Answer {
+            chats,
+            request,
+            request_id: call.request_id.clone(),
+            compaction,
+            stage: Stage::Summary(generation, String::new()),
+        };
         let deltas = unfold(answer, |mut answer| async move { Some((answer.next().await?, answer)) });
         Ok(Generations::of(call, counted, deltas))
     }
@@ -79,6 +93,7 @@ impl Compacting {
 struct Answer {
     chats: Arc<Chats>,
     request: Request,
+    request_id: String,
     compaction: Compaction,
     stage: Stage,
 }
@@ -99,7 +114,7 @@ impl Answer {
                     Delta::Text { text, .. } => summary.push_str(&text),
                     Delta::Thinking(_) | Delta::ToolCall { .. } | Delta::ToolArguments(_) => {}
                     // The conversation is read from the cache; what the answer misses is told then.
-                    Delta::CacheMiss(_) => {}
+                    Delta::Cache(_) => {}
                     Delta::Finished { reason, usage } if !matches!(reason, Finish::Cancelled | Finish::Deadline) => {
                         let text = summary::text(&self.request, summary, self.compaction.trigger);
                         return Some(self.summed_up(text, usage));
@@ -108,7 +123,7 @@ impl Answer {
                 },
                 Stage::Begin(request) => {
                     let prepared = self.chats.prepare(std::mem::take(request)).await;
-                    match prepared.and_then(Prepared::start) {
+                    match prepared.and_then(|prepared| prepared.start(&self.request_id)) {
                         Ok(generation) => self.stage = Stage::Answer(generation),
                         Err(failure) => {
                             self.stage = Stage::Over;

@@ -9,9 +9,10 @@ use serde_json::json;
 use super::{
     ApiError, ApiRequest, ApiResponse, ErrorCode, Frame, simple,
     stream::{self, EventEncoder, event},
+    usage::add_report,
 };
 use crate::{
-    chat::{Delta, Input},
+    chat::{CacheReport, Delta, Input},
     requests::Chats,
 };
 use pensieve_protocol::job::Finish;
@@ -27,12 +28,14 @@ pub(crate) async fn answer(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiRes
     let running = simple::start(&chats, &call, prompt).await?;
     let started =
         json!({ "request_id": call.request_id, "model": running.model, "prompt_tokens": running.input_tokens });
-    let encoder = ExecuteEncoder { started: event("started", &started), stops: running.stops, is_over: false };
+    let encoder =
+        ExecuteEncoder { started: event("started", &started), stops: running.stops, cache: None, is_over: false };
     Ok(ApiResponse::events(stream::frames(encoder, running.generations), permit))
 }
 
 struct ExecuteEncoder {
     started: Vec<u8>,
+    cache: Option<CacheReport>,
     stops: Vec<String>,
     is_over: bool,
 }
@@ -48,11 +51,16 @@ impl EventEncoder for ExecuteEncoder {
             Delta::Thinking(text) if !text.is_empty() => {
                 event("token", &json!({ "text": text, "thinking": true })).into()
             }
+            Delta::Cache(report) => {
+                self.cache = Some(report);
+                Frame::default()
+            }
             Delta::Finished { reason, usage } => {
                 self.is_over = true;
-                let usage = json!({
+                let mut usage = json!({
                     "prompt_tokens": usage.prompt, "reused_tokens": usage.reused, "completion_tokens": usage.generated,
                 });
+                add_report(&mut usage, self.cache.as_ref());
                 let (word, stop) = word(reason, &self.stops);
                 event("end", &json!({ "reason": word, "stop": stop, "usage": usage })).into()
             }

@@ -240,6 +240,8 @@ pub struct ApiRequest {
     pub client: Option<Client>,
     /// The id in headers, errors and the log.
     pub request_id: String,
+    /// What the client's program calls itself, short and safe to show.
+    pub(crate) agent: Arc<str>,
     /// Owns the responses that live no longer than the request's connection, which is a WebSocket.
     pub(crate) local: Option<u64>,
     pub shared: Arc<Shared>,

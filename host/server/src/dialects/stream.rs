@@ -58,8 +58,17 @@ impl Generations {
         prepared: Vec<Prepared>,
         first_event: Instant,
     ) -> Result<Self, Failure> {
-        let counted = prepared.first().map(Counted::of);
-        let started = prepared.into_iter().map(Prepared::start).collect::<Result<Vec<Generation>, Failure>>()?;
+        let mut meter = Counted::of_all(&prepared).map(|counted| Meter::new(call, counted));
+        let started = Self::listening(call, prepared, first_event).await;
+        if let (Err(failure), Some(meter)) = (&started, &mut meter) {
+            meter.fail(failure);
+        }
+        Ok(Self { meter, ..started? })
+    }
+
+    async fn listening(call: &ApiRequest, prepared: Vec<Prepared>, first_event: Instant) -> Result<Self, Failure> {
+        let started = prepared.into_iter().map(|prepared| prepared.start(&call.request_id));
+        let started = started.collect::<Result<Vec<Generation>, Failure>>()?;
         let mut generations = Self { memory: call.memory.clone(), ..Self::empty() };
         for (choice, mut generation) in started.into_iter().enumerate() {
             generation.listen(first_event).await?;
@@ -68,7 +77,6 @@ impl Generations {
                 unfold(generation, |mut generation| async move { Some((generation.next().await?, generation)) }),
             );
         }
-        generations.meter = counted.map(|counted| Meter::new(call, counted));
         Ok(generations)
     }
 

@@ -21,6 +21,7 @@ use tokio::{
 use super::{
     adapter_registry::Adapter,
     config::{Config, KeepAlive},
+    departures::{DepartureReason, Departures},
     fence, log, needs,
     plugins::Catalogue,
     probe::{Probed, Prober},
@@ -72,6 +73,9 @@ pub(super) struct Control {
     /// The supervisor's time, in which its deadlines do not pass while this process is stopped.
     clock: AwakeClock,
     workers: HashMap<u64, (Worker, JobStreams)>,
+    /// The models of workers that have not been asked to go, by the workers' serial numbers.
+    serving: HashMap<u64, usize>,
+    departures: Arc<Departures>,
     /// Jobs not submitted to a worker yet.
     jobs: HashMap<u64, (Job, UpdateSender)>,
     /// Reply channels, by ticket.
@@ -89,6 +93,7 @@ impl Control {
         catalogue: watch::Receiver<Arc<Catalogue>>,
         messages: WeakUnboundedSender<Message>,
         signals: Sender<(u64, WorkerSignal)>,
+        departures: Arc<Departures>,
     ) -> Self {
         Self {
             config,
@@ -99,6 +104,8 @@ impl Control {
             supervisor,
             clock: AwakeClock::new(Instant::now()),
             workers: HashMap::new(),
+            serving: HashMap::new(),
+            departures,
             jobs: HashMap::new(),
             replies: HashMap::new(),
             next_ticket: 0,
@@ -195,6 +202,7 @@ impl Control {
                 if let Some((_, streams)) = self.workers.remove(&serial) {
                     streams.fail(&failure);
                 }
+                self.depart(serial, DepartureReason::Died);
                 Event::Exited { serial, failure }
             }
         }
@@ -210,6 +218,7 @@ impl Control {
     fn handle(&mut self, event: Event) -> ControlFlow<()> {
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
+            let reason = DepartureReason::of(&event);
             for effect in self.supervisor.on(event, self.clock.at(Instant::now())) {
                 match effect {
                     Effect::Start { serial, model, load, bytes, plugin } => {
@@ -220,7 +229,12 @@ impl Control {
                     }
                     Effect::Send { serial, command } => match refusal(&command) {
                         Some(report) => events.push_back(Event::Reported { serial, report }),
-                        None => self.perform(Effect::Send { serial, command }),
+                        None => {
+                            if command == Command::Drain {
+                                self.depart(serial, reason);
+                            }
+                            self.perform(Effect::Send { serial, command });
+                        }
                     },
                     Effect::End => {
                         for reply in self.shutdown_replies.drain(..) {
@@ -233,6 +247,13 @@ impl Control {
             }
         }
         ControlFlow::Continue(())
+    }
+
+    /// Records that a worker goes, unless it was asked to before.
+    fn depart(&mut self, serial: u64, reason: DepartureReason) {
+        if let Some(model) = self.serving.remove(&serial) {
+            self.departures.record(model, reason);
+        }
     }
 
     /// Carries out an effect that does not lead to another event. The receiver of a reply may be gone.
@@ -309,6 +330,7 @@ impl Control {
                 let pid = worker.pid;
                 worker.send(Command::Load(load));
                 self.workers.insert(serial, (worker, streams));
+                self.serving.insert(serial, model);
                 Event::Started { serial, pid }
             }
             Err(error) => Event::NotStarted { serial, error: error.to_string() },

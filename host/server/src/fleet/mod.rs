@@ -10,6 +10,7 @@ mod backups;
 pub mod child;
 mod config;
 mod control;
+mod departures;
 pub mod fence;
 pub(crate) mod footprint;
 mod log;
@@ -37,6 +38,7 @@ mod worker_runtime;
 
 pub use adapter_registry::{Adapter, AdapterFailure, Culprit, check_adapter_name};
 pub use config::{AnswerSettings, Config, Deadlines, Efforts, KeepAlive, ModelConfig, Restart, Variant};
+pub use departures::{Departure, DepartureReason};
 pub use footprint::footprint;
 pub use machine::{default_budget, installed_bytes};
 pub use sources::Sources;
@@ -64,6 +66,7 @@ use tokio::{
 
 use adapter_registry::AdapterRegistry;
 use control::{Control, Message};
+use departures::Departures;
 use pensieve_protocol::{
     card::Card,
     fence::{Fenced, Policy},
@@ -94,6 +97,7 @@ pub struct Fleet {
     /// Bytes in the queues of all streams.
     queued_bytes: Arc<AtomicUsize>,
     fenced: OnceCell<Fenced>,
+    departures: Arc<Departures>,
     closing: AtomicBool,
     /// The number of jobs that run or wait, for which the machine is kept awake.
     busy: watch::Sender<usize>,
@@ -185,7 +189,9 @@ impl Fleet {
         let (signals, reported) = mpsc::channel(SIGNALS_MAX);
         let supervisor = Supervisor::new(config.clone(), registry.clone(), plugins.catalogue());
         let (catalogue, sender) = (plugins.subscribe(), messages.downgrade());
-        let control = Control::new(config.clone(), supervisor, prober.clone(), catalogue, sender, signals);
+        let departures = Arc::<Departures>::default();
+        let control =
+            Control::new(config.clone(), supervisor, prober.clone(), catalogue, sender, signals, departures.clone());
         let control = tokio::spawn(control.run(received, reported));
         let (next_job, closing) = (AtomicU64::new(1), AtomicBool::new(false));
         let (queued_bytes, fenced) = (Arc::default(), OnceCell::new());
@@ -201,6 +207,7 @@ impl Fleet {
             next_job,
             queued_bytes,
             fenced,
+            departures,
             closing,
             busy,
             control,
@@ -304,6 +311,18 @@ impl Fleet {
             return Err(ended());
         }
         Ok(stream)
+    }
+
+    /// When the model's last worker went, and why.
+    pub fn departure(&self, target: &Target) -> Option<Departure> {
+        self.departures.of(target.index)
+    }
+
+    /// The same for all models, by their ids.
+    pub fn departures(&self) -> Vec<(String, Departure)> {
+        let config = self.config();
+        let known = config.models.iter().enumerate();
+        known.filter_map(|(index, model)| Some((model.id.clone(), self.departures.of(index)?))).collect()
     }
 
     /// Every name of a model, except those that only match a wildcard.

@@ -20,6 +20,11 @@ pub struct EventStream {
 }
 
 impl EventStream {
+    /// The job's number, which is unique among all models.
+    pub fn job(&self) -> u64 {
+        self.job
+    }
+
     /// Returns the next update; `None` after the last one.
     pub async fn next(&mut self) -> Option<Update> {
         if self.ended {

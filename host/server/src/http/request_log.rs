@@ -10,6 +10,7 @@ use hyper::{
 };
 use std::{
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll},
     time::Instant,
 };
@@ -32,6 +33,8 @@ const CLIENT_GONE: u16 = 499;
 #[derive(Debug)]
 pub(super) struct RequestLog {
     pub(super) id: String,
+    /// What the client's program calls itself.
+    pub(super) client: Arc<str>,
     /// Entered by all work for the request.
     pub(super) span: Span,
     method: String,
@@ -80,13 +83,25 @@ impl RequestLog {
             outcome = Empty,
             prompt_tokens = Empty,
             reused_tokens = Empty,
+            disk_tokens = Empty,
             read_tokens = Empty,
             generated_tokens = Empty,
             cache_miss = Empty
         );
         metrics::gauge!("pensieve_http_requests_in_flight").increment(1);
         let method = if is_common(method) { method.to_string() } else { "other".to_owned() };
-        Self { id, span, method, route, status: None, is_complete: false, began: Instant::now(), _answering: answering }
+        let client = client.into();
+        Self {
+            id,
+            client,
+            span,
+            method,
+            route,
+            status: None,
+            is_complete: false,
+            began: Instant::now(),
+            _answering: answering,
+        }
     }
 
     /// Ends one that has no HTTP response of its own.
@@ -127,7 +142,7 @@ impl Drop for RequestLog {
         let outcome = if self.is_complete { "answered" } else { "the client has gone" };
         self.span.in_scope(|| match self.route {
             // Monitoring and status lines poll these every few seconds.
-            "/" | "/health" | "/metrics" | "/v1/usage" | "/v1/requests" => {
+            "/" | "/page/{id}" | "/health" | "/metrics" | "/v1/live" | "/v1/usage" | "/v1/requests" => {
                 tracing::debug!(status, duration_ms, "{outcome}");
             }
             _ => tracing::info!(status, duration_ms, "{outcome}"),

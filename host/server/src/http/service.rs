@@ -61,6 +61,11 @@ impl Service {
         self.app.limits()
     }
 
+    /// Ends streams that would go on for ever.
+    pub(super) fn close(&self) {
+        self.app.readers.close();
+    }
+
     /// Background tasks: maintenance of the metrics, and the return of freed memory to the system.
     pub(super) fn upkeep(&self) -> impl Future<Output = ()> + use<> {
         let (metrics, heap) = (self.app.recorder.clone().upkeep(), heap::give_back(self.app.memory.clone()));
@@ -91,7 +96,8 @@ impl Service {
         );
         let query = request.uri().query().unwrap_or_default().to_owned();
         let request_id = log.id.clone();
-        let context = |client, params| RequestContext { client, request_id, dialect, params, query, connection };
+        let agent = log.client.clone();
+        let context = |client, params| RequestContext { client, request_id, dialect, params, query, connection, agent };
         let serving = self.serve(request, dialect, ends, matched, context);
         let (mut response, origin) = serving.instrument(log.span.clone()).await;
         let mut retry_after = RETRY_AFTER;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::{Limits, Settings, connections::ConnectionHandle, metrics::Recorder, router::PathParams};
+use super::{Limits, Settings, connections::ConnectionHandle, metrics::Recorder, readers::Readers, router::PathParams};
 use crate::{
     chat::Client,
     dialects::{ApiError, ApiRequest, Dialect, ErrorCode, RequestMemory, Shared, StreamLimit},
@@ -22,6 +22,7 @@ pub(super) struct AppState {
     /// arrives, so that a client cannot reserve memory by announcing a length.
     pub(super) memory: Shares,
     shared: Arc<Shared>,
+    pub(super) readers: Readers,
 }
 
 /// Context of a request before its body is read, stored in its extensions.
@@ -33,6 +34,8 @@ pub(super) struct RequestContext {
     pub(super) params: PathParams,
     pub(super) query: String,
     pub(super) connection: ConnectionHandle,
+    /// What the client's program calls itself.
+    pub(super) agent: Arc<str>,
 }
 
 impl RequestContext {
@@ -42,9 +45,9 @@ impl RequestContext {
     }
 
     pub(super) fn into_request(self, body: Bytes, memory: RequestMemory, app: &AppState) -> ApiRequest {
-        let Self { client, request_id, dialect, params: PathParams { id, name }, query, connection: _ } = self;
+        let Self { client, request_id, dialect, params: PathParams { id, name }, query, agent, connection: _ } = self;
         let shared = app.shared.clone();
-        ApiRequest { id, name, query, dialect, body, memory, client, request_id, local: None, shared }
+        ApiRequest { id, name, query, dialect, body, memory, client, request_id, agent, local: None, shared }
     }
 }
 
@@ -53,7 +56,8 @@ impl AppState {
         let limits = settings.limits;
         let shared = Shared::new(settings.dialects.clone(), StreamLimit::new(limits.streams_max));
         let (requests, memory) = (Shares::new(limits.requests_max), Shares::new(limits.bodies_bytes_max));
-        Arc::new(Self { chats, recorder: Recorder::install(), limits, requests, memory, shared: Arc::new(shared) })
+        let (recorder, shared, readers) = (Recorder::install(), Arc::new(shared), Readers::default());
+        Arc::new(Self { chats, recorder, limits, requests, memory, shared, readers })
     }
 
     pub(super) fn limits(&self) -> &Limits {

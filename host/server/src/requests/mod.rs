@@ -28,8 +28,8 @@ use self::{
     toolbox::{Arranged, Toolboxes},
 };
 use crate::{
-    answers::{AnswerReader, Generation, Outline, PromptHistory, ToolParser},
-    chat::{Client, Conversation, Input, Request, ResponseFormat, Role, Tool, ToolChoice},
+    answers::{AnswerReader, Generation, Origin, Outline, Prompt as KnownPrompt, PromptHistory, ToolParser},
+    chat::{Client, Conversation, Divergence, Input, Request, ResponseFormat, Role, Tool, ToolChoice},
     constraints::Rules,
     fleet::{Fleet, Target},
     formats::{OutputFormat, Signature, Thoughts},
@@ -245,7 +245,8 @@ impl Prepared {
         choice
     }
 
-    pub fn start(self) -> Result<Generation, Failure> {
+    /// Queues it for the request of this id.
+    pub fn start(self, request: &str) -> Result<Generation, Failure> {
         let Reading { is_taught, tools, thoughts } = self.reading;
         let ToolDialect { format, markers, .. } =
             if is_taught { &self.convention.taught } else { &self.convention.own };
@@ -263,11 +264,26 @@ impl Prepared {
             end_of_turn: self.convention.end_of_turn.clone(),
             client_stops: self.client_stops,
         };
-        let vocabulary = &self.convention.vocabulary;
-        let compare = |outline| self.history.compare(&self.target.id, &self.job, outline, vocabulary);
-        let comparison = self.outline.map(compare);
+        let origin = self.outline.map(|outline| {
+            let prompt = Arc::new(KnownPrompt::of(&self.target.id, self.target.context, &self.job, outline));
+            let comparison = self.history.compare(&prompt, &self.convention.vocabulary);
+            let departure = self.fleet.departure(&self.target);
+            Origin { comparison, history: self.history.clone(), departure }
+        });
+        let salt = self.job.salt.clone();
         let stream = self.fleet.submit(&self.target, self.job)?;
-        Ok(Generation::new(stream, &self.target.id, reader, comparison))
+        self.history.submitted(stream.job(), &salt, request);
+        Ok(Generation::new(stream, &self.target.id, reader, origin))
+    }
+
+    /// How the prompt differs from that of an earlier answer, which the client names by its id. Remembers the prompt
+    /// under the id of its own answer.
+    pub fn divergence(&self, previous: Option<&str>, answer: &str) -> Option<Divergence> {
+        let outline = self.outline.clone()?;
+        let prompt = Arc::new(KnownPrompt::of(&self.target.id, self.target.context, &self.job, outline));
+        let divergence = previous.and_then(|previous| self.history.divergence(previous, &prompt));
+        self.history.name(answer, prompt);
+        divergence
     }
 }
 

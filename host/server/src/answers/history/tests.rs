@@ -1,7 +1,10 @@
 //! Prompts one after the other, and the reason that is told for each.
 
 use super::*;
-use crate::chat::{Part, Role, Tool, Turn};
+use crate::{
+    chat::{Part, Role, Tool, Turn},
+    fleet::DepartureReason,
+};
 use pensieve_protocol::job::AdapterUse;
 
 /// A model whose tokens are bytes.
@@ -17,6 +20,7 @@ struct Asked {
     turns: Vec<String>,
     adapter: Option<AdapterUse>,
     salt: Vec<u8>,
+    context: u32,
 }
 
 impl Asked {
@@ -79,13 +83,14 @@ impl Bench {
     fn start(&self, asked: &Asked) -> Comparison {
         let job =
             Job { tokens: asked.tokens(), adapter: asked.adapter.clone(), salt: asked.salt.clone(), ..Job::default() };
-        self.history.compare("model", &job, Outline::of(&Input::Chat(asked.conversation())), &self.vocabulary)
+        let outline = Outline::of(&Input::Chat(asked.conversation()));
+        self.history.compare(&Arc::new(Prompt::of("model", asked.context, &job, outline)), &self.vocabulary)
     }
 }
 
 /// The kind, turn and text of a miss, of which everything in common was found.
 fn told(comparison: &Comparison) -> Option<(&'static str, Option<u32>, String)> {
-    let miss = comparison.miss(comparison.common as u32)?;
+    let miss = comparison.miss(comparison.common as u32, Losses::default())?;
     assert_eq!(miss.at_token as usize, comparison.common);
     Some((miss.kind.name(), miss.message, miss.text))
 }
@@ -98,7 +103,7 @@ fn a_conversation_that_goes_on_needs_no_reason() {
     let second = Asked::new(&long("system"), &["Hello", &long("reply")]);
     assert_eq!(told(&bench.ask(&second)), None);
     assert_eq!(told(&bench.ask(&second)), None, "the same again");
-    let evicted = bench.ask(&second).miss(16).unwrap();
+    let evicted = bench.ask(&second).miss(16, Losses::default()).unwrap();
     assert_eq!((evicted.kind, evicted.at_token), (MissKind::Evicted, 16));
 }
 
@@ -152,7 +157,7 @@ fn what_is_still_being_computed_has_not_been_evicted() {
     let bench = Bench::new();
     let asked = Asked::new(&long("system"), &["Hello"]);
     bench.start(&asked);
-    assert_eq!(bench.start(&asked).miss(0), None);
+    assert_eq!(bench.start(&asked).miss(0, Losses::default()), None);
 }
 
 #[test]
@@ -161,7 +166,7 @@ fn only_so_many_prompts_are_remembered() {
     for place in 0..PROMPTS_MAX + 10 {
         bench.ask(&Asked { salt: vec![place as u8, (place >> 8) as u8], ..Asked::new(&long("system"), &["Hello"]) });
     }
-    assert_eq!(bench.history.0.lock().unwrap().len(), PROMPTS_MAX);
+    assert_eq!(bench.history.prompts.lock().unwrap().len(), PROMPTS_MAX);
 }
 
 #[test]
@@ -180,6 +185,76 @@ fn nothing_is_told_of_a_prompt_that_was_found_though_no_earlier_one_is_like_it()
     let bench = Bench::new();
     bench.ask(&Asked::new(&long("system"), &[&long("one")]));
     let other = bench.ask(&Asked::new(&long("system"), &[&long("two"), &long("three")]));
-    assert!(other.miss(other.common as u32).is_some());
-    assert_eq!(other.miss(other.common as u32 + LOSS_MIN as u32), None);
+    assert!(other.miss(other.common as u32, Losses::default()).is_some());
+    assert_eq!(other.miss(other.common as u32 + LOSS_MIN as u32, Losses::default()), None);
+}
+
+#[test]
+fn a_lost_prompt_is_told_with_what_took_it() {
+    let bench = Bench::new();
+    let first = Asked { context: 4096, ..Asked::new(&long("system"), &[&long("question")]) };
+    bench.ask(&first);
+    let eviction = Eviction { ago: Duration::from_secs(3), by: EvictedBy::OtherClient };
+    let by_worker = Losses { eviction: Some(eviction.clone()), departure: None };
+    let miss = bench.ask(&first).miss(16, by_worker.clone()).unwrap();
+    assert_eq!((miss.kind, miss.eviction), (MissKind::Evicted, Some(eviction.clone())));
+    // Also before the place where a prompt differs.
+    let other = Asked { turns: vec![long("another")], ..first.clone() };
+    assert_eq!(bench.ask(&other).miss(16, by_worker).unwrap().eviction, Some(eviction));
+    let gone = || Departure { at: Instant::now(), reason: DepartureReason::Idle };
+    let comparison = bench.ask(&first);
+    let unloaded = Losses { eviction: None, departure: Some(gone()) };
+    let miss = comparison.miss(0, unloaded.clone()).unwrap();
+    assert_eq!(miss.eviction.map(|eviction| eviction.by), Some(EvictedBy::Unload("idle")));
+    // An earlier one is no reason.
+    assert_eq!(bench.ask(&first).miss(0, unloaded).unwrap().eviction, None);
+    let shorter = Asked { context: 2048, ..first };
+    let miss = bench.ask(&shorter).miss(0, Losses { eviction: None, departure: Some(gone()) }).unwrap();
+    assert_eq!(miss.kind, MissKind::OtherContext);
+}
+
+#[test]
+fn a_template_that_writes_the_same_turns_differently_is_named() {
+    let bench = Bench::new();
+    let vocabulary = &bench.vocabulary;
+    let asked = Asked::new(&long("system"), &[&long("one"), &long("two"), &long("three")]);
+    let outline = |asked: &Asked| Outline::of(&Input::Chat(asked.conversation()));
+    let ask = |tokens: Vec<u32>, outline: Outline| {
+        let job = Job { tokens, ..Job::default() };
+        let comparison = bench.history.compare(&Arc::new(Prompt::of("model", 0, &job, outline)), vocabulary);
+        comparison.computed();
+        told(&comparison).map(|(kind, ..)| kind)
+    };
+    ask(asked.tokens(), outline(&asked));
+    let next = Asked { turns: [asked.turns.clone(), vec![long("four")]].concat(), ..asked.clone() };
+    // The reasoning in the first turn is left out.
+    let shorter = Asked { turns: next.turns.iter().map(|turn| turn[60..].to_owned()).collect(), ..next.clone() };
+    assert_eq!(ask(shorter.tokens(), outline(&next)), Some("rewritten_by_template"));
+    let variables = Outline { variables: 1, ..outline(&next) };
+    assert_eq!(ask(next.tokens(), variables), Some("changed_template"));
+}
+
+#[test]
+fn a_prompt_is_compared_with_the_one_that_a_client_names() {
+    let bench = Bench::new();
+    let prompt = |model: &str, asked: &Asked| {
+        let job = Job { tokens: asked.tokens(), salt: asked.salt.clone(), ..Job::default() };
+        Arc::new(Prompt::of(model, 0, &job, Outline::of(&Input::Chat(asked.conversation()))))
+    };
+    let first = Asked::new(&long("system"), &[&long("one"), &long("two")]);
+    bench.history.name("msg_1", prompt("a", &first));
+    let kind = |id: &str, model: &str, asked: &Asked| {
+        bench.history.divergence(id, &prompt(model, asked)).map(|divergence| divergence.kind)
+    };
+    let next = Asked { turns: [first.turns.clone(), vec![long("three")]].concat(), ..first.clone() };
+    assert_eq!(kind("msg_1", "a", &next), None);
+    assert_eq!(kind("msg_2", "a", &next), Some(DivergenceKind::Unknown));
+    assert_eq!(kind("msg_1", "b", &next), Some(DivergenceKind::Model));
+    assert_eq!(kind("msg_1", "a", &Asked { salt: vec![1], ..next.clone() }), Some(DivergenceKind::Unknown));
+    assert_eq!(kind("msg_1", "a", &Asked { system: long("other"), ..next.clone() }), Some(DivergenceKind::System));
+    assert_eq!(kind("msg_1", "a", &Asked { tools: vec!["read"], ..next.clone() }), Some(DivergenceKind::Tools));
+    let rewritten = Asked { turns: vec![long("one"), long("other"), long("three")], ..next };
+    let divergence = bench.history.divergence("msg_1", &prompt("a", &rewritten)).unwrap();
+    assert_eq!(divergence.kind, DivergenceKind::Messages);
+    assert!(divergence.missed_tokens as usize > long("two").len());
 }

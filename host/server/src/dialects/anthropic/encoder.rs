@@ -6,7 +6,7 @@ use sha2::{Digest, Sha256};
 
 use super::{
     content::CALL_PREFIX,
-    events::{Block, Event, Piece, REPETITION, Report, Stop},
+    events::{Block, Diagnostics, Event, Piece, REPETITION, Report, Stop},
 };
 use crate::{
     chat::{AppliedEdit, Delta},
@@ -23,6 +23,7 @@ pub(super) struct Head {
     pub(super) input_tokens: u32,
     /// Edits of the conversation; `None` if the request asks for none.
     pub(super) edits: Option<Vec<AppliedEdit>>,
+    pub(super) diagnostics: Diagnostics,
 }
 
 #[derive(Debug)]
@@ -52,8 +53,8 @@ impl MessageEncoder {
 
     /// Events that are sent before prefill.
     pub(super) fn begin(&self) -> Vec<Event> {
-        let Head { id, model, input_tokens, .. } = self.head.clone();
-        vec![Event::MessageStart { id, model, input_tokens }, Event::Ping]
+        let Head { id, model, input_tokens, diagnostics, .. } = self.head.clone();
+        vec![Event::MessageStart { id, model, input_tokens, diagnostics }, Event::Ping]
     }
 
     pub(super) fn is_over(&self) -> bool {
@@ -64,7 +65,7 @@ impl MessageEncoder {
         let mut out = Vec::new();
         match delta {
             Delta::Loading { .. } | Delta::Started { .. } | Delta::Prompt { .. } => {}
-            Delta::CacheMiss(miss) => self.report.miss = Some(miss),
+            Delta::Cache(report) => self.report.cache = Some(report),
             Delta::Text { text, .. } => {
                 if !text.is_empty() {
                     if !matches!(self.open, Some(Open::Text)) {
@@ -176,13 +177,16 @@ pub(super) struct MessageBuilder {
     blocks: Vec<(Block, String, String)>,
     stop: Option<Stop>,
     report: Report,
+    diagnostics: Diagnostics,
 }
 
 impl MessageBuilder {
     /// Adds an event. Errors are not part of a message; they are returned instead of it.
     pub(super) fn add(&mut self, event: Event) {
         match event {
-            Event::MessageStart { id, model, .. } => (self.id, self.model) = (id, model),
+            Event::MessageStart { id, model, diagnostics, .. } => {
+                (self.id, self.model, self.diagnostics) = (id, model, diagnostics);
+            }
             Event::BlockStart { block, .. } => self.blocks.push((block, String::new(), String::new())),
             Event::BlockDelta { piece, .. } => {
                 if let Some((_, text, signature)) = self.blocks.last_mut() {
@@ -205,6 +209,7 @@ impl MessageBuilder {
             "stop_reason": null, "stop_sequence": null,
         });
         self.report.write(&mut message);
+        self.diagnostics.write(&mut message);
         if let Some(stop) = &self.stop {
             stop.write(&mut message);
         }

@@ -4,8 +4,8 @@ use serde_json::{Value, json};
 
 use super::{context_management, error};
 use crate::{
-    chat::{AppliedEdit, CacheMiss},
-    dialects::{ApiError, usage::add_miss},
+    chat::{AppliedEdit, CacheReport, Divergence, DivergenceKind},
+    dialects::{ApiError, usage::add_report},
 };
 use pensieve_protocol::job::Usage;
 
@@ -17,6 +17,7 @@ pub(super) enum Event {
         id: String,
         model: String,
         input_tokens: u32,
+        diagnostics: Diagnostics,
     },
     /// Keep-alive while nothing is generated.
     Ping,
@@ -40,11 +41,39 @@ pub(super) enum Event {
     Error(ApiError),
 }
 
+/// Whether a request asks how it differs from an earlier one, and the answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Diagnostics {
+    #[default]
+    NotAsked,
+    /// `None` if the prompt only goes on, or if there is no earlier one.
+    Asked(Option<Divergence>),
+}
+
+impl Diagnostics {
+    pub(super) fn write(self, message: &mut Value) {
+        let Self::Asked(divergence) = self else { return };
+        message["diagnostics"] = divergence.map_or(Value::Null, |Divergence { kind, missed_tokens }| {
+            let kind = match kind {
+                DivergenceKind::Model => "model_changed",
+                DivergenceKind::System => "system_changed",
+                DivergenceKind::Tools => "tools_changed",
+                DivergenceKind::Messages => "messages_changed",
+                DivergenceKind::Other => return json!({ "cache_miss_reason": { "type": "unavailable" } }),
+                DivergenceKind::Unknown => {
+                    return json!({ "cache_miss_reason": { "type": "previous_message_not_found" } });
+                }
+            };
+            json!({ "cache_miss_reason": { "type": kind, "cache_missed_input_tokens": missed_tokens } })
+        });
+    }
+}
+
 /// The numbers at the end of a message.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Report {
     pub(super) usage: Usage,
-    pub(super) miss: Option<CacheMiss>,
+    pub(super) cache: Option<CacheReport>,
     /// Of the summary that was made first.
     pub(super) compaction: Option<Usage>,
     /// Edits of the conversation; `None` if the request asks for none.
@@ -105,12 +134,13 @@ impl Event {
 
     fn data(&self, request_id: &str) -> Value {
         match self {
-            Self::MessageStart { id, model, input_tokens } => {
+            Self::MessageStart { id, model, input_tokens, diagnostics } => {
                 let usage = Usage { prompt: *input_tokens, ..Usage::default() };
-                let message = json!({
+                let mut message = json!({
                     "id": id, "type": "message", "role": "assistant", "model": model, "content": [],
                     "stop_reason": null, "stop_sequence": null, "usage": usage_json(&usage, None),
                 });
+                diagnostics.write(&mut message);
                 json!({ "type": "message_start", "message": message })
             }
             Self::Ping => json!({ "type": "ping" }),
@@ -137,7 +167,7 @@ impl Event {
 impl Report {
     /// Adds usage and edits to a message or its delta. Making a summary counts by itself.
     pub(super) fn write(&self, message: &mut Value) {
-        let mut usage = usage_json(&self.usage, self.miss.as_ref());
+        let mut usage = usage_json(&self.usage, self.cache.as_ref());
         if let Some(compaction) = &self.compaction {
             let iteration = |kind: &str, of: &Usage| {
                 let mut iteration = usage_json(of, None);
@@ -183,13 +213,13 @@ impl Piece {
 }
 
 /// The prompt's tokens are split into three disjoint counts: plain input, cache reads and cache creation.
-pub(super) fn usage_json(usage: &Usage, miss: Option<&CacheMiss>) -> Value {
+pub(super) fn usage_json(usage: &Usage, cache: Option<&CacheReport>) -> Value {
     let mut value = json!({
         "input_tokens": usage.prompt.saturating_sub(usage.reused),
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": usage.reused,
         "output_tokens": usage.generated,
     });
-    add_miss(&mut value, miss);
+    add_report(&mut value, cache);
     value
 }

@@ -51,7 +51,7 @@ use crate::{
     requests::{Chats, Fitted},
 };
 use encoder::{Head, MessageBuilder, MessageEncoder};
-use events::Event;
+use events::{Diagnostics, Event};
 use request::MessageRequest;
 
 /// How long after the request to wait for a first event before the status is sent, so that a worker's immediate refusal
@@ -67,7 +67,7 @@ pub(crate) async fn messages(
     always_stream: bool,
 ) -> Result<ApiResponse, ApiError> {
     let first_event = Instant::now() + FIRST_EVENT;
-    let (MessageRequest { request, stream, manages }, warnings) =
+    let (MessageRequest { request, stream, manages, diagnosed }, warnings) =
         call.read_conversation(&chats, |_, body| request::message(body)).await?;
     let permit = (stream || always_stream).then(|| call.stream_permit()).transpose()?;
     let (name, stops) = (request.model.clone(), request.stops.clone());
@@ -77,7 +77,11 @@ pub(crate) async fn messages(
     let Fitted { request, applied, compaction } = chats.fit(request, 0).await?;
     let start = Start::prepare(&chats, request, compaction).await?;
     let (id, input_tokens) = (fresh_id("msg_"), start.input_tokens());
-    let encoder = MessageEncoder::new(Head { id, model: name, input_tokens, edits: manages.then_some(applied) }, stops);
+    let diagnostics = diagnosed.map_or(Diagnostics::NotAsked, |previous| {
+        Diagnostics::Asked(start.divergence(Some(previous.as_str()).filter(|id| !id.is_empty()), &id))
+    });
+    let edits = manages.then_some(applied);
+    let encoder = MessageEncoder::new(Head { id, model: name, input_tokens, edits, diagnostics }, stops);
     let first_event = first_event.max(Instant::now() + FIRST_EVENT_MIN);
     let generations = start.generations(&call, first_event).await?;
     let answer = match permit {

@@ -14,6 +14,7 @@ use crate::{
 use pensieve_protocol::grammar::Grammar;
 
 const MODEL_LEN_MAX: usize = 256;
+const MESSAGE_ID_LEN_MAX: usize = 256;
 const USER_LEN_MAX: usize = 16 << 10;
 const TEMPERATURE_MAX: f32 = 1.0;
 const STOPS_MAX: usize = 32;
@@ -26,13 +27,23 @@ pub(super) struct MessageRequest {
     pub(super) stream: bool,
     /// It asks for edits of a conversation that has grown long.
     pub(super) manages: bool,
+    /// The id of an earlier message if it asks how it differs from that; an empty one for the first turn.
+    pub(super) diagnosed: Option<String>,
 }
 
 pub(super) fn message(body: &Field<'_>) -> Result<MessageRequest, ApiError> {
     let max_tokens = body.get("max_tokens").count(1)?;
     let stream = body.get("stream").flag(false)?;
     let (request, manages) = request(body)?;
-    Ok(MessageRequest { request: Request { max_tokens: Some(max_tokens), ..request }, stream, manages })
+    let diagnosed = body.get("diagnostics").optional(previous_message)?;
+    Ok(MessageRequest { request: Request { max_tokens: Some(max_tokens), ..request }, stream, manages, diagnosed })
+}
+
+/// Reads `diagnostics`: the id of the message to compare with.
+fn previous_message(field: &Field<'_>) -> Result<String, ApiError> {
+    field.object()?;
+    let id = field.get("previous_message_id").optional(|id| id.text(MESSAGE_ID_LEN_MAX))?;
+    Ok(id.unwrap_or_default().to_owned())
 }
 
 /// Reads the body of `count_tokens`, which lacks the fields about the answer.

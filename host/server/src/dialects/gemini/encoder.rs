@@ -5,10 +5,11 @@ use serde_json::{Value, json};
 
 use super::{error::body, logprobs::Logprobs};
 use crate::{
-    chat::{Delta, TokenLogprob},
+    chat::{CacheReport, Delta, TokenLogprob},
     dialects::{
         ApiError, ErrorCode, Frame,
         stream::{EventEncoder, ended_early},
+        usage::add_report,
     },
 };
 use pensieve_protocol::job::{Finish, Usage};
@@ -37,6 +38,7 @@ pub(super) struct ContentEncoder {
     head: Head,
     form: Form,
     candidates: Vec<Candidate>,
+    cache: Option<CacheReport>,
     has_sent: bool,
 }
 
@@ -53,7 +55,7 @@ struct Candidate {
 impl ContentEncoder {
     pub(super) fn new(head: Head, form: Form, count: usize) -> Self {
         let candidates = std::iter::repeat_with(Candidate::default).take(count).collect();
-        Self { head, form, candidates, has_sent: false }
+        Self { head, form, candidates, cache: None, has_sent: false }
     }
 
     /// The whole answer, once it is complete.
@@ -95,6 +97,7 @@ impl ContentEncoder {
             usage["cachedContentTokenCount"] = cached.into();
             usage["cacheTokensDetails"] = json!([{ "modality": "TEXT", "tokenCount": cached }]);
         }
+        add_report(&mut usage, self.cache.as_ref());
         usage
     }
 
@@ -130,6 +133,10 @@ impl ContentEncoder {
                 if let Some((_, _, arguments)) = &mut candidate.call {
                     arguments.push_str(&text);
                 }
+                Vec::new()
+            }
+            Delta::Cache(report) => {
+                self.cache.get_or_insert(report);
                 Vec::new()
             }
             Delta::Finished { reason, usage } => candidate.finish(reason, usage)?,

@@ -6,11 +6,12 @@ use serde_json::{Value, json};
 
 use super::error_line;
 use crate::{
-    chat::Delta,
+    chat::{CacheReport, Delta},
     dialects::{
         ApiError, ErrorCode, Frame, catalog,
         openai::logprobs_of,
         stream::{EventEncoder, ended_early},
+        usage::add_report,
     },
 };
 use pensieve_protocol::job::{Finish, Usage};
@@ -60,6 +61,7 @@ pub(super) struct LineEncoder {
     thinking: String,
     logprobs: Vec<Value>,
     calls: Vec<Value>,
+    cache: Option<CacheReport>,
     last: Option<Value>,
 }
 
@@ -77,6 +79,7 @@ impl LineEncoder {
             thinking: String::new(),
             logprobs: Vec::new(),
             calls: Vec::new(),
+            cache: None,
             last: None,
         }
     }
@@ -145,6 +148,7 @@ impl LineEncoder {
         last["prompt_eval_duration"] = nanoseconds(started, answered).into();
         last["eval_count"] = usage.generated.into();
         last["eval_duration"] = nanoseconds(answered, now).into();
+        add_report(&mut last, self.cache.as_ref());
         out.extend(line(&last));
         self.last = Some(last);
         Ok(out)
@@ -190,6 +194,10 @@ impl EventEncoder for LineEncoder {
                 if let Some((_, arguments)) = &mut self.call {
                     arguments.push_str(&text);
                 }
+                Vec::new()
+            }
+            Delta::Cache(report) => {
+                self.cache = Some(report);
                 Vec::new()
             }
             Delta::Finished { reason, usage } => self.finish(reason, usage)?,

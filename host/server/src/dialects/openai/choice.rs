@@ -6,7 +6,7 @@
 use serde_json::Value;
 
 use crate::{
-    chat::{CacheMiss, Delta, TokenLogprob},
+    chat::{CacheReport, Delta, TokenLogprob},
     dialects::{ApiError, ErrorCode},
 };
 use pensieve_protocol::job::{Finish, Usage};
@@ -46,7 +46,7 @@ pub(super) struct ChoiceState {
     calls: usize,
     has_thought: bool,
     usage: Option<Usage>,
-    miss: Option<CacheMiss>,
+    cache: Option<CacheReport>,
     logprob_sum: f64,
     logprob_count: u32,
 }
@@ -56,8 +56,8 @@ impl ChoiceState {
     pub(super) fn take(&mut self, delta: Delta) -> Result<Option<ChoiceDelta>, ApiError> {
         Ok(match delta {
             Delta::Loading { .. } | Delta::Started { .. } | Delta::Prompt { .. } | Delta::Compacted { .. } => None,
-            Delta::CacheMiss(miss) => {
-                self.miss = Some(miss);
+            Delta::Cache(report) => {
+                self.cache = Some(report);
                 None
             }
             Delta::Thinking(text) => {
@@ -90,8 +90,8 @@ impl ChoiceState {
         self.usage
     }
 
-    pub(super) fn miss(&self) -> Option<&CacheMiss> {
-        self.miss.as_ref()
+    pub(super) fn cache(&self) -> Option<&CacheReport> {
+        self.cache.as_ref()
     }
 
     pub(super) fn has_thought(&self) -> bool {

@@ -74,7 +74,7 @@ impl ResponseBuilder {
         for (place, choice) in self.choices.iter().enumerate() {
             let usage = choice.usage().ok_or_else(ended_early)?;
             total.add(place / self.style.copies, usage, choice.has_thought());
-            total.missed(choice.miss());
+            total.cached(choice.cache());
         }
         Ok(total)
     }

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::{chat::CacheMiss, dialects::usage::add_miss};
+use crate::{chat::CacheReport, dialects::usage::add_report};
 use pensieve_protocol::job::Usage;
 
 #[derive(Debug)]
@@ -10,7 +10,7 @@ pub(super) struct UsageTotal {
     prompts: Vec<Prompt>,
     generated: u64,
     has_thought: bool,
-    miss: Option<CacheMiss>,
+    cache: Option<CacheReport>,
 }
 
 #[derive(Debug)]
@@ -23,7 +23,7 @@ struct Prompt {
 impl UsageTotal {
     pub(super) fn new(input_tokens: &[u32]) -> Self {
         let prompt = |tokens: &u32| Prompt { tokens: *tokens, cached: None };
-        Self { prompts: input_tokens.iter().map(prompt).collect(), generated: 0, has_thought: false, miss: None }
+        Self { prompts: input_tokens.iter().map(prompt).collect(), generated: 0, has_thought: false, cache: None }
     }
 
     pub(super) fn add(&mut self, prompt: usize, usage: Usage, has_thought: bool) {
@@ -33,9 +33,9 @@ impl UsageTotal {
         self.has_thought |= has_thought;
     }
 
-    /// Records why a prompt was not cached; the first one is reported.
-    pub(super) fn missed(&mut self, miss: Option<&CacheMiss>) {
-        self.miss = self.miss.take().or_else(|| miss.cloned());
+    /// Records where a prompt's tokens came from; the first one is reported.
+    pub(super) fn cached(&mut self, report: Option<&CacheReport>) {
+        self.cache = self.cache.take().or_else(|| report.cloned());
     }
 
     pub(super) fn json(&self) -> Value {
@@ -51,7 +51,7 @@ impl UsageTotal {
         if !self.has_thought {
             usage["completion_tokens_details"] = json!({ "reasoning_tokens": 0 });
         }
-        add_miss(&mut usage, self.miss.as_ref());
+        add_report(&mut usage, self.cache.as_ref());
         usage
     }
 }

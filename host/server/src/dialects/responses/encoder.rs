@@ -17,11 +17,11 @@ use super::{
     tools::{Origin, Tools},
 };
 use crate::{
-    chat::{CacheMiss, Delta},
+    chat::{CacheReport, Delta},
     dialects::{
         ApiError, ErrorCode, Frame, Shared, openai,
         stream::{EventEncoder, ended_early, event},
-        usage::add_miss,
+        usage::add_report,
     },
 };
 use pensieve_protocol::job::{Finish, Usage};
@@ -91,7 +91,7 @@ pub(super) struct ResponseEncoder {
     open: Option<Open>,
     sequence: u64,
     numbering: Numbering,
-    miss: Option<CacheMiss>,
+    cache: Option<CacheReport>,
     /// Of the summary that was made first.
     compaction: Option<Usage>,
     /// The answer repeated itself, and was ended.
@@ -102,8 +102,8 @@ pub(super) struct ResponseEncoder {
 impl ResponseEncoder {
     pub(super) fn new(head: Head, tools: Tools, store: Option<StoreTarget>) -> Self {
         let (output, numbering) = (Vec::new(), Numbering::default());
-        let (open, miss, compaction, response) = (None, None, None, None);
-        Self { head, tools, store, output, open, sequence: 0, numbering, miss, compaction, is_loop: false, response }
+        let (open, cache, compaction, response) = (None, None, None, None);
+        Self { head, tools, store, output, open, sequence: 0, numbering, cache, compaction, is_loop: false, response }
     }
 
     pub(super) fn into_response(self) -> Option<Frame> {
@@ -207,7 +207,7 @@ impl ResponseEncoder {
 
     fn usage(&self, usage: Usage) -> Value {
         let mut value = self::usage(usage);
-        add_miss(&mut value, self.miss.as_ref());
+        add_report(&mut value, self.cache.as_ref());
         if let Some(compaction) = self.compaction {
             value["pensieve"]["compaction"] = self::usage(compaction);
         }
@@ -364,7 +364,7 @@ impl EventEncoder for ResponseEncoder {
         let mut out = Vec::new();
         match delta {
             Delta::Loading { .. } | Delta::Started { .. } | Delta::Prompt { .. } => {}
-            Delta::CacheMiss(miss) => self.miss = Some(miss),
+            Delta::Cache(report) => self.cache = Some(report),
             Delta::Compacted { summary, usage, .. } => {
                 self.compaction = Some(usage);
                 let item = summary.map(|text| Summary { text, is_all: true }.item());

@@ -126,7 +126,7 @@ fn a_summary_stands_for_all_before_it() {
 
 /// The events of an answer, and the message that they make.
 fn answer(edits: Option<Vec<AppliedEdit>>, deltas: Vec<Delta>) -> (Vec<Event>, Value) {
-    let head = Head { id: "msg_1".into(), model: "m".into(), input_tokens: 100, edits };
+    let head = Head { id: "msg_1".into(), model: "m".into(), input_tokens: 100, edits, ..Head::default() };
     let mut encoder = MessageEncoder::new(head, Vec::new());
     let mut events = encoder.begin();
     events.extend(deltas.into_iter().flat_map(|delta| encoder.take(delta).unwrap()));

@@ -35,7 +35,7 @@ fn finished(reason: Finish) -> Delta {
 }
 
 fn events(deltas: Vec<Delta>) -> Vec<Event> {
-    let head = Head { id: "msg_1".into(), model: "m".into(), input_tokens: 100, edits: None };
+    let head = Head { id: "msg_1".into(), model: "m".into(), input_tokens: 100, edits: None, ..Head::default() };
     let mut encoder = MessageEncoder::new(head, vec!["a".into(), "STOP".into()]);
     let mut events = encoder.begin();
     for delta in deltas {
