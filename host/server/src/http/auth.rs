@@ -1,7 +1,7 @@
 //! Authentication by headers alone, before anything is read, routed or computed. Pure functions.
 //!
 //! Web pages in a browser on this machine can send requests to local ports. Three checks keep them out: `Host` must be
-//! a name of this server, which stops DNS rebinding; an `Origin` must be listed; and bodies must have the content type
+//! a name of this server, which stops DNS rebinding; an `Origin` must be this server's own or listed; and bodies must have the content type
 //! of JSON, which browsers do not send without a CORS preflight.
 
 use hyper::{
@@ -65,16 +65,32 @@ impl Auth {
         Ok(())
     }
 
-    /// The origin of the requesting web page, if there is one; an error unless it is allowed.
+    /// The origin of the requesting web page, if it is another one than this server's; an error unless it is allowed.
+    /// Call it after [`Self::check_host`]: a page that names this server in `Host` and comes from there is its own.
     pub(super) fn check_origin(&self, headers: &HeaderMap) -> Result<Option<String>, ApiError> {
+        let refused = |message: &str| Err(ApiError::new(ErrorCode::Permission, message));
         let mut origins = headers.get_all(ORIGIN).iter();
-        let Some(origin) = origins.next() else { return Ok(None) };
+        let Some(origin) = origins.next() else {
+            // Images, scripts and the like of another page, which come without an origin.
+            let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
+            let is_foreign = ["cross-site", "same-site"].contains(&text("sec-fetch-site"));
+            if is_foreign && text("sec-fetch-mode") != "navigate" {
+                return refused("another page may not load this");
+            }
+            return Ok(None);
+        };
         let origin = origin.to_str().unwrap_or_default();
-        if origins.next().is_none() && self.origins.contains(&origin.to_ascii_lowercase()) {
+        let is_single = origins.next().is_none();
+        if is_single && self.origins.contains(&origin.to_ascii_lowercase()) {
             return Ok(Some(origin.to_owned()));
         }
-        let message = "pages of this origin may not use the server; add the origin to server.origins";
-        Err(ApiError::new(ErrorCode::Permission, message))
+        // Behind a proxy that ends TLS, the page's address begins with https.
+        let host = headers.get(HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
+        let rest = ["http://", "https://"].iter().find_map(|scheme| origin.strip_prefix(scheme));
+        if is_single && !host.is_empty() && rest.is_some_and(|rest| rest.eq_ignore_ascii_case(host)) {
+            return Ok(None);
+        }
+        refused("pages of this origin may not use the server; add the origin to server.origins")
     }
 
     /// Identifies the client by its key. A server without keys is reachable only from this machine and accepts any key,
@@ -203,6 +219,24 @@ mod tests {
             assert!(check(&[origin]).is_err(), "{origin}");
         }
         assert!(check(&["https://app.example", "https://evil.example"]).is_err());
+    }
+
+    #[test]
+    fn the_servers_own_page_is_no_stranger() {
+        let check = |lines: &[(&'static str, &str)]| auth(&[]).check_origin(&headers(lines));
+        let own = ("host", "localhost:8000");
+        assert_eq!(check(&[own, ("origin", "http://localhost:8000")]).unwrap(), None);
+        assert_eq!(check(&[own, ("origin", "https://LOCALHOST:8000")]).unwrap(), None);
+        for origin in ["http://localhost:3000", "http://localhost", "http://127.0.0.1:8000", "ftp://localhost:8000"] {
+            assert!(check(&[own, ("origin", origin)]).is_err(), "{origin}");
+        }
+        assert!(check(&[("host", ""), ("origin", "http://")]).is_err());
+        assert!(check(&[own, ("origin", "http://localhost:8000"), ("origin", "http://localhost:8000")]).is_err());
+        let mode = |site: &str, mode: &str| check(&[own, ("sec-fetch-site", site), ("sec-fetch-mode", mode)]).is_ok();
+        for site in ["cross-site", "same-site"] {
+            assert!(!mode(site, "no-cors") && mode(site, "navigate"), "{site}");
+        }
+        assert!(mode("same-origin", "cors") && mode("none", "navigate"));
     }
 
     #[test]

@@ -6,23 +6,22 @@ use super::state::AppState;
 use crate::{
     dialects::ApiResponse,
     fleet::{
-        FleetStats,
-        plugins::{PluginState, Status},
+        FleetStats, ModelStats,
+        plugins::{Packaged, PluginState, Status},
     },
 };
 use pensieve_protocol::{manifest::Manifest, outside::Outside};
 
 /// `GET /v1/plugins`: every file in the plugin folders with its status.
 pub(super) fn plugins(app: &AppState) -> ApiResponse {
-    let plugins: Vec<Value> = app.chats.fleet().plugins().snapshot().iter().map(plugin).collect();
-    ApiResponse::json(&json!({ "object": "list", "data": plugins }))
+    ApiResponse::json(&json!({ "object": "list", "data": plugin_list(app) }))
 }
 
-/// `GET /`, for people with a browser.
-pub(super) fn greeting() -> ApiResponse {
-    let text = "This is Pensieve, an inference server that speaks Anthropic's, OpenAI's and Ollama's APIs.\n\n\
-        POST /v1/messages\nPOST /v1/chat/completions\nPOST /v1/responses\nPOST /api/chat\nGET  /v1/models\nGET  /openapi.json   everything that is served\n";
-    ApiResponse::text("text/plain; charset=utf-8", text)
+pub(super) fn plugin_list(app: &AppState) -> Vec<Value> {
+    let folder = app.chats.fleet().plugins();
+    let packages = folder.packaged();
+    let package = |state: &PluginState| packages.get(state.sha256.as_ref()?);
+    folder.snapshot().iter().map(|state| plugin(state, package(state))).collect()
 }
 
 /// `GET /health`. Without a key the response does not mention models.
@@ -31,28 +30,7 @@ pub(super) async fn health(app: &AppState, is_known: bool) -> ApiResponse {
         return ApiResponse::json(&json!({ "status": "ok" }));
     }
     let FleetStats { memory_budget, memory_used, models } = app.chats.fleet().stats(false).await;
-    let models: Vec<Value> = models
-        .iter()
-        .map(|model| {
-            json!({
-                "id": model.id,
-                "state": model.state,
-                "reason": model.reason,
-                "streams": model.streams,
-                "waiting": model.waiting,
-                "workers": model.workers,
-                "loads": model.loads,
-                "deaths": model.deaths,
-                "bytes": model.bytes,
-                "measured_bytes": model.measured_bytes,
-                "pinned": model.pinned,
-                "expires_in_s": model.expires_in_s,
-                "progress": model.progress,
-                "device": model.loaded.as_ref().map(|loaded| &loaded.device),
-                "note": model.loaded.as_ref().map(|loaded| &loaded.note),
-            })
-        })
-        .collect();
+    let models: Vec<Value> = models.iter().map(model).collect();
     let fence = app.chats.fleet().fenced().await;
     let memory = json!({ "budget_bytes": memory_budget, "used_bytes": memory_used });
     ApiResponse::json(&json!({
@@ -61,8 +39,34 @@ pub(super) async fn health(app: &AppState, is_known: bool) -> ApiResponse {
     }))
 }
 
-fn plugin(state: &PluginState) -> Value {
+/// A model's state.
+pub(super) fn model(model: &ModelStats) -> Value {
+    json!({
+        "id": model.id,
+        "state": model.state,
+        "reason": model.reason,
+        "streams": model.streams,
+        "waiting": model.waiting,
+        "workers": model.workers,
+        "pid": model.pid,
+        "loads": model.loads,
+        "deaths": model.deaths,
+        "bytes": model.bytes,
+        "measured_bytes": model.measured_bytes,
+        "pinned": model.pinned,
+        "expires_in_s": model.expires_in_s,
+        "progress": model.progress,
+        "device": model.loaded.as_ref().map(|loaded| &loaded.device),
+        "note": model.loaded.as_ref().map(|loaded| &loaded.note),
+    })
+}
+
+fn plugin(state: &PluginState, package: Option<&Packaged>) -> Value {
     let mut entry = json!({ "object": "plugin", "file": state.file, "sha256": state.sha256 });
+    if let Some(Packaged { name, version, publisher, source, certificates }) = package {
+        entry["package"] = json!({ "name": name, "version": version, "publisher": publisher, "source": source });
+        entry["certificates"] = json!(certificates);
+    }
     let (word, manifest) = match &state.status {
         Status::Pending => ("pending", None),
         Status::Ready { plugin } => ("ready", Some(plugin)),
@@ -99,4 +103,11 @@ fn describe(entry: &mut Value, manifest: &Manifest) {
         "samplers": manifest.samplers,
         "adapter_formats": manifest.adapter_formats,
     });
+    // The plugin's own words, which were checked to be objects.
+    let described = manifest.samplers.iter().zip(&manifest.sampler_descriptions);
+    let parsed = described.filter_map(|(name, text)| Some((name.clone(), serde_json::from_str::<Value>(text).ok()?)));
+    let described: serde_json::Map<String, Value> = parsed.collect();
+    if !described.is_empty() {
+        entry["samplers"] = described.into();
+    }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::{
     body,
     filters::{self, Filter, Response},
-    info, metrics, openapi,
+    info, live, metrics, openapi, page,
     panics::catch_panic,
     router::{Route, Router},
     socket,
@@ -68,10 +68,13 @@ fn own(app: &Arc<AppState>) -> Vec<Route> {
         get(app, "/v1/models/{id}", |app, call| async move { catalog::model(&app.chats, &call).await }),
         get(app, "/v1/plugins", |app, _| async move { Ok(info::plugins(&app)) }),
         get(app, "/v1/usage", |_, call| async move { usage::answer(&call) }),
+        get(app, "/v1/requests", |_, call| async move { usage::requests(&call) }),
         get(app, "/health", |app, call| async move { Ok(info::health(&app, call.client.is_some()).await) }),
         get(app, "/metrics", |app, _| async move { Ok(metrics::answer(&app.recorder, app.chats.fleet()).await) }),
         get(app, "/openapi.json", |_, _| async move { Ok(openapi::answer()) }),
-        get(app, "/", |_, _| async move { Ok(info::greeting()) }),
+        get(app, "/v1/live", |app, call| async move { live::answer(&app, &call) }),
+        file("/page/{id}", page::named),
+        file("/", page::root),
     ]
 }
 
@@ -105,9 +108,10 @@ fn gemini(app: &Arc<AppState>) -> Vec<Route> {
     ]
 }
 
-pub(super) const PUBLIC_PATHS: [&str; 3] = ["/", "/health", "/openapi.json"];
-/// Exempt from the request limit: they are cheap, and monitoring needs them most when the server is busy.
-const UNCOUNTED_PATHS: [&str; 4] = ["/", "/health", "/openapi.json", "/metrics"];
+pub(super) const PUBLIC_PATHS: [&str; 4] = ["/", "/page/{id}", "/health", "/openapi.json"];
+/// Exempt from the request limit: they are cheap, and monitoring needs them most when the server is busy. Readers of
+/// `/v1/live`, which stay for hours, have a limit of their own.
+const UNCOUNTED_PATHS: [&str; 4] = ["/health", "/openapi.json", "/metrics", "/v1/live"];
 
 /// An error, stored in the extensions of an empty response; the service formats it in the client's dialect.
 #[derive(Clone, Debug)]
@@ -144,6 +148,9 @@ where
             let (memory, request) = (app.memory_of(client), context.request_id.clone());
             let call = context.into_request(body, memory.clone(), &app);
             let answer = catch_panic(handler(app.clone(), call)).await;
+            if let Ok(answer) = &answer {
+                app.shared().usage.warned(&request, &answer.warnings);
+            }
             let mut written = answer.and_then(|answer| body::write(answer, Some(permit), &memory));
             if let (Ok(response), Some((prompt, cached))) = (&mut written, app.prompt_of(&request)) {
                 body::tell_prompt(response, prompt, cached);
@@ -193,6 +200,14 @@ where
         }
     };
     Route { method, pattern, handler: filters::handler(filters::context().then(answer)) }
+}
+
+/// A route of the page, which has headers of its own.
+fn file(pattern: &'static str, answer: fn(&HeaderMap, &RequestContext) -> Result<Response, ApiError>) -> Route {
+    let answer = move |headers: HeaderMap, context: RequestContext, _| {
+        std::future::ready(answer(&headers, &context).unwrap_or_else(rejected))
+    };
+    Route { method: Method::GET, pattern, handler: filters::handler(filters::context_and_body().then(answer)) }
 }
 
 /// A route that becomes a WebSocket.

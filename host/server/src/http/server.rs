@@ -134,6 +134,7 @@ impl Server {
         drop(self.listeners);
         tracing::info!("shutting down: no more requests are accepted");
         let _ = stopping.send(true);
+        service.close();
         // Accepted requests are answered, even if their model is still loading; after the drain time the rest gets an
         // error.
         let started = Instant::now();
