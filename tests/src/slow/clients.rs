@@ -172,7 +172,7 @@ fn node(table: &str) {
     }
 }
 
-fn skip(table: &str, why: &str) {
+pub(super) fn skip(table: &str, why: &str) {
     let required = env::var_os("PENSIEVE_REQUIRE_CLIENTS").is_some_and(|value| value == "1");
     assert!(!required, "PENSIEVE_REQUIRE_CLIENTS=1, but {table} cannot run: {why}");
     println!("skipped {table}: {why}");
@@ -206,7 +206,11 @@ fn serve(root: &Path) -> Server {
 }
 
 /// The folder that packages are installed in, once for each list of them.
-fn installed(name: &str, list: &str, install: fn(&Path, &str) -> Result<(), String>) -> Result<PathBuf, String> {
+pub(super) fn installed(
+    name: &str,
+    list: &str,
+    install: fn(&Path, &str) -> Result<(), String>,
+) -> Result<PathBuf, String> {
     static INSTALLING: Mutex<()> = Mutex::new(());
     let _guard = INSTALLING.lock().unwrap_or_else(PoisonError::into_inner);
     let packages = Path::new(env!("CARGO_TARGET_TMPDIR")).join("clients").join(name);
@@ -240,21 +244,21 @@ fn install_python(packages: &Path, list: &str) -> Result<(), String> {
     finish(&mut pip, PATIENCE).map(drop)
 }
 
-fn install_node(packages: &Path, list: &str) -> Result<(), String> {
+pub(super) fn install_node(packages: &Path, list: &str) -> Result<(), String> {
     finish(Command::new("node").arg("--version"), PATIENCE)?;
-    fs::copy(folder().join(list), packages.join(list)).unwrap();
+    fs::copy(folder().join(list), packages.join("package.json")).unwrap();
     let mut npm = Command::new("npm");
     npm.args(["install", "--no-package-lock", "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error"]);
     npm.args(["--fetch-retries=2", "--fetch-timeout=20000"]).current_dir(packages);
     finish(&mut npm, PATIENCE).map(drop)
 }
 
-fn folder() -> PathBuf {
+pub(super) fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("clients")
 }
 
 /// A command's output, whether it succeeds or not.
-fn finish(command: &mut Command, patience: Duration) -> Result<String, String> {
+pub(super) fn finish(command: &mut Command, patience: Duration) -> Result<String, String> {
     let mut said = tempfile::tempfile().unwrap();
     let output = || Stdio::from(said.try_clone().unwrap());
     let started = command.stdin(Stdio::null()).stdout(output()).stderr(output()).spawn();

@@ -10,6 +10,7 @@ mod codex;
 mod gemini_cli;
 mod installer;
 mod opencode;
+mod page;
 mod sessions;
 mod siege;
 mod tool_search;
