@@ -8,11 +8,12 @@ import { copyFileSync, mkdirSync, readFileSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { basename, join } from "node:path";
 
-const { PENSIEVE_URL, PENSIEVE_KEY, PENSIEVE_PACKAGES, PENSIEVE_BROWSER, PENSIEVE_DROP, PENSIEVE_GOOD, PENSIEVE_SCREENSHOTS, PENSIEVE_ODD_NAME } = process.env;
+const { PENSIEVE_URL, PENSIEVE_KEY, PENSIEVE_PACKAGES, PENSIEVE_BROWSER, PENSIEVE_DROP, PENSIEVE_GOOD, PENSIEVE_SCREENSHOTS, PENSIEVE_ODD_NAME, PENSIEVE_SUFFIX } = process.env;
 const packages = createRequire(join(PENSIEVE_PACKAGES, "package.json"));
 const { chromium } = packages("playwright-core");
 const axe = readFileSync(packages.resolve("axe-core/axe.min.js"), "utf8");
 const PATIENCE = 60_000;
+const BROKEN = `broken${PENSIEVE_SUFFIX}`;
 
 let done = 0;
 const failed = [];
@@ -95,7 +96,7 @@ await check("a wrong key is refused, and the right one opens the page", async ()
 // No model's id may have such a name, but files, programs and questions may.
 await check("names with markup in them stay text", async () => {
   await page.waitForSelector(".model");
-  writeFileSync(join(PENSIEVE_DROP, `${PENSIEVE_ODD_NAME}.so`), PENSIEVE_ODD_NAME);
+  writeFileSync(join(PENSIEVE_DROP, `${PENSIEVE_ODD_NAME}${PENSIEVE_SUFFIX}`), PENSIEVE_ODD_NAME);
   const headers = { authorization: `Bearer ${PENSIEVE_KEY}`, "content-type": "application/json", "user-agent": PENSIEVE_ODD_NAME };
   const messages = [{ role: "user", content: "hello" }];
   const body = (model) => ({ method: "POST", headers, body: JSON.stringify({ model, messages, max_tokens: 4 }) });
@@ -127,10 +128,10 @@ await check("a plugin that is dropped in is accepted while the page is open, and
   expect((await page.locator(`[data-plugin="${name}"]`).count()) === 0, "it was there before");
   copyFileSync(PENSIEVE_GOOD, join(PENSIEVE_DROP, name));
   await page.waitForSelector(`[data-plugin="${name}"][data-state="ready"]`);
-  writeFileSync(join(PENSIEVE_DROP, "broken.so"), "hello <b>world</b>".repeat(100));
-  await page.waitForSelector('[data-plugin="broken.so"][data-state="rejected"]');
-  expect((await page.locator('[data-plugin="broken.so"] .bad-text').textContent()).length > 10, "it is refused without a reason");
-  await page.locator(".notice.bad", { hasText: "broken.so" }).waitFor();
+  writeFileSync(join(PENSIEVE_DROP, BROKEN), "hello <b>world</b>".repeat(100));
+  await page.waitForSelector('[data-plugin=BROKEN][data-state="rejected"]');
+  expect((await page.locator('[data-plugin=BROKEN] .bad-text').textContent()).length > 10, "it is refused without a reason");
+  await page.locator(".notice.bad", { hasText: BROKEN }).waitFor();
   await accessible(page, "plugins");
   await picture(page, "plugins-light");
 });

@@ -10,7 +10,7 @@ use std::{
 };
 
 use crate::{
-    artifacts::{plugin, test_plugin},
+    artifacts::{library_name, plugin, test_plugin},
     http::{
         client::{Connection, Reply, get, post, request},
         server::{Options, Server},
@@ -140,7 +140,7 @@ fn live_events_tell_what_happens_and_end_with_the_server() {
     };
     assert_eq!((&ended["id"], &ended["stop_reason"]), (&json!(reply.header("request-id").unwrap()), &json!("length")));
     assert_eq!(ended["pensieve"]["cache_miss"]["kind"], "first_time");
-    fs::write(server.plugins().join("broken.so"), "nothing").unwrap();
+    fs::write(server.plugins().join(library_name("broken")), "nothing").unwrap();
     let refused = loop {
         let state = reader.next("server").unwrap();
         let plugins = state["plugins"].as_array().unwrap();
@@ -148,7 +148,7 @@ fn live_events_tell_what_happens_and_end_with_the_server() {
             break refused.clone();
         }
     };
-    assert!(refused["file"].as_str().unwrap().ends_with("broken.so"), "{refused}");
+    assert!(refused["file"].as_str().unwrap().contains("broken"), "{refused}");
     let listed = get(server.address, "/v1/requests").json();
     assert_eq!(listed["data"][0]["id"], ended["id"]);
     let began = Instant::now();
@@ -180,6 +180,7 @@ fn a_reader_sees_the_requests_of_its_own_key_alone() {
 #[test]
 #[cfg(target_os = "linux")]
 fn fifty_readers_of_an_idle_server_cost_less_than_a_hundredth_of_a_core() {
+    use crate::processes::processor_time;
     let root = tempfile::tempdir().unwrap();
     let server = serve(root.path(), "");
     // With a model in memory, whose worker is asked, too.
@@ -197,16 +198,4 @@ fn fifty_readers_of_an_idle_server_cost_less_than_a_hundredth_of_a_core() {
     assert_eq!(post(server.address, "/v1/chat/completions", &chat("again")).status(), 200);
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
     drop(readers);
-}
-
-/// Processor time that a process has used.
-#[cfg(target_os = "linux")]
-fn processor_time(pid: u32) -> Duration {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-    let (_, rest) = stat.rsplit_once(')').unwrap();
-    let fields: Vec<&str> = rest.split_whitespace().collect();
-    let ticks: u64 = fields[11..13].iter().map(|field| field.parse::<u64>().unwrap()).sum();
-    // SAFETY: a query without memory.
-    let per_second = u64::try_from(unsafe { libc::sysconf(libc::_SC_CLK_TCK) }).unwrap();
-    Duration::from_millis(ticks * 1000 / per_second)
 }

@@ -149,3 +149,16 @@ fn memory_is_what_a_process_has_taken() {
     assert!(own().peak >= 256 << 20);
     assert!(memory(u32::MAX >> 1).is_none());
 }
+
+/// Processor time that a process has used.
+#[cfg(target_os = "linux")]
+pub fn processor_time(pid: u32) -> Duration {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    // The name in brackets may contain anything.
+    let (_, rest) = stat.rsplit_once(')').unwrap();
+    let fields: Vec<&str> = rest.split_whitespace().collect();
+    let ticks: u64 = fields[11..13].iter().map(|field| field.parse::<u64>().unwrap()).sum();
+    // SAFETY: a query without memory.
+    let per_second = u64::try_from(unsafe { libc::sysconf(libc::_SC_CLK_TCK) }).unwrap();
+    Duration::from_millis(ticks * 1000 / per_second)
+}

@@ -83,7 +83,7 @@ fn the_page_works_in_a_browser() {
     command.env("HOME", home.path()).env("PENSIEVE_PACKAGES", packages).env("PENSIEVE_BROWSER", browser);
     command.env("PENSIEVE_URL", format!("http://{}", server.address)).env("PENSIEVE_KEY", KEY);
     command.env("PENSIEVE_DROP", server.plugins()).env("PENSIEVE_GOOD", plugin("pensieve-lora"));
-    command.env("PENSIEVE_ODD_NAME", ODD_NAME);
+    command.env("PENSIEVE_ODD_NAME", ODD_NAME).env("PENSIEVE_SUFFIX", env::consts::DLL_SUFFIX);
     if let Some(pictures) = env::var_os("PENSIEVE_SCREENSHOTS") {
         command.env("PENSIEVE_SCREENSHOTS", Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(pictures));
     }
