@@ -10,6 +10,7 @@ mod reader;
 mod server;
 mod source;
 pub(crate) mod units;
+mod upstream;
 mod variables;
 
 use std::{
@@ -24,6 +25,7 @@ pub use file::{LoadedFile, candidates, find, home};
 pub use models::{Adapter, Artifact, Model, Variant, check_device, check_id};
 pub use server::{ServerSettings, listen_address};
 pub use source::Source;
+pub use upstream::UpstreamSource;
 pub use variables::{VARIABLES, Variable, apply};
 
 use pensieve_packages::{IndexSource, PublicKey};

@@ -12,6 +12,8 @@ pub use pensieve_protocol::conversation::{Conversation, Part, PlacedImage, Role,
 
 use std::sync::Arc;
 
+use serde_json::{Map, Value};
+
 use pensieve_protocol::{
     grammar::Grammar,
     job::{AdapterUse, Failure, FailureCode, Finish, StageSpec, Usage},
@@ -60,6 +62,8 @@ pub struct Request {
     pub open_schemas: Option<bool>,
     /// Adapter settings outside of the model name.
     pub adapter: AdapterSelection,
+    /// Fields of a chat completion that this server does not know, for an upstream that may.
+    pub unknown: Map<String, Value>,
 }
 
 /// How much reasoning a client asks for, in the APIs' words.

@@ -18,3 +18,4 @@ mod ids;
 mod rendering;
 pub mod requests;
 mod shares;
+mod upstream;

@@ -72,7 +72,14 @@ async fn text(fleet: &Fleet, address: SocketAddr, info: &BannerInfo) -> String {
     let _ = writeln!(text, "  configuration  {file}");
     for (index, model) in fleet.models().iter().enumerate() {
         let label = if index == 0 { "models" } else { "" };
-        let summary = match fleet.target(&model.id).await.map(|target| target.card) {
+        let summary = match fleet.elsewhere(&model.id) {
+            Ok(Some(elsewhere)) => {
+                let _ = writeln!(text, "  {label:<13}  {} {}", model.id, elsewhere.upstream.told());
+                continue;
+            }
+            _ => fleet.target(&model.id).await.map(|target| target.card),
+        };
+        let summary = match summary {
             Ok(card) => format!("{}, {}, loads on first request", card.architecture, units::bytes(card.weight_bytes)),
             Err(failure) => failure.to_string(),
         };

@@ -6,6 +6,7 @@ use std::{
     env,
     ffi::OsString,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use super::{
@@ -215,7 +216,14 @@ impl ResolvedConfig {
     /// unpacked.
     pub(super) fn fleet(&self) -> Result<fleet::Config, CliError> {
         let memory = self.config.fleet.memory.unwrap_or_else(default_budget);
-        self.config.fleet(|source, artifact| locate(source, artifact, &self.config.home, memory))
+        let mut fleet = self.config.fleet(|source, artifact| locate(source, artifact, &self.config.home, memory))?;
+        for (model, of_fleet) in self.config.models.iter().zip(&mut fleet.models) {
+            if let Source::Upstream(source) = &model.source {
+                let failed = |what| CliError::new(Exit::Usage, format!("model '{}': {what}", model.id));
+                of_fleet.upstream = Some(Arc::new(source.resolve().map_err(failed)?));
+            }
+        }
+        Ok(fleet)
     }
 }
 
@@ -242,6 +250,10 @@ fn locate(source: &Source, artifact: Artifact<'_>, home: &Path, memory: u64) -> 
                     Err(CliError { lines: vec![line], ..CliError::system("", &error) })
                 }
             }
+        }
+        Source::Upstream(_) => {
+            let line = format!("'{source}' is no checkpoint, but other servers; name a model with a source");
+            Err(CliError::new(Exit::Usage, line))
         }
         Source::Starter => starter::path(home).map_err(|what| CliError::system("the starter model", &what)),
         Source::Hub(name) => {

@@ -13,7 +13,7 @@ use super::{
     error::{CliError, CliResult, Exit},
     report,
 };
-use crate::config::{Config, Model, Source, units};
+use crate::config::{Config, Model, Source, UpstreamSource, units};
 use pensieve_protocol::{
     job::{Event, Failure, Job},
     outside::Outside,
@@ -188,6 +188,10 @@ async fn models(findings: &mut Findings, config: &Config) {
     // The doctor downloads nothing.
     let mut local: Vec<Model> = Vec::new();
     for model in &config.models {
+        if let Source::Upstream(source) = &model.source {
+            upstream(findings, &model.id, source);
+            continue;
+        }
         match super::models::local_path(&model.source, &config.home) {
             Some(path) => {
                 let source = Source::Path(path);
@@ -252,6 +256,18 @@ async fn models(findings: &mut Findings, config: &Config) {
         }
     }
     fleet.shutdown(Duration::ZERO).await;
+}
+
+/// What may leave this machine, and whether its key can be read; nothing is sent.
+fn upstream(findings: &mut Findings, id: &str, source: &UpstreamSource) {
+    let line = format!("'{id}' {}", source.upstream.told());
+    match source.resolve() {
+        Ok(upstream) if upstream.shows_key() => {
+            findings.broken("upstream", &format!("{line}; its key can be read on the way, use https://"));
+        }
+        Ok(_) => findings.good("upstream", &line),
+        Err(what) => findings.broken("upstream", &format!("'{id}': {what}")),
+    }
 }
 
 fn plugins(findings: &mut Findings, fleet: &Fleet, folders: &[PathBuf]) {

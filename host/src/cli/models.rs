@@ -79,7 +79,11 @@ fn configured(config: &Config) -> Vec<Row> {
 
 fn row(id: Option<String>, source: &Source, path: Option<PathBuf>) -> Row {
     let bytes = path.as_deref().map_or(0, size);
-    let state = if path.is_some() { "ready" } else { "not here" };
+    let state = match source {
+        Source::Upstream(_) => "elsewhere",
+        _ if path.is_some() => "ready",
+        _ => "not here",
+    };
     Row { id, source: source.to_string(), state, reason: None, architecture: None, context: None, bytes, path }
 }
 
@@ -89,6 +93,7 @@ pub(super) fn local_path(source: &Source, home: &Path) -> Option<PathBuf> {
         Source::Path(path) => std::path::absolute(path).ok().filter(|path| path.exists()),
         Source::Hub(name) => Hub::from_environment().ok()?.cached(name).map(|pulled| pulled.path),
         Source::Starter => crate::starter::path(home).ok(),
+        Source::Upstream(_) => None,
     }
 }
 

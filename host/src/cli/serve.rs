@@ -28,7 +28,7 @@ use pensieve_protocol::{
 };
 use pensieve_server::{
     fleet::{
-        self, Fleet,
+        self, Fleet, Upstream,
         plugins::{NO_SPACE_HELP, Status},
     },
     http::Server,
@@ -220,6 +220,11 @@ pub(super) async fn check_models(fleet: &Arc<Fleet>, resolved: &ResolvedConfig) 
     let mut checks = JoinSet::new();
     for model in fleet.models() {
         let (fleet, id) = (fleet.clone(), model.id.clone());
+        if let Some(upstream) = &model.upstream {
+            log_upstream(&id, upstream);
+            checks.spawn(async { Ok(()) });
+            continue;
+        }
         checks.spawn(async move {
             let card = fleet.target(&id).await.map(|target| target.card);
             match &card {
@@ -257,6 +262,14 @@ pub(super) async fn check_models(fleet: &Arc<Fleet>, resolved: &ResolvedConfig) 
     let Some((_, first)) = failed.first() else { return Ok(()) };
     let exit = CliError::from(first.clone()).exit;
     Err(CliError { exit, lines: failed.iter().map(line).collect() })
+}
+
+/// Says where a model is computed, and what leaves this machine for it. Its servers may come later, so they are not asked.
+fn log_upstream(id: &str, upstream: &Upstream) {
+    tracing::info!("model '{id}' {}", upstream.told());
+    if upstream.shows_key() {
+        tracing::warn!("model '{id}': its upstream's key can be read on the way; use https://");
+    }
 }
 
 /// True if the model can be served once a plugin for it is dropped in, or finds room for its copy.

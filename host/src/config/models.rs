@@ -5,12 +5,14 @@ use std::{
     collections::{BTreeMap, HashSet},
     ops::Range,
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
 use super::{
     Config, Source,
     reader::{NamedValue, Section},
+    upstream,
 };
 use pensieve_protocol::{
     job::{AdapterUse, StageSpec},
@@ -18,7 +20,7 @@ use pensieve_protocol::{
     wire::{self, Location, ModelSpec},
 };
 pub use pensieve_server::fleet::Variant;
-use pensieve_server::fleet::{self, check_adapter_name};
+use pensieve_server::fleet::{self, Handover, check_adapter_name};
 
 const ID_LEN_MAX: usize = 128;
 const SCALE_MAX: f64 = 16.0;
@@ -37,6 +39,8 @@ pub struct Model {
     /// `None` as `[server]` says.
     pub open_schemas: Option<bool>,
     pub efforts: fleet::Efforts,
+    /// When requests are handed over to another model.
+    pub handover: Option<Handover>,
     pub spec: ModelSpec,
 }
 
@@ -62,8 +66,8 @@ impl Model {
     pub fn new(id: impl Into<String>, source: Source) -> Self {
         let (aliases, adapters) = (Vec::new(), BTreeMap::new());
         let efforts = fleet::AnswerSettings::default().efforts;
-        let (samplers, open_schemas, spec) = (None, None, ModelSpec::default());
-        Self { id: id.into(), source, aliases, samplers, adapters, open_schemas, efforts, spec }
+        let (samplers, open_schemas, handover, spec) = (None, None, None, ModelSpec::default());
+        Self { id: id.into(), source, aliases, samplers, adapters, open_schemas, efforts, handover, spec }
     }
 
     pub(super) fn fleet<E>(
@@ -80,9 +84,15 @@ impl Model {
             let location = Location::trusted(locate(source, Artifact::Adapter { name, bytes_max })?);
             adapters.insert(name.clone(), fleet::Adapter { location, source: source.to_string(), merged: *merged });
         }
+        let (source, upstream) = match &self.source {
+            Source::Upstream(source) => (PathBuf::new(), Some(Arc::new(source.upstream.clone()))),
+            source => (locate(source, Artifact::Checkpoint)?, None),
+        };
         Ok(fleet::ModelConfig {
             id: self.id.clone(),
-            source: locate(&self.source, Artifact::Checkpoint)?,
+            source,
+            upstream,
+            handover: self.handover.clone(),
             aliases: self.aliases.clone(),
             adapters,
             samplers: self.samplers.clone(),
@@ -110,7 +120,17 @@ pub(super) fn read(root: &Section<'_, '_>, folder: &Path) -> (Vec<Model>, Vec<Va
                 "it takes 1 to 128 letters, digits and -_./: signs",
             );
         }
-        if base.is_empty() {
+        let upstream = upstream::of(&section, &id, folder);
+        if let Some(upstream) = upstream {
+            if !source.is_empty() {
+                let help = "a model with a 'source' runs here, and one with an 'upstream' on other servers";
+                section.note("upstream", format!("'{id}' in [[models]] has both 'source' and 'upstream'"), help);
+            }
+            models.push(elsewhere(section, Model::new(id, Source::Upstream(Box::new(upstream)))));
+        } else if section.has("upstream") {
+            // Its mistake is told already.
+            section.finish();
+        } else if base.is_empty() {
             let source = Source::parse(&source, folder).unwrap_or_else(|what| {
                 section.note("source", format!("'source' in [[models]] of '{id}' is wrong"), what);
                 Source::Starter
@@ -149,11 +169,31 @@ fn model(section: Section<'_, '_>, mut model: Model, folder: &Path) -> Model {
         model.open_schemas = Some(open);
     }
     efforts(section.section("efforts"), &mut model.efforts);
+    model.handover = handover(section.section("handover"));
     section.bytes("adapter_memory", 1 << 20..=1 << 50, &mut model.spec.adapter_memory);
     adapters(&section, &mut model, folder);
     if let Err(what) = check_device(&model.spec.device) {
         section.note("device", format!("'device' in [[models]] of '{}' is \"{}\"", model.id, model.spec.device), what);
     }
+    section.finish();
+    model
+}
+
+/// `to = "big"`, and when.
+fn handover(section: Section<'_, '_>) -> Option<Handover> {
+    let (mut to, mut too_long, mut streams, mut memory) = (String::new(), true, 0, false);
+    section.text("to", &mut to);
+    section.flag("too_long", &mut too_long);
+    section.integer("streams", 0..=100_000, &mut streams);
+    section.flag("memory", &mut memory);
+    section.finish();
+    let streams = Some(streams).filter(|streams| *streams > 0);
+    (!to.is_empty()).then_some(Handover { to, too_long, streams, memory })
+}
+
+/// A model that other servers compute: keys of workers are mistakes here.
+fn elsewhere(section: Section<'_, '_>, mut model: Model) -> Model {
+    section.texts("aliases", &mut model.aliases);
     section.finish();
     model
 }
@@ -276,6 +316,14 @@ pub(super) fn check(config: &Config, root: &Section<'_, '_>) {
                 let what = format!("'{id}' uses the adapter '{name}', which '{base}' does not have");
                 root.note("models", what, "add it to the [models.adapters] of the base");
             }
+        }
+    }
+    for (model, to) in config.models.iter().filter_map(|model| Some((model, &model.handover.as_ref()?.to))) {
+        let is_known = config.models.iter().any(|other| other.id == *to && other.id != model.id)
+            || config.variants.iter().any(|other| other.id == *to && other.base != model.id);
+        if !is_known {
+            let what = format!("'{}' hands over to '{to}', which is no other model", model.id);
+            root.note("models", what, "name the id of another of [[models]]");
         }
     }
     let aliases = config.models.iter().map(|model| (&model.id, &model.aliases));

@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{file, reader};
+use super::{UpstreamSource, file, reader};
 use pensieve_server::hub::HubName;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -15,6 +15,8 @@ pub enum Source {
     Hub(HubName),
     /// The bundled model.
     Starter,
+    /// Other servers compute it.
+    Upstream(Box<UpstreamSource>),
 }
 
 impl Source {
@@ -34,6 +36,7 @@ impl Source {
     pub fn id(&self) -> String {
         match self {
             Self::Starter => "pensieve-starter".into(),
+            Self::Upstream(source) => source.upstream.model.clone(),
             Self::Hub(name) => match &name.file {
                 Some(file) => stem(file.rsplit('/').next().unwrap_or(file)),
                 None => name.repo.clone(),
@@ -56,6 +59,7 @@ impl fmt::Display for Source {
             Self::Path(path) => path.display().fmt(f),
             Self::Hub(name) => name.fmt(f),
             Self::Starter => f.write_str("starter"),
+            Self::Upstream(source) => f.write_str(&source.upstream.addresses()),
         }
     }
 }

@@ -23,7 +23,7 @@ const LAYERS: &[(&str, &str, &[&[&str]])] = &[
             &["http"],
             &["dialects"],
             &["requests"],
-            &["answers", "constraints", "rendering"],
+            &["answers", "constraints", "rendering", "upstream"],
             &["formats"],
             &["chat", "shares"],
             &["fleet"],

@@ -1,84 +1,65 @@
-//! Turns a job's events into the deltas of an answer.
+//! An answer that is being generated, by a worker or by an upstream.
 
-use std::{collections::VecDeque, sync::Arc};
-use tokio::time::{Instant, timeout_at};
+use std::fmt;
+
+use futures_util::stream::{BoxStream, StreamExt};
+use tokio::time::{Duration, Instant, timeout_at};
 
 use super::{
-    history::{Comparison, Losses, PromptHistory},
     measures::Measures,
-    parsing::ToolParser,
+    worker_answer::{AnswerReader, Origin, WorkerAnswer},
 };
-use crate::{
-    chat::{CacheReport, Delta, TokenLogprob},
-    fleet::{Departure, EventStream, Update},
-    formats::{MarkerWeaver, Markers},
-};
-use pensieve_protocol::{
-    job::{Event, Evicted, Failure, Finish, TokenLogprobs, Tokens},
-    vocabulary::Vocabulary,
-};
+use crate::{chat::Delta, fleet::EventStream};
+use pensieve_protocol::job::Failure;
 
-/// An answer that is being generated. Dropping it cancels the job.
+/// How long an upstream may take to accept a request before the client gets its status.
+const ACCEPTANCE: Duration = Duration::from_secs(2);
+
+/// An answer that is being generated. Dropping it cancels the job, or hangs up on the upstream.
 #[derive(Debug)]
 pub struct Generation {
-    stream: EventStream,
-    reader: AnswerReader,
-    weave: MarkerWeaver,
+    source: Source,
+    /// A delta that was listened for.
+    first: Option<Delta>,
+}
+
+#[derive(Debug)]
+enum Source {
+    Worker(Box<WorkerAnswer>),
+    Upstream(UpstreamAnswer),
+}
+
+/// The deltas of an upstream, measured as a worker's are.
+struct UpstreamAnswer {
+    deltas: BoxStream<'static, Delta>,
     measures: Measures,
-    /// `None` if the reason of a miss is of no interest.
-    origin: Option<Origin>,
-    /// What the worker's cache has of the prompt, until that is told.
-    cached: (u32, Option<Evicted>),
-    /// Log-probabilities of tokens that may or may not turn out to be text.
-    likelihoods: Vec<TokenLogprob>,
-    ready: VecDeque<Delta>,
-}
-
-/// What a prompt is compared with to tell why it was not cached.
-#[derive(Debug)]
-pub(crate) struct Origin {
-    /// With the closest earlier prompt.
-    pub comparison: Comparison,
-    pub history: Arc<PromptHistory>,
-    /// The latest end of a worker of the model.
-    pub departure: Option<Departure>,
-}
-
-#[derive(Debug)]
-pub(crate) struct AnswerReader {
-    pub parser: ToolParser,
-    pub markers: Markers,
-    pub vocabulary: Arc<Vocabulary>,
-    pub logprobs: bool,
-    pub clamped: bool,
-    pub end_of_turn: Vec<u32>,
-    /// Number of stop strings that come from the client. Those after them end the turns of a model without a template.
-    pub client_stops: usize,
 }
 
 impl Generation {
     pub(crate) fn new(stream: EventStream, model: &str, reader: AnswerReader, origin: Option<Origin>) -> Self {
-        Self {
-            stream,
-            reader,
-            weave: MarkerWeaver::default(),
-            measures: Measures::begin(model),
-            origin,
-            cached: (0, None),
-            likelihoods: Vec::new(),
-            ready: VecDeque::new(),
-        }
+        let answer = WorkerAnswer::new(stream, model, reader, origin);
+        Self { source: Source::Worker(Box::new(answer)), first: None }
+    }
+
+    pub(crate) fn elsewhere(deltas: BoxStream<'static, Delta>, model: &str) -> Self {
+        let answer = UpstreamAnswer { deltas, measures: Measures::begin(model) };
+        Self { source: Source::Upstream(answer), first: None }
     }
 
     /// Waits until `until` for the answer's first delta, skipping load progress, and keeps it for [`Self::next`].
-    /// Returns an error if that delta is a failure.
+    /// Returns an error if that delta is a failure. An upstream's first delta says that it has accepted the request, which
+    /// takes its network and its queue a while longer.
     pub async fn listen(&mut self, until: Instant) -> Result<(), Failure> {
+        let until = match &self.source {
+            Source::Worker(_) => until,
+            Source::Upstream(_) => until.max(Instant::now() + ACCEPTANCE),
+        };
         while let Ok(Some(delta)) = timeout_at(until, self.next()).await {
             match delta {
                 Delta::Failed(failure) => return Err(failure),
                 Delta::Loading { .. } => {}
                 delta => {
-                    self.ready.push_front(delta);
+                    self.first = Some(delta);
                     break;
                 }
             }
@@ -88,124 +69,33 @@ impl Generation {
 
     /// Returns the next delta.
     pub async fn next(&mut self) -> Option<Delta> {
-        while self.ready.is_empty() {
-            match self.stream.next().await? {
-                Update::Loading { done, total, what } => self.ready.push_back(Delta::Loading { done, total, what }),
-                Update::Event(event) => self.take(event),
-            }
+        if let Some(first) = self.first.take() {
+            return Some(first);
         }
-        self.ready.pop_front()
-    }
-
-    fn take(&mut self, event: Event) {
-        match event {
-            Event::Cache { disk_tokens, evicted } => self.cached = (disk_tokens, evicted),
-            Event::Started { prompt_tokens, reused_tokens } => {
-                self.measures.started();
-                self.ready.push_back(Delta::Started { reused_tokens });
-                if let Some(report) = self.cache_report(prompt_tokens, reused_tokens) {
-                    self.measures.cached(&report);
-                    self.ready.push_back(Delta::Cache(report));
-                }
-            }
-            Event::Prompt { computed, total } => self.ready.push_back(Delta::Prompt { computed, total }),
-            Event::Tokens(tokens) => {
-                if let Some(origin) = self.origin.take() {
-                    origin.comparison.computed();
-                }
-                self.measures.tokens(tokens.ids.len());
-                self.read(tokens);
-            }
-            Event::Finished { reason, usage } => {
-                let reason = self.reason(reason);
-                let cut = matches!(
-                    reason,
-                    Finish::Length | Finish::Repetition | Finish::ContextFull | Finish::Deadline | Finish::Cancelled
-                );
-                let rest = self.reader.parser.finish(cut);
-                self.show(rest, true);
-                self.measures.finished(reason, usage);
-                self.ready.push_back(Delta::Finished { reason, usage });
-            }
-            // Only a job that asked for a row gets one.
-            Event::Row { .. } => {}
-            Event::Failed(failure) => {
-                self.measures.failed(&failure);
-                self.ready.push_back(Delta::Failed(failure));
-            }
+        match &mut self.source {
+            Source::Worker(answer) => answer.next().await,
+            Source::Upstream(answer) => answer.next().await,
         }
     }
+}
 
-    fn cache_report(&mut self, prompt: u32, reused: u32) -> Option<CacheReport> {
-        let Origin { comparison, history, departure } = self.origin.as_ref()?;
-        let (disk, evicted) = std::mem::take(&mut self.cached);
-        let disk_tokens = disk.min(reused);
-        let eviction = evicted.map(|evicted| history.eviction(evicted, comparison.salt()));
-        let miss = comparison.miss(reused, Losses { eviction, departure: *departure });
-        let (memory_tokens, computed_tokens) = (reused - disk_tokens, prompt.saturating_sub(reused));
-        Some(CacheReport { memory_tokens, disk_tokens, computed_tokens, miss })
-    }
-
-    fn read(&mut self, mut tokens: Tokens) {
-        if self.reader.logprobs {
-            let logprobs = std::mem::take(&mut tokens.logprobs);
-            for (id, logprobs) in tokens.ids.iter().zip(logprobs) {
-                // Tokens without text are not part of the text's log-probabilities.
-                if !self.reader.vocabulary.is_special(*id) {
-                    self.likelihoods.push(self.likelihood(*id, &logprobs));
-                }
-            }
+impl UpstreamAnswer {
+    async fn next(&mut self) -> Option<Delta> {
+        let delta = self.deltas.next().await?;
+        match &delta {
+            Delta::Started { .. } => self.measures.started(),
+            // Pieces: how many tokens each has is known to the upstream alone.
+            Delta::Text { .. } | Delta::Thinking(_) | Delta::ToolArguments(_) => self.measures.tokens(1),
+            Delta::Finished { reason, usage } => self.measures.finished(*reason, *usage),
+            Delta::Failed(failure) => self.measures.failed(failure),
+            _ => {}
         }
-        let bytes = self.weave.push(&tokens, &self.reader.markers, &self.reader.vocabulary);
-        let was_text = self.reader.parser.is_text();
-        let deltas = self.reader.parser.push(&bytes);
-        let is_text = |delta: &Delta| matches!(delta, Delta::Text { .. });
-        if !deltas.iter().any(is_text) && (was_text == Some(false) || !deltas.is_empty()) {
-            // The token that closes reasoning or a call belongs to it, not to the text.
-            self.likelihoods.clear();
-        }
-        self.show(deltas, false);
+        Some(delta)
     }
+}
 
-    /// Queues deltas, and attaches the log-probabilities gathered so far to text.
-    fn show(&mut self, mut deltas: Vec<Delta>, last: bool) {
-        if !self.likelihoods.is_empty() {
-            let text = deltas.iter_mut().rev().find_map(|delta| match delta {
-                Delta::Text { logprobs, .. } => Some(logprobs),
-                _ => None,
-            });
-            match (text, self.reader.parser.is_text()) {
-                (Some(logprobs), _) => *logprobs = std::mem::take(&mut self.likelihoods),
-                (None, Some(true)) => {
-                    let logprobs = std::mem::take(&mut self.likelihoods);
-                    deltas.push(Delta::Text { text: String::new(), logprobs });
-                }
-                (None, None) if !last => {}
-                (None, _) => self.likelihoods.clear(),
-            }
-        }
-        self.ready.extend(deltas);
-    }
-
-    fn likelihood(&self, id: u32, logprobs: &TokenLogprobs) -> TokenLogprob {
-        let of = |id: u32, logprob: f32| TokenLogprob {
-            id,
-            bytes: self.reader.vocabulary.bytes(id).to_vec(),
-            logprob,
-            top: Vec::new(),
-        };
-        let top = logprobs.top.iter().map(|(id, logprob)| of(*id, *logprob)).collect();
-        TokenLogprob { top, ..of(id, logprobs.logprob) }
-    }
-
-    /// Translates the reason into the client's terms: it knows its own stop strings, but neither tokens nor the
-    /// remaining context.
-    fn reason(&self, reason: Finish) -> Finish {
-        match reason {
-            Finish::StopToken(token) if self.reader.end_of_turn.contains(&token) => Finish::EndOfTurn,
-            Finish::StopString(index) if index as usize >= self.reader.client_stops => Finish::EndOfTurn,
-            Finish::Length if self.reader.clamped => Finish::ContextFull,
-            other => other,
-        }
+impl fmt::Debug for UpstreamAnswer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("UpstreamAnswer").field("measures", &self.measures).finish_non_exhaustive()
     }
 }

@@ -6,9 +6,10 @@ mod history;
 pub mod measures;
 mod parsing;
 mod row;
+mod worker_answer;
 
 pub use generation::Generation;
-pub(crate) use generation::{AnswerReader, Origin};
 pub(crate) use history::{Outline, Prompt, PromptHistory};
 pub use parsing::ToolParser;
 pub(crate) use row::row;
+pub(crate) use worker_answer::{AnswerReader, Origin};

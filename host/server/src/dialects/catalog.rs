@@ -31,6 +31,10 @@ pub(super) struct ListedModel {
     pub(super) source: PathBuf,
     pub(super) modified: Option<SystemTime>,
     pub(super) target: Option<Target>,
+    /// The longest sequence in tokens, if it is known.
+    pub(super) context: Option<u32>,
+    /// For a model that an upstream computes, whether it reads images.
+    pub(super) upstream_images: Option<bool>,
     /// The memory that it has needed so far.
     pub(super) measured: Option<u64>,
     /// It has no chat template.
@@ -51,10 +55,27 @@ pub(super) async fn find(chats: &Chats, id: &str) -> Result<ListedModel, ApiErro
 }
 
 async fn entry(chats: &Chats, Listed { id, source }: Listed) -> ListedModel {
+    if let Ok(Some(elsewhere)) = chats.fleet().elsewhere(&id) {
+        let upstreams = chats.upstreams();
+        let asked = async { (upstreams.context(&elsewhere).await, upstreams.reads_images(&elsewhere).await) };
+        let (context, images) = timeout(CARD_TIMEOUT, asked).await.unwrap_or_default();
+        let upstream_images = Some(images);
+        return ListedModel {
+            id,
+            source,
+            modified: None,
+            target: None,
+            context,
+            upstream_images,
+            measured: None,
+            is_base: false,
+        };
+    }
     let target = timeout(CARD_TIMEOUT, chats.fleet().target(&id)).await.ok().and_then(Result::ok);
     let measured = if target.is_some() { chats.fleet().measured(&id).await.ok().flatten() } else { None };
     let is_base = target.as_ref().is_some_and(|target| target.card.chat_template.is_none());
-    ListedModel { target, modified: modified(&source), id, source, measured, is_base }
+    let (context, modified) = (target.as_ref().map(|target| target.context), modified(&source));
+    ListedModel { target, context, modified, id, source, upstream_images: None, measured, is_base }
 }
 
 /// Modification time of the weights.
@@ -120,9 +141,9 @@ fn anthropic_entry(entry: &ListedModel) -> Value {
     let mut value = json!({
         "type": "model", "id": entry.id, "display_name": entry.id, "created_at": rfc3339(created),
     });
-    if let Some(target) = &entry.target {
-        value["max_input_tokens"] = target.context.into();
-        value["max_tokens"] = target.context.into();
+    if let Some(context) = entry.context {
+        value["max_input_tokens"] = context.into();
+        value["max_tokens"] = context.into();
     }
     value
 }
@@ -131,12 +152,17 @@ fn openai_entry(entry: &ListedModel) -> Value {
     let created = entry.modified.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
     let created = created.map_or(0, |since| since.as_secs());
     let mut value = json!({ "id": entry.id, "object": "model", "created": created, "owned_by": "pensieve" });
-    if let Some(target) = &entry.target {
+    if let Some(context) = entry.context {
         // Different clients look for different names of the same number.
         for name in ["context_length", "context_window", "max_model_len", "max_input_tokens"] {
-            value[name] = target.context.into();
+            value[name] = context.into();
         }
+    }
+    if let Some(target) = &entry.target {
         value["capabilities"] = capabilities(target).into();
+    } else if let Some(images) = entry.upstream_images {
+        let words = if images { vec!["completion", "tools", "vision"] } else { vec!["completion", "tools"] };
+        value["capabilities"] = words.into();
     }
     if let Some(bytes) = entry.measured {
         value["measured_bytes"] = bytes.into();
@@ -172,8 +198,10 @@ fn gemini_entry(entry: &ListedModel) -> Value {
                 if writes { &["generateContent", "countTokens", "embedContent"] } else { &["embedContent"] };
             value["supportedGenerationMethods"] = json!(methods);
         }
-        value["inputTokenLimit"] = target.context.into();
-        value["outputTokenLimit"] = target.context.into();
+    }
+    if let Some(context) = entry.context {
+        value["inputTokenLimit"] = context.into();
+        value["outputTokenLimit"] = context.into();
     }
     value
 }
@@ -189,11 +217,11 @@ fn codex_entry(entry: &ListedModel, index: usize) -> Value {
         "supports_parallel_tool_calls": true, "supports_reasoning_summaries": false,
         "supported_reasoning_levels": [], "support_verbosity": false, "default_verbosity": null, "input_modalities": ["text"],
     });
-    if let Some(target) = &entry.target {
-        value["context_window"] = target.context.into();
-        if reads_images(target) {
-            value["input_modalities"] = json!(["text", "image"]);
-        }
+    if let Some(context) = entry.context {
+        value["context_window"] = context.into();
+    }
+    if entry.upstream_images.unwrap_or_else(|| entry.target.as_ref().is_some_and(reads_images)) {
+        value["input_modalities"] = json!(["text", "image"]);
     }
     value
 }
@@ -209,8 +237,16 @@ mod tests {
     use super::*;
 
     fn entry(id: &str, source: &Path) -> ListedModel {
-        let modified = modified(source);
-        ListedModel { id: id.into(), source: source.into(), modified, target: None, measured: None, is_base: false }
+        ListedModel {
+            id: id.into(),
+            source: source.into(),
+            modified: modified(source),
+            target: None,
+            context: None,
+            upstream_images: None,
+            measured: None,
+            is_base: false,
+        }
     }
 
     #[test]

@@ -76,6 +76,7 @@ impl Compacting {
     async fn start(self, call: &ApiRequest, first_event: Instant) -> Result<Generations, Failure> {
         let Self { chats, request, compaction, prepared } = self;
         let counted = Counted::of(&prepared);
+        call.note_handover(Some(&prepared));
         let mut generation = prepared.start(&call.request_id)?;
         generation.listen(first_event).await?;
         let answer = Answer {

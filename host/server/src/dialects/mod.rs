@@ -40,7 +40,10 @@ pub use error::{ApiError, ErrorCode};
 pub use frame::Frame;
 pub(crate) use memory::{RequestMemory, counted, exhausted};
 
-use std::{pin::Pin, sync::Arc};
+use std::{
+    pin::Pin,
+    sync::{Arc, OnceLock},
+};
 
 use bytes::Bytes;
 use futures_util::Stream;
@@ -48,7 +51,7 @@ use tokio::sync::Semaphore;
 
 use crate::{
     chat::Client,
-    requests::{Chats, ImageLimits},
+    requests::{Chats, ImageLimits, Prepared},
     shares::{Share, Shares},
 };
 use fields::{Document, Field, ImageIntake, Notes};
@@ -242,6 +245,8 @@ pub struct ApiRequest {
     pub request_id: String,
     /// What the client's program calls itself, short and safe to show.
     pub(crate) agent: Arc<str>,
+    /// The model that answers instead of the one that was asked for, and why.
+    pub(crate) handover: Arc<OnceLock<(String, &'static str)>>,
     /// Owns the responses that live no longer than the request's connection, which is a WebSocket.
     pub(crate) local: Option<u64>,
     pub shared: Arc<Shared>,
@@ -317,6 +322,14 @@ impl ApiRequest {
         let document = Document::parse(self.body.clone(), self.memory.clone(), notes)?;
         tracing::debug!("the body has {}", shape::Shape(document.members()));
         Ok(document)
+    }
+
+    /// Keeps the model that takes over from the one that was asked for, for a header.
+    fn note_handover(&self, prepared: Option<&Prepared>) {
+        if let Some((prepared, reason)) = prepared.and_then(|prepared| Some((prepared, prepared.handover()?))) {
+            // The first of several answers speaks for all.
+            let _ = self.handover.set((prepared.model().to_owned(), reason.word()));
+        }
     }
 
     fn client(&self) -> Client {

@@ -58,6 +58,7 @@ impl Generations {
         prepared: Vec<Prepared>,
         first_event: Instant,
     ) -> Result<Self, Failure> {
+        call.note_handover(prepared.first());
         let mut meter = Counted::of_all(&prepared).map(|counted| Meter::new(call, counted));
         let started = Self::listening(call, prepared, first_event).await;
         if let (Err(failure), Some(meter)) = (&started, &mut meter) {

@@ -1,16 +1,18 @@
 //! The fleet's settings: models, memory and deadlines. Plain data; the configuration file is read elsewhere.
 
-use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
 use super::{
     adapter_registry::Adapter,
+    elsewhere::Upstream,
+    handover::Handover,
     machine, plugins,
     sources::Sources,
     worker_runtime::{Placement, WorkerMain},
 };
 use pensieve_protocol::{
     fence::Policy,
-    job::{AdapterUse, StageSpec},
+    job::{AdapterUse, Failure, FailureCode, StageSpec},
     wire::ModelSpec,
 };
 
@@ -52,8 +54,12 @@ pub struct ModelConfig {
     pub id: String,
     /// True for the place of a model that a new configuration has removed.
     pub removed: bool,
-    /// A `.gguf` file or a folder.
+    /// A `.gguf` file or a folder; empty for a model with an upstream.
     pub source: PathBuf,
+    /// The servers that compute it instead of a worker.
+    pub upstream: Option<Arc<Upstream>>,
+    /// When requests are handed over to another model; `None` for never.
+    pub handover: Option<Handover>,
     /// Aliases, in which `*` matches any text.
     pub aliases: Vec<String>,
     pub adapters: BTreeMap<String, Adapter>,
@@ -158,6 +164,17 @@ impl Config {
 
     pub(super) fn placement<'a>(&'a self, policy: &'a Policy) -> Placement<'a> {
         self.in_process.map_or(Placement::Process(&self.program, policy), Placement::Thread)
+    }
+}
+
+impl ModelConfig {
+    /// Fails for a model that no worker computes.
+    pub(super) fn check_is_here(&self) -> Result<(), Failure> {
+        if self.upstream.is_none() {
+            return Ok(());
+        }
+        let message = format!("'{}' is computed by an upstream, which this cannot be asked of", self.id);
+        Err(Failure::new(FailureCode::Unsupported, message).at("model").with_help("name a model with a source"))
     }
 }
 

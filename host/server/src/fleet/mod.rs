@@ -11,8 +11,10 @@ pub mod child;
 mod config;
 mod control;
 mod departures;
+mod elsewhere;
 pub mod fence;
 pub(crate) mod footprint;
+mod handover;
 mod log;
 mod machine;
 mod memory;
@@ -39,7 +41,9 @@ mod worker_runtime;
 pub use adapter_registry::{Adapter, AdapterFailure, Culprit, check_adapter_name};
 pub use config::{AnswerSettings, Config, Deadlines, Efforts, KeepAlive, ModelConfig, Restart, Variant};
 pub use departures::{Departure, DepartureReason};
+pub use elsewhere::{Identity, Secret, Upstream, UpstreamKind, UpstreamUrl};
 pub use footprint::footprint;
+pub use handover::{Handover, HandoverReason, HandoverRules};
 pub use machine::{default_budget, installed_bytes};
 pub use sources::Sources;
 pub use space::{free_bytes, is_full};
@@ -118,6 +122,14 @@ pub struct Target {
     pub samplers: Option<Vec<StageSpec>>,
     pub answers: AnswerSettings,
     pub adapter: Option<AdapterUse>,
+}
+
+/// A model that other servers compute, as a request's name resolves to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Elsewhere {
+    /// The model's id here.
+    pub id: String,
+    pub upstream: Arc<Upstream>,
 }
 
 /// Enough for a child process to measure and prepare a model's images.
@@ -216,11 +228,20 @@ impl Fleet {
         Ok(fleet)
     }
 
-    /// Resolves a name. Fails if there is no such model, or if it cannot be served.
+    /// The upstream of the model of this name; `None` if its workers compute it. Fails if there is no such model.
+    pub fn elsewhere(&self, name: &str) -> Result<Option<Elsewhere>, Failure> {
+        let config = self.config();
+        let model = &config.models[self.names(&config, |names| names.resolve(name))?.model];
+        let elsewhere = |upstream: &Arc<Upstream>| Elsewhere { id: model.id.clone(), upstream: upstream.clone() };
+        Ok(model.upstream.as_ref().map(elsewhere))
+    }
+
+    /// Resolves a name. Fails if there is no such model, or if it cannot be served by a worker.
     pub async fn target(&self, name: &str) -> Result<Target, Failure> {
         let config = self.config();
         let Route { model: index, variant, adapter } = self.names(&config, |names| names.resolve(name))?;
         let model = &config.models[index];
+        model.check_is_here()?;
         let KeyedCard { key, card } = self.prober.card(index, model, &self.plugins.catalogue()).await?;
         let context = memory::context(config.memory_bytes, model, self.registry.has_some(index), &card);
         let own = variant.and_then(|variant| config.variants[variant].samplers.as_ref());
@@ -293,6 +314,7 @@ impl Fleet {
                 format!("the prompt's images take {prepared} bytes when prepared, more than {PREPARED_BYTES_MAX}");
             return Err(Failure::new(FailureCode::TooLong, message).with_help("send fewer or smaller ones"));
         }
+        self.config().models[model].check_is_here()?;
         job.id = self.next_job.fetch_add(1, Ordering::Relaxed);
         let field = if job.adapter.is_some() { "pensieve.adapter" } else { "model" };
         job.adapter = job.adapter.or(adapter);

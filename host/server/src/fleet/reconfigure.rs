@@ -17,7 +17,7 @@ impl ModelConfig {
     /// The differences, in the words of the configuration file. Structures are taken apart field by field, so that a new
     /// setting does not compile until it has a name here.
     fn changes(&self, other: &Self) -> Vec<&'static str> {
-        let Self { id: _, removed: _, source, aliases, adapters, samplers, answers, spec } = self;
+        let Self { id: _, removed: _, source, upstream, handover, aliases, adapters, samplers, answers, spec } = self;
         let AnswerSettings { open_schemas, efforts } = answers;
         let ModelSpec { device, context, kv_budget, threads, options, limits, adapter_memory, disk } = spec;
         let Limits { sequences_max, waiting_max, step_tokens_max, step_timeout, loop_tokens, thought_loop_tokens } =
@@ -25,6 +25,8 @@ impl ModelConfig {
         let old = &other.spec;
         let differences = [
             ("source", *source != other.source),
+            ("upstream", *upstream != other.upstream),
+            ("handover", *handover != other.handover),
             ("aliases", *aliases != other.aliases),
             ("adapters", *adapters != other.adapters),
             ("samplers", *samplers != other.samplers),

@@ -126,6 +126,15 @@ pub(super) fn tell_prompt(response: &mut Response, prompt: u32, cached: u32) {
     headers.insert(HeaderName::from_static("pensieve-cached-tokens"), HeaderValue::from(cached));
 }
 
+/// Says in the headers which model answers instead of the one that was asked for, and why.
+pub(super) fn tell_handover(response: &mut Response, model: &str, reason: &'static str) {
+    let headers = response.headers_mut();
+    headers.insert(HeaderName::from_static("pensieve-handover"), HeaderValue::from_static(reason));
+    if let Ok(model) = HeaderValue::from_str(model) {
+        headers.insert(HeaderName::from_static("pensieve-model"), model);
+    }
+}
+
 /// Converts an answer to a response. The request holds its permit until the last byte of the answer is handed over, so
 /// that a client that has read everything can send another, and its memory until that byte is written.
 pub(super) fn write(answer: ApiResponse, permit: Option<Share>, memory: &RequestMemory) -> Result<Response, ApiError> {

@@ -11,7 +11,8 @@ use std::{
 
 use crate::{
     dialects::ApiResponse,
-    fleet::{Fleet, FleetStats, ModelState, ModelStats},
+    fleet::{FleetStats, ModelState, ModelStats},
+    requests::{Chats, UpstreamState},
 };
 
 /// Histogram buckets in seconds, from one token to a long answer.
@@ -73,10 +74,11 @@ fn describe() {
     crate::answers::measures::describe();
 }
 
-pub(super) async fn answer(recorder: &Recorder, fleet: &Fleet) -> ApiResponse {
-    let stats = fleet.stats(true).await;
+pub(super) async fn answer(recorder: &Recorder, chats: &Chats) -> ApiResponse {
+    let stats = chats.fleet().stats(true).await;
     let mut page = Page(recorder.0.render());
     page.fleet(&stats);
+    page.upstreams(&chats.upstreams().states());
     page.process();
     ApiResponse::text("text/plain; version=0.0.4; charset=utf-8", page.0)
 }
@@ -113,6 +115,16 @@ impl Page {
         let samples = adapters.iter().map(|(labels, bytes)| (labels.as_str(), *bytes));
         let help = "Memory of an adapter; 0 while it is not loaded.";
         self.family("pensieve_adapter_bytes", "gauge", help, samples);
+    }
+
+    fn upstreams(&mut self, states: &[UpstreamState]) {
+        let labels = |state: &UpstreamState| labels(&[("model", &state.model), ("upstream", &state.url)]);
+        let labels: Vec<String> = states.iter().map(labels).collect();
+        let named = || labels.iter().map(String::as_str);
+        let streams = named().zip(states.iter().map(|state| u64::from(state.streams)));
+        self.family("pensieve_upstream_streams", "gauge", "Answers that an upstream is asked for.", streams);
+        let up = named().zip(states.iter().map(|state| u64::from(state.is_well)));
+        self.family("pensieve_upstream_up", "gauge", "0 while an upstream is left out because it fails.", up);
     }
 
     fn process(&mut self) {

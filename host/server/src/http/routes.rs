@@ -70,7 +70,7 @@ fn own(app: &Arc<AppState>) -> Vec<Route> {
         get(app, "/v1/usage", |_, call| async move { usage::answer(&call) }),
         get(app, "/v1/requests", |_, call| async move { usage::requests(&call) }),
         get(app, "/health", |app, call| async move { Ok(info::health(&app, call.client.is_some()).await) }),
-        get(app, "/metrics", |app, _| async move { Ok(metrics::answer(&app.recorder, app.chats.fleet()).await) }),
+        get(app, "/metrics", |app, _| async move { Ok(metrics::answer(&app.recorder, &app.chats).await) }),
         get(app, "/openapi.json", |_, _| async move { Ok(openapi::answer()) }),
         get(app, "/v1/live", |app, call| async move { live::answer(&app, &call) }),
         file("/page/{id}", page::named),
@@ -147,11 +147,15 @@ where
             };
             let (memory, request) = (app.memory_of(client), context.request_id.clone());
             let call = context.into_request(body, memory.clone(), &app);
+            let handover = call.handover.clone();
             let answer = catch_panic(handler(app.clone(), call)).await;
             if let Ok(answer) = &answer {
                 app.shared().usage.warned(&request, &answer.warnings);
             }
             let mut written = answer.and_then(|answer| body::write(answer, Some(permit), &memory));
+            if let (Ok(response), Some((model, reason))) = (&mut written, handover.get()) {
+                body::tell_handover(response, model, reason);
+            }
             if let (Ok(response), Some((prompt, cached))) = (&mut written, app.prompt_of(&request)) {
                 body::tell_prompt(response, prompt, cached);
             }

@@ -47,7 +47,9 @@ impl RequestContext {
     pub(super) fn into_request(self, body: Bytes, memory: RequestMemory, app: &AppState) -> ApiRequest {
         let Self { client, request_id, dialect, params: PathParams { id, name }, query, agent, connection: _ } = self;
         let shared = app.shared.clone();
-        ApiRequest { id, name, query, dialect, body, memory, client, request_id, agent, local: None, shared }
+        let handover = Arc::default();
+        let local = None;
+        ApiRequest { id, name, query, dialect, body, memory, client, request_id, agent, handover, local, shared }
     }
 }
 

@@ -26,6 +26,9 @@ pub(super) struct ShownImages {
 impl Chats {
     /// True if this model reads images. A name that cannot be resolved reads none; the request fails for it later.
     pub(crate) async fn reads_images(&self, model: &str) -> bool {
+        if let Ok(Some(elsewhere)) = self.fleet.elsewhere(model) {
+            return self.upstreams.reads_images(&elsewhere).await;
+        }
         let target = self.fleet.target(model).await;
         target.is_ok_and(|target| target.card.media().is_some_and(|media| media.image.is_some()))
     }

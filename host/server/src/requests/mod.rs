@@ -6,6 +6,7 @@ mod convention;
 mod images;
 mod infill;
 mod pieces;
+mod prepared;
 mod rows;
 mod sampling;
 mod scores;
@@ -16,24 +17,28 @@ mod toolbox;
 
 pub use self::context::Fitted;
 pub use crate::rendering::ImageLimits;
+pub use crate::upstream::UpstreamState;
 pub(crate) use pieces::{PromptChoice, RowText, RowsRequest};
+pub use prepared::Prepared;
 pub(crate) use rows::Rows;
 pub(crate) use scores::{Ranking, Scores};
 
 use std::{borrow::Cow, sync::Arc};
 
 use self::{
-    convention::{Convention, Conventions, ToolDialect},
+    convention::{Convention, Conventions},
     images::ShownImages,
+    prepared::PreparedJob,
     toolbox::{Arranged, Toolboxes},
 };
 use crate::{
-    answers::{AnswerReader, Generation, Origin, Outline, Prompt as KnownPrompt, PromptHistory, ToolParser},
-    chat::{Client, Conversation, Divergence, Input, Request, ResponseFormat, Role, Tool, ToolChoice},
+    answers::{Outline, PromptHistory},
+    chat::{Client, Conversation, Input, Request, ResponseFormat, Role, Tool, ToolChoice},
     constraints::Rules,
-    fleet::{Fleet, Target},
-    formats::{OutputFormat, Signature, Thoughts},
+    fleet::{Fleet, HandoverReason, HandoverRules, Target},
+    formats::{Signature, Thoughts},
     rendering::{Depth, Expressed, GrammarPool, MediaPool, RendererPool},
+    upstream::{Count, Upstreams},
 };
 use pensieve_protocol::{
     grammar::{Part, Rule, Spec, Then},
@@ -54,24 +59,7 @@ pub struct Chats {
     media: MediaPool,
     toolboxes: Toolboxes,
     history: Arc<PromptHistory>,
-}
-
-/// A request that has been rendered, tokenized, counted and checked, but not queued.
-#[derive(Clone, Debug)]
-pub struct Prepared {
-    fleet: Arc<Fleet>,
-    target: Target,
-    input_tokens: u32,
-    job: Job,
-    /// The limit on generated tokens was lowered because the context has no room for more.
-    clamped: bool,
-    /// Number of the job's stop strings that come from the client.
-    client_stops: usize,
-    convention: Arc<Convention>,
-    reading: Reading,
-    history: Arc<PromptHistory>,
-    /// `None` for a choice whose prompt another one computes.
-    outline: Option<Outline>,
+    upstreams: Upstreams,
 }
 
 /// Inputs of the answer parser.
@@ -104,6 +92,7 @@ impl Chats {
             media,
             toolboxes: Toolboxes::default(),
             history: Arc::default(),
+            upstreams: Upstreams::default(),
         }
     }
 
@@ -111,9 +100,54 @@ impl Chats {
         &self.fleet
     }
 
+    /// The models that other servers compute.
+    pub fn upstreams(&self) -> &Upstreams {
+        &self.upstreams
+    }
+
     /// Renders, tokenizes and checks a request; the model need not be loaded. A prompt that leaves no room for a token
     /// is [`FailureCode::TooLong`].
     pub async fn prepare(&self, request: Request) -> Result<Prepared, Failure> {
+        // Another model has no such adapter.
+        let rules = if request.adapter.name.is_some() { None } else { self.fleet.handover(&request.model)? };
+        let Some(rules) = rules else { return self.prepare_as_named(request).await };
+        if let Some(reason) = self.fleet.overflow(&rules).await
+            && let Some(prepared) = self.hand_over(request.clone(), &rules, reason).await
+        {
+            return Ok(prepared);
+        }
+        let spare = rules.rules.too_long.then(|| request.clone());
+        match (self.prepare_as_named(request).await, spare) {
+            (Err(failure), Some(request)) if failure.code == FailureCode::TooLong => {
+                self.hand_over(request, &rules, HandoverReason::TooLong).await.ok_or(failure)
+            }
+            (prepared, _) => prepared,
+        }
+    }
+
+    async fn prepare_as_named(&self, request: Request) -> Result<Prepared, Failure> {
+        match self.fleet.elsewhere(&request.model)? {
+            Some(elsewhere) => self.upstreams.prepare(&elsewhere, &request).await.map(Prepared::elsewhere),
+            None => self.prepare_job(request).await.map(Prepared::here),
+        }
+    }
+
+    /// Prepares a request for the model that takes over; `None` if that one cannot take it, and the request stays here.
+    async fn hand_over(&self, request: Request, rules: &HandoverRules, reason: HandoverReason) -> Option<Prepared> {
+        let HandoverRules { id, rules } = rules;
+        match self.prepare_as_named(Request { model: rules.to.clone(), ..request }).await {
+            Ok(prepared) => {
+                tracing::info!(model = id, to = rules.to, reason = reason.word(), "a request is handed over");
+                Some(prepared.handed_over(reason))
+            }
+            Err(failure) => {
+                tracing::warn!(model = id, to = rules.to, code = ?failure.code, "a request cannot be handed over");
+                None
+            }
+        }
+    }
+
+    async fn prepare_job(&self, request: Request) -> Result<PreparedJob, Failure> {
         let target = self.fleet.target(&request.model).await?;
         check_generates(&target)?;
         check_tokens(&request, target.card.vocabulary)?;
@@ -172,7 +206,7 @@ impl Chats {
             adapter: request.adapter.or_of_model(target.adapter.clone())?,
             ..Job::default()
         };
-        Ok(Prepared {
+        Ok(PreparedJob {
             fleet: self.fleet.clone(),
             target,
             input_tokens,
@@ -200,9 +234,12 @@ impl Chats {
         self.grammars.expressions(client, formats).await
     }
 
-    /// Returns the exact number of tokens in a request's prompt, even if it does not fit, unless its size in bytes
-    /// alone proves that.
-    pub async fn count(&self, request: Request) -> Result<u32, Failure> {
+    /// Returns the number of tokens in a request's prompt, even if it does not fit, unless its size in bytes alone proves
+    /// that. It is exact, but for upstreams that cannot count.
+    pub async fn count(&self, request: Request) -> Result<Count, Failure> {
+        if let Some(elsewhere) = self.fleet.elsewhere(&request.model)? {
+            return self.upstreams.count(&elsewhere, &request).await;
+        }
         let target = self.fleet.target(&request.model).await?;
         check_tokens(&request, target.card.vocabulary)?;
         let convention = self.conventions.of(&target).await?;
@@ -212,78 +249,8 @@ impl Chats {
         let arranged =
             self.arranged(request.client.id, &target, request.input, request.deferred_tools).without_own_tools();
         let prompt = arranged.write(&convention, None, false, &shown, &request.client.salt, maximum).await?;
-        Ok(u32::try_from(prompt.tokens.len()).unwrap_or(u32::MAX))
-    }
-}
-
-impl Prepared {
-    /// Maximum sequence length of the model in tokens.
-    pub fn context(&self) -> u32 {
-        self.target.context
-    }
-
-    pub fn input_tokens(&self) -> u32 {
-        self.input_tokens
-    }
-
-    /// The id of the model that answers, whatever name the client used.
-    pub fn model(&self) -> &str {
-        &self.target.id
-    }
-
-    /// Equal for equal weights and tokenizer.
-    pub fn fingerprint(&self) -> &str {
-        &self.target.card.fingerprint
-    }
-
-    /// Returns the request for one of several answers (`n`), from index 0; each has its own seed.
-    #[must_use]
-    pub fn choice(&self, index: u32) -> Self {
-        let mut choice = self.clone();
-        choice.job.seed = self.job.seed.wrapping_add(u64::from(index));
-        choice.outline = choice.outline.filter(|_| index == 0);
-        choice
-    }
-
-    /// Queues it for the request of this id.
-    pub fn start(self, request: &str) -> Result<Generation, Failure> {
-        let Reading { is_taught, tools, thoughts } = self.reading;
-        let ToolDialect { format, markers, .. } =
-            if is_taught { &self.convention.taught } else { &self.convention.own };
-        let format = OutputFormat {
-            calls: format.calls.clone().filter(|_| !tools.is_empty()),
-            reasoning: format.reasoning.clone().filter(|_| thoughts != Thoughts::Never),
-            channels: format.channels.clone(),
-        };
-        let reader = AnswerReader {
-            parser: ToolParser::new(&format, tools, thoughts),
-            markers: markers.within(&format),
-            vocabulary: self.convention.vocabulary.clone(),
-            logprobs: self.job.logprobs.is_some(),
-            clamped: self.clamped,
-            end_of_turn: self.convention.end_of_turn.clone(),
-            client_stops: self.client_stops,
-        };
-        let origin = self.outline.map(|outline| {
-            let prompt = Arc::new(KnownPrompt::of(&self.target.id, self.target.context, &self.job, outline));
-            let comparison = self.history.compare(&prompt, &self.convention.vocabulary);
-            let departure = self.fleet.departure(&self.target);
-            Origin { comparison, history: self.history.clone(), departure }
-        });
-        let salt = self.job.salt.clone();
-        let stream = self.fleet.submit(&self.target, self.job)?;
-        self.history.submitted(stream.job(), &salt, request);
-        Ok(Generation::new(stream, &self.target.id, reader, origin))
-    }
-
-    /// How the prompt differs from that of an earlier answer, which the client names by its id. Remembers the prompt
-    /// under the id of its own answer.
-    pub fn divergence(&self, previous: Option<&str>, answer: &str) -> Option<Divergence> {
-        let outline = self.outline.clone()?;
-        let prompt = Arc::new(KnownPrompt::of(&self.target.id, self.target.context, &self.job, outline));
-        let divergence = previous.and_then(|previous| self.history.divergence(previous, &prompt));
-        self.history.name(answer, prompt);
-        divergence
+        let tokens = u32::try_from(prompt.tokens.len()).unwrap_or(u32::MAX);
+        Ok(Count { tokens, is_estimate: false })
     }
 }
 

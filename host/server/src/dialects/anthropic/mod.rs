@@ -96,16 +96,16 @@ pub(crate) async fn messages(
 
 /// `POST /v1/messages/count_tokens`: counts the tokens of the prompt that the same message would have.
 pub(crate) async fn count_tokens(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
-    let ((request, manages), warnings) = call.read_conversation(&chats, |_, body| request::count(body)).await?;
+    let ((request, manages), mut warnings) = call.read_conversation(&chats, |_, body| request::count(body)).await?;
     let model = validation::model_name(&call, &request.model).to_owned();
     let request = Request { client: call.client(), model, ..request };
     if !manages {
-        let tokens = chats.count(request).await?;
+        let tokens = chats.count(request).await?.told(&mut warnings);
         return Ok(ApiResponse::json(&json!({ "input_tokens": tokens })).with_warnings(warnings));
     }
-    let original = chats.count(request.clone()).await?;
+    let original = chats.count(request.clone()).await?.told(&mut warnings);
     let edited = chats.fit(request, 0).await?;
-    let tokens = if edited.applied.is_empty() { original } else { chats.count(edited.request).await? };
+    let tokens = if edited.applied.is_empty() { original } else { chats.count(edited.request).await?.tokens };
     let management = json!({ "original_input_tokens": original });
     let body = json!({ "input_tokens": tokens, "context_management": management });
     Ok(ApiResponse::json(&body).with_warnings(warnings))

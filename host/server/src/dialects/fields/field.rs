@@ -138,6 +138,18 @@ impl<'a> Field<'a> {
         }
     }
 
+    /// The members that nothing has read, except those in `ignored`, for a server that may know them. What is beyond `bytes_max`
+    /// in all is left out.
+    pub(crate) fn unknown(&self, ignored: &[&str], bytes_max: usize) -> Map<String, Value> {
+        let Source::Body(members) = self.source else { return Map::new() };
+        let mut bytes = 0;
+        let unknown = members.unknown().filter(|(name, _)| !ignored.contains(name)).take_while(|(name, text)| {
+            bytes += name.len() + text.len();
+            bytes <= bytes_max
+        });
+        unknown.filter_map(|(name, text)| Some((name.to_owned(), serde_json::from_str(text).ok()?))).collect()
+    }
+
     /// Replacement text for an attachment that the model cannot read. An error would end the session, since the attachment
     /// stays in its history.
     pub(crate) fn attachment(&self, kind: &str) -> Result<String, ApiError> {

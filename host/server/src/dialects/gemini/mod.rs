@@ -80,9 +80,10 @@ pub(crate) async fn generate(chats: Arc<Chats>, call: ApiRequest, is_stream: boo
 
 /// `POST /v1beta/models/ID:countTokens`: counts the tokens of the prompt that the same request would have.
 pub(crate) async fn count_tokens(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
-    let (request, warnings) = call.read_conversation(&chats, |_, body| request::count(body)).await?;
+    let (request, mut warnings) = call.read_conversation(&chats, |_, body| request::count(body)).await?;
     let model = validation::model_name(&call, &call.id).to_owned();
-    let tokens = chats.count(Request { client: call.client(), model, ..request }).await.map_err(ApiError::of_model)?;
+    let counted = chats.count(Request { client: call.client(), model, ..request }).await.map_err(ApiError::of_model)?;
+    let tokens = counted.told(&mut warnings);
     let details = json!([{ "modality": "TEXT", "tokenCount": tokens }]);
     Ok(ApiResponse::json(&json!({ "totalTokens": tokens, "promptTokensDetails": details })).with_warnings(warnings))
 }

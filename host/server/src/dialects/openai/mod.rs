@@ -43,6 +43,7 @@ use super::{
 };
 use crate::{
     chat::{Input, Request},
+    fleet::Fleet,
     requests::{Chats, Prepared},
 };
 use encoder::{ChoiceEncoder, ResponseHead};
@@ -52,10 +53,10 @@ use text_encoder::TextEncoder;
 
 /// `POST /v1/chat/completions`.
 pub(crate) async fn chat_completions(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
-    let read = call.read_conversation(&chats, |call, body| {
+    let fleet = chats.fleet().clone();
+    let read = call.read_conversation(&chats, move |call, body| {
         let chat::ParsedRequest { request, choices, stream, include_usage } = chat::read(body)?;
-        let request = complete(body, request, call)?;
-        options::note_unknown(body);
+        let request = with_unknown(body, complete(body, request, call)?, &fleet);
         Ok(chat::ParsedRequest { request, choices, stream, include_usage })
     });
     let (parsed, warnings) = read.await?;
@@ -75,11 +76,12 @@ pub(crate) async fn chat_completions(chats: Arc<Chats>, call: ApiRequest) -> Res
 
 /// `POST /v1/completions`.
 pub(crate) async fn completions(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
-    let read = call.read(|call, body| {
+    let fleet = chats.fleet().clone();
+    let read = call.read(move |call, body| {
         let mut parsed = completions::read(body)?;
         let requests = parsed.requests.into_iter().map(|request| complete(body, request, call));
-        parsed.requests = requests.collect::<Result<Vec<Request>, ApiError>>()?;
-        options::note_unknown(body);
+        let requests = requests.collect::<Result<Vec<Request>, ApiError>>()?;
+        parsed.requests = requests.into_iter().map(|request| with_unknown(body, request, &fleet)).collect();
         Ok(parsed)
     });
     let (mut parsed, warnings) = read.await?;
@@ -109,6 +111,17 @@ fn complete(body: &Field<'_>, request: Request, call: &ApiRequest) -> Result<Req
     let mut request = Request { client: call.client(), max_tokens, ..request };
     extensions::read(body, &mut request)?;
     Ok(request)
+}
+
+/// Adds the fields that nothing has read, if an upstream may know them; otherwise they are named in warnings.
+fn with_unknown(body: &Field<'_>, request: Request, fleet: &Fleet) -> Request {
+    match fleet.elsewhere(&request.model) {
+        Ok(Some(_)) => Request { unknown: options::unknown(body), ..request },
+        _ => {
+            options::note_unknown(body);
+            request
+        }
+    }
 }
 
 /// How to encode an answer, before its model is known.

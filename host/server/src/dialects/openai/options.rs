@@ -1,6 +1,8 @@
 //! Fields of both endpoints, checked before anything is rendered or queued. Fields of the API that have no use here
 //! (`user`, `metadata`, `store`, `service_tier` and more) are accepted and ignored.
 
+use serde_json::{Map, Value};
+
 use crate::{
     chat::{Conversation, Effort, Request, SamplingParams},
     dialects::{
@@ -14,6 +16,8 @@ const MODEL_BYTES_MAX: usize = 256;
 const STOPS_MAX: usize = 4;
 const STOP_BYTES_MAX: usize = pensieve_protocol::job::STOP_BYTES_MAX;
 const BIASES_MAX: usize = 1024;
+/// Limit of the JSON of fields that are passed on without being known.
+const UNKNOWN_BYTES_MAX: usize = 64 << 10;
 /// Fields of these APIs that have no use here, or whose effect is there anyway. Every other field that nothing reads is
 /// named in a warning.
 const IGNORED: [&str; 24] = [
@@ -110,6 +114,11 @@ pub(crate) fn sampling(body: &Field<'_>) -> Result<SamplingParams, ApiError> {
 /// Warns of every field that nothing has read.
 pub(crate) fn note_unknown(body: &Field<'_>) {
     body.note_unknown(&IGNORED);
+}
+
+/// Every field that nothing has read, for an upstream that may know it.
+pub(crate) fn unknown(body: &Field<'_>) -> Map<String, Value> {
+    body.unknown(&IGNORED, UNKNOWN_BYTES_MAX)
 }
 
 /// llama.cpp's limit; anything negative stands for none.

@@ -28,6 +28,10 @@ impl UsageTotal {
 
     pub(super) fn add(&mut self, prompt: usize, usage: Usage, has_thought: bool) {
         let prompt = &mut self.prompts[prompt];
+        // An upstream counts the prompt with its answer.
+        if usage.prompt > 0 {
+            prompt.tokens = usage.prompt;
+        }
         prompt.cached = Some(prompt.cached.map_or(usage.reused, |cached| cached.min(usage.reused)));
         self.generated += u64::from(usage.generated);
         self.has_thought |= has_thought;

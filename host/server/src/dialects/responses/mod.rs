@@ -102,7 +102,7 @@ pub(crate) async fn input_tokens(chats: Arc<Chats>, call: ApiRequest) -> Result<
     let (ParsedRequest { response: mut parsed, .. }, mut warnings) =
         call.read_conversation(&chats, |call, body| read(call, body, false)).await?;
     enforce(&chats, &mut parsed, &mut warnings).await?;
-    let tokens = chats.count(parsed.request).await.map_err(ApiError::of_model)?;
+    let tokens = chats.count(parsed.request).await.map_err(ApiError::of_model)?.told(&mut warnings);
     let body = json!({ "object": "response.input_tokens", "input_tokens": tokens });
     Ok(ApiResponse::json(&body).with_warnings(warnings))
 }

@@ -67,8 +67,14 @@ impl Chats {
         if edits.is_empty() {
             return Ok(Fitted::unchanged(request));
         }
+        if let Some(elsewhere) = self.fleet.elsewhere(&request.model)? {
+            let context = self.upstreams.context(&elsewhere).await.unwrap_or(u32::MAX);
+            // Nothing here can count an upstream's tokens.
+            let lengths: Vec<u32> = sizes::texts(conversation).iter().map(|text| estimate(text)).collect();
+            let lengths = sizes::with_images(conversation, &lengths, |_| 0);
+            return Ok(fitted(request, &edits, &lengths, room(context, retry)));
+        }
         let target = self.fleet.target(&request.model).await?;
-        let room = (0..retry).fold(target.context - target.context / ROOM_SHARE, |room, _| room - room / RETRY_SHARE);
         let convention = self.conventions.of(&target).await?;
         let texts =
             sizes::texts(conversation).into_iter().map(|text| Piece { plain: vec![(0, text.len())], text }).collect();
@@ -77,9 +83,24 @@ impl Chats {
         let shown = self.shown(&target, &request.client, &request.images, &request.input, Depth::Measured).await?;
         let Input::Chat(conversation) = &mut request.input else { return Ok(Fitted::unchanged(request)) };
         let lengths = sizes::with_images(conversation, &lengths, |item| shown.rows(item));
-        let (applied, compaction) = edit(conversation, &edits, &lengths, room);
-        Ok(Fitted { request, applied, compaction })
+        Ok(fitted(request, &edits, &lengths, room(target.context, retry)))
     }
+}
+
+/// Tokens that a conversation may have; each retry leaves more room.
+fn room(context: u32, retry: u32) -> u32 {
+    (0..retry).fold(context - context / ROOM_SHARE, |room, _| room - room / RETRY_SHARE)
+}
+
+/// About how many tokens a text has.
+fn estimate(text: &str) -> u32 {
+    u32::try_from(text.len() / 4).unwrap_or(u32::MAX)
+}
+
+fn fitted(mut request: Request, edits: &[ContextEdit], lengths: &[u32], room: u32) -> Fitted {
+    let Input::Chat(conversation) = &mut request.input else { return Fitted::unchanged(request) };
+    let (applied, compaction) = edit(conversation, edits, lengths, room);
+    Fitted { request, applied, compaction }
 }
 
 impl Fitted {

@@ -1,0 +1,241 @@
+//! The HTTP client for one model's servers. What a server sends is bounded: its headers in number and bytes, a body that is
+//! read whole, the time without a byte. Redirects are not followed, and nothing is decompressed. The key goes to the
+//! configured addresses alone.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::{
+    HeaderMap, Method, Request, StatusCode,
+    body::Incoming,
+    header::{self, HeaderName, HeaderValue},
+};
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::{
+    client::legacy::{Client as Pool, connect::HttpConnector},
+    rt::{TokioExecutor, TokioTimer},
+};
+use rustls::{
+    ClientConfig, RootCertStore,
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+};
+use tokio::time::timeout;
+
+use crate::fleet::{Secret, Upstream, UpstreamKind};
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
+const IDLE_CONNECTIONS_MAX: usize = 64;
+const HEADERS_MAX: usize = 100;
+/// Limit of the status line with all headers, and of what is read at once.
+const HEADER_BYTES_MAX: usize = 64 << 10;
+/// Limit of a body that is read whole: a list of models, a count, an error.
+const WHOLE_BYTES_MAX: usize = 1 << 20;
+/// Longest that a body which is read whole may take.
+const WHOLE_TIMEOUT: Duration = Duration::from_secs(20);
+
+#[derive(Debug)]
+pub(super) struct Client {
+    pool: Pool<HttpsConnector<HttpConnector>, Full<Bytes>>,
+    bearer: Option<HeaderValue>,
+    plain_key: Option<HeaderValue>,
+    silence: Duration,
+}
+
+/// A server's answer, of which status and headers have come.
+#[derive(Debug)]
+pub(super) struct Answer {
+    pub(super) status: StatusCode,
+    pub(super) retry_after: Option<Duration>,
+    pub(super) is_event_stream: bool,
+    body: Incoming,
+    silence: Duration,
+}
+
+/// Why there is no answer, for messages and for the choice of another server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Broken(pub(super) String);
+
+impl Client {
+    /// The error is a message for the user.
+    pub(super) fn new(upstream: &Upstream) -> Result<Self, String> {
+        let mut connector = HttpConnector::new();
+        connector.enforce_http(false);
+        connector.set_nodelay(true);
+        connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
+        let connector = HttpsConnectorBuilder::new()
+            .with_tls_config(tls(upstream)?)
+            .https_or_http()
+            .enable_http1()
+            .wrap_connector(connector);
+        let pool = Pool::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .timer(TokioTimer::new())
+            .pool_idle_timeout(IDLE_TIMEOUT)
+            .pool_max_idle_per_host(IDLE_CONNECTIONS_MAX)
+            .http1_max_headers(HEADERS_MAX)
+            .http1_max_buf_size(HEADER_BYTES_MAX)
+            .build(connector);
+        let key = upstream.key.as_ref();
+        let bearer = key.map(|key| secret_header(&[&b"Bearer "[..], key.reveal()].concat())).transpose()?;
+        let plain_key = key.map(|key| secret_header(key.reveal())).transpose()?;
+        Ok(Self { pool, bearer, plain_key, silence: upstream.silence })
+    }
+
+    /// Posts JSON, and waits for the status.
+    pub(super) async fn post(&self, kind: UpstreamKind, url: &str, body: Bytes) -> Result<Answer, Broken> {
+        let request = self.request(kind, Method::POST, url, Full::new(body))?;
+        self.send(request, self.silence).await
+    }
+
+    /// Gets a small document within `time`.
+    pub(super) async fn get(&self, kind: UpstreamKind, url: &str, time: Duration) -> Result<Answer, Broken> {
+        let request = self.request(kind, Method::GET, url, Full::default())?;
+        self.send(request, time).await
+    }
+
+    fn request(
+        &self,
+        kind: UpstreamKind,
+        method: Method,
+        url: &str,
+        body: Full<Bytes>,
+    ) -> Result<Request<Full<Bytes>>, Broken> {
+        let mut request =
+            Request::builder().method(method).uri(url).body(body).map_err(|error| Broken(error.to_string()))?;
+        let headers = request.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        headers.insert(header::ACCEPT, HeaderValue::from_static("application/json, text/event-stream"));
+        headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+        headers.insert(header::USER_AGENT, HeaderValue::from_static("pensieve"));
+        let key = if kind == UpstreamKind::Anthropic {
+            headers.insert(HeaderName::from_static("anthropic-version"), HeaderValue::from_static("2023-06-01"));
+            self.plain_key.clone().map(|key| (HeaderName::from_static("x-api-key"), key))
+        } else {
+            self.bearer.clone().map(|key| (header::AUTHORIZATION, key))
+        };
+        if let Some((name, key)) = key {
+            headers.insert(name, key);
+        }
+        Ok(request)
+    }
+
+    async fn send(&self, request: Request<Full<Bytes>>, time: Duration) -> Result<Answer, Broken> {
+        let response = match timeout(time, self.pool.request(request)).await {
+            Err(_) => return Err(Broken(format!("it did not answer within {} s", time.as_secs_f32()))),
+            Ok(Err(error)) => return Err(Broken(chain(&error))),
+            Ok(Ok(response)) => response,
+        };
+        let (head, body) = response.into_parts();
+        if head.status.is_redirection() {
+            return Err(Broken(format!("it answered {}, a redirect, which is not followed", head.status.as_u16())));
+        }
+        let encoding = head.headers.get(header::CONTENT_ENCODING);
+        if encoding.is_some_and(|encoding| encoding != "identity") {
+            return Err(Broken("it compressed its answer, although it was asked not to".into()));
+        }
+        let is_event_stream =
+            text(&head.headers, header::CONTENT_TYPE).is_some_and(|kind| kind.starts_with("text/event-stream"));
+        let retry_after = text(&head.headers, header::RETRY_AFTER).and_then(|text| text.trim().parse().ok());
+        Ok(Answer {
+            status: head.status,
+            retry_after: retry_after.map(Duration::from_secs),
+            is_event_stream,
+            body,
+            silence: self.silence,
+        })
+    }
+}
+
+impl Answer {
+    /// The next bytes; `None` at the end.
+    pub(super) async fn next(&mut self) -> Result<Option<Bytes>, Broken> {
+        loop {
+            let frame = match timeout(self.silence, self.body.frame()).await {
+                Err(_) => return Err(Broken(format!("it sent nothing for {} s", self.silence.as_secs_f32()))),
+                Ok(None) => return Ok(None),
+                Ok(Some(Err(error))) => return Err(Broken(chain(&error))),
+                Ok(Some(Ok(frame))) => frame,
+            };
+            // Trailers say nothing of interest.
+            if let Ok(bytes) = frame.into_data() {
+                return Ok(Some(bytes));
+            }
+        }
+    }
+
+    /// The whole body, which has to be small.
+    pub(super) async fn whole(mut self) -> Result<Vec<u8>, Broken> {
+        let read = async {
+            let mut whole = Vec::new();
+            while let Some(bytes) = self.next().await? {
+                if whole.len() + bytes.len() > WHOLE_BYTES_MAX {
+                    return Err(Broken(format!("it sent more than {WHOLE_BYTES_MAX} bytes where few were expected")));
+                }
+                whole.extend_from_slice(&bytes);
+            }
+            Ok(whole)
+        };
+        timeout(WHOLE_TIMEOUT, read).await.unwrap_or_else(|_| Err(Broken("its answer had no end".into())))
+    }
+}
+
+fn text(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
+    headers.get(name)?.to_str().ok()
+}
+
+fn secret_header(bytes: &[u8]) -> Result<HeaderValue, String> {
+    let mut value = HeaderValue::from_bytes(bytes).map_err(|_| "the key has characters that no header may have")?;
+    value.set_sensitive(true);
+    Ok(value)
+}
+
+/// An error with its causes, as the outermost ones say little.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}
+
+fn tls(upstream: &Upstream) -> Result<ClientConfig, String> {
+    let mut roots = RootCertStore::empty();
+    match &upstream.authorities {
+        None => roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned()),
+        Some(pem) => {
+            for certificate in certificates(pem, "upstream_ca")? {
+                roots.add(certificate).map_err(|error| format!("upstream_ca: {error}"))?;
+            }
+        }
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|error| error.to_string())?
+        .with_root_certificates(roots);
+    match &upstream.identity {
+        None => Ok(config.with_no_client_auth()),
+        Some(identity) => {
+            let key = private_key(&identity.key)?;
+            let chain = certificates(&identity.certificate, "upstream_certificate")?;
+            config.with_client_auth_cert(chain, key).map_err(|error| format!("upstream_certificate: {error}"))
+        }
+    }
+}
+
+fn certificates(pem: &[u8], key: &str) -> Result<Vec<CertificateDer<'static>>, String> {
+    let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    match all {
+        Ok(all) if !all.is_empty() => Ok(all),
+        Ok(_) => Err(format!("{key} holds no certificate in PEM")),
+        Err(error) => Err(format!("{key}: {error}")),
+    }
+}
+
+fn private_key(pem: &Secret) -> Result<PrivateKeyDer<'static>, String> {
+    PrivateKeyDer::from_pem_slice(pem.reveal()).map_err(|error| format!("upstream_certificate_key: {error}"))
+}

@@ -1,0 +1,107 @@
+//! Counting a prompt's tokens where the upstream can: by its tokenizer, or the counting route of its API. Where there is none the
+//! number is an estimate, and says so.
+
+use bytes::Bytes;
+use serde_json::{Map, Value, json};
+
+use super::{
+    Remote,
+    client::Broken,
+    estimate,
+    facts::Facts,
+    failure, is_chat,
+    wire::{Addressee, chat_request, messages_request},
+};
+use crate::{
+    chat::{Input, Request},
+    fleet::{UpstreamKind, UpstreamUrl},
+};
+use pensieve_protocol::job::Failure;
+
+/// Tokens of a prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Count {
+    pub tokens: u32,
+    /// The upstream cannot count.
+    pub is_estimate: bool,
+}
+
+impl Count {
+    /// The number, with a warning for the client if it is an estimate.
+    pub fn told(self, warnings: &mut Vec<String>) -> u32 {
+        if self.is_estimate {
+            warnings.push("the number of tokens is an estimate: the model's upstream does not count".to_owned());
+        }
+        self.tokens
+    }
+}
+
+/// Counts with the first server that answers. A server that cannot is no reason for an error: the request itself tells what
+/// is wrong with it.
+pub(super) async fn count(remote: &Remote, facts: Facts, request: &Request) -> Result<Count, Failure> {
+    let to = remote.addressee(facts.kind, &request.images);
+    for url in remote.replicas.urls() {
+        match exact(remote, facts.kind, url, request, &to).await? {
+            Ok(Some(tokens)) => return Ok(Count { tokens, is_estimate: false }),
+            Ok(None) => break,
+            // Known to the log, and tried again by the request.
+            Err(why) => drop(failure::broken(&remote.id, &why)),
+        }
+    }
+    Ok(Count { tokens: estimate::tokens(&request.input), is_estimate: true })
+}
+
+/// `None` if this kind of server cannot count such a request.
+async fn exact(
+    remote: &Remote,
+    kind: UpstreamKind,
+    url: &UpstreamUrl,
+    request: &Request,
+    to: &Addressee<'_>,
+) -> Result<Result<Option<u32>, Broken>, Failure> {
+    if let Input::Tokens(tokens) = &request.input {
+        return Ok(Ok(u32::try_from(tokens.len()).ok()));
+    }
+    let ask = |url: String, body: Map<String, Value>| async move {
+        let body = Bytes::from(Value::Object(body).to_string());
+        let answer = remote.replicas.client.post(kind, &url, body).await?;
+        let status = answer.status;
+        let whole = answer.whole().await?;
+        Ok::<_, Broken>(serde_json::from_slice::<Value>(&whole).ok().filter(|_| status.is_success()))
+    };
+    let number = |value: &Value| value.as_u64().and_then(|count| u32::try_from(count).ok());
+    Ok(match kind {
+        UpstreamKind::Anthropic | UpstreamKind::Pensieve if is_chat(&request.input) => {
+            let body = messages_request::counted(request, to)?;
+            let answer = ask(format!("{url}/messages/count_tokens"), body).await;
+            answer.map(|answer| answer.and_then(|answer| number(&answer["input_tokens"])))
+        }
+        UpstreamKind::Vllm => {
+            let (_, mut body) = chat_request::write(request, to, None)?;
+            body.retain(|name, _| {
+                ["model", "messages", "tools", "prompt", "chat_template_kwargs"].contains(&name.as_str())
+            });
+            let answer = ask(format!("{}/tokenize", url.root()), body).await;
+            answer.map(|answer| answer.and_then(|answer| number(&answer["count"])))
+        }
+        UpstreamKind::LlamaCpp => {
+            let (_, mut body) = chat_request::write(request, to, None)?;
+            let mut prompt = body.get("prompt").and_then(Value::as_str).map(str::to_owned);
+            if is_chat(&request.input) {
+                body.retain(|name, _| ["messages", "tools", "chat_template_kwargs"].contains(&name.as_str()));
+                match ask(format!("{}/apply-template", url.root()), body).await {
+                    Ok(answer) => prompt = answer.and_then(|answer| Some(answer["prompt"].as_str()?.to_owned())),
+                    Err(why) => return Ok(Err(why)),
+                }
+            }
+            let Some(prompt) = prompt else { return Ok(Ok(None)) };
+            let mut body = Map::new();
+            body.insert("content".into(), prompt.into());
+            body.insert("add_special".into(), json!(true));
+            body.insert("parse_special".into(), json!(true));
+            let answer = ask(format!("{}/tokenize", url.root()), body).await;
+            answer.map(|answer| answer.and_then(|answer| u32::try_from(answer["tokens"].as_array()?.len()).ok()))
+        }
+        _ => Ok(None),
+    })
+}

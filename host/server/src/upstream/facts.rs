@@ -1,0 +1,115 @@
+//! Asks a server what it is: which program, how long its context is, and whether it reads images. Lists of models tell most of
+//! it, and every kind has one.
+
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::client::{Broken, Client};
+use crate::fleet::{Upstream, UpstreamKind, UpstreamUrl};
+
+const ASK_TIMEOUT: Duration = Duration::from_secs(5);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Facts {
+    pub(super) kind: UpstreamKind,
+    /// The longest sequence in tokens, if it is known.
+    pub(super) context: Option<u32>,
+    pub(super) images: bool,
+}
+
+/// Asks one server. What the configuration says is not asked for.
+pub(super) async fn ask(client: &Client, url: &UpstreamUrl, settings: &Upstream) -> Result<Facts, Broken> {
+    let first = settings.kind.unwrap_or(UpstreamKind::OpenAi);
+    let mut listed = models(client, url, first).await?;
+    if listed.is_none() && settings.kind.is_none() && settings.key.is_some() {
+        // Anthropic's key stands in a header of its own.
+        listed = models(client, url, UpstreamKind::Anthropic).await?;
+    }
+    let list = listed.unwrap_or_default();
+    let kind = settings.kind.unwrap_or_else(|| kind_of(&list));
+    let mut facts = read(&list, &settings.model, kind);
+    if kind == UpstreamKind::LlamaCpp {
+        let asked = client.get(kind, &format!("{}/props", url.root()), ASK_TIMEOUT).await?;
+        if asked.status.is_success() {
+            let props: Value = serde_json::from_slice(&asked.whole().await?).unwrap_or_default();
+            facts.context = number(&props["default_generation_settings"]["n_ctx"]).or(facts.context);
+            facts.images = props["modalities"]["vision"].as_bool().unwrap_or(false);
+        }
+    }
+    facts.context = settings.context.or(facts.context);
+    facts.images = settings.images.unwrap_or(facts.images);
+    Ok(facts)
+}
+
+/// A list of models; `None` if there is none for this server's key.
+async fn models(client: &Client, url: &UpstreamUrl, kind: UpstreamKind) -> Result<Option<Value>, Broken> {
+    let answer = client.get(kind, &format!("{url}/models"), ASK_TIMEOUT).await?;
+    let status = answer.status;
+    let body = answer.whole().await?;
+    if status.is_server_error() {
+        return Err(Broken(format!("its list of models is a {}", status.as_u16())));
+    }
+    Ok(serde_json::from_slice(&body).ok().filter(|_| status.is_success()))
+}
+
+/// Each engine names itself as the owner of its models.
+fn kind_of(list: &Value) -> UpstreamKind {
+    let first = &list["data"][0];
+    match first["owned_by"].as_str().unwrap_or_default() {
+        "vllm" => UpstreamKind::Vllm,
+        "sglang" => UpstreamKind::Sglang,
+        "llamacpp" => UpstreamKind::LlamaCpp,
+        "library" => UpstreamKind::Ollama,
+        "pensieve" => UpstreamKind::Pensieve,
+        "" if first["type"] == "model" => UpstreamKind::Anthropic,
+        _ => UpstreamKind::OpenAi,
+    }
+}
+
+fn read(list: &Value, model: &str, kind: UpstreamKind) -> Facts {
+    let all = list["data"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let entry = all.iter().find(|entry| entry["id"] == model).or(all.first()).unwrap_or(&Value::Null);
+    let names = ["max_model_len", "context_length", "context_window", "max_input_tokens"];
+    let context = names.iter().find_map(|name| number(&entry[*name])).or_else(|| number(&entry["meta"]["n_ctx_train"]));
+    let images = match kind {
+        UpstreamKind::Pensieve => {
+            let words = entry["capabilities"].as_array().map(Vec::as_slice).unwrap_or_default();
+            words.iter().any(|word| word == "vision")
+        }
+        UpstreamKind::LlamaCpp => false,
+        // They do not say it; one that does not read them refuses them.
+        _ => true,
+    };
+    Facts { kind, context, images }
+}
+
+fn number(value: &Value) -> Option<u32> {
+    value.as_u64().and_then(|number| u32::try_from(number).ok()).filter(|number| *number > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn the_list_of_models_says_what_a_server_is() {
+        let check = |entry: Value, kind, context, images| {
+            let list = json!({ "object": "list", "data": [entry] });
+            assert_eq!(kind_of(&list), kind);
+            assert_eq!(read(&list, "m", kind), Facts { kind, context, images });
+        };
+        let vllm = json!({"id": "m", "owned_by": "vllm", "max_model_len": 2048});
+        check(vllm, UpstreamKind::Vllm, Some(2048), true);
+        let pensieve = json!({"id": "m", "owned_by": "pensieve", "context_length": 512, "capabilities": ["tools"]});
+        check(pensieve, UpstreamKind::Pensieve, Some(512), false);
+        let llama = json!({"id": "m", "owned_by": "llamacpp", "meta": {"n_ctx_train": 4096}});
+        check(llama, UpstreamKind::LlamaCpp, Some(4096), false);
+        check(json!({"id": "m", "owned_by": "library"}), UpstreamKind::Ollama, None, true);
+        let anthropic = json!({"id": "m", "type": "model", "display_name": "M"});
+        check(anthropic, UpstreamKind::Anthropic, None, true);
+        check(json!({"id": "m", "owned_by": "system"}), UpstreamKind::OpenAi, None, true);
+        check(Value::Null, UpstreamKind::OpenAi, None, true);
+    }
+}

@@ -1,0 +1,254 @@
+//! Models that other servers compute: vLLM, SGLang, llama.cpp, Ollama, another Pensieve, or a vendor. One more kind of worker behind
+//! the same router, ids, keys and dialects (ADR 20).
+//!
+//! A request is written in its upstream's words ([`wire`]) and sent ([`client`]) to one of the model's servers ([`balancer`]
+//! decides, [`replicas`] knows how they are); the answer is read as [`Delta`](crate::chat::Delta)s ([`call`]), which dialects write as they
+//! write a worker's. Everything that an upstream sends is bounded, and its errors are put in this server's terms
+//! ([`failure`]).
+
+mod balancer;
+mod call;
+mod client;
+mod count;
+mod estimate;
+mod events;
+mod facts;
+mod failure;
+mod replicas;
+mod wire;
+
+pub use count::Count;
+pub use replicas::UpstreamState;
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use futures_util::stream::BoxStream;
+use serde_json::{Map, Value};
+use tokio::time::Instant;
+
+use crate::{
+    chat::{Delta, Image, Input, Request},
+    fleet::{Elsewhere, Upstream, UpstreamKind},
+};
+use call::Call;
+use facts::Facts;
+use pensieve_protocol::job::{Failure, FailureCode};
+use replicas::Replicas;
+use wire::{Addressee, chat_answer::Expected, chat_request, messages_request};
+
+/// How long a server's word about itself holds.
+const FACTS_AGE_MAX: Duration = Duration::from_secs(300);
+/// How long nothing is asked again after nothing has answered.
+const FAILURE_AGE_MAX: Duration = Duration::from_secs(1);
+
+/// The upstreams of a server, by the ids of their models. One whose settings change is replaced; what it answers may finish.
+#[derive(Debug, Default)]
+pub struct Upstreams(Mutex<HashMap<String, Arc<Remote>>>);
+
+#[derive(Debug)]
+struct Remote {
+    id: String,
+    replicas: Arc<Replicas>,
+    facts: tokio::sync::Mutex<Known>,
+}
+
+/// What is known of the servers, and since when.
+#[derive(Debug, Default)]
+enum Known {
+    #[default]
+    Nothing,
+    Facts(Instant, Facts),
+    Failed(Instant, Failure),
+}
+
+/// A request in its upstream's words, which has not been sent.
+#[derive(Clone, Debug)]
+pub struct RemoteCall {
+    call: Call,
+    body: Map<String, Value>,
+    input_tokens: u32,
+    context: u32,
+}
+
+impl Upstreams {
+    /// Writes a request in its upstream's words. Nothing of it has left this machine then.
+    pub async fn prepare(&self, elsewhere: &Elsewhere, request: &Request) -> Result<RemoteCall, Failure> {
+        let remote = self.remote(elsewhere)?;
+        let facts = remote.facts().await?;
+        let estimate = estimate::tokens(&request.input);
+        let mut prompt = estimate;
+        let mut max_tokens = request.max_tokens;
+        let mut clamped = request.max_tokens.is_none();
+        if let (Some(context), Some(wanted)) = (facts.context, request.max_tokens) {
+            // Engines refuse what does not fit. It is counted only where it may not.
+            if estimate.saturating_mul(2).saturating_add(wanted) > context {
+                prompt = count::count(&remote, facts, request).await?.tokens;
+                let room = context.saturating_sub(prompt);
+                if room == 0 {
+                    return Err(too_long(&remote.id, prompt, context));
+                }
+                max_tokens = Some(wanted.min(room));
+                clamped = wanted > room;
+            }
+        }
+        let to = remote.addressee(facts.kind, &request.images);
+        let (path, body) = match facts.kind {
+            UpstreamKind::Anthropic => messages_request::write(request, &to, max_tokens)?,
+            _ => chat_request::write(request, &to, max_tokens)?,
+        };
+        let settings = remote.replicas.settings();
+        let expected = Expected {
+            model: remote.id.clone(),
+            key: settings.key.clone(),
+            stops: request.stops.clone(),
+            clamped,
+            logprobs: request.logprobs.is_some(),
+            prompt,
+        };
+        let call = Call {
+            replicas: remote.replicas.clone(),
+            kind: facts.kind,
+            path,
+            body: Bytes::new(),
+            conversation: estimate::conversation(request),
+            tokens: u64::from(prompt) + u64::from(max_tokens.unwrap_or(0).min(estimate::ANSWER_USUAL)),
+            expected,
+        };
+        Ok(RemoteCall { call, body, input_tokens: prompt, context: facts.context.unwrap_or(0) })
+    }
+
+    /// Counts the tokens of a request's prompt.
+    pub async fn count(&self, elsewhere: &Elsewhere, request: &Request) -> Result<Count, Failure> {
+        let remote = self.remote(elsewhere)?;
+        let facts = remote.facts().await?;
+        count::count(&remote, facts, request).await
+    }
+
+    /// The longest sequence in tokens, if the servers or the configuration say it.
+    pub async fn context(&self, elsewhere: &Elsewhere) -> Option<u32> {
+        self.remote(elsewhere).ok()?.facts().await.ok()?.context
+    }
+
+    pub async fn reads_images(&self, elsewhere: &Elsewhere) -> bool {
+        match self.remote(elsewhere) {
+            Ok(remote) => remote.facts().await.is_ok_and(|facts| facts.images),
+            Err(_) => false,
+        }
+    }
+
+    /// The servers that have been used so far.
+    pub fn states(&self) -> Vec<UpstreamState> {
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut states: Vec<UpstreamState> =
+            all.values().flat_map(|remote| remote.replicas.states(&remote.id)).collect();
+        states.sort_by(|a, b| (&a.model, &a.url).cmp(&(&b.model, &b.url)));
+        states
+    }
+
+    fn remote(&self, elsewhere: &Elsewhere) -> Result<Arc<Remote>, Failure> {
+        let Elsewhere { id, upstream } = elsewhere;
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(remote) = all.get(id)
+            && *remote.replicas.settings() == *upstream
+        {
+            return Ok(remote.clone());
+        }
+        let remote = Arc::new(Remote::new(id, upstream.clone())?);
+        all.insert(id.clone(), remote.clone());
+        Ok(remote)
+    }
+}
+
+impl Remote {
+    fn new(id: &str, upstream: Arc<Upstream>) -> Result<Self, Failure> {
+        let failed = |what: String| {
+            let message = format!("model '{id}' cannot be reached: {what}");
+            Failure::new(FailureCode::Unreachable, message).with_help("correct its [[models]]")
+        };
+        let replicas = Arc::new(Replicas::new(id, upstream).map_err(failed)?);
+        Ok(Self { id: id.to_owned(), replicas, facts: tokio::sync::Mutex::default() })
+    }
+
+    /// What the servers say about themselves; the first that answers speaks for all. One request asks, and others wait for it.
+    async fn facts(&self) -> Result<Facts, Failure> {
+        let mut known = self.facts.lock().await;
+        match &*known {
+            Known::Nothing => {}
+            Known::Facts(asked, facts) if asked.elapsed() < FACTS_AGE_MAX => return Ok(*facts),
+            Known::Facts(..) => {}
+            Known::Failed(asked, failure) if asked.elapsed() < FAILURE_AGE_MAX => return Err(failure.clone()),
+            Known::Failed(..) => {}
+        }
+        let settings = self.replicas.settings();
+        let mut failure = failure::nonsense(&self.id, "has no address");
+        for url in self.replicas.urls() {
+            match facts::ask(&self.replicas.client, url, settings).await {
+                Ok(facts) => {
+                    *known = Known::Facts(Instant::now(), facts);
+                    return Ok(facts);
+                }
+                Err(why) => failure = failure::broken(&self.id, &client::Broken(format!("{url}: {}", why.0))).failure,
+            }
+        }
+        // What was true a while ago is better than nothing.
+        if let Known::Facts(asked, facts) = &mut *known {
+            *asked = Instant::now();
+            return Ok(*facts);
+        }
+        *known = Known::Failed(Instant::now(), failure.clone());
+        Err(failure)
+    }
+
+    fn addressee<'a>(&'a self, kind: UpstreamKind, images: &'a [Arc<Image>]) -> Addressee<'a> {
+        Addressee { id: &self.id, model: &self.replicas.settings().model, kind, images }
+    }
+}
+
+impl RemoteCall {
+    /// The longest sequence in tokens; 0 if it is not known.
+    pub fn context(&self) -> u32 {
+        self.context
+    }
+
+    /// Of the prompt, as far as they can be told before the answer.
+    pub fn input_tokens(&self) -> u32 {
+        self.input_tokens
+    }
+
+    /// The model's id here.
+    pub fn model(&self) -> &str {
+        &self.call.expected.model
+    }
+
+    /// The request for one of several answers (`n`), from index 0; each has its own seed.
+    #[must_use]
+    pub fn choice(&self, index: u32) -> Self {
+        let mut choice = self.clone();
+        if let Some(seed) = choice.body.get("seed").and_then(Value::as_u64) {
+            choice.body.insert("seed".into(), (seed.wrapping_add(u64::from(index)) & (i64::MAX as u64)).into());
+        }
+        choice
+    }
+
+    /// Sends it once the stream is read.
+    pub fn deltas(self) -> BoxStream<'static, Delta> {
+        let body = Value::Object(self.body).to_string().into();
+        Call { body, ..self.call }.deltas()
+    }
+}
+
+fn too_long(model: &str, prompt: u32, context: u32) -> Failure {
+    let message =
+        format!("the prompt has {prompt} tokens, and model '{model}' reads at most {}", context.saturating_sub(1));
+    Failure::new(FailureCode::TooLong, message).with_help("shorten the conversation")
+}
+
+/// Whether a request has a form that upstreams can be sent.
+fn is_chat(input: &Input) -> bool {
+    matches!(input, Input::Chat(_))
+}

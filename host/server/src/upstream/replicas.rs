@@ -1,0 +1,231 @@
+//! The servers of one model as they are now: who has how many streams, who is left out, and the task that asks after those.
+
+use std::{
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::{sync::watch, time::Instant};
+
+use super::{
+    balancer::{Balancer, Outcome, Place, Unavailable},
+    client::Client,
+};
+use crate::fleet::{Upstream, UpstreamKind, UpstreamUrl};
+
+/// How often servers with streams, and those left out, are looked after.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// Silence of a server with streams after which it is asked whether it is well.
+const SILENCE: Duration = Duration::from_secs(1);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
+
+#[derive(Debug)]
+pub(super) struct Replicas {
+    /// The model's id here, for the log.
+    id: String,
+    settings: Arc<Upstream>,
+    pub(super) client: Client,
+    balancer: Mutex<Balancer>,
+    began: Instant,
+    /// When each server was last heard, in milliseconds since the start.
+    heard: Vec<AtomicU64>,
+    /// Changes whenever a server is left out.
+    losses: watch::Sender<u64>,
+    is_watched: AtomicBool,
+}
+
+/// One server of a model, for metrics.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UpstreamState {
+    pub model: String,
+    pub url: String,
+    pub streams: u32,
+    /// It is not left out because it fails.
+    pub is_well: bool,
+}
+
+/// A request's place at one server, which is given back when this is dropped.
+#[derive(Debug)]
+pub(super) struct Seat {
+    replicas: Arc<Replicas>,
+    place: Place,
+    outcome: Outcome,
+}
+
+impl Replicas {
+    /// The error is a message for the user.
+    pub(super) fn new(id: &str, settings: Arc<Upstream>) -> Result<Self, String> {
+        let names = settings.urls.iter().map(|url| url.as_str().to_owned());
+        Ok(Self {
+            id: id.to_owned(),
+            client: Client::new(&settings)?,
+            balancer: Mutex::new(Balancer::new(names, settings.streams_max)),
+            began: Instant::now(),
+            heard: settings.urls.iter().map(|_| AtomicU64::new(0)).collect(),
+            losses: watch::Sender::new(0),
+            is_watched: AtomicBool::new(false),
+            settings,
+        })
+    }
+
+    pub(super) fn settings(&self) -> &Arc<Upstream> {
+        &self.settings
+    }
+
+    pub(super) fn url(&self, replica: usize) -> &UpstreamUrl {
+        &self.settings.urls[replica]
+    }
+
+    /// The servers' addresses, those that are well first.
+    pub(super) fn urls(&self) -> Vec<&UpstreamUrl> {
+        let balancer = self.balancer();
+        let mut places: Vec<usize> = (0..self.settings.urls.len()).collect();
+        places.sort_by_key(|place| balancer.is_open(*place));
+        places.into_iter().map(|place| self.url(place)).collect()
+    }
+
+    /// Takes a seat for a request, at none of the servers that were `tried`.
+    pub(super) fn take(
+        self: &Arc<Self>,
+        kind: UpstreamKind,
+        conversation: u64,
+        tokens: u64,
+        tried: &[usize],
+    ) -> Result<Seat, Unavailable> {
+        let place = self.balancer().choose(conversation, tokens, tried, self.now())?;
+        self.hear(place.replica);
+        if !self.is_watched.swap(true, Ordering::AcqRel) {
+            tokio::spawn(watch_over(Arc::downgrade(self), kind));
+        }
+        Ok(Seat { replicas: self.clone(), place, outcome: Outcome::Unknown })
+    }
+
+    pub(super) fn states(&self, model: &str) -> Vec<UpstreamState> {
+        let balancer = self.balancer();
+        let state = |(url, streams, is_well): (&str, u32, bool)| UpstreamState {
+            model: model.to_owned(),
+            url: url.to_owned(),
+            streams,
+            is_well,
+        };
+        balancer.states().map(state).collect()
+    }
+
+    fn balancer(&self) -> MutexGuard<'_, Balancer> {
+        self.balancer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    fn hear(&self, replica: usize) {
+        let now = u64::try_from(self.now().as_millis()).unwrap_or(u64::MAX);
+        self.heard[replica].store(now, Ordering::Relaxed);
+    }
+
+    fn is_silent(&self, replica: usize) -> bool {
+        let heard = Duration::from_millis(self.heard[replica].load(Ordering::Relaxed));
+        self.now().saturating_sub(heard) >= SILENCE
+    }
+
+    fn lost(&self, replica: usize) {
+        tracing::warn!(model = self.id, "upstream {} is left out until it answers again", self.url(replica));
+        self.losses.send_modify(|losses| *losses += 1);
+    }
+
+    async fn probe(self: Arc<Self>, kind: UpstreamKind, replica: usize) {
+        let url = self.url(replica);
+        let url = match kind {
+            UpstreamKind::Ollama => format!("{}/api/version", url.root()),
+            UpstreamKind::OpenAi | UpstreamKind::Anthropic => format!("{url}/models"),
+            _ => format!("{}/health", url.root()),
+        };
+        let answer = self.client.get(kind, &url, PROBE_TIMEOUT).await;
+        let is_well = answer.is_ok_and(|answer| !answer.status.is_server_error());
+        if is_well {
+            self.hear(replica);
+        }
+        let changed = self.balancer().probed(replica, is_well, self.now());
+        match (changed, is_well) {
+            (false, _) => {}
+            (true, true) => tracing::info!(model = self.id, "upstream {} answers again", self.url(replica)),
+            (true, false) => self.lost(replica),
+        }
+    }
+}
+
+/// Probes servers that are left out, and those that have streams and are silent, until there is nothing to watch.
+async fn watch_over(replicas: Weak<Replicas>, kind: UpstreamKind) {
+    // A vendor counts requests, and has its own ways to stay up.
+    let is_watched = !matches!(kind, UpstreamKind::OpenAi | UpstreamKind::Anthropic);
+    loop {
+        tokio::time::sleep(LOOK_EVERY).await;
+        let Some(replicas) = replicas.upgrade() else { return };
+        let mut asked = {
+            let mut balancer = replicas.balancer();
+            if balancer.is_idle() {
+                // Under the lock, so that a request that comes now starts the next one.
+                replicas.is_watched.store(false, Ordering::Release);
+                return;
+            }
+            balancer.due(replicas.now())
+        };
+        // Nobody could take over from a server that is the only one, and it may just be busy.
+        if is_watched && replicas.settings.urls.len() > 1 {
+            let silent: Vec<usize> =
+                replicas.balancer().working().filter(|replica| replicas.is_silent(*replica)).collect();
+            asked.extend(silent);
+        }
+        let probes = asked.into_iter().map(|replica| replicas.clone().probe(kind, replica));
+        futures_util::future::join_all(probes).await;
+    }
+}
+
+impl Seat {
+    pub(super) fn url(&self) -> &UpstreamUrl {
+        self.replicas.url(self.place.replica)
+    }
+
+    pub(super) fn replica(&self) -> usize {
+        self.place.replica
+    }
+
+    pub(super) fn client(&self) -> &Client {
+        &self.replicas.client
+    }
+
+    /// Notes that the server has sent something.
+    pub(super) fn hear(&self) {
+        self.replicas.hear(self.place.replica);
+    }
+
+    /// Notes how the request went.
+    pub(super) fn note(&mut self, outcome: Outcome) {
+        self.outcome = outcome;
+    }
+
+    /// Resolves when the server is left out.
+    pub(super) async fn lost(&self) {
+        let mut losses = self.replicas.losses.subscribe();
+        while !self.replicas.balancer().is_open(self.place.replica) {
+            // The sender lives as long as this.
+            if losses.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let now = self.replicas.now();
+        let is_lost = self.replicas.balancer().ended(self.place, self.outcome, now);
+        if is_lost {
+            self.replicas.lost(self.place.replica);
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! Streams of Anthropic's Messages as deltas.
+
+use serde_json::Value;
+
+use super::{super::failure, chat_answer::Expected};
+use crate::{chat::Delta, ids::fresh_id};
+use pensieve_protocol::job::{Failure, Finish, Usage};
+
+/// Blocks in one answer.
+const BLOCKS_MAX: usize = 1024;
+/// Bytes of one answer: more than any context holds.
+const ANSWER_BYTES_MAX: usize = 64 << 20;
+
+#[derive(Debug)]
+pub(crate) struct MessagesReader {
+    expected: Expected,
+    blocks: usize,
+    bytes: usize,
+    /// A call is open.
+    is_call: bool,
+    finish: Option<Finish>,
+    usage: Usage,
+}
+
+impl MessagesReader {
+    pub(crate) fn new(expected: Expected) -> Self {
+        let usage = Usage { prompt: expected.prompt, ..Usage::default() };
+        Self { expected, blocks: 0, bytes: 0, is_call: false, finish: None, usage }
+    }
+
+    /// Reads the data of one event. Returns true after the last one.
+    pub(crate) fn read(&mut self, data: &[u8], deltas: &mut Vec<Delta>) -> Result<bool, Failure> {
+        self.bytes += data.len();
+        if self.bytes > ANSWER_BYTES_MAX {
+            return Err(self.nonsense("sent an answer without an end"));
+        }
+        let event: Value =
+            serde_json::from_slice(data).map_err(|_| self.nonsense("sent what is no event of an answer"))?;
+        let text = |place: &str| event.pointer(place).and_then(Value::as_str).map(str::to_owned);
+        match event["type"].as_str().unwrap_or_default() {
+            "message_start" => self.count(&event["message"]["usage"]),
+            "content_block_start" => {
+                self.blocks += 1;
+                if self.blocks > BLOCKS_MAX {
+                    return Err(self.nonsense("sent too many blocks"));
+                }
+                self.is_call = event["content_block"]["type"] == "tool_use";
+                if self.is_call {
+                    let Some(name) = text("/content_block/name") else {
+                        return Err(self.nonsense("called a tool without a name"));
+                    };
+                    deltas.push(Delta::ToolCall { id: fresh_id(""), name });
+                }
+            }
+            "content_block_delta" => {
+                if let Some(text) = text("/delta/text") {
+                    deltas.push(Delta::Text { text, logprobs: Vec::new() });
+                } else if let Some(thought) = text("/delta/thinking") {
+                    deltas.push(Delta::Thinking(thought));
+                } else if let Some(json) = text("/delta/partial_json").filter(|_| self.is_call) {
+                    deltas.push(Delta::ToolArguments(json));
+                }
+            }
+            "message_delta" => {
+                self.count(&event["usage"]);
+                self.finish = Some(self.reason(&event["delta"])?);
+            }
+            "message_stop" => return Ok(true),
+            "error" => {
+                return Err(failure::in_stream(&self.expected.model, &event["error"], self.expected.key.as_ref()));
+            }
+            // `ping`, `content_block_stop`, and what comes later.
+            _ => {}
+        }
+        Ok(false)
+    }
+
+    /// The last delta. An answer without a reason for its end was cut off.
+    pub(crate) fn finish(&self) -> Result<Delta, Failure> {
+        match self.finish {
+            Some(reason) => Ok(Delta::Finished { reason, usage: self.usage }),
+            None => Err(self.nonsense("broke off in the middle of its answer")),
+        }
+    }
+
+    fn reason(&self, delta: &Value) -> Result<Finish, Failure> {
+        Ok(match delta["stop_reason"].as_str().unwrap_or_default() {
+            "max_tokens" if self.expected.clamped => Finish::ContextFull,
+            "max_tokens" => Finish::Length,
+            "model_context_window_exceeded" => Finish::ContextFull,
+            "stop_sequence" => {
+                let stop = delta["stop_sequence"].as_str();
+                let place = self.expected.stops.iter().position(|own| Some(own.as_str()) == stop);
+                place.and_then(|place| u32::try_from(place).ok()).map_or(Finish::EndOfTurn, Finish::StopString)
+            }
+            "" => return Err(self.nonsense("ended its answer without a reason")),
+            _ => Finish::EndOfTurn,
+        })
+    }
+
+    /// The API counts what comes from a cache apart.
+    fn count(&mut self, usage: &Value) {
+        let tokens = |name: &str| usage[name].as_u64().map(|count| u32::try_from(count).unwrap_or(u32::MAX));
+        if let Some(input) = tokens("input_tokens") {
+            let reused = tokens("cache_read_input_tokens").unwrap_or(0);
+            let written = tokens("cache_creation_input_tokens").unwrap_or(0);
+            self.usage.prompt = input.saturating_add(reused).saturating_add(written);
+            self.usage.reused = reused;
+        }
+        if let Some(output) = tokens("output_tokens") {
+            self.usage.generated = output;
+        }
+    }
+
+    fn nonsense(&self, what: &str) -> Failure {
+        failure::nonsense(&self.expected.model, what)
+    }
+}

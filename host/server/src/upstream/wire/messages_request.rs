@@ -1,0 +1,176 @@
+//! Requests as Anthropic's Messages, for upstreams that speak nothing else, and for counting tokens.
+
+use serde_json::{Map, Value, json};
+
+use super::{
+    Addressee,
+    content::{self, Piece},
+};
+use crate::{
+    chat::{Conversation, Effort, Input, Part, Request, ResponseFormat, Role, Tool, ToolChoice},
+    fleet::UpstreamKind,
+};
+use pensieve_protocol::{grammar::Grammar, job::Failure};
+
+/// `max_tokens` if the request has no limit, as the API requires one.
+const MAX_TOKENS_USUAL: u32 = 8192;
+/// The smallest budget for reasoning that the API takes.
+const THINKING_MIN: u32 = 1024;
+
+/// The path below the API's root, and the body.
+pub(crate) fn write(
+    request: &Request,
+    to: &Addressee<'_>,
+    max_tokens: Option<u32>,
+) -> Result<(&'static str, Map<String, Value>), Failure> {
+    let mut body = counted(request, to)?;
+    let max_tokens = max_tokens.unwrap_or(MAX_TOKENS_USUAL);
+    body.insert("max_tokens".into(), max_tokens.into());
+    if !request.stops.is_empty() {
+        body.insert("stop_sequences".into(), request.stops.clone().into());
+    }
+    let params = &request.sampling;
+    let refused = [
+        (request.logprobs.is_some(), "report log-probabilities", "logprobs"),
+        (params.stages.is_some(), "run samplers by name", "pensieve.samplers"),
+        (!params.logit_bias.is_empty(), "change the odds of tokens", "logit_bias"),
+        (request.adapter.name.is_some(), "choose an adapter", "pensieve.adapter"),
+    ];
+    if let Some((_, what, field)) = refused.into_iter().find(|(is_asked, ..)| *is_asked) {
+        return Err(to.cannot(what, field));
+    }
+    for (name, value) in [("temperature", params.temperature), ("top_p", params.top_p)] {
+        if let Some(number) = value.and_then(|value| value.to_string().parse::<f64>().ok()) {
+            body.insert(name.into(), number.into());
+        }
+    }
+    if let Some(top_k) = params.top_k.filter(|top_k| *top_k > 0) {
+        body.insert("top_k".into(), top_k.into());
+    }
+    if let ResponseFormat::Grammar { grammar, field } = &request.format {
+        let Grammar::JsonSchema { schema, .. } = grammar else {
+            return Err(to.cannot("hold an answer to such a grammar", field));
+        };
+        let schema: Value = serde_json::from_str(schema).unwrap_or_else(|_| json!({ "type": "object" }));
+        body.insert("output_config".into(), json!({ "format": { "type": "json_schema", "schema": schema } }));
+    }
+    thinking(request, max_tokens, &mut body);
+    body.insert("stream".into(), true.into());
+    Ok(("/messages", body))
+}
+
+/// The part of the body that is counted.
+pub(crate) fn counted(request: &Request, to: &Addressee<'_>) -> Result<Map<String, Value>, Failure> {
+    let Input::Chat(conversation) = &request.input else {
+        return Err(to.cannot("continue a plain text", "prompt"));
+    };
+    let mut body = Map::new();
+    body.insert("model".into(), to.model.into());
+    let mut system = conversation.system.clone();
+    let mut messages: Vec<Value> = Vec::with_capacity(conversation.turns.len());
+    for turn in &conversation.turns {
+        if turn.role == Role::System && to.kind == UpstreamKind::Anthropic {
+            // The API has them at the beginning only.
+            for part in &turn.parts {
+                if let Part::Text(text) = part {
+                    system = if system.is_empty() { text.clone() } else { format!("{system}\n\n{text}") };
+                }
+            }
+            continue;
+        }
+        let content = content_of(&turn.parts, to)?;
+        let role = match turn.role {
+            Role::Assistant => "assistant",
+            Role::System => "system",
+            Role::User => "user",
+        };
+        if !content.is_empty() {
+            messages.push(json!({ "role": role, "content": content }));
+        }
+    }
+    if !system.is_empty() {
+        body.insert("system".into(), system.into());
+    }
+    body.insert("messages".into(), messages.into());
+    tools(conversation, &request.deferred_tools, &mut body);
+    Ok(body)
+}
+
+fn tools(conversation: &Conversation, deferred: &[Tool], body: &mut Map<String, Value>) {
+    let tool = |tool: &Tool| json!({ "name": tool.name, "description": tool.description, "input_schema": tool.schema });
+    let tools: Vec<Value> = conversation.tools.iter().chain(deferred).map(tool).collect();
+    if tools.is_empty() {
+        return;
+    }
+    body.insert("tools".into(), tools.into());
+    let mut choice = match &conversation.tool_choice {
+        ToolChoice::Auto => json!({ "type": "auto" }),
+        ToolChoice::None => json!({ "type": "none" }),
+        ToolChoice::Any => json!({ "type": "any" }),
+        ToolChoice::Named(name) => json!({ "type": "tool", "name": name }),
+    };
+    if conversation.single_call && conversation.tool_choice != ToolChoice::None {
+        choice["disable_parallel_tool_use"] = true.into();
+    }
+    body.insert("tool_choice".into(), choice);
+}
+
+/// Reasoning of earlier turns is left out: only the server that made it can sign it.
+fn content_of(parts: &[Part], to: &Addressee<'_>) -> Result<Vec<Value>, Failure> {
+    let mut content = Vec::new();
+    for part in parts {
+        match part {
+            Part::Text(text) if text.is_empty() => {}
+            Part::Text(text) => content.push(json!({ "type": "text", "text": text })),
+            Part::Thinking(_) => {}
+            Part::Image(item) => content.push(picture(to, *item)?),
+            Part::ToolCall { id, name, arguments } => {
+                let input = if arguments.is_object() { arguments.clone() } else { json!({}) };
+                content.push(json!({ "type": "tool_use", "id": id, "name": name, "input": input }));
+            }
+            Part::ToolResult { id, text, images, is_error } => {
+                let mut inner = Vec::new();
+                for piece in content::pieces(text, images) {
+                    inner.push(match piece {
+                        Piece::Text(text) => json!({ "type": "text", "text": text }),
+                        Piece::Picture(item) => picture(to, item)?,
+                    });
+                }
+                let mut result = json!({ "type": "tool_result", "tool_use_id": id, "content": inner });
+                if *is_error {
+                    result["is_error"] = true.into();
+                }
+                content.push(result);
+            }
+        }
+    }
+    Ok(content)
+}
+
+fn picture(to: &Addressee<'_>, item: u32) -> Result<Value, Failure> {
+    let (kind, data) = content::picture(to, item)?;
+    Ok(json!({ "type": "image", "source": { "type": "base64", "media_type": kind, "data": data } }))
+}
+
+/// A share of the answer's room, or the budget that the client gives.
+fn thinking(request: &Request, max_tokens: u32, body: &mut Map<String, Value>) {
+    let wanted = match &request.input {
+        Input::Chat(conversation) => conversation.thinking,
+        _ => None,
+    };
+    let budget = request.thinking_tokens.or_else(|| {
+        let share = match request.effort? {
+            Effort::Minimal | Effort::Low => 8,
+            Effort::Medium => 4,
+            Effort::High | Effort::XHigh | Effort::Max => 2,
+        };
+        Some(max_tokens / share)
+    });
+    let budget = budget.filter(|_| wanted != Some(false)).map(|budget| budget.max(THINKING_MIN));
+    if let Some(budget) = budget.filter(|budget| *budget < max_tokens) {
+        body.insert("thinking".into(), json!({ "type": "enabled", "budget_tokens": budget }));
+        // The API takes neither with reasoning.
+        body.remove("temperature");
+        body.remove("top_k");
+    }
+}
