@@ -84,7 +84,7 @@ impl Home {
     }
 
     async fn start(&self, request: Request) -> Result<Generation, Failure> {
-        self.chats.prepare(request).await?.start()
+        self.chats.prepare(request).await?.start("req_test")
     }
 
     async fn ask(&self, request: Request) -> Result<Answer, Failure> {
@@ -151,8 +151,8 @@ async fn text_comes_in_whole_characters_and_counts_are_exact() {
     let prepared = home.chats.prepare(request(asked("hello"))).await.unwrap();
     let (input, model) = (prepared.input_tokens(), prepared.model().to_owned());
     assert_eq!(model, "scripted");
-    assert_eq!(home.chats.count(request(asked("hello"))).await.unwrap(), input);
-    let answer = answer(prepared.start().unwrap()).await.unwrap();
+    assert_eq!(home.chats.count(request(asked("hello"))).await.unwrap().tokens, input);
+    let answer = answer(prepared.start("req_test").unwrap()).await.unwrap();
     assert_eq!(answer.text, "Hello! Größe and 日本 😀.");
     assert_eq!((answer.reason, answer.usage.prompt), (Some(Finish::EndOfTurn), input));
     assert!(matches!(answer.deltas[0], Delta::Loading { .. }), "{:?}", answer.deltas[0]);
@@ -173,7 +173,7 @@ async fn text_comes_in_whole_characters_and_counts_are_exact() {
         let drawn = home.ask(Request { sampling, ..request(asked("hello")) }).await.unwrap();
         assert_eq!(drawn.text, answer.text);
     }
-    let more = home.chats.count(request(with_tools("hello"))).await.unwrap();
+    let more = home.chats.count(request(with_tools("hello"))).await.unwrap().tokens;
     assert!(more > input + 100, "{more} tokens with tools, {input} without");
 }
 
@@ -435,11 +435,11 @@ async fn log_probabilities_come_with_the_text_of_their_tokens() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_prompt_that_does_not_fit_is_refused_and_one_that_nearly_does_gets_the_room_left() {
     let home = Home::open(|config| config.models[0].spec.context = 600).await;
-    let fits = home.chats.count(request(asked("hello"))).await.unwrap();
+    let fits = home.chats.count(request(asked("hello"))).await.unwrap().tokens;
     let long = asked(&"word ".repeat(2000));
     let failure = home.chats.prepare(request(long.clone())).await.unwrap_err();
     assert_eq!(failure.code, FailureCode::TooLong);
-    let count = home.chats.count(request(long)).await.unwrap();
+    let count = home.chats.count(request(long)).await.unwrap().tokens;
     assert_eq!(
         failure.message,
         format!("prompt is too long: {count} tokens > 599 maximum; this model's maximum context length is 600 tokens")
@@ -449,7 +449,7 @@ async fn a_prompt_that_does_not_fit_is_refused_and_one_that_nearly_does_gets_the
     let mut words = 100;
     let near = loop {
         let conversation = asked(&format!("{}hello", "a ".repeat(words)));
-        let count = home.chats.count(request(conversation.clone())).await.unwrap();
+        let count = home.chats.count(request(conversation.clone())).await.unwrap().tokens;
         if (595..600).contains(&count) {
             break conversation;
         }
@@ -492,7 +492,8 @@ async fn a_model_whose_template_knows_no_tools_is_told_in_words() {
     let home = home.await;
     let answer = home.ask(request(with_tools("call"))).await.unwrap();
     assert_eq!(answer.calls, [("Bash".into(), r#"{"command": "ls -la | wc"}"#.into())]);
-    let bare = home.chats.count(request(Conversation { system: "Be brief.".into(), ..asked("call") })).await.unwrap();
+    let bare =
+        home.chats.count(request(Conversation { system: "Be brief.".into(), ..asked("call") })).await.unwrap().tokens;
     assert!(answer.usage.prompt > bare + 60, "{} and {bare}", answer.usage.prompt);
 }
 

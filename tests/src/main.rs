@@ -74,5 +74,6 @@ mod speed;
 mod spread;
 mod starter;
 mod streams;
+mod upstreams;
 mod vision;
 mod zoo;

@@ -18,7 +18,7 @@ use tungstenite::{
 use crate::{
     artifacts::{plugin, test_plugin},
     http::{
-        client::{get, post},
+        client::{Incoming, get, post},
         server::{Options, Server},
     },
     scripted,

@@ -1,0 +1,222 @@
+//! A server that speaks chat completions as a test tells it to: well, badly, or maliciously.
+
+use serde_json::{Value, json};
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    net::{SocketAddr, TcpListener, TcpStream},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+/// What it does with a request for an answer.
+#[derive(Clone, Debug)]
+pub enum Behaviour {
+    /// Streams these pieces.
+    Say(Vec<Value>),
+    /// Streams these pieces, each after a pause.
+    Slowly(Vec<Value>, Duration),
+    /// Streams these pieces, and closes the connection without an end.
+    Drop(Vec<Value>),
+    /// Streams these pieces, and then nothing for ever.
+    Hang(Vec<Value>),
+    /// Sends these bytes instead of a response.
+    Raw(Vec<u8>),
+    /// Sends the first bytes, and then the second ones until it is disconnected.
+    Flood(Vec<u8>, Vec<u8>),
+    /// Takes the request, and never answers.
+    Silent,
+}
+
+/// A request as it arrived.
+#[derive(Clone, Debug)]
+pub struct Seen {
+    pub path: String,
+    pub headers: Vec<(String, String)>,
+    pub body: Value,
+}
+
+pub struct Fake {
+    pub address: SocketAddr,
+    behaviour: Arc<Mutex<Behaviour>>,
+    seen: Arc<Mutex<Vec<Seen>>>,
+    /// Connections on which it was disconnected in the middle of an answer.
+    pub abandoned: Arc<AtomicUsize>,
+}
+
+impl Fake {
+    pub fn start(behaviour: Behaviour) -> Self {
+        Self::listen(TcpListener::bind("127.0.0.1:0").unwrap(), behaviour)
+    }
+
+    fn listen(listener: TcpListener, behaviour: Behaviour) -> Self {
+        let fake = Self {
+            address: listener.local_addr().unwrap(),
+            behaviour: Arc::new(Mutex::new(behaviour)),
+            seen: Arc::default(),
+            abandoned: Arc::default(),
+        };
+        let (behaviour, seen, abandoned) = (fake.behaviour.clone(), fake.seen.clone(), fake.abandoned.clone());
+        thread::spawn(move || {
+            for stream in listener.incoming().map_while(Result::ok) {
+                let (behaviour, seen, abandoned) = (behaviour.clone(), seen.clone(), abandoned.clone());
+                thread::spawn(move || {
+                    if serve(stream, &behaviour, &seen).is_none() {
+                        abandoned.fetch_add(1, Ordering::SeqCst);
+                    }
+                });
+            }
+        });
+        fake
+    }
+
+    pub fn url(&self) -> String {
+        format!("http://{}/v1", self.address)
+    }
+
+    pub fn set(&self, behaviour: Behaviour) {
+        *self.behaviour.lock().unwrap() = behaviour;
+    }
+
+    /// The requests for answers so far.
+    pub fn asked(&self) -> Vec<Seen> {
+        let seen = self.seen.lock().unwrap();
+        seen.iter().filter(|seen| !["/v1/models", "/health"].contains(&seen.path.as_str())).cloned().collect()
+    }
+}
+
+impl Seen {
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
+    }
+}
+
+/// A chunk with more of the answer's text.
+pub fn text(text: &str) -> Value {
+    json!({ "id": "c", "choices": [{ "index": 0, "delta": { "content": text }, "finish_reason": null }] })
+}
+
+/// The last chunks of an answer.
+pub fn end(reason: &str) -> [Value; 2] {
+    let usage = json!({ "prompt_tokens": 11, "completion_tokens": 3, "total_tokens": 14,
+        "prompt_tokens_details": { "cached_tokens": 8 } });
+    [
+        json!({ "id": "c", "choices": [{ "index": 0, "delta": {}, "finish_reason": reason }] }),
+        json!({ "id": "c", "choices": [], "usage": usage }),
+    ]
+}
+
+/// An answer of two pieces.
+pub fn hello() -> Behaviour {
+    let [end, usage] = end("stop");
+    Behaviour::Say(vec![text("Hel"), text("lo"), end, usage])
+}
+
+pub fn response(status: &str, headers: &str, body: &str) -> Behaviour {
+    let length = body.len();
+    let head =
+        format!("HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n{headers}\r\n");
+    Behaviour::Raw([head.as_bytes(), body.as_bytes()].concat())
+}
+
+/// Serves a connection; `None` if it ends in the middle of an answer.
+fn serve(stream: TcpStream, behaviour: &Mutex<Behaviour>, seen: &Mutex<Vec<Seen>>) -> Option<()> {
+    stream.set_nodelay(true).ok()?;
+    let mut reader = BufReader::new(stream);
+    loop {
+        let Some(request) = read(&mut reader) else { return Some(()) };
+        let path = request.path.clone();
+        seen.lock().unwrap().push(request);
+        if path == "/health" {
+            let head = "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
+            reader.get_mut().write_all(head.as_bytes()).ok()?;
+            continue;
+        }
+        if path == "/v1/models" {
+            let model = json!({ "id": "org/Big", "object": "model", "owned_by": "vllm", "max_model_len": 4096 });
+            let body = json!({ "object": "list", "data": [model] }).to_string();
+            let length = body.len();
+            let head = format!("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n");
+            reader.get_mut().write_all(&[head.as_bytes(), body.as_bytes()].concat()).ok()?;
+            continue;
+        }
+        let behaviour = behaviour.lock().unwrap().clone();
+        let stream = reader.get_mut();
+        match behaviour {
+            Behaviour::Say(chunks) => {
+                begin(stream)?;
+                chunks.iter().try_for_each(|chunk| event(stream, &chunk.to_string()))?;
+                event(stream, "[DONE]")?;
+                stream.write_all(b"0\r\n\r\n").ok()?;
+            }
+            Behaviour::Slowly(chunks, pause) => {
+                begin(stream)?;
+                for chunk in &chunks {
+                    thread::sleep(pause);
+                    event(stream, &chunk.to_string())?;
+                }
+                event(stream, "[DONE]")?;
+                stream.write_all(b"0\r\n\r\n").ok()?;
+            }
+            Behaviour::Drop(chunks) => {
+                begin(stream)?;
+                chunks.iter().try_for_each(|chunk| event(stream, &chunk.to_string()))?;
+                return Some(());
+            }
+            Behaviour::Hang(chunks) => {
+                begin(stream)?;
+                chunks.iter().try_for_each(|chunk| event(stream, &chunk.to_string()))?;
+                return gone(stream);
+            }
+            Behaviour::Raw(bytes) => stream.write_all(&bytes).ok()?,
+            Behaviour::Flood(first, more) => {
+                stream.write_all(&first).ok()?;
+                while stream.write_all(&more).is_ok() {}
+                return None;
+            }
+            Behaviour::Silent => return gone(stream),
+        }
+    }
+}
+
+/// Waits until the other side has gone.
+fn gone(stream: &mut TcpStream) -> Option<()> {
+    let _ = stream.read(&mut [0]);
+    None
+}
+
+fn begin(stream: &mut TcpStream) -> Option<()> {
+    let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n";
+    stream.write_all(head.as_bytes()).ok()
+}
+
+fn event(stream: &mut TcpStream, data: &str) -> Option<()> {
+    let event = format!("data: {data}\n\n");
+    stream.write_all(format!("{:x}\r\n{event}\r\n", event.len()).as_bytes()).ok()
+}
+
+fn read(reader: &mut BufReader<TcpStream>) -> Option<Seen> {
+    let mut line = || {
+        let mut line = String::new();
+        reader.read_line(&mut line).ok().filter(|read| *read > 0)?;
+        Some(line.trim_end().to_owned())
+    };
+    let path = line()?.split(' ').nth(1)?.to_owned();
+    let mut headers = Vec::new();
+    loop {
+        let line = line()?;
+        if line.is_empty() {
+            break;
+        }
+        let (name, value) = line.split_once(':')?;
+        headers.push((name.to_ascii_lowercase(), value.trim().to_owned()));
+    }
+    let length =
+        headers.iter().find(|(name, _)| name == "content-length").map_or(0, |(_, value)| value.parse().unwrap());
+    let mut body = vec![0; length];
+    reader.read_exact(&mut body).ok()?;
+    Some(Seen { path, headers, body: serde_json::from_slice(&body).unwrap_or(Value::Null) })
+}

@@ -1,0 +1,125 @@
+//! Upstreams that flood, redirect, compress, lie, stall and break off.
+
+use serde_json::json;
+use std::{
+    sync::atomic::Ordering,
+    time::{Duration, Instant},
+};
+
+use super::{APIS, ask, fake::*, serve};
+use crate::{http::client::post, processes::memory};
+
+/// Growth of the server that one bad upstream may cause.
+const GROWTH_BYTES_MAX: u64 = 64 << 20;
+/// No bad answer may take longer, whatever its upstream does: the time without a byte is one second here.
+const TIME_MAX: Duration = Duration::from_secs(20);
+
+const STREAM: &str = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n";
+
+fn raw(head: &str, body: &[u8]) -> Behaviour {
+    Behaviour::Raw([head.as_bytes(), b"\r\n", body].concat())
+}
+
+fn flood(head: &str, more: &[u8]) -> Behaviour {
+    Behaviour::Flood(head.as_bytes().to_vec(), more.repeat(1 + (64 << 10) / more.len()))
+}
+
+fn attacks(elsewhere: &Fake) -> Vec<(&'static str, Behaviour)> {
+    let redirect = format!("HTTP/1.1 307 Temporary Redirect\r\nlocation: {}/chat/completions\r\n", elsewhere.url());
+    let chunked = format!("{STREAM}transfer-encoding: chunked\r\n\r\n");
+    vec![
+        (
+            "headers without an end",
+            flood("HTTP/1.1 200 OK\r\n", b"x-more: 0123456789012345678901234567890123456789\r\n"),
+        ),
+        ("a header without an end", flood("HTTP/1.1 200 OK\r\nx: ", b"0123456789")),
+        ("a status line without an end", flood("HTTP/1.1 200 ", b"OK")),
+        ("words before the answer", flood("", b"HTTP/1.1 100 Continue\r\n\r\n")),
+        ("an event without an end", flood(&format!("{STREAM}\r\ndata: "), b"0123456789")),
+        ("a chunk size without an end", flood(&chunked, b"0")),
+        ("extensions of a chunk without an end", flood(&format!("{chunked}1;"), b"x=y;")),
+        ("a redirect", raw(&format!("{redirect}content-length: 0\r\n"), b"")),
+        ("a bomb", raw(&format!("{STREAM}content-encoding: gzip\r\n"), &[0x1f, 0x8b, 8, 0])),
+        ("no HTTP", Behaviour::Raw(b"SSH-2.0-OpenSSH_9.9\r\n".to_vec())),
+        ("a page", raw("HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 6\r\n", b"<html>")),
+        ("an error without an end", flood("HTTP/1.1 400 Bad Request\r\n\r\n", b"no, ")),
+        ("no JSON", raw(STREAM, b"data: <html>\n\n")),
+        ("JSON of another kind", raw(STREAM, b"data: {\"choices\": 7}\n\n")),
+        ("deep JSON", raw(STREAM, &[b"data: {\"choices\":", "[".repeat(1 << 20).as_bytes(), b"\n\n"].concat())),
+        ("nothing at all", Behaviour::Silent),
+        ("an end before the beginning", Behaviour::Drop(vec![])),
+        ("an answer without an end", raw(STREAM, b"data: [DONE]\n\n")),
+    ]
+}
+
+#[test]
+fn harms_nobody_but_its_own_requests() {
+    let (bad, elsewhere, good) = (Fake::start(hello()), Fake::start(hello()), Fake::start(hello()));
+    let second = format!("[[models]]\nid = \"good\"\nupstream = \"{}\"", good.url());
+    let server = serve(&[&bad], &format!("upstream_timeout = \"1s\"\nupstream_key_env = \"BIG_KEY\"\n{second}"));
+    let others_are_served = || {
+        let body = json!({ "model": "good", "messages": [{ "role": "user", "content": "hi" }] });
+        let reply = post(server.address, "/v1/chat/completions", &body);
+        assert_eq!(reply.status(), 200, "{reply:?}");
+    };
+    others_are_served();
+    ask(&server, "chat", false);
+    let before = memory(server.pid()).unwrap().peak;
+    for (name, attack) in attacks(&elsewhere) {
+        for (api, stream) in [("messages", true), ("chat", false)] {
+            bad.set(attack.clone());
+            let began = Instant::now();
+            let reply = ask(&server, api, stream);
+            assert!(began.elapsed() < TIME_MAX, "{name}: {:?}", began.elapsed());
+            let is_error = reply.text().contains("error");
+            // An upstream that takes a while to fail does so after the status of a stream.
+            assert!(is_error && (reply.status() >= 400 || stream), "{name}, {api}: {reply:?}");
+            assert!(!reply.text().contains(super::KEY), "{name}: {reply:?}");
+            others_are_served();
+            // Three failures in a row close it; the fake answers probes, so it is soon open again.
+            bad.set(hello());
+            let deadline = Instant::now() + TIME_MAX;
+            while ask(&server, "chat", false).status() != 200 {
+                assert!(Instant::now() < deadline, "{name}: it is not used again");
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        }
+    }
+    assert!(elsewhere.asked().is_empty(), "a redirect was followed");
+    let growth = memory(server.pid()).unwrap().peak.saturating_sub(before);
+    assert!(growth < GROWTH_BYTES_MAX, "the server grew by {growth} bytes");
+    assert!(!server.stop().contains(super::KEY));
+}
+
+#[test]
+fn an_answer_that_breaks_off_ends_in_an_error_of_its_api() {
+    let fake = Fake::start(hello());
+    let server = serve(&[&fake], "upstream_timeout = \"1s\"");
+    for behaviour in [Behaviour::Drop(vec![text("Hel")]), Behaviour::Hang(vec![text("Hel")])] {
+        for (api, ..) in APIS.iter().filter(|(api, ..)| *api != "completions") {
+            fake.set(behaviour.clone());
+            let reply = ask(&server, api, true);
+            let text = reply.text();
+            assert!(reply.status() == 200 && text.contains("Hel"), "{api}: {reply:?}");
+            let last = text.lines().rfind(|line| line.contains('{')).unwrap_or_default();
+            let last: serde_json::Value = serde_json::from_str(last.trim_start_matches("data: ")).unwrap();
+            let is_error = match *api {
+                "messages" => last["type"] == "error" && last["error"]["type"].is_string(),
+                "chat" => last["error"]["message"].is_string(),
+                "responses" => last["type"] == "response.failed" || last["type"] == "error",
+                _ => last["error"].is_string() || last["error"]["message"].is_string(),
+            };
+            assert!(is_error, "{api}: {last}");
+            assert!(!text.contains("[DONE]") || *api == "chat", "{api}: {text}");
+            let whole = ask(&server, api, false);
+            assert_eq!(whole.status(), 502, "{api}: {whole:?}");
+            fake.set(hello());
+            let deadline = Instant::now() + TIME_MAX;
+            while ask(&server, "chat", false).status() != 200 {
+                assert!(Instant::now() < deadline, "it is not used again");
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        }
+    }
+    assert_eq!(fake.abandoned.load(Ordering::SeqCst) > 0, true, "it was disconnected when it stalled");
+}
