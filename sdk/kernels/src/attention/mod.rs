@@ -10,8 +10,6 @@ mod chosen;
 #[cfg(test)]
 mod tests;
 mod texts;
-#[cfg(target_arch = "x86_64")]
-mod tiles;
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -105,22 +103,11 @@ pub fn attention(
     starts.sort_unstable();
     assert!(starts.is_sorted_by(|a, b| a.1 <= b.0), "spans overlap");
 
-    #[cfg(target_arch = "x86_64")]
-    let amx = pool.level().tiles().filter(|_| half && tiles::fits(layout.block_len, value_dim, &scores));
     // Enough rows per task to make good use of a tile of keys, counting all heads of a group.
-    let rows_of = |span: &Span<'_>| {
-        #[cfg(target_arch = "x86_64")]
-        if amx.is_some() && span.len >= tiles::MANY {
-            return tiles::ROWS;
-        }
-        let _ = span;
-        ROWS
-    };
-    let mut parts = Vec::new();
-    for span in spans {
-        let tokens = (rows_of(span) * layout.kv_heads / heads).max(1);
-        parts.extend((0..span.len).step_by(tokens).map(|at| (span, at, tokens.min(span.len - at))));
-    }
+    let tokens = (ROWS * layout.kv_heads / heads).max(1);
+    let mut parts: Vec<_> = (spans.iter())
+        .flat_map(|span| (0..span.len).step_by(tokens).map(move |at| (span, at, tokens.min(span.len - at))))
+        .collect();
     // Longest first, so that threads finish together.
     let seen = |span: &Span<'_>, at: usize| (span.past + at).saturating_add(scores.ahead).min(span.past + span.len);
     parts.sort_by_key(|(span, at, len)| std::cmp::Reverse(seen(span, *at) * len));
@@ -128,10 +115,6 @@ pub fn attention(
     pool.run(parts.len() * layout.kv_heads, |index| {
         let (span, at, len) = parts[index / layout.kv_heads];
         let part = Part { span, at, len, kv_head: index % layout.kv_heads };
-        #[cfg(target_arch = "x86_64")]
-        if let Some(amx) = amx.filter(|_| span.len >= tiles::MANY) {
-            return tiles::attend(amx, &Attend { past, scores, heads, q, out: &out, part, format: PhantomData });
-        }
         if half {
             pool.level().run(Attend::<F16> { past, scores, heads, q, out: &out, part, format: PhantomData });
         } else {
@@ -169,7 +152,12 @@ impl<S: Simd, F: Float> Kernel<S> for Attend<'_, F> {
         let end = first + len;
         let window = self.scores.window.unwrap_or(usize::MAX);
         let seen_from = |position: usize| (position + 1).saturating_sub(window);
-        let seen_to = |position: usize| self.seen_to(position);
+        let ahead = self.scores.ahead;
+        // The number of positions that a row sees, which never falls.
+        let seen_to = |position: usize| match self.scores.seen {
+            Some(seen) => (seen[span.start + position - span.past] as usize).max(position + 1),
+            None => position.saturating_add(ahead).saturating_add(1),
+        };
         let last = seen_to(end - 1).min(span.past + span.len);
         for start in (seen_from(first) / POSITIONS * POSITIONS..last).step_by(POSITIONS) {
             let seen = POSITIONS.min(last - start);
@@ -206,16 +194,6 @@ impl<F: Float> Attend<'_, F> {
     fn slot<'a>(&self, (layout, cache): (KvLayout, Kv<'a>), position: usize) -> &'a [u8] {
         let slot = self.part.kv_head * layout.slots + layout.slot(self.part.span.blocks, position);
         &cache.bytes()[slot * layout.head_dim * F::BYTES..]
-    }
-
-    /// The number of positions that the row at a position sees, which never falls.
-    #[inline(always)]
-    fn seen_to(&self, position: usize) -> usize {
-        let span = self.part.span;
-        match self.scores.seen {
-            Some(seen) => (seen[span.start + position - span.past] as usize).max(position + 1),
-            None => position.saturating_add(self.scores.ahead).saturating_add(1),
-        }
     }
 
     /// Index of a row's head among the heads of all tokens in the batch.

@@ -90,25 +90,6 @@ impl Amx {
         [simd.sub(columns[0], rounded[0]), simd.sub(columns[1], rounded[1])]
     }
 
-    /// e to the power of each lane, within 3·10⁻⁶; 0 below -86, without numbers too small for the fast path in between.
-    #[inline(always)]
-    pub(crate) fn exp_near(self, x: __m512) -> __m512 {
-        const LOWEST: f32 = -125.0;
-        let simd = self.0;
-        let x = simd.mul(x, simd.splat(std::f32::consts::LOG2_E));
-        // `max` keeps what is no number, and so does `zero_below`.
-        let clamped = simd.max(simd.splat(LOWEST), x);
-        let twos = simd.round(clamped);
-        let rest = simd.sub(clamped, twos);
-        let mut power = simd.splat(1.333_355_8e-3);
-        for coefficient in [9.618_129e-3, 5.550_411e-2, 0.240_226_5, std::f32::consts::LN_2, 1.0] {
-            power = simd.fma(power, rest, simd.splat(coefficient));
-        }
-        // SAFETY: the value proves that the processor has the instruction, which works on registers only.
-        let power = unsafe { _mm512_scalef_ps(power, twos) };
-        simd.zero_below(power, x, LOWEST)
-    }
-
     #[inline(always)]
     pub(crate) fn store(self, line: __m512i, to: &mut Line) {
         // SAFETY: a line has the 64 bytes that are written, and their alignment.
