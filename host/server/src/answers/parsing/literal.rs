@@ -215,7 +215,8 @@ impl Literal {
     /// Strips quotes that some models put around keys although the notation has none.
     fn unquoted<'a>(&self, key: &'a [u8]) -> &'a [u8] {
         let quotes = [self.quote.as_deref().unwrap_or_default(), b"\"", b"'"];
-        let stripped = quotes.iter().find_map(|quote| key.strip_prefix(*quote)?.strip_suffix(*quote));
+        let mut quotes = quotes.iter().filter(|quote| !quote.is_empty());
+        let stripped = quotes.find_map(|quote| key.strip_prefix(*quote)?.strip_suffix(*quote));
         stripped.filter(|stripped| !stripped.is_empty()).unwrap_or(key)
     }
 
