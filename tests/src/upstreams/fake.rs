@@ -83,8 +83,12 @@ impl Fake {
 
     /// The requests for answers so far.
     pub fn asked(&self) -> Vec<Seen> {
-        let seen = self.seen.lock().unwrap();
-        seen.iter().filter(|seen| !["/v1/models", "/health"].contains(&seen.path.as_str())).cloned().collect()
+        self.seen().into_iter().filter(|seen| seen.path.ends_with("completions")).collect()
+    }
+
+    /// All requests so far.
+    pub fn seen(&self) -> Vec<Seen> {
+        self.seen.lock().unwrap().clone()
     }
 }
 

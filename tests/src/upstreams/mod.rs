@@ -164,7 +164,8 @@ fn errors_of_an_upstream_come_in_the_clients_own_form() {
     for (status, headers, said, expected, words) in cases {
         for (api, ..) in APIS {
             fake.set(response(status, headers, said));
-            for stream in [false, true] {
+            // An upstream that is busy is left alone for a while.
+            for stream in if expected == 429 { vec![false] } else { vec![false, true] } {
                 let reply = ask(&server, api, stream);
                 // Anthropic's API calls an overload 529, and too long a prompt 413 by its type.
                 let allowed = if expected == 429 { vec![429, 503, 529] } else { vec![expected] };
@@ -231,7 +232,7 @@ fn counting_is_an_estimate_where_the_upstream_cannot() {
     let reply = post(server.address, "/v1/messages/count_tokens", &body);
     assert!((90..130).contains(&reply.json()["input_tokens"].as_u64().unwrap()), "{reply:?}");
     assert!(reply.header("warning").is_some_and(|warning| warning.contains("estimate")), "{reply:?}");
-    assert_eq!(fake.asked()[0].path, "/tokenize");
+    assert!(fake.seen().iter().any(|seen| seen.path == "/tokenize"), "it was asked");
     fake.set(response("200 OK", "", r#"{"count": 123, "max_model_len": 4096, "tokens": []}"#));
     let reply = post(server.address, "/v1/messages/count_tokens", &body);
     assert_eq!((&reply.json()["input_tokens"], reply.header("warning")), (&json!(123), None));

@@ -1,8 +1,11 @@
 //! Counting a prompt's tokens where the upstream can: by its tokenizer, or the counting route of its API. Where there is none the
 //! number is an estimate, and says so.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
+use tokio::time::timeout;
 
 use super::{
     Remote,
@@ -17,6 +20,9 @@ use crate::{
     fleet::{UpstreamKind, UpstreamUrl},
 };
 use pensieve_protocol::job::Failure;
+
+/// Longest that counting may take; an answer may wait for it.
+const COUNT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Tokens of a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,10 +70,13 @@ async fn exact(
     }
     let ask = |url: String, body: Map<String, Value>| async move {
         let body = Bytes::from(Value::Object(body).to_string());
-        let answer = remote.replicas.client.post(kind, &url, body).await?;
-        let status = answer.status;
-        let whole = answer.whole().await?;
-        Ok::<_, Broken>(serde_json::from_slice::<Value>(&whole).ok().filter(|_| status.is_success()))
+        let asked = async {
+            let answer = remote.replicas.client.post(kind, &url, body).await?;
+            let status = answer.status;
+            let whole = answer.whole().await?;
+            Ok::<_, Broken>(serde_json::from_slice::<Value>(&whole).ok().filter(|_| status.is_success()))
+        };
+        timeout(COUNT_TIMEOUT, asked).await.unwrap_or_else(|_| Err(Broken("it did not count in time".into())))
     };
     let number = |value: &Value| value.as_u64().and_then(|count| u32::try_from(count).ok());
     Ok(match kind {
