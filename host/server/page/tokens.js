@@ -23,7 +23,7 @@ export function readTokens() {
 export function probability(logprob) {
   const value = Math.exp(logprob) * 100;
   if (value >= 99.95) return "100%";
-  return `${value < 1 ? value.toPrecision(1) : value.toFixed(1)}%`;
+  return value < 0.1 ? "<0.1%" : `${value.toFixed(1)}%`;
 }
 
 // Five steps, from certain to unlikely.
