@@ -25,6 +25,7 @@ const PAGES: &[(&str, &str)] = &[
     ("publishing", include_str!("../../../docs/publishing.md")),
     ("releasing", include_str!("../../../docs/releasing.md")),
     ("renamed", include_str!("../../../docs/renamed.md")),
+    ("scaling", include_str!("../../../docs/scaling.md")),
     ("security", include_str!("../../../docs/security.md")),
     ("server", include_str!("../../../docs/server.md")),
     ("writing-a-plugin", include_str!("../../../docs/writing-a-plugin.md")),
@@ -124,6 +125,6 @@ mod tests {
         assert!(find("nothing").unwrap_err().lines[0].contains("there are adapters, "));
         assert!(list().lines().all(|line| line.len() > 20), "{}", list());
         let found = search(&["KV_BUDGET".into()]);
-        assert!(found.lines().all(|line| line.contains("kv_budget")) && found.contains("configuration:"), "{found}");
+        assert!(found.lines().all(|line| line.contains("kv_budget")) && found.contains("living-with-it:"), "{found}");
     }
 }
