@@ -73,7 +73,7 @@ fn a_number_ends_and_a_text_of_digits_need_not() {
 fn a_schema_may_name_its_parts_by_anchors() {
     let vocabulary = vocabulary(true);
     let compiler = compiler(&vocabulary);
-    let schema = json!({ "properties": { "kind": { "$ref": "#kind" } }, "required": ["kind"],
+    let schema = json!({ "type": "object", "properties": { "kind": { "$ref": "#kind" } }, "required": ["kind"],
         "$defs": { "k": { "$anchor": "kind", "enum": ["only"] } } });
     let constraint = compiler.compile(&from_start(Grammar::json_schema(schema.to_string(), false))).unwrap();
     let text = vocabulary.text_of(&constraint.completion().unwrap());

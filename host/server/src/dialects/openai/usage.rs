@@ -69,7 +69,7 @@ mod tests {
         let mut tally = UsageTotal::new(&[10, 20]);
         let choices = [(0, 4, 3), (0, 8, 5), (1, 16, 7), (1, 16, 1)];
         for (prompt, reused, generated) in choices {
-            tally.add(prompt, Usage { prompt: 10, reused, generated }, false);
+            tally.add(prompt, Usage { prompt: [10, 20][prompt], reused, generated }, false);
         }
         let expect = json!({
             "prompt_tokens": 30, "completion_tokens": 16, "total_tokens": 46,

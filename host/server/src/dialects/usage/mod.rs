@@ -293,6 +293,7 @@ mod tests {
         for _ in 0..ENDED_MAX + 10 {
             board.end(board.begin(record(1, 30)), ended(1, 30));
         }
-        assert_eq!((lock(&board.ended).len(), board.ended_of(1, 0).0.len()), (ENDED_MAX, ENDED_OF_CLIENT_MAX));
+        let all = lock(&board.ended).len();
+        assert_eq!((all, board.ended_of(1, 0).0.len()), (ENDED_MAX, ENDED_OF_CLIENT_MAX));
     }
 }

@@ -145,7 +145,12 @@ fn a_tool_that_is_barred_is_not_called_by_any_form() {
         case.refuses("<tool_call>{\"name\": \"¦hopeless\"");
         let case = Case::with_choice(&llama(), &tools, &choice);
         case.allows("{\"name\": \"BashOutput\", \"parameters\": {\"id\": \"a\"}}");
-        case.refuses("{\"name\": \"Bash¦\", \"parameters\": {}}");
+        if choice == ToolChoice::Any {
+            case.refuses("{\"name\": \"Bash¦\", \"parameters\": {}}");
+        } else {
+            // Without a marker such a call is free text, and the parser knows no tool of that name.
+            case.allows("{\"name\": \"Bash\", \"parameters\": {}}");
+        }
         let case = Case::with_choice(&new_mistral(), &tools, &choice);
         case.refuses("[TOOL_CALLS]Bash¦[ARGS]");
     }
