@@ -102,7 +102,7 @@ struct Answer {
 enum Stage {
     Summary(Generation, String),
     /// The request to answer after the summary.
-    Begin(Request),
+    Begin(Box<Request>),
     Answer(Generation),
     Over,
 }
@@ -123,7 +123,7 @@ impl Answer {
                     delta => return Some(delta),
                 },
                 Stage::Begin(request) => {
-                    let prepared = self.chats.prepare(std::mem::take(request)).await;
+                    let prepared = self.chats.prepare(std::mem::take(&mut **request)).await;
                     match prepared.and_then(|prepared| prepared.start(&self.request_id)) {
                         Ok(generation) => self.stage = Stage::Answer(generation),
                         Err(failure) => {
@@ -142,8 +142,8 @@ impl Answer {
         let request = std::mem::take(&mut self.request);
         self.stage = match &summary {
             _ if self.compaction.pause => Stage::Over,
-            Some(text) => Stage::Begin(summary::applied(request, text)),
-            None => Stage::Begin(request),
+            Some(text) => Stage::Begin(Box::new(summary::applied(request, text))),
+            None => Stage::Begin(Box::new(request)),
         };
         Delta::Compacted { summary, usage, is_last: self.compaction.pause }
     }

@@ -207,7 +207,7 @@ impl MediaPool {
         };
         match process.ask(&MediaQuestion::Open(Box::new(opening)), OPEN_TIME_MAX).await {
             Ok(MediaAnswer::Opened) => Ok(process),
-            Ok(MediaAnswer::Failed(failure)) => Err(bounded(failure)),
+            Ok(MediaAnswer::Failed(failure)) => Err(bounded(&failure)),
             Ok(_) => Err(failed(&Death::Garbled)),
             Err(death) => Err(failed(&death)),
         }
@@ -300,7 +300,7 @@ where
                             Ok(ReadItem::of(item, Some(PreparedItem { digest, bytes: prepared })))
                         }
                         MediaAnswer::Unreadable(why) => Err(of_image(&why)),
-                        MediaAnswer::Failed(failure) => Err(bounded(failure).at(file.field)),
+                        MediaAnswer::Failed(failure) => Err(bounded(&failure).at(file.field)),
                         _ => return Err(of_image("was answered with something else")),
                     };
                     if read.as_ref().is_ok_and(|read| !read.is_valid(self.image, self.pool.limits.pixels)) {
@@ -366,7 +366,7 @@ impl ReadItem {
 }
 
 /// Bounds and escapes the words of a process, which may come from a stranger's file or plugin.
-fn bounded(failure: Failure) -> Failure {
+fn bounded(failure: &Failure) -> Failure {
     let text = |text: &str| Outside::new(text).at_most(COMPLAINT_CHARS_MAX).to_string();
     Failure::new(failure.code, text(&failure.message)).with_help(text(&failure.help))
 }

@@ -80,7 +80,7 @@ async fn heard(signals: &mut Option<Signals>) {
     {
         return;
     }
-    pending().await
+    pending::<()>().await;
 }
 
 /// The configuration that the server runs with, and the problems it has reported already.

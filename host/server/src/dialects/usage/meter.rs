@@ -107,7 +107,7 @@ impl Meter {
             }
             Delta::Compacted { usage, is_last: true, .. } => return self.finish(*usage, "compacted"),
             Delta::Compacted { .. } => {
-                (record.progress, record.generated, record.first) = (Reading::default(), 0, None)
+                (record.progress, record.generated, record.first) = (Reading::default(), 0, None);
             }
             Delta::Prompt { computed, total } => {
                 record.progress.prompt = *total;
