@@ -120,7 +120,8 @@ impl<'a, T> Disjoint<'a, T> {
         self.start.wrapping_add(index)
     }
 
-    /// Address of the first element of a range within the slice.
+    /// Address of the first element of a range within the slice. Only tiles write through it.
+    #[cfg(target_arch = "x86_64")]
     pub(super) fn part(&self, range: Range<usize>) -> *mut T {
         assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {} elements", self.len);
         self.start.wrapping_add(range.start)

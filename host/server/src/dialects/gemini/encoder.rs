@@ -86,7 +86,9 @@ impl ContentEncoder {
     fn usage(&self) -> Value {
         let generated: u64 = self.candidates.iter().map(|candidate| u64::from(candidate.usage.generated)).sum();
         let cached = self.candidates.iter().map(|candidate| candidate.usage.reused).min().unwrap_or(0);
-        let prompt = self.head.input_tokens;
+        // An upstream counts the prompt with its answer.
+        let counted = self.candidates.iter().map(|candidate| candidate.usage.prompt).find(|prompt| *prompt > 0);
+        let prompt = counted.unwrap_or(self.head.input_tokens);
         let mut usage = json!({
             "promptTokenCount": prompt,
             "candidatesTokenCount": generated,

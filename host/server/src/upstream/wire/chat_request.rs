@@ -101,7 +101,7 @@ fn converse(
         }
     }
     body.insert("messages".into(), messages.into());
-    let tools: Vec<Value> = conversation.tools.iter().chain(deferred).map(tool).collect();
+    let tools: Vec<Value> = conversation.tools.iter().chain(deferred).filter(|tool| !tool.barred).map(tool).collect();
     if tools.is_empty() {
         return Ok(());
     }

@@ -98,7 +98,7 @@ pub(crate) fn counted(request: &Request, to: &Addressee<'_>) -> Result<Map<Strin
 
 fn tools(conversation: &Conversation, deferred: &[Tool], body: &mut Map<String, Value>) {
     let tool = |tool: &Tool| json!({ "name": tool.name, "description": tool.description, "input_schema": tool.schema });
-    let tools: Vec<Value> = conversation.tools.iter().chain(deferred).map(tool).collect();
+    let tools: Vec<Value> = conversation.tools.iter().chain(deferred).filter(|tool| !tool.barred).map(tool).collect();
     if tools.is_empty() {
         return;
     }
