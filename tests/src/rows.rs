@@ -51,7 +51,7 @@ fn serve(root: &Path) -> Server {
     options(root).start()
 }
 
-/// Its options.
+/// A chat model beside one for each pooling and one that normalizes.
 pub fn options(root: &Path) -> Options {
     let mut models = vec![("chat".to_owned(), copy(root, "chat"))];
     for (name, pooling) in [("last", "lasttoken"), ("first", "cls"), ("mean", "mean")] {

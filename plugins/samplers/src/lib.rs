@@ -78,7 +78,7 @@ impl Sampler for Kind {
         Ok(stage)
     }
 
-    /// What a stage reads when it is made without parameters, so that this cannot differ from what it takes.
+    /// The parameters that a stage reads when it is made without any, so that this cannot differ from what it takes.
     fn description(&self) -> String {
         let described = Parameters::parse(self.name, "").and_then(|mut parameters| {
             (self.make)(&mut parameters, &Sequence { vocabulary: 1, seed: 0 })?;

@@ -25,7 +25,7 @@ pub enum Said {
     Call(String, String),
 }
 
-/// What a client sends.
+/// A conversation as its client sends it.
 #[derive(Clone, Debug, Default)]
 pub struct Talk {
     pub model: String,

@@ -44,7 +44,7 @@ const LAYERS: &[(&str, &str, &[&[&str]])] = &[
             &["constraint_error"],
             &["source"],
             &["closed", "limits", "token_trie"],
-            &["error", "patterns"],
+            &["anchors", "error", "patterns"],
         ],
     ),
     (

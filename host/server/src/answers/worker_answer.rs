@@ -33,7 +33,7 @@ pub(super) struct WorkerAnswer {
     ready: VecDeque<Delta>,
 }
 
-/// What a prompt is compared with to tell why it was not cached.
+/// Earlier prompts and the end of a worker, which tell why this prompt was not cached.
 #[derive(Debug)]
 pub(crate) struct Origin {
     /// With the closest earlier prompt.

@@ -1,4 +1,4 @@
-//! What a `tokenizer.json` does to texts: the tokens that its post-processor puts around one and between the two of a pair,
+//! How a `tokenizer.json` changes texts: the tokens that its post-processor puts around one and between the two of a pair,
 //! and whether its normalizer lowers their case.
 
 use serde::Deserialize;

@@ -8,16 +8,12 @@ use std::{
 };
 
 use futures_util::stream::unfold;
-use serde::Deserialize;
 use tokio::{
     sync::{mpsc, oneshot},
     time::{Instant, MissedTickBehavior, interval_at},
 };
 
-use super::{
-    encoder::{Progress, ResponseEncoder},
-    stored::{self, find},
-};
+use super::{encoder::ResponseEncoder, numbering::Progress};
 use crate::dialects::{
     ApiError, ApiRequest, ApiResponse, Frame, FrameStream, StreamPermit,
     stream::{EventEncoder, Generations, KEEP_ALIVE},
@@ -183,34 +179,4 @@ pub(super) fn start(
         drop(permit);
     });
     Ok(answer)
-}
-
-/// `POST /v1/responses/ID/cancel`.
-pub(crate) async fn cancel(call: ApiRequest) -> Result<ApiResponse, ApiError> {
-    let owner = call.client().id;
-    if call.shared.background.stop(owner, &call.id).await {
-        return stored::retrieve(call).await;
-    }
-    let stored = find(&call, &call.id)?;
-    if serde_json::from_slice(&stored.response).is_ok_and(|Stored { background }| background) {
-        return Ok(ApiResponse::text("application/json", stored.response));
-    }
-    let help = "an answer that is not in the background ends when its connection is closed";
-    let error = ApiError::field("id", "this response was not generated in the background");
-    Err(ApiError { help: help.to_owned(), ..error })
-}
-
-/// True while a stored response is being generated.
-pub(super) fn is_running(response: &[u8]) -> bool {
-    serde_json::from_slice(response).is_ok_and(|State { status }| status == "in_progress")
-}
-
-#[derive(Deserialize)]
-struct Stored {
-    background: bool,
-}
-
-#[derive(Deserialize)]
-struct State {
-    status: String,
 }

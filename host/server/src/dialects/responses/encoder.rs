@@ -10,8 +10,7 @@ use serde_json::{Map, Value, json};
 use super::{
     input::CALL_PREFIX,
     item::{Kind, Open, custom_input},
-    numbering::{Numbering, cut},
-    replay::response_event,
+    numbering::{Numbering, Progress, cut},
     store::StoredResponse,
     summary::Summary,
     tools::{Origin, Tools},
@@ -73,14 +72,6 @@ impl StoreTarget {
             self.shared.responses.remove_others(self.owner, id);
         }
     }
-}
-
-/// A response that is being made, as far as it is.
-pub(super) struct Progress {
-    pub(super) response: Bytes,
-    pub(super) numbering: Numbering,
-    /// Place of the item that is not done.
-    pub(super) open_item: Option<usize>,
 }
 
 pub(super) struct ResponseEncoder {
@@ -436,4 +427,13 @@ fn code(error: &ApiError) -> &'static str {
         ErrorCode::InvalidRequest => "invalid_prompt",
         _ => "server_error",
     }
+}
+
+/// An event with a whole response, given as text.
+pub(super) fn response_event(kind: &str, sequence: u64, response: Frame) -> Frame {
+    let start = format!("event: {kind}\ndata: {{\"type\":\"{kind}\",\"sequence_number\":{sequence},\"response\":");
+    let mut frame = Frame::from(start);
+    frame.extend(response);
+    frame.push("}\n\n");
+    frame
 }

@@ -28,11 +28,11 @@ mod tools;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use background::{Background, cancel};
+pub(crate) use background::Background;
 pub(crate) use compact::compact;
 pub(crate) use socket::{Conversation as SocketConversation, refused};
 pub(crate) use store::ResponseStore;
-pub(crate) use stored::{delete, input_items, retrieve};
+pub(crate) use stored::{cancel, delete, input_items, retrieve};
 
 use std::sync::Arc;
 
@@ -145,7 +145,7 @@ fn read(call: &ApiRequest, body: &Field<'_>, with_items: bool) -> Result<ParsedR
         let id = previous.text(input::ID_BYTES_MAX)?;
         let stored =
             stored::find(call, id).map_err(|error| ApiError { field: Some(previous.path().to_owned()), ..error })?;
-        if background::is_running(&stored.response) {
+        if stored::is_running(&stored.response) {
             let help = "wait until GET /v1/responses/ID says 'completed', or cancel it";
             let error =
                 previous.invalid("names a response that is still in progress, so it has no answer to go on from");

@@ -3,6 +3,8 @@
 
 use std::ops::Range;
 
+use bytes::Bytes;
+
 /// Bytes of text, and number of logprobs.
 pub(super) type Cut = (u32, u32);
 
@@ -27,6 +29,14 @@ impl Numbering {
         let cuts = self.items.iter().map(|item| size_of::<Vec<Cut>>() + item.len() * size_of::<Cut>());
         cuts.sum::<usize>() + self.skipped.len() * size_of::<Range<u64>>()
     }
+}
+
+/// A response that is being made, as far as it is.
+pub(super) struct Progress {
+    pub(super) response: Bytes,
+    pub(super) numbering: Numbering,
+    /// Place of the item that is not done.
+    pub(super) open_item: Option<usize>,
 }
 
 /// The cut of a delta.

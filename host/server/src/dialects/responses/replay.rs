@@ -8,8 +8,8 @@ use bytes::Bytes;
 use serde_json::{Map, Value, json, value::RawValue};
 
 use super::{
-    encoder::Progress,
-    numbering::{Cut, Numbering},
+    encoder::response_event,
+    numbering::{Cut, Numbering, Progress},
 };
 use crate::dialects::{ApiError, Frame, RequestMemory, fields::Members, stream::event};
 
@@ -238,15 +238,6 @@ impl Iterator for Replay {
         }
         self.ready.pop_front()
     }
-}
-
-/// An event with a whole response, given as text.
-pub(super) fn response_event(kind: &str, sequence: u64, response: Frame) -> Frame {
-    let start = format!("event: {kind}\ndata: {{\"type\":\"{kind}\",\"sequence_number\":{sequence},\"response\":");
-    let mut frame = Frame::from(start);
-    frame.extend(response);
-    frame.push("}\n\n");
-    frame
 }
 
 /// A text in the pieces that it came in.

@@ -4,12 +4,7 @@ use futures_util::{StreamExt as _, stream};
 use serde::Deserialize;
 use serde_json::{json, value::RawValue};
 
-use super::{
-    background::{self, Followed},
-    encoder::Progress,
-    replay::Replay,
-    store::StoredResponse,
-};
+use super::{background::Followed, numbering::Progress, replay::Replay, store::StoredResponse};
 use crate::dialects::{
     ApiError, ApiRequest, ApiResponse, ErrorCode, Frame, StreamPermit, fields::Quote, stream::ended_early,
 };
@@ -53,13 +48,28 @@ fn replay(
     }
     // An answer that was being made a moment ago is stored by now.
     let stored = find(call, &call.id)?;
-    if background::is_running(&stored.response) {
+    if is_running(&stored.response) {
         return Err(ended_early());
     }
     // Charged, as the store may drop it while it is being sent.
     let response = call.memory.bytes(stored.response)?;
     let replay = Replay::new(response, stored.numbering, after)?;
     Ok(ApiResponse::events(Box::pin(stream::iter(replay)), permit))
+}
+
+/// `POST /v1/responses/ID/cancel`.
+pub(crate) async fn cancel(call: ApiRequest) -> Result<ApiResponse, ApiError> {
+    let owner = call.client().id;
+    if call.shared.background.stop(owner, &call.id).await {
+        return retrieve(call).await;
+    }
+    let stored = find(&call, &call.id)?;
+    if serde_json::from_slice(&stored.response).is_ok_and(|Stored { background }| background) {
+        return Ok(ApiResponse::text("application/json", stored.response));
+    }
+    let help = "an answer that is not in the background ends when its connection is closed";
+    let error = ApiError::field("id", "this response was not generated in the background");
+    Err(ApiError { help: help.to_owned(), ..error })
 }
 
 /// `GET /v1/responses/ID/input_items`, the newest first unless `order=asc`.
@@ -127,6 +137,21 @@ pub(super) fn find(call: &ApiRequest, id: &str) -> Result<StoredResponse, ApiErr
         let help = "responses are kept in memory unless the request says \"store\": false, and the oldest go first";
         ApiError { help: help.to_owned(), field: Some("id".to_owned()), ..ApiError::new(ErrorCode::NotFound, message) }
     })
+}
+
+/// True while a stored response is being generated.
+pub(super) fn is_running(response: &[u8]) -> bool {
+    serde_json::from_slice(response).is_ok_and(|State { status }| status == "in_progress")
+}
+
+#[derive(Deserialize)]
+struct Stored {
+    background: bool,
+}
+
+#[derive(Deserialize)]
+struct State {
+    status: String,
 }
 
 /// A query parameter; an empty one counts as absent.
