@@ -113,8 +113,6 @@ fn check(level: Level, dtype: Dtype, rows: usize, cols: usize, n: usize) {
     let out = run(level, &w, &x);
     let seen = seen(level, dtype, &x, n);
     let is_rounded = is_by_tiles(level, n) && dtype.is_quantized() && dtype != Dtype::Fp8;
-    // Two halves of 8 bits are a little less than the 24 of an `f32`.
-    let precision = if is_by_tiles(level, n) { 3e-5 } else { 1e-5 };
     let mut row = vec![0.0; cols];
     for (r, bytes) in w.data.chunks(dtype.row_bytes(cols).unwrap()).enumerate() {
         dequantize_row(dtype, bytes, &mut row);
@@ -128,7 +126,7 @@ fn check(level: Level, dtype: Dtype, rows: usize, cols: usize, n: usize) {
                 size += (f64::from(*w) * x).abs();
             }
             // A scale and a minimum that nearly cancel may each be several times larger than their difference.
-            let (got, allowed) = (f64::from(out[i * rows + r]), precision * size + 1e-4);
+            let (got, allowed) = (f64::from(out[i * rows + r]), 1e-5 * size + 1e-4);
             let what = format!("{} {dtype:?} {rows} × {cols}, row {i} of {n}, output {r}", level.name());
             assert!((got - expected).abs() <= allowed, "{what}: {got} for {expected}");
         }

@@ -3,8 +3,8 @@
 //! Weights are unpacked to `bf16` once for all rows, 256 columns of some panels at a time: these stay in the L2 cache while
 //! the rows pass over them, and 32 rows of activations stay in L1 while the panels pass over those. Sums are kept in `f32`
 //! over all columns, so that formats with a scale per 16 or 32 values cost no more than others. Quantized weights and
-//! their activations are rounded to `bf16`; dense ones are split into two numbers of it, of which the products that matter
-//! are summed, so that they stay as exact as by vectors.
+//! their activations are rounded to `bf16`; dense ones are split into up to three numbers of it, which have all bits of an
+//! `f32`, and the products that matter are summed, so that they stay as exact as by vectors.
 //!
 //! Every sum is in the order of its columns, so a row is the same to the last bit among however many others.
 
@@ -39,7 +39,7 @@ const ROWS_MIN: usize = 128;
 pub(super) fn multiply(pool: &Pool, amx: Amx, w: &Matrix<'_>, x: &[f32], out: &mut [f32]) {
     let n = x.len() / w.cols;
     let products = products(w.dtype);
-    let left = Left::new(pool, amx, x, w.cols, 1 + usize::from(products.len() > 1));
+    let left = Left::new(pool, amx, x, w.cols, parts(products.iter().map(|(left, _)| left)));
     let job = Job {
         panels: Panels::new(w, TILE_SUMS),
         rows: w.rows,
@@ -53,13 +53,20 @@ pub(super) fn multiply(pool: &Pool, amx: Amx, w: &Matrix<'_>, x: &[f32], out: &m
     pool.run(tasks.len(), |index| WORK.with_borrow_mut(|work| job.run(amx, &left, &tasks[index], work)));
 }
 
-/// The parts of activations and weights whose products are summed.
+/// The parts of activations and weights whose products are summed. Each part has 8 more bits of a number, so the products that
+/// are left out are below the last bit of an `f32`.
 fn products(dtype: Dtype) -> &'static [(usize, usize)] {
     match dtype {
-        Dtype::BF16 => &[(0, 0), (1, 0)],
-        Dtype::F32 | Dtype::F16 | Dtype::Fp8 => &[(0, 0), (1, 0), (0, 1)],
+        Dtype::BF16 => &[(0, 0), (1, 0), (2, 0)],
+        Dtype::F16 | Dtype::Fp8 => &[(0, 0), (1, 0), (0, 1), (2, 0), (1, 1)],
+        Dtype::F32 => &[(0, 0), (1, 0), (0, 1), (2, 0), (1, 1), (0, 2)],
         _ => &[(0, 0)],
     }
+}
+
+/// Number of parts, of which these are used.
+fn parts<'a>(used: impl Iterator<Item = &'a usize>) -> usize {
+    used.max().map_or(1, |last| last + 1)
 }
 
 /// Activations in `bf16`, in the order in which tiles read them.
@@ -80,14 +87,12 @@ impl Left {
         pool.run(groups, |group| {
             let rows = group * TILE_ROWS..n.min((group + 1) * TILE_ROWS);
             let x = &x[rows.start * cols..rows.end * cols];
-            // SAFETY: each part of a group belongs to the group's task.
-            let high = unsafe { all.range(group * each..(group + 1) * each) };
-            let low = match parts {
-                1 => &mut [][..],
-                // SAFETY: as above.
-                _ => unsafe { all.range((groups + group) * each..(groups + group + 1) * each) },
-            };
-            amx.enter(Pack { x, cols, high, low });
+            let lines = (0..parts).map(|part| {
+                let first = (part * groups + group) * each;
+                // SAFETY: each part of a group belongs to the group's task.
+                unsafe { all.range(first..first + each) }
+            });
+            amx.enter(Pack { x, cols, parts: &mut lines.collect::<Vec<_>>() });
         });
         Self { lines, steps, groups }
     }
@@ -100,42 +105,40 @@ impl Left {
     }
 }
 
-/// Rounds some rows to one or two parts.
-struct Pack<'a> {
+/// Splits some rows into parts.
+struct Pack<'a, 'b> {
     x: &'a [f32],
     cols: usize,
-    high: &'a mut [Line],
-    low: &'a mut [Line],
+    parts: &'a mut [&'b mut [Line]],
 }
 
-impl TileKernel for Pack<'_> {
+impl TileKernel for Pack<'_, '_> {
     #[inline(always)]
     fn run(self, amx: Amx) {
-        let Self { x, cols, high, low } = self;
+        let Self { x, cols, parts } = self;
         let simd = amx.avx512();
         for row in 0..x.len() / cols {
             let x = &x[row * cols..(row + 1) * cols];
             for step in 0..cols.div_ceil(TILE_COLS) {
                 let values = &x[step * TILE_COLS..cols.min((step + 1) * TILE_COLS)];
-                let columns = if values.len() == TILE_COLS {
+                let mut columns = if values.len() == TILE_COLS {
                     [simd.load(values), simd.load(&values[TILE_SUMS..])]
                 } else {
                     let mut padded = [0.0; TILE_COLS];
                     padded[..values.len()].copy_from_slice(values);
                     [simd.load(&padded), simd.load(&padded[TILE_SUMS..])]
                 };
-                let rounded = amx.row(columns);
-                amx.store(rounded, &mut high[step * TILE_ROWS + row]);
-                if !low.is_empty() {
-                    let rest = amx.rest_of_row(columns, rounded);
-                    amx.store(amx.row(rest), &mut low[step * TILE_ROWS + row]);
+                for lines in parts.iter_mut() {
+                    let rounded = amx.row(columns);
+                    amx.store(rounded, &mut lines[step * TILE_ROWS + row]);
+                    columns = amx.rest_of_row(columns, rounded);
                 }
             }
         }
     }
 }
 
-/// Unpacks `cols` columns of 16 rows of weights to one or two parts, each of [`LINES`].
+/// Unpacks `cols` columns of 16 rows of weights to parts, each of [`LINES`].
 type Filler = fn(Amx, Rows<'_>, usize, &mut [Line]);
 
 struct Job<'a> {
@@ -194,7 +197,7 @@ thread_local! {
 impl Job<'_> {
     fn run(&self, amx: Amx, left: &Left, task: &Task, work: &mut Work) {
         let tiles = amx.tiles();
-        let parts = 1 + self.products.iter().map(|(_, right)| *right).max().unwrap_or(0);
+        let parts = parts(self.products.iter().map(|(_, right)| right));
         let panels = task.pairs.len() * PAIR;
         let rows = task.groups.len() * TILE_ROWS;
         work.right.resize(panels * parts * LINES, Line::ZERO);
@@ -287,7 +290,7 @@ fn filler(dtype: Dtype) -> (fn(usize) -> usize, Filler) {
             Dtype::F16 => (F16::bytes, fill_dense::<F16, 2>),
             Dtype::BF16 => (BF16::bytes, fill_dense::<BF16, 1>),
             Dtype::Fp8 => (Fp8::bytes, fill_dense::<Fp8, 2>),
-            _ => (F32::bytes, fill_dense::<F32, 2>),
+            _ => (F32::bytes, fill_dense::<F32, 3>),
         }
     )
 }
@@ -352,11 +355,11 @@ impl<F: Dense, const PARTS: usize> TileKernel for FillDense<'_, F, PARTS> {
         let mut columns = [simd.splat(0.0); SEGMENT];
         F::fill(simd, self.rows, &mut columns[..self.cols]);
         for line in 0..self.cols.div_ceil(TILE_COLS) * TILE_ROWS {
-            let both = [columns[2 * line], columns[2 * line + 1]];
-            let rounded = amx.pairs(both);
-            amx.store(rounded, &mut self.lines[line]);
-            if PARTS == 2 {
-                amx.store(amx.pairs(amx.rest_of_pairs(both, rounded)), &mut self.lines[LINES + line]);
+            let mut both = [columns[2 * line], columns[2 * line + 1]];
+            for part in 0..PARTS {
+                let rounded = amx.pairs(both);
+                amx.store(rounded, &mut self.lines[part * LINES + line]);
+                both = amx.rest_of_pairs(both, rounded);
             }
         }
     }
