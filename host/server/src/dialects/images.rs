@@ -130,15 +130,19 @@ async fn fetch_one(call: ApiRequest, image: Arc<Image>, url: String, until: Inst
     }
     let failed = |why: String| ApiError::field(&image.field, format_args!("the image cannot be fetched: {why}"));
     let late = || failed(format!("the images of this request take more than {} seconds", FETCH_TIME_MAX.as_secs()));
-    let _permit = timeout_at(until.into(), FETCHES.acquire()).await.map_err(|_| late())?;
+    let permit = timeout_at(until.into(), FETCHES.acquire()).await.map_err(|_| late())?;
     let left = until.saturating_duration_since(Instant::now());
     if left.is_zero() {
         return Err(late());
     }
     // Charged before it arrives, as its length is known afterwards only.
     let room = call.memory.hold(FETCHED_BYTES_MAX)?;
-    let fetched = tokio::task::spawn_blocking(move || fetch::get(&url, FETCHED_BYTES_MAX, left)).await;
-    drop(room);
+    let fetched = tokio::task::spawn_blocking(move || {
+        // Until the thread is done, even if the client has gone.
+        let _held = (permit, room);
+        fetch::get(&url, FETCHED_BYTES_MAX, left)
+    });
+    let fetched = fetched.await;
     let bytes = fetched.map_err(|error| failed(error.to_string()))?.map_err(failed)?;
     image.fetched(call.memory.bytes(bytes)?);
     Ok(())
