@@ -51,6 +51,9 @@ impl Fleet {
     /// That stays so after a restart.
     pub fn pin(&self, id: &str, pin: bool) -> Result<(), Failure> {
         let model = self.named(id)?;
+        if pin {
+            self.config().models[model].check_is_here()?;
+        }
         let _ = self.messages.send(Message::Pin { model, pin });
         self.remember_pin(model, pin);
         Ok(())
@@ -72,7 +75,7 @@ impl Fleet {
             Vec::new()
         });
         for id in pinned {
-            if let Some(model) = config.models.iter().position(|model| model.id == id) {
+            if let Some(model) = config.models.iter().position(|model| model.id == id && model.upstream.is_none()) {
                 let _ = self.messages.send(Message::Pin { model, pin: true });
             }
         }
