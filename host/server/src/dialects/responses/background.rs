@@ -150,7 +150,8 @@ pub(super) fn start(
                 }
             };
             let encoded = match next {
-                Ok(Some((choice, delta))) => encoder.delta(choice, delta).map(|frame| (frame, true)),
+                // Not once more after the last event: a follower that comes then reads the stored answer.
+                Ok(Some((choice, delta))) => encoder.delta(choice, delta).map(|frame| (frame, !encoder.is_finished())),
                 Ok(None) => encoder.end().map(|frame| (frame, false)),
                 Err(error) => Err(error),
             };

@@ -121,6 +121,11 @@ impl ResponseEncoder {
         Progress { response: self.object_with("in_progress", None, None, &output).concat(), numbering, open_item }
     }
 
+    /// True after the last event.
+    pub(super) fn is_finished(&self) -> bool {
+        self.response.is_some()
+    }
+
     /// Ends an answer that its client has cancelled. There is no event of that name, so the last one is
     /// `response.incomplete`, with a response that is `cancelled`.
     pub(super) fn cancel(&mut self) -> Frame {

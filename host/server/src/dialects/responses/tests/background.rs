@@ -4,7 +4,9 @@ use futures_util::{StreamExt, stream::unfold};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-use super::{StoreTarget, encoder, text};
+use pensieve_protocol::job::Finish;
+
+use super::{StoreTarget, encoder, finished, text};
 use crate::{
     chat::Delta,
     dialects::{
@@ -71,4 +73,20 @@ async fn a_follower_hears_the_rest_and_how_it_ends() {
         replayed.push(event);
     }
     assert_eq!(replayed.last(), events.last());
+}
+
+#[tokio::test]
+async fn a_follower_that_comes_after_the_last_event_reads_the_stored_answer() {
+    let (call, sender) = begun();
+    sender.send(text("a")).await.unwrap();
+    // The source of the answer stays open, as one does for a moment.
+    sender.send(finished(Finish::EndOfTurn)).await.unwrap();
+    sender.closed().await;
+    let follow = ApiRequest { query: "stream=true".into(), ..call };
+    let ApiBody::Stream(mut frames, _permit) = retrieve(follow).await.unwrap().body else { panic!("a stream") };
+    let mut last = Value::Null;
+    while let Some(event) = next(&mut frames).await {
+        last = event;
+    }
+    assert_eq!((&last["type"], &last["response"]["status"]), (&json!("response.completed"), &json!("completed")));
 }
