@@ -203,9 +203,8 @@ impl MessageBuilder {
     }
 
     pub(super) fn json(&self) -> Value {
-        let content: Vec<Value> = self.blocks.iter().map(block_json).collect();
         let mut message = json!({
-            "id": self.id, "type": "message", "role": "assistant", "model": self.model, "content": content,
+            "id": self.id, "type": "message", "role": "assistant", "model": self.model, "content": [],
             "stop_reason": null, "stop_sequence": null,
         });
         self.report.write(&mut message);
@@ -213,11 +212,13 @@ impl MessageBuilder {
         if let Some(stop) = &self.stop {
             stop.write(&mut message);
         }
+        let is_cut = message["stop_reason"] != "tool_use";
+        message["content"] = self.blocks.iter().map(|block| block_json(block, is_cut)).collect();
         message
     }
 }
 
-fn block_json((block, text, signature): &(Block, String, String)) -> Value {
+fn block_json((block, text, signature): &(Block, String, String), is_cut: bool) -> Value {
     match block {
         Block::Compaction => {
             let content = Some(text).filter(|text| !text.is_empty());
@@ -226,8 +227,17 @@ fn block_json((block, text, signature): &(Block, String, String)) -> Value {
         Block::Text => json!({ "type": "text", "text": text }),
         Block::Thinking => json!({ "type": "thinking", "thinking": text, "signature": signature }),
         Block::ToolUse { id, name } => {
-            // Truncated arguments are not valid JSON; the stop reason shows that the message is incomplete.
-            let input = serde_json::from_str(text).unwrap_or_else(|_| json!({}));
+            let parsed = if text.is_empty() { Ok(json!({})) } else { serde_json::from_str(text) };
+            let input = match parsed {
+                Ok(input @ Value::Object(_)) => input,
+                // Truncated arguments are not valid JSON; the stop reason shows that the message is incomplete.
+                _ if is_cut => json!({}),
+                // Clients would run the tool without arguments.
+                _ => {
+                    tracing::warn!(name, "the arguments of a call are no JSON object; it is shown as text");
+                    return json!({ "type": "text", "text": format!("{name}({text})") });
+                }
+            };
             json!({ "type": "tool_use", "id": id, "name": name, "input": input })
         }
     }

@@ -103,10 +103,17 @@ impl LineEncoder {
         line(&self.shape.entry(&self.model, text, thinking))
     }
 
-    /// Emits the current tool call. Calls are sent when complete, as clients expect their arguments as an object.
+    /// Emits the current tool call. Calls are sent when complete, as clients expect their arguments as an object. What is none
+    /// is shown as text, since clients would run the tool without arguments.
     fn end_call(&mut self) -> Vec<u8> {
         let Some((name, arguments)) = self.call.take() else { return Vec::new() };
-        let arguments = serde_json::from_str(&arguments).unwrap_or_else(|_| json!({}));
+        let parsed = if arguments.is_empty() { Ok(json!({})) } else { serde_json::from_str::<Value>(&arguments) };
+        let Ok(arguments @ Value::Object(_)) = parsed else {
+            tracing::warn!(name, "the arguments of a call are no JSON object; it is shown as text");
+            let text = format!("{name}({arguments})");
+            self.text.push_str(&text);
+            return self.line(&text, "");
+        };
         let call = json!({ "function": { "index": self.calls.len(), "name": name, "arguments": arguments } });
         let mut entry = self.shape.entry(&self.model, "", "");
         if self.shape == Shape::Chat {

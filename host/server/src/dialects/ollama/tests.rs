@@ -106,6 +106,20 @@ fn an_answer_is_lines_with_the_counts_in_the_last() {
 }
 
 #[test]
+fn a_call_whose_arguments_are_no_object_is_text() {
+    let usage = Usage { prompt: 10, reused: 4, generated: 6 };
+    for arguments in [r#"{"x": "#, "[1]"] {
+        let call = Delta::ToolCall { id: "1".into(), name: "add".into() };
+        let end = Delta::Finished { reason: Finish::EndOfTurn, usage };
+        let mut encoder = LineEncoder::new("m".into(), Shape::Chat, false);
+        let lines = lines(&mut encoder, vec![call, Delta::ToolArguments(arguments.into()), end]);
+        assert_eq!(lines[0]["message"], json!({ "role": "assistant", "content": format!("add({arguments})") }));
+        let whole = encoder.into_whole().unwrap();
+        assert_eq!((&whole["message"], &whole["done"]), (&lines[0]["message"], &json!(true)));
+    }
+}
+
+#[test]
 fn a_completion_has_a_response_in_the_place_of_a_message() {
     let mut encoder = LineEncoder::new("m".into(), Shape::Generate, false);
     let lines = lines(&mut encoder, deltas());

@@ -75,6 +75,20 @@ fn message(deltas: Vec<Delta>) -> Value {
     streamed
 }
 
+#[test]
+fn a_whole_message_shows_a_call_whose_arguments_are_no_object_as_text() {
+    let whole = |sent: &str, reason: Finish| {
+        let mut whole = MessageBuilder::default();
+        events(vec![call("1"), arguments(sent), finished(reason)]).into_iter().for_each(|event| whole.add(event));
+        whole.json()["content"][0].clone()
+    };
+    for sent in [r#"{"a": "#, "[1]"] {
+        assert_eq!(whole(sent, Finish::EndOfTurn), json!({ "type": "text", "text": format!("f({sent})") }));
+        // The stop reason says that this one is incomplete.
+        assert_eq!(whole(sent, Finish::Length)["input"], json!({}));
+    }
+}
+
 fn names(events: &[(String, Value)]) -> Vec<&str> {
     events.iter().map(|(name, _)| name.as_str()).collect()
 }
