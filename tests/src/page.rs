@@ -130,7 +130,8 @@ fn live_events_tell_what_happens_and_end_with_the_server() {
     assert_eq!((&first["models"][0]["id"], &first["models"][0]["state"]), (&json!("scripted"), &json!("idle")));
     assert!(first["plugins"].as_array().unwrap().iter().any(|plugin| plugin["id"] == "samplers"));
     assert_eq!(reader.next("requests").unwrap(), json!({"running": [], "ended": []}));
-    let reply = post(server.address, "/v1/chat/completions", &chat("Count for me"));
+    // Long enough to be worth a reason.
+    let reply = post(server.address, "/v1/chat/completions", &chat(&"Count for me. ".repeat(20)));
     assert_eq!(reply.status(), 200, "{reply:?}");
     let ended = loop {
         let requests = reader.next("requests").unwrap();

@@ -245,6 +245,7 @@ pub const COMMANDS: &[(&str, Way)] = &[
     ("cargo build", Test(NEW)),
     ("cargo build --release", Test(AUTHORS)),
     ("cargo build --release --features cuda", ByHand("it takes CUDA's compiler")),
+    ("cargo run --release -p pensieve-kernels --example products", ByHand("it measures for minutes")),
     ("pensieve plugins check target/debug/libmy_model.so", Test("says_what_a_plugin_provides")),
     (
         "pensieve plugins check target/debug/libmy_model.so --model $PENSIEVE/examples/starter/pensieve-starter.gguf",

@@ -4,7 +4,10 @@ use bytes::{Buf, Bytes};
 use futures_util::{Stream, StreamExt};
 use hyper::{
     HeaderMap, StatusCode,
-    header::{CACHE_CONTROL, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue, WARNING},
+    header::{
+        CACHE_CONTROL, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue, TRANSFER_ENCODING,
+        WARNING,
+    },
 };
 use std::{
     convert::Infallible,
@@ -39,7 +42,8 @@ const WARNING_BYTES_MAX: usize = 400;
 /// Headers that browsers add to requests of web pages.
 const BROWSER_HEADERS: [&str; 3] = ["origin", "referer", "sec-fetch-site"];
 
-/// Refuses bodies with another content type than JSON, or with too large a content length, before reading them. Ollama
+/// Refuses bodies with another content type than JSON, or with too large a content length, before reading them. One that is
+/// empty needs no type. Ollama
 /// accepts any content type, and `curl -d` sends that of a form, so its routes accept any, too, unless the request
 /// comes from a web page: pages can send forms to any server without permission.
 pub(super) fn check(headers: &HeaderMap, limits: &Limits, is_ollama: bool) -> Result<(), ApiError> {
@@ -47,7 +51,11 @@ pub(super) fn check(headers: &HeaderMap, limits: &Limits, is_ollama: bool) -> Re
     let media_type = text(CONTENT_TYPE).map(|value| value.split(';').next().unwrap_or_default().trim());
     let is_exempt = is_ollama && BROWSER_HEADERS.iter().all(|name| !headers.contains_key(*name));
     let is_json = media_type.is_some_and(|media_type| media_type.eq_ignore_ascii_case("application/json"));
-    if !is_json && !is_exempt {
+    let is_empty = match headers.get(CONTENT_LENGTH) {
+        Some(length) => length == "0",
+        None => !headers.contains_key(TRANSFER_ENCODING),
+    };
+    if !is_json && !is_exempt && !is_empty {
         let message = match media_type {
             None => "there is no Content-Type; send application/json".to_owned(),
             Some(_) => "the Content-Type is not application/json; send the body as that".to_owned(),

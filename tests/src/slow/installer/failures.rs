@@ -127,7 +127,7 @@ fn a_system_that_cannot_run_it_is_told_why() {
 fn a_place_that_is_not_the_users_stays_as_it_is() {
     let user = User::new();
     let release = release::release();
-    refuses(&user, release, &["--prefix", "/dev/null/pensieve"], "cannot be made: is '/dev/null' yours");
+    refuses(&user, release, &["--prefix", "/sys/pensieve"], "cannot be made: is '/sys' yours");
     refuses(&user, release, &["--prefix", "relative"], "is no absolute path");
     refuses(&user, release, &["--prefix"], "takes a value");
     refuses(&user, release, &["--frobnicate"], "there is no option --frobnicate");
