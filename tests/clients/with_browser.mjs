@@ -42,8 +42,8 @@ async function open(options) {
   const page = await context.newPage();
   page.setDefaultTimeout(PATIENCE);
   page.on("console", (message) => {
-    // A wrong key is refused with a status, which the browser itself writes down.
-    const isRefusal = message.type() === "error" && message.text().includes("401");
+    // A wrong key is refused with a status, which the browser itself writes down, as it does that of a server with too much to do.
+    const isRefusal = message.type() === "error" && /401|529/.test(message.text());
     if (["error", "warning"].includes(message.type()) && !isRefusal) noise.push(message.text());
   });
   page.on("pageerror", (error) => noise.push(String(error)));
@@ -86,11 +86,29 @@ await check("a wrong key is refused, and the right one opens the page", async ()
   await page.keyboard.press("Enter");
   await page.waitForFunction(() => document.getElementById("key-error").textContent.length > 0);
   await accessible(page, "the form");
+  const wrong = await page.textContent("#key-error");
+  await page.fill("#key", "a key that cannot stand in a header: ключ");
+  await page.evaluate(() => { document.getElementById("key-error").textContent = ""; });
+  await page.keyboard.press("Enter");
+  await page.waitForFunction(() => document.querySelector("#key[aria-invalid]"));
+  expect((await page.textContent("#key-error")) === wrong, "a key with other characters is not told to be wrong");
   expect(await page.evaluate(() => sessionStorage.length === 0), "a wrong key is kept");
   await page.fill("#key", PENSIEVE_KEY);
   await page.keyboard.press("Enter");
   await page.waitForSelector(".live.on");
   expect(!(await page.evaluate(() => JSON.stringify(localStorage))).includes(PENSIEVE_KEY), "the key is in the local storage");
+});
+
+await check("a server with too much to do is waited for, and an address without a view leads to the overview", async () => {
+  const other = await open();
+  const busy = JSON.stringify({ error: { message: "There is too much to do." } });
+  await other.addInitScript((key) => sessionStorage.setItem("pensieve-key", key), PENSIEVE_KEY);
+  await other.route("**/v1/usage", (route) => route.fulfill({ status: 529, contentType: "application/json", body: busy }), { times: 2 });
+  await other.goto(`${PENSIEVE_URL}/#/constructor`);
+  await other.locator("main", { hasText: "There is too much to do." }).waitFor();
+  await other.waitForSelector(".live.on");
+  await other.waitForSelector(".chart");
+  await other.context().close();
 });
 
 // No model's id may have such a name, but files, programs and questions may.
@@ -111,12 +129,14 @@ await check("names with markup in them stay text", async () => {
 });
 
 await check("a model is loaded, pinned and unloaded", async () => {
-  const model = page.locator('[data-model="scripted"]');
-  await model.getByRole("button", { name: "Load" }).click();
+  // Nothing has loaded this one before.
+  const model = page.locator('[data-model="second"]');
+  const button = (label) => model.getByRole("button", { name: `${label}: second`, exact: true });
+  await button("Load").click();
   await model.locator(".badge", { hasText: "ready" }).waitFor();
-  await model.getByRole("button", { name: "Pin" }).click();
-  await model.getByRole("button", { name: "Unpin" }).waitFor();
-  await model.getByRole("button", { name: "Unload" }).click();
+  await button("Pin").click();
+  await button("Unpin").waitFor();
+  await button("Unload").click();
   await model.locator(".badge", { hasText: "not loaded" }).waitFor();
   await model.getByText("it was unloaded by request").waitFor();
 });
@@ -129,8 +149,8 @@ await check("a plugin that is dropped in is accepted while the page is open, and
   copyFileSync(PENSIEVE_GOOD, join(PENSIEVE_DROP, name));
   await page.waitForSelector(`[data-plugin="${name}"][data-state="ready"]`);
   writeFileSync(join(PENSIEVE_DROP, BROKEN), "hello <b>world</b>".repeat(100));
-  await page.waitForSelector('[data-plugin=BROKEN][data-state="rejected"]');
-  expect((await page.locator('[data-plugin=BROKEN] .bad-text').textContent()).length > 10, "it is refused without a reason");
+  await page.waitForSelector(`[data-plugin="${BROKEN}"][data-state="rejected"]`);
+  expect((await page.locator(`[data-plugin="${BROKEN}"] .bad-text`).textContent()).length > 10, "it is refused without a reason");
   await page.locator(".notice.bad", { hasText: BROKEN }).waitFor();
   await accessible(page, "plugins");
   await picture(page, "plugins-light");
@@ -139,6 +159,11 @@ await check("a plugin that is dropped in is accepted while the page is open, and
 await check("the chat streams, and shows how likely each token was under the pointer and the arrow keys", async () => {
   await page.goto(`${PENSIEVE_URL}/#/chat`);
   await page.selectOption("#model-0", "scripted");
+  const isKeptOut = await page.evaluate(() => {
+    const event = new ClipboardEvent("paste", { clipboardData: new DataTransfer(), bubbles: true, cancelable: true });
+    return !document.getElementById("draft").dispatchEvent(event);
+  });
+  expect(!isKeptOut, "no text can be pasted for a model that reads no images");
   await page.fill("#draft", "Tell me a story");
   await page.keyboard.press("Enter");
   await page.waitForFunction(() => document.querySelectorAll(".token").length > 3);
@@ -185,6 +210,24 @@ await check("samplers are offered with the parameters that they describe, and re
   await page.selectOption("#add-0", "top_k");
   const k = page.locator(".stage-of", { hasText: "top_k" }).locator("input");
   expect((await k.getAttribute("placeholder")) === "40" && (await k.getAttribute("min")) === "0", "k has no default or range");
+  const chain = () => page.locator(".stage-of b").allTextContents();
+  expect((await chain()).join(" ") === "temperature top_p top_k seeded", `it is added behind the one that picks: ${await chain()}`);
+  await page.selectOption("#add-0", "greedy");
+  expect((await chain()).join(" ") === "temperature top_p top_k greedy", `two pick: ${await chain()}`);
+  await page.selectOption("#add-0", "bias");
+  const fields = { temperature: "1.05", top_p: "0.05", top_k: "10", bias: "7: -1.5, 9: 2" };
+  const field = (name) => page.locator(".stage-of", { has: page.getByText(name, { exact: true }) }).locator("input").first();
+  for (const [name, text] of Object.entries(fields)) {
+    await field(name).pressSequentially(text, { delay: 20 });
+    expect((await field(name).inputValue()) === text, `${name} is ${await field(name).inputValue()}`);
+  }
+  await page.getByRole("button", { name: "Move bias up" }).click();
+  await page.getByRole("button", { name: "Settings" }).first().click();
+  await page.getByRole("button", { name: "Settings" }).first().click();
+  for (const [name, text] of Object.entries(fields)) {
+    expect((await field(name).inputValue()) === text, `after reopening ${name} is ${await field(name).inputValue()}`);
+  }
+  await page.locator(".stage-of", { hasText: "bias" }).getByRole("button", { name: "Remove" }).click();
   await page.locator("fieldset", { hasText: "Tools" }).getByRole("button", { name: "Insert an example" }).click();
   await accessible(page, "settings");
   await page.locator(".stage-of", { hasText: "top_k" }).getByRole("button", { name: "Remove" }).click();
@@ -216,6 +259,26 @@ await check("two models answer side by side", async () => {
   await page.keyboard.press("Enter");
   await page.waitForFunction(() => document.querySelectorAll('.turn.assistant[data-state="done"]').length === 2);
   await accessible(page, "two models");
+  const again = page.getByRole("button", { name: "Regenerate" });
+  expect((await again.count()) === 2, "not every answer can be regenerated");
+  const untouched = await page.locator(".pane").first().locator(".turn.assistant .note").textContent();
+  await again.nth(1).click();
+  await page.locator(".pane").nth(1).locator('.turn.assistant[aria-busy="true"]').waitFor();
+  await page.waitForFunction(() => document.querySelectorAll('.turn.assistant[data-state="done"]').length === 2);
+  expect((await page.locator(".pane").first().locator(".turn.assistant .note").textContent()) === untouched, "the other answer changed");
+});
+
+await check("a conversation that is deleted while it is answered stays deleted", async () => {
+  await page.getByRole("button", { name: "New conversation" }).first().click();
+  await page.fill("#draft", "Tell me a story that is deleted");
+  await page.keyboard.press("Enter");
+  await page.waitForSelector('.turn.assistant[aria-busy="true"]');
+  const listed = page.locator(".sidebar .open", { hasText: "that is deleted" });
+  await page.getByRole("button", { name: "Delete Tell me a story that is deleted" }).click();
+  await page.waitForTimeout(500);
+  await page.reload();
+  await page.waitForSelector(".sidebar .open");
+  expect((await listed.count()) === 0, "it is back");
 });
 
 await check("requests are listed with what was cached and why the rest was not", async () => {
@@ -227,7 +290,8 @@ await check("requests are listed with what was cached and why the rest was not",
   await accessible(page, "requests");
   await picture(page, "requests-light");
   await page.goto(`${PENSIEVE_URL}/#/`);
-  await page.waitForSelector(".chart .line");
+  // A line of nothing but zeros has no height, and so is not visible to the driver.
+  await page.waitForSelector(".chart .line", { state: "attached" });
   await page.waitForTimeout(3000);
   await accessible(page, "overview");
   await picture(page, "overview-light");
@@ -275,8 +339,10 @@ await check("everything is reached by the keyboard, and fits a phone", async () 
 });
 
 await check("forgetting the key closes the page", async () => {
+  const stopped = page.waitForEvent("requestfailed", (request) => request.url().endsWith("/v1/live"));
   await page.getByRole("button", { name: "Forget the key" }).click();
   await page.waitForSelector("#key");
+  await stopped;
   expect(await page.evaluate(() => sessionStorage.length === 0), "the key stays");
 });
 

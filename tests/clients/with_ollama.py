@@ -72,7 +72,7 @@ def generate():
 def models():
     equal([model.model for model in client.list().models], [MODEL])
     shown = client.show(MODEL)
-    equal(shown.capabilities, ["completion", "tools"])
+    equal(shown.capabilities, ["completion", "tools", "logprobs"])
     assert any(name.endswith(".context_length") for name in shown.modelinfo), shown
     client.chat(MODEL, user("Say hello"))
     equal([model.model for model in client.ps().models], [MODEL])

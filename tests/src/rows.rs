@@ -293,10 +293,10 @@ fn what_cannot_be_is_said(server: &Server) {
 
 fn lists_say_what_a_model_is_for(server: &Server) {
     let show = |model: &str| post(server.address, "/api/show", &json!({"model": model})).json();
-    assert_eq!(show("unit")["capabilities"], json!(["completion", "tools", "embedding"]));
+    assert_eq!(show("unit")["capabilities"], json!(["completion", "tools", "embedding", "logprobs"]));
     assert_eq!(show("unit")["model_info"]["qwen.embedding_length"], 32);
-    assert_eq!(show("chat")["capabilities"], json!(["completion", "tools"]));
+    assert_eq!(show("chat")["capabilities"], json!(["completion", "tools", "logprobs"]));
     let models = get(server.address, "/v1/models").json();
     let unit = models["data"].as_array().unwrap().iter().find(|model| model["id"] == "unit").unwrap().clone();
-    assert_eq!(unit["capabilities"], json!(["completion", "tools", "embedding"]));
+    assert_eq!(unit["capabilities"], json!(["completion", "tools", "embedding", "logprobs"]));
 }

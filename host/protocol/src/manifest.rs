@@ -6,6 +6,7 @@
 //! messages, the server because plugin code may have forged the child's answer.
 
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use std::collections::HashSet;
 
 use crate::outside::Outside;
@@ -77,17 +78,53 @@ impl Manifest {
             return Err(format!("it describes {described} samplers and lists {samplers}"));
         }
         for (name, text) in self.samplers.iter().zip(&self.sampler_descriptions).filter(|(_, text)| !text.is_empty()) {
-            let is_object = text.len() <= DESCRIPTION_LEN_MAX
-                && matches!(serde_json::from_str(text), Ok(serde_json::Value::Object(_)));
-            if !is_object {
-                let name = quoted(name);
+            let name = quoted(name);
+            let described = if text.len() <= DESCRIPTION_LEN_MAX { serde_json::from_str(text).ok() } else { None };
+            let Some(Value::Object(described)) = described else {
                 return Err(format!(
                     "the description of sampler {name} is not a JSON object of at most {DESCRIPTION_LEN_MAX} bytes"
                 ));
-            }
+            };
+            description(&described).map_err(|wrong| format!("in the description of sampler {name}, {wrong}"))?;
         }
         Ok(())
     }
+}
+
+/// Checks what an interface reads of a sampler's description. Other members are ignored, as are parameters of types that
+/// do not exist yet.
+fn description(described: &Map<String, Value>) -> Result<(), String> {
+    let is_absent_or = |value: Option<&Value>, is: fn(&Value) -> bool| value.is_none_or(is);
+    if !is_absent_or(described.get("text"), Value::is_string) {
+        return Err("'text' is not a text".to_owned());
+    }
+    if !is_absent_or(described.get("picks"), Value::is_boolean) {
+        return Err("'picks' is neither true nor false".to_owned());
+    }
+    let parameters = match described.get("parameters") {
+        None => return Ok(()),
+        Some(Value::Array(parameters)) => parameters,
+        Some(_) => return Err("'parameters' is not a list".to_owned()),
+    };
+    for (place, parameter) in parameters.iter().enumerate() {
+        let texts = ["name", "type"].map(|member| parameter.get(member).and_then(Value::as_str));
+        let [Some(name), Some(kind)] = texts else {
+            return Err(format!("parameter {place} is not an object with the texts 'name' and 'type'"));
+        };
+        let name = quoted(name);
+        if !is_absent_or(parameter.get("text"), Value::is_string) {
+            return Err(format!("the 'text' of parameter {name} is not a text"));
+        }
+        let numbers: &[&str] = match kind {
+            "number" | "integer" => &["minimum", "maximum", "default"],
+            "biases" => &["minimum", "maximum"],
+            _ => &[],
+        };
+        if let Some(wrong) = numbers.iter().find(|member| !is_absent_or(parameter.get(**member), Value::is_number)) {
+            return Err(format!("the '{wrong}' of parameter {name} is not a number"));
+        }
+    }
+    Ok(())
 }
 
 /// Checks provider names, which must be unique per kind, as requests and configurations use them.

@@ -47,14 +47,16 @@ function open(conversation) {
   changed();
 }
 
-// Writes the conversation into the browser's database once it has a message.
-export async function save() {
+// Writes the conversation into the browser's database once it has a message, and deletes the oldest if there are too many.
+async function save() {
   const { conversation } = chat;
   if (conversation.turns.length === 0) return;
   conversation.updated = Date.now();
-  chat.list = [conversation, ...chat.list.filter((other) => other.id !== conversation.id)].slice(0, store.CONVERSATIONS_MAX);
+  const all = [conversation, ...chat.list.filter((other) => other.id !== conversation.id)];
+  chat.list = all.slice(0, store.CONVERSATIONS_MAX);
   try {
     await store.put(conversation);
+    for (const { id } of all.slice(store.CONVERSATIONS_MAX)) await store.remove(id);
   } catch {
     notify(W.storage, "bad");
   }
@@ -90,6 +92,7 @@ function send(event) {
 
 // Replaces a message and everything behind it.
 export function resend(index, text) {
+  if (!toolsFit()) return;
   const { turns } = chat.conversation;
   const images = turns[index].images;
   turns.splice(index, turns.length, { role: "user", text, images });
@@ -97,25 +100,26 @@ export function resend(index, text) {
   answer();
 }
 
-// Asks again for an answer and forgets what followed it. Its prompt is cached.
-export function regenerate(index) {
-  chat.conversation.turns.splice(index);
-  answer();
+// Asks one model again for an answer and forgets what followed it. Its prompt is cached.
+export function regenerate(index, place) {
+  if (!toolsFit()) return;
+  const [{ answers }] = chat.conversation.turns.splice(index);
+  answer([place], answers);
 }
 
-// Has the models answer that are given, or all of them.
-export async function answer(only) {
+// Has the models answer whose places are given, or all of them. Answers of others can be kept.
+export async function answer(only, kept = []) {
   const { conversation } = chat;
-  const wrong = conversation.panes.find((pane) => wrongTools(pane));
-  if (wrong) return notify(W.toolsWrong(wrongTools(wrong)), "bad");
+  if (!toolsFit()) return;
   stop();
   const end = conversation.turns.length;
-  const answers = conversation.panes.map((pane, place) => (only && !only.includes(place) ? null : emptyAnswer(pane.model)));
+  const isAsked = (place) => !only || only.includes(place);
+  const answers = conversation.panes.map((pane, place) => (isAsked(place) ? emptyAnswer(pane.model) : kept[place] ?? null));
   conversation.turns.push({ role: "assistant", answers });
   changed();
   await save();
   const asking = answers.map(async (answer, place) => {
-    if (!answer) return;
+    if (!isAsked(place)) return;
     const controller = new AbortController();
     chat.running.set(place, controller);
     await ask(conversation.panes[place], messagesOf(conversation, place, end), answer, controller.signal, changed);
@@ -124,8 +128,14 @@ export async function answer(only) {
   });
   await Promise.all(asking);
   if (chat.conversation === conversation) await save();
-  else await store.put(conversation).catch(() => {});
-  return undefined;
+  else if (chat.list.some(({ id }) => id === conversation.id)) await store.put(conversation).catch(() => {});
+}
+
+// Whether the tools of all panes can be sent; otherwise a message says why not.
+function toolsFit() {
+  const wrong = chat.conversation.panes.map(wrongTools).find(Boolean);
+  if (wrong) notify(W.toolsWrong(wrong), "bad");
+  return !wrong;
 }
 
 function wrongTools(settings) {
@@ -193,7 +203,7 @@ function pane(settings, place) {
         : h("select", { id: `model-${place}`, value: settings.model, onchange: choose }, writers().map(({ id }) => h("option", { key: id, value: id }, id))),
       h("button", { type: "button", class: "small", "aria-expanded": String(isOpen), "aria-controls": `settings-${place}`, onclick: () => toggleSettings(place) }, W.settings),
       place === conversation.panes.length - 1 && h("button", { type: "button", class: "small compare", onclick: compare }, conversation.panes.length === 1 ? W.compare : W.single)),
-    isOpen && settingsForm(settings, place),
+    isOpen && settingsForm(settings, place, conversation.id),
     thread(conversation, place));
 }
 
@@ -232,7 +242,8 @@ function composer(conversation) {
       placeholder: W.placeholder,
       oninput: (event) => { chat.draft = event.target.value; changed(); },
       onkeydown: (event) => { if (event.key === "Enter" && !event.shiftKey && !event.isComposing) send(event); },
-      onpaste: (event) => takesImages && attach(event.clipboardData.files),
+      // Nothing is returned: false would keep the text out.
+      onpaste: (event) => { if (takesImages) attach([...event.clipboardData.files]); },
     }),
     h("div", { class: "composer-row" },
       h("label", { class: "check" },

@@ -43,21 +43,22 @@ function samplers() {
   return found;
 }
 
-export function settingsForm(settings, place) {
+// The settings of one pane of the conversation with an id, as fields of another have other contents.
+export function settingsForm(settings, place, conversation) {
   const id = (name) => `${name}-${place}`;
   const set = (name, value) => {
     settings[name] = value;
     changed();
   };
   const adapters = adaptersOf(settings.model);
-  return h("div", { class: "settings", id: id("settings"), role: "group", "aria-label": W.settingsOf(place + 1), tabindex: "0" },
+  return h("div", { class: "settings", key: `settings ${conversation}`, id: id("settings"), role: "group", "aria-label": W.settingsOf(place + 1), tabindex: "0" },
     field(id("system"), W.system, h("textarea", { id: id("system"), rows: 2, value: settings.system, oninput: (event) => set("system", event.target.value) }), "whole"),
     adapters.length > 0 && field(id("adapter"), W.adapter,
       h("select", { id: id("adapter"), value: settings.adapter, onchange: (event) => set("adapter", event.target.value) },
         h("option", { key: "", value: "" }, W.noAdapter),
         adapters.map(({ name }) => h("option", { key: name, value: name }, name)))),
     settings.adapter && field(id("scale"), W.strength,
-      h("input", { id: id("scale"), type: "number", step: "0.1", min: -16, max: 16, value: settings.scale, onchange: (event) => set("scale", Number(event.target.value)) })),
+      h("input", { id: id("scale"), type: "number", step: "any", min: -16, max: 16, placeholder: "1", ready: (node) => { node.value = settings.scale; }, oninput: ({ target }) => set("scale", target.value === "" ? 1 : Number(target.value)) })),
     field(id("max"), W.maxTokens,
       h("input", { id: id("max"), type: "number", min: 1, value: settings.maxTokens, placeholder: words.none, oninput: (event) => set("maxTokens", event.target.value) })),
     field(id("seed"), W.seed,
@@ -84,13 +85,28 @@ function chain(settings, id) {
       h("select", { id: id("chain"), value: own ? "own" : "default", onchange: choose },
         h("option", { key: "default", value: "default" }, W.samplersDefault),
         h("option", { key: "own", value: "own" }, W.samplersOwn))),
-    own && h("ol", { class: "chain" }, own.map((stage, place) => stageOf(own, stage, place, known.get(stage.sampler), id))),
+    own && h("ol", { class: "chain" }, numbered(own).map((stage, place) => stageOf(own, stage, place, known.get(stage.sampler), id))),
     own && adder(own, known, id));
 }
 
 // A usual chain out of those that are there.
 function start(known) {
   return ["temperature", "top_p", "seeded"].filter((name) => known.has(name)).map((sampler) => ({ sampler, values: {} }));
+}
+
+// Every stage has a number of its own, by which its fields stay with it when it changes places.
+function numbered(chain) {
+  for (const stage of chain) stage.id ??= 1 + Math.max(0, ...chain.map((other) => other.id ?? 0));
+  return chain;
+}
+
+// Adds a sampler: one that picks ends the chain in place of the one that did, any other goes before that.
+function add(chain, sampler, known) {
+  const stage = { sampler, values: {} };
+  const picks = (name) => Boolean(known.get(name)?.picks);
+  const last = chain.findIndex((other) => picks(other.sampler));
+  if (last < 0) chain.push(stage);
+  else chain.splice(last, picks(sampler) ? 1 : 0, stage);
 }
 
 function stageOf(chain, stage, place, described, id) {
@@ -103,13 +119,13 @@ function stageOf(chain, stage, place, described, id) {
     chain.splice(place, 1);
     changed();
   };
-  return h("li", { class: "stage-of", key: `${place} ${sampler}` },
+  return h("li", { class: "stage-of", key: stage.id },
     h("div", { class: "line" },
       h("b", null, sampler),
       h("span", { class: "hint" }, described?.text),
       place > 0 && h("button", { type: "button", class: "plain", "aria-label": W.up(sampler), onclick: move }, "↑"),
       h("button", { type: "button", class: "plain", "aria-label": W.removeSampler(sampler), onclick: drop }, "×")),
-    h("div", { class: "parameters" }, (described?.parameters ?? []).map((parameter) => parameterOf(stage, parameter, id(`p${place}-${parameter.name}`)))));
+    h("div", { class: "parameters" }, (described?.parameters ?? []).map((parameter) => parameterOf(stage, parameter, id(`p${stage.id}-${parameter.name}`)))));
 }
 
 function parameterOf(stage, { name, type, default: usual, minimum, maximum, text }, id) {
@@ -119,14 +135,16 @@ function parameterOf(stage, { name, type, default: usual, minimum, maximum, text
     changed();
   };
   const isNumber = type === "number" || type === "integer";
+  // What is in a field belongs to whoever types there: "1." and "0.0" are on the way to a number.
+  const ready = (node) => { node.value = textOf(type, stage.values[name]); };
   const control = isNumber
     ? h("input", {
-      id, type: "number", min: minimum, max: maximum, step: type === "integer" ? 1 : "any", value: stage.values[name] ?? "", placeholder: usual,
+      id, type: "number", min: minimum, max: maximum, step: type === "integer" ? 1 : "any", placeholder: usual, ready,
       oninput: ({ target }) => set(target.value === "" || !target.validity.valid ? undefined : Number(target.value)),
     })
     : h("input", {
-      id, type: "text", placeholder: type === "tokens" ? W.ids : type === "biases" ? W.biases : "",
-      onchange: ({ target }) => set(listOf(type, target.value)),
+      id, type: "text", placeholder: type === "tokens" ? W.ids : type === "biases" ? W.biases : "", ready,
+      oninput: ({ target }) => set(listOf(type, target.value)),
     });
   const hint = text || (isNumber && minimum !== undefined ? W.range(minimum, maximum) : "");
   return h("div", { class: "field", key: name }, h("label", { for: id }, name, hint && h("span", { class: "hint" }, ` ${hint}`)), control);
@@ -141,16 +159,23 @@ function listOf(type, text) {
   return text;
 }
 
+// The other way round: a parameter's value as a person writes it.
+function textOf(type, value) {
+  if (value === undefined) return "";
+  if (type === "tokens") return value.join(", ");
+  if (type === "biases") return Object.entries(value).map(([token, bias]) => `${token}: ${bias}`).join(", ");
+  return String(value);
+}
+
 function adder(chain, known, id) {
-  const add = (event) => {
-    const sampler = event.target.value;
-    if (sampler) chain.push({ sampler, values: {} });
+  const choose = (event) => {
+    if (event.target.value) add(chain, event.target.value, known);
     event.target.value = "";
     changed();
   };
   return h("div", { class: "line" },
     h("label", { class: "hidden", for: id("add") }, W.addSampler),
-    h("select", { id: id("add"), value: "", onchange: add },
+    h("select", { id: id("add"), value: "", onchange: choose },
       h("option", { key: "", value: "" }, `${W.addSampler} …`),
       [...known.keys()].sort().map((name) => h("option", { key: name, value: name }, name))));
 }

@@ -1,6 +1,7 @@
 // One answer: the request that asks for it, and what comes back, piece by piece.
 
 import { words } from "/page/words.js";
+import { state } from "/page/store.js";
 import { events, send } from "/page/server.js";
 import { readTokens } from "/page/tokens.js";
 
@@ -36,15 +37,20 @@ function answerMessages({ text, reasoning, calls }) {
   return [message, ...calls.map(({ id, result }) => ({ role: "tool", tool_call_id: id, content: result ?? "" }))];
 }
 
+// A model of which nothing is known yet is one of this server's own.
+function reportsLogprobs(id) {
+  const model = state.models.find((listed) => listed.id === id);
+  return model?.capabilities?.includes("logprobs") ?? true;
+}
+
 function bodyOf(settings, messages) {
   const body = {
     model: settings.model,
     messages,
     stream: true,
     stream_options: { include_usage: true },
-    logprobs: true,
-    top_logprobs: TOP,
   };
+  if (reportsLogprobs(settings.model)) Object.assign(body, { logprobs: true, top_logprobs: TOP });
   if (settings.maxTokens) body.max_tokens = Number(settings.maxTokens);
   const own = {};
   if (settings.adapter) {
@@ -66,10 +72,10 @@ function bodyOf(settings, messages) {
 export function toolsOf({ tools }) {
   if (!tools.trim()) return [];
   const list = JSON.parse(tools);
-  if (!Array.isArray(list)) throw new Error("[ … ]");
+  if (!Array.isArray(list)) throw new Error(words.chat.toolsNoList);
   return list.map((tool) => {
-    const known = tool.function ?? tool;
-    if (typeof known.name !== "string") throw new Error("name");
+    const known = tool?.function ?? tool;
+    if (typeof known?.name !== "string") throw new Error(words.chat.toolsNoName);
     return { type: "function", function: known };
   });
 }

@@ -61,7 +61,7 @@ function assistantTurn(answer, index, place, length) {
     h("div", { class: "turn-head" },
       h("b", null, answer.model),
       !isOpen && answer.text && navigator.clipboard && h("button", { type: "button", class: "small", onclick: () => copy(answer.text) }, W.copy),
-      !isRunning() && place === 0 && h("button", { type: "button", class: "small", onclick: () => regenerate(index) }, W.regenerate)),
+      !isRunning() && h("button", { type: "button", class: "small", onclick: () => regenerate(index, place) }, W.regenerate)),
     answer.reasoning && h("details", { class: "reasoning", key: "reasoning" },
       h("summary", null, answer.text || answer.calls.length > 0 || !isOpen ? W.reasoning : W.reasoningOpen),
       h("div", { class: "text" }, answer.reasoning)),

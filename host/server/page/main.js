@@ -3,7 +3,7 @@
 import { h, patch } from "/page/dom.js";
 import { words } from "/page/words.js";
 import { changed, dismiss, state, watch } from "/page/store.js";
-import { follow, forgetKey, key, login, readModels } from "/page/server.js";
+import { follow, forgetKey, key, login } from "/page/server.js";
 import { chartRow } from "/page/charts.js";
 import { modelList } from "/page/models.js";
 import { pluginList } from "/page/plugins.js";
@@ -26,7 +26,7 @@ let loginError = "";
 
 function current() {
   const name = location.hash.replace(/^#\/?/, "");
-  return name in views ? name : "";
+  return Object.hasOwn(views, name) ? name : "";
 }
 
 function render() {
@@ -37,7 +37,7 @@ function render() {
     h("a", { class: "skip", href: "#main", onclick: skip, key: "skip" }, words.skip),
     head(name, isOpen),
     h("main", { id: "main", tabindex: "-1", key: "main", class: name === "chat" && isOpen ? "wide" : "" },
-      state.key === null ? h("p", { class: "empty" }, words.waiting) : isOpen ? h("div", { key: name, class: "view" }, h("h1", { class: "hidden" }, views[name].title), views[name].show()) : loginForm()),
+      state.key === null ? h("p", { class: "empty" }, state.trouble || words.waiting) : isOpen ? h("div", { key: name, class: "view" }, h("h1", { class: "hidden" }, views[name].title), views[name].show()) : loginForm()),
     notices(),
   ]);
 }
@@ -96,8 +96,6 @@ async function submitKey(event) {
   if (loginError) {
     field.select();
     changed();
-  } else {
-    readModels();
   }
 }
 
@@ -118,6 +116,4 @@ addEventListener("hashchange", () => {
 setInterval(() => state.isLive && current() === "" && changed(), 1000);
 applyTheme();
 render();
-await login(key());
-if (state.key === "open") readModels();
 follow();

@@ -13,10 +13,14 @@ export function key() {
   return sessionStorage.getItem(KEY) ?? "";
 }
 
+// What stops the stream of events.
+let live = new AbortController();
+
+// Forgets the key, and what the server has told to whoever had it.
 export function forgetKey() {
+  live.abort();
   sessionStorage.removeItem(KEY);
-  state.key = "needed";
-  state.server = null;
+  Object.assign(state, { key: "needed", server: null, running: [], ended: [], samples: [], models: [] });
   changed();
 }
 
@@ -28,10 +32,9 @@ function headers(more = {}) {
 // Sends a request. A refused key leads back to the form; other errors have the server's message.
 export async function send(method, path, body, signal) {
   const options = { method, headers: headers(), signal, cache: "no-store" };
-  if (body !== undefined) {
-    options.headers = headers({ "content-type": "application/json" });
-    options.body = JSON.stringify(body);
-  }
+  // The server takes no POST of another type, as any page on the web could send one; one without a body has a type, too.
+  if (method === "POST") options.headers = headers({ "content-type": "application/json" });
+  if (body !== undefined) options.body = JSON.stringify(body);
   const response = await fetch(path, options);
   if (response.status === 401) {
     forgetKey();
@@ -50,30 +53,40 @@ async function messageOf(response) {
   }
 }
 
-// Tries a key, "" for none. Returns the server's words if it is refused.
+// Tries a key, "" for none. Returns why the page stays closed: the key is refused, or the server does not say so.
 export async function login(text) {
+  let own;
+  try {
+    own = new Headers(text ? { authorization: `Bearer ${text}` } : {});
+  } catch {
+    // No header can have such characters, so no key has them.
+    return refused();
+  }
   let response;
   try {
-    const own = text ? { authorization: `Bearer ${text}` } : {};
     response = await fetch("/v1/usage", { headers: own, cache: "no-store" });
   } catch {
     return words.unreachable;
   }
-  if (!response.ok) {
-    state.key = "needed";
-    changed();
-    return response.status === 401 ? words.login.wrong : await messageOf(response);
-  }
+  if (response.status === 401) return refused();
+  if (!response.ok) return messageOf(response);
   if (text) sessionStorage.setItem(KEY, text);
   state.key = "open";
   changed();
+  readModels();
   return "";
 }
 
-export async function readModels() {
+function refused() {
+  state.key = "needed";
+  changed();
+  return words.login.wrong;
+}
+
+async function readModels() {
   try {
     const list = await (await send("GET", "/v1/models")).json();
-    state.models = list.data;
+    if (state.key === "open") state.models = list.data;
     changed();
   } catch {
     // The stream of events tells whether the server is there.
@@ -105,15 +118,26 @@ export async function* events(body) {
 // Follows the server's events for as long as the page is open and the key is right.
 export async function follow() {
   for (;;) {
+    if (state.key === null) {
+      state.trouble = await login(key());
+      changed();
+    }
     if (state.key === "open") {
+      live = new AbortController();
+      const { signal } = live;
       try {
-        const response = await send("GET", "/v1/live");
+        const response = await send("GET", "/v1/live", undefined, signal);
         state.isLive = true;
         state.ended = [];
         changed();
-        for await (const event of events(response.body)) take(event.name, JSON.parse(event.data));
+        for await (const event of events(response.body)) {
+          // The key may be forgotten between two events that came together.
+          if (signal.aborted) break;
+          take(event.name, JSON.parse(event.data));
+        }
       } catch {
-        // Told by the sign in the header.
+        // Told by the sign in the header. The server need not go on writing what nobody reads.
+        live.abort();
       }
       state.isLive = false;
       changed();

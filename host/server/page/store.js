@@ -3,6 +3,8 @@
 export const state = {
   // null before the first answer, "open" or "needed" afterwards.
   key: null,
+  // Why there is no answer yet.
+  trouble: "",
   isLive: false,
   server: null,
   running: [],

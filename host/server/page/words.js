@@ -219,6 +219,8 @@ export const words = {
     toolsHint: "A JSON list of functions, each with name, description and parameters as a JSON schema.",
     toolsExample: "Insert an example",
     toolsWrong: (why) => `Not a list of functions: ${why}`,
+    toolsNoList: "the text is no JSON list",
+    toolsNoName: "a function has no name",
     toolChoice: "Calls",
     toolChoices: { auto: "as the model decides", required: "required", none: "none" },
     message: "Message",

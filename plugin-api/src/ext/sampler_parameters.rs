@@ -1,7 +1,8 @@
 //! `draft/sampler-parameters/1`, of a plugin as a whole: what its samplers do and which parameters they read, so that an
 //! interface can offer them and a person need not look for documentation.
 //!
-//! A description is a JSON object of at most [`DESCRIPTION_BYTES_MAX`] bytes; unknown members are ignored:
+//! A description is a JSON object of at most [`DESCRIPTION_BYTES_MAX`] bytes. All members may be left out and unknown ones are
+//! ignored; a plugin with one of another type is refused:
 //!
 //! | member | value |
 //! |---|---|

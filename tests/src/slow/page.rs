@@ -1,6 +1,6 @@
 //! The page in a real browser: Debian's Chromium, driven by playwright-core from npm, against the real program
 //! (`tests/clients/with_browser.mjs`). Without a browser or the packages the test skips itself with a line that says so;
-//! `PENSIEVE_REQUIRE_CLIENTS=1` makes that a failure.
+//! `PENSIEVE_REQUIRE_BROWSER=1` and `PENSIEVE_REQUIRE_CLIENTS=1` make that a failure.
 //!
 //! `PENSIEVE_SCREENSHOTS=docs/page` writes the pictures of the documentation anew.
 
@@ -58,7 +58,11 @@ fn no_model_may_have_a_name_with_markup() {
 
 #[test]
 fn the_page_works_in_a_browser() {
-    let Some(browser) = browser() else { return skip(TABLE, "there is no Chromium") };
+    let Some(browser) = browser() else {
+        let is_required = env::var_os("PENSIEVE_REQUIRE_BROWSER").is_some_and(|value| value == "1");
+        assert!(!is_required, "PENSIEVE_REQUIRE_BROWSER=1, but there is no Chromium");
+        return println!("skipped {TABLE}: there is no Chromium");
+    };
     let packages = match installed("browser", "browser/package.json", install_node) {
         Ok(packages) => packages,
         Err(why) => return skip(TABLE, &why),

@@ -70,6 +70,17 @@ pub(crate) struct Prompt {
     outline: Outline,
     /// When it had been computed, so that its blocks were in the cache.
     computed: OnceLock<Instant>,
+    /// The computed prompt whose place it has taken, which counts until this one is computed: its client may go before.
+    earlier: OnceLock<Earlier>,
+}
+
+/// A prompt that has been computed and then replaced by another.
+#[derive(Debug)]
+struct Earlier {
+    /// Tokens that the two begin with.
+    common: usize,
+    computed: Instant,
+    relation: Relation,
 }
 
 /// The parts of a prompt, as hashes.
@@ -154,6 +165,9 @@ impl PromptHistory {
         let comparison = compare(&prompts, prompt, vocabulary);
         if let Some(replaced) = comparison.1 {
             prompts.remove(replaced);
+            if let (common, Some(computed), relation) = comparison.0.basis(0) {
+                let _ = prompt.earlier.set(Earlier { common, computed, relation: relation.clone() });
+            }
         }
         prompts.push_back(prompt.clone());
         let mut tokens: usize = prompts.iter().map(|prompt| prompt.tokens.len()).sum();
@@ -293,6 +307,7 @@ impl Prompt {
             images: job.media.iter().map(|item| (item.start, item.digest)).collect(),
             outline,
             computed: OnceLock::new(),
+            earlier: OnceLock::new(),
         }
     }
 
@@ -328,16 +343,16 @@ fn excerpt(tokens: &[u32], start: usize, vocabulary: &Vocabulary) -> String {
 impl Comparison {
     /// The reason why only the first `reused` tokens were found; `None` if nothing was lost.
     pub(crate) fn miss(&self, reused: u32, losses: Losses) -> Option<CacheMiss> {
-        let is_lost = (reused as usize) + LOSS_MIN < self.common;
-        let computed = self.other.as_ref().and_then(|other| other.computed.get().copied());
-        match &self.relation {
+        let (common, computed, relation) = self.basis(reused as usize);
+        let is_lost = (reused as usize) + LOSS_MIN < common;
+        match relation {
             _ if self.prompt.tokens.len() < reused as usize + LOSS_MIN => None,
             Relation::Continues => {
                 let computed = computed.filter(|_| is_lost)?;
                 Some(self.loss(reused, computed, losses))
             }
             // More than of any prompt that is remembered.
-            Relation::Differs(_) if reused as usize >= self.common + LOSS_MIN => None,
+            Relation::Differs(_) if reused as usize >= common + LOSS_MIN => None,
             // Before the place where they differ, something else has happened.
             Relation::Differs(miss) => match computed.filter(|_| is_lost) {
                 Some(computed) if losses.eviction.is_some() || losses.departed_after(computed).is_some() => {
@@ -345,6 +360,22 @@ impl Comparison {
                 }
                 _ => Some(miss.clone()),
             },
+        }
+    }
+
+    /// The tokens in common with the closest earlier prompt, when it had been computed, and the relation to it. If it never
+    /// was, and no more of it was `reused`, the computed one whose place it has taken stands for it.
+    fn basis(&self, reused: usize) -> (usize, Option<Instant>, &Relation) {
+        let other = self.other.as_ref();
+        let computed = other.and_then(|other| other.computed.get().copied());
+        match other.and_then(|other| other.earlier.get()).filter(|_| computed.is_none()) {
+            None => (self.common, computed, &self.relation),
+            Some(Earlier { common, computed, relation })
+                if *common < self.common && reused + LOSS_MIN < self.common =>
+            {
+                (*common, Some(*computed), relation)
+            }
+            Some(earlier) => (self.common, Some(earlier.computed), &self.relation),
         }
     }
 

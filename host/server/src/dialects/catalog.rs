@@ -33,8 +33,8 @@ pub(super) struct ListedModel {
     pub(super) target: Option<Target>,
     /// The longest sequence in tokens, if it is known.
     pub(super) context: Option<u32>,
-    /// For a model that an upstream computes, whether it reads images.
-    pub(super) upstream_images: Option<bool>,
+    /// What a model can do that an upstream computes.
+    pub(super) upstream_capabilities: Option<Vec<&'static str>>,
     /// The memory that it has needed so far.
     pub(super) measured: Option<u64>,
     /// It has no chat template.
@@ -57,16 +57,22 @@ pub(super) async fn find(chats: &Chats, id: &str) -> Result<ListedModel, ApiErro
 async fn entry(chats: &Chats, Listed { id, source }: Listed) -> ListedModel {
     if let Ok(Some(elsewhere)) = chats.fleet().elsewhere(&id) {
         let upstreams = chats.upstreams();
-        let asked = async { (upstreams.context(&elsewhere).await, upstreams.reads_images(&elsewhere).await) };
-        let (context, images) = timeout(CARD_TIMEOUT, asked).await.unwrap_or_default();
-        let upstream_images = Some(images);
+        let asked = async {
+            let (images, logprobs) =
+                (upstreams.reads_images(&elsewhere).await, upstreams.gives_logprobs(&elsewhere).await);
+            (upstreams.context(&elsewhere).await, images, logprobs)
+        };
+        let (context, images, logprobs) = timeout(CARD_TIMEOUT, asked).await.unwrap_or_default();
+        let more = [images.then_some("vision"), logprobs.then_some("logprobs")];
+        let upstream_capabilities =
+            Some(["completion", "tools"].into_iter().chain(more.into_iter().flatten()).collect());
         return ListedModel {
             id,
             source,
             modified: None,
             target: None,
             context,
-            upstream_images,
+            upstream_capabilities,
             measured: None,
             is_base: false,
         };
@@ -75,7 +81,7 @@ async fn entry(chats: &Chats, Listed { id, source }: Listed) -> ListedModel {
     let measured = if target.is_some() { chats.fleet().measured(&id).await.ok().flatten() } else { None };
     let is_base = target.as_ref().is_some_and(|target| target.card.chat_template.is_none());
     let (context, modified) = (target.as_ref().map(|target| target.context), modified(&source));
-    ListedModel { target, context, modified, id, source, upstream_images: None, measured, is_base }
+    ListedModel { target, context, modified, id, source, upstream_capabilities: None, measured, is_base }
 }
 
 /// Modification time of the weights.
@@ -160,9 +166,8 @@ fn openai_entry(entry: &ListedModel) -> Value {
     }
     if let Some(target) = &entry.target {
         value["capabilities"] = capabilities(target).into();
-    } else if let Some(images) = entry.upstream_images {
-        let words = if images { vec!["completion", "tools", "vision"] } else { vec!["completion", "tools"] };
-        value["capabilities"] = words.into();
+    } else if let Some(words) = &entry.upstream_capabilities {
+        value["capabilities"] = words.clone().into();
     }
     if let Some(bytes) = entry.measured {
         value["measured_bytes"] = bytes.into();
@@ -178,6 +183,7 @@ pub(super) fn capabilities(target: &Target) -> Vec<&'static str> {
         _ => vec!["completion", "tools"],
     };
     words.extend(reads_images(target).then_some("vision"));
+    words.extend(words.contains(&"completion").then_some("logprobs"));
     words
 }
 
@@ -220,7 +226,8 @@ fn codex_entry(entry: &ListedModel, index: usize) -> Value {
     if let Some(context) = entry.context {
         value["context_window"] = context.into();
     }
-    if entry.upstream_images.unwrap_or_else(|| entry.target.as_ref().is_some_and(reads_images)) {
+    let upstream_images = entry.upstream_capabilities.as_ref().map(|words| words.contains(&"vision"));
+    if upstream_images.unwrap_or_else(|| entry.target.as_ref().is_some_and(reads_images)) {
         value["input_modalities"] = json!(["text", "image"]);
     }
     value
@@ -243,7 +250,7 @@ mod tests {
             modified: modified(source),
             target: None,
             context: None,
-            upstream_images: None,
+            upstream_capabilities: None,
             measured: None,
             is_base: false,
         }

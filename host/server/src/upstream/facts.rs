@@ -16,6 +16,8 @@ pub(super) struct Facts {
     /// The longest sequence in tokens, if it is known.
     pub(super) context: Option<u32>,
     pub(super) images: bool,
+    /// It reports log-probabilities.
+    pub(super) logprobs: bool,
 }
 
 /// Asks one server. What the configuration says is not asked for.
@@ -72,16 +74,20 @@ fn read(list: &Value, model: &str, kind: UpstreamKind) -> Facts {
     let entry = all.iter().find(|entry| entry["id"] == model).or(all.first()).unwrap_or(&Value::Null);
     let names = ["max_model_len", "context_length", "context_window", "max_input_tokens"];
     let context = names.iter().find_map(|name| number(&entry[*name])).or_else(|| number(&entry["meta"]["n_ctx_train"]));
+    let words = entry["capabilities"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let lists = |word: &str| words.iter().any(|listed| listed == word);
     let images = match kind {
-        UpstreamKind::Pensieve => {
-            let words = entry["capabilities"].as_array().map(Vec::as_slice).unwrap_or_default();
-            words.iter().any(|word| word == "vision")
-        }
+        UpstreamKind::Pensieve => lists("vision"),
         UpstreamKind::LlamaCpp => false,
         // They do not say it; one that does not read them refuses them.
         _ => true,
     };
-    Facts { kind, context, images }
+    let logprobs = match kind {
+        UpstreamKind::Pensieve => lists("logprobs"),
+        UpstreamKind::Anthropic => false,
+        _ => true,
+    };
+    Facts { kind, context, images, logprobs }
 }
 
 fn number(value: &Value) -> Option<u32> {
@@ -95,21 +101,23 @@ mod tests {
 
     #[test]
     fn the_list_of_models_says_what_a_server_is() {
-        let check = |entry: Value, kind, context, images| {
+        let check = |entry: Value, kind, context, images, logprobs| {
             let list = json!({ "object": "list", "data": [entry] });
             assert_eq!(kind_of(&list), kind);
-            assert_eq!(read(&list, "m", kind), Facts { kind, context, images });
+            assert_eq!(read(&list, "m", kind), Facts { kind, context, images, logprobs });
         };
         let vllm = json!({"id": "m", "owned_by": "vllm", "max_model_len": 2048});
-        check(vllm, UpstreamKind::Vllm, Some(2048), true);
+        check(vllm, UpstreamKind::Vllm, Some(2048), true, true);
         let pensieve = json!({"id": "m", "owned_by": "pensieve", "context_length": 512, "capabilities": ["tools"]});
-        check(pensieve, UpstreamKind::Pensieve, Some(512), false);
+        check(pensieve, UpstreamKind::Pensieve, Some(512), false, false);
+        let pensieve = json!({"id": "m", "owned_by": "pensieve", "capabilities": ["tools", "vision", "logprobs"]});
+        check(pensieve, UpstreamKind::Pensieve, None, true, true);
         let llama = json!({"id": "m", "owned_by": "llamacpp", "meta": {"n_ctx_train": 4096}});
-        check(llama, UpstreamKind::LlamaCpp, Some(4096), false);
-        check(json!({"id": "m", "owned_by": "library"}), UpstreamKind::Ollama, None, true);
+        check(llama, UpstreamKind::LlamaCpp, Some(4096), false, true);
+        check(json!({"id": "m", "owned_by": "library"}), UpstreamKind::Ollama, None, true, true);
         let anthropic = json!({"id": "m", "type": "model", "display_name": "M"});
-        check(anthropic, UpstreamKind::Anthropic, None, true);
-        check(json!({"id": "m", "owned_by": "system"}), UpstreamKind::OpenAi, None, true);
-        check(Value::Null, UpstreamKind::OpenAi, None, true);
+        check(anthropic, UpstreamKind::Anthropic, None, true, false);
+        check(json!({"id": "m", "owned_by": "system"}), UpstreamKind::OpenAi, None, true, true);
+        check(Value::Null, UpstreamKind::OpenAi, None, true, true);
     }
 }

@@ -141,6 +141,14 @@ impl Upstreams {
         }
     }
 
+    /// Whether the servers report log-probabilities.
+    pub async fn gives_logprobs(&self, elsewhere: &Elsewhere) -> bool {
+        match self.remote(elsewhere) {
+            Ok(remote) => remote.facts().await.is_ok_and(|facts| facts.logprobs),
+            Err(_) => false,
+        }
+    }
+
     /// The servers that have been used so far.
     pub fn states(&self) -> Vec<UpstreamState> {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -53,6 +53,26 @@ mod tests {
         for text in ["[]", "{", "1"] {
             assert!(described(text).expect_err(text).contains("not a JSON object"), "{text}");
         }
+        let n = |more: &str| format!(r#"{{"parameters": [{{"name": "n", "type": "integer"{more}}}]}}"#);
+        for (text, wrong) in [
+            (r#"{"text": 1}"#.to_owned(), "'text' is not a text"),
+            (r#"{"picks": "yes"}"#.to_owned(), "'picks' is neither true nor false"),
+            (r#"{"parameters": {"n": 1}}"#.to_owned(), "'parameters' is not a list"),
+            (r#"{"parameters": [1]}"#.to_owned(), "parameter 0 is not an object with the texts 'name' and 'type'"),
+            (r#"{"parameters": [{"name": "n"}]}"#.to_owned(), "parameter 0 is not an object with the texts"),
+            (n(r#", "text": []"#), "the 'text' of parameter 'n' is not a text"),
+            (n(r#", "minimum": "0""#), "the 'minimum' of parameter 'n' is not a number"),
+            (n(r#", "default": null"#), "the 'default' of parameter 'n' is not a number"),
+        ] {
+            let refused = read(&manifest(), Some(|_| Ok(text.clone()))).expect_err(&text);
+            assert!(
+                refused.contains("in the description of sampler 'top_k', ") && refused.contains(wrong),
+                "{refused}"
+            );
+        }
+        for text in ["{}".to_owned(), n(r#", "minimum": 0, "maximum": 9, "default": 4, "text": "a", "more": []"#)] {
+            assert!(read(&manifest(), Some(|_| Ok(text.clone()))).is_ok(), "{text}");
+        }
         let failing = read(&manifest(), Some(|_| Err("a defect".to_owned())));
         assert_eq!(failing.expect_err("a defect"), "a defect");
     }

@@ -107,6 +107,36 @@ fn a_conversation_that_goes_on_needs_no_reason() {
     assert_eq!((evicted.kind, evicted.at_token), (MissKind::Evicted, 16));
 }
 
+/// Of requests that are cancelled before their first token.
+#[test]
+fn a_prompt_that_was_never_computed_hides_no_earlier_one() {
+    let eviction = Eviction { ago: Duration::from_secs(1), by: EvictedBy::OtherClient };
+    let evicted = || Losses { eviction: Some(eviction.clone()), departure: None };
+    let turns = [long("question"), long("reply"), long("more"), long("and more")];
+    let at = |time: &str, count: usize| {
+        let turns = turns[..count].to_vec();
+        Asked { turns, ..Asked::new(&format!("The time is {time} now.\n{}", long("system")), &[]) }
+    };
+    let bench = Bench::new();
+    bench.ask(&at("12:00", 1));
+    let computed = bench.start(&at("12:00", 2)).common as u32;
+    bench.start(&at("12:00", 3));
+    let next = bench.start(&at("12:00", 4));
+    assert_eq!(next.miss(computed, Losses::default()), None, "all that was computed is found");
+    assert_eq!(next.miss(16, evicted()).unwrap().kind, MissKind::Evicted);
+    // What had changed before the cancelled request is still why nothing of it is found.
+    let bench = Bench::new();
+    bench.ask(&at("12:00", 2));
+    let changed = bench.start(&at("12:01", 2)).common as u32;
+    let next = bench.start(&at("12:01", 4));
+    let miss = next.miss(changed, Losses::default()).unwrap();
+    assert_eq!(
+        (miss.kind, miss.at_token, miss.text.as_str()),
+        (MissKind::ChangedSystem, changed, "The time is 12:01 now.")
+    );
+    assert_eq!(next.miss(next.common as u32, Losses::default()), None, "unless it was computed in part");
+}
+
 #[test]
 fn a_changed_part_is_named() {
     let at = |time: &str| format!("Be kind.\nThe time is {time} now.\n{}", long("system"));

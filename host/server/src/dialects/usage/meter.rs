@@ -8,7 +8,7 @@ use std::{
 use tracing::Span;
 
 use super::{
-    LastAnswer, lock,
+    LastAnswer,
     reading::Reading,
     record::{End, Record},
 };
@@ -182,7 +182,6 @@ impl Drop for Meter {
             self.usage = Usage { prompt, reused, generated: self.record.generated };
             self.end("cancelled", None, 0.0);
         }
-        lock(&self.shared.usage.running).remove(&self.number);
     }
 }
 

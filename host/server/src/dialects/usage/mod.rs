@@ -42,6 +42,8 @@ pub(crate) struct UsageBoard {
     answers: Mutex<LruCache<(u64, String), LastAnswer>>,
     /// By the order in which they came.
     running: Mutex<BTreeMap<u64, Record>>,
+    /// Number of the next request. No number is used twice, as the end of one request must not touch another.
+    next: AtomicU64,
     /// Oldest first.
     ended: Mutex<VecDeque<Record>>,
     /// Counts changes, so that a reader can tell whether there is something new.
@@ -53,6 +55,7 @@ impl Default for UsageBoard {
         Self {
             answers: Mutex::new(LruCache::new(ENTRIES_MAX)),
             running: Mutex::default(),
+            next: AtomicU64::default(),
             ended: Mutex::default(),
             changes: AtomicU64::default(),
         }
@@ -71,7 +74,7 @@ impl UsageBoard {
     fn begin(&self, record: Record) -> u64 {
         self.changed();
         let mut all = lock(&self.running);
-        let number = all.last_key_value().map_or(0, |(last, _)| last + 1);
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
         all.insert(number, record);
         number
     }
@@ -272,6 +275,19 @@ mod tests {
         assert_eq!(running(1)[1]["state"], "writing");
         assert_eq!(running(3), Vec::<Value>::new());
         assert_eq!((board.prompt_of("req_30"), board.prompt_of("req_31")), (Some((30, 5)), None));
+    }
+
+    #[test]
+    fn the_end_of_a_request_leaves_later_ones_alone() {
+        let board = UsageBoard::default();
+        let first = board.begin(record(1, 10));
+        board.end(first, ended(1, 10));
+        let second = board.begin(record(1, 20));
+        assert_ne!(first, second);
+        board.update(first, &Record { generated: 3, ..record(1, 10) });
+        board.end(first, ended(1, 10));
+        let running = board.running_of(1);
+        assert_eq!((running.len(), &running[0]["input_tokens"], &running[0]["pieces"]), (1, &json!(20), &json!(0)));
     }
 
     #[test]
