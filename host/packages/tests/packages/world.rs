@@ -80,8 +80,24 @@ impl World {
     }
 
     pub fn settings(&self) -> Settings {
-        let location = self.index().to_string_lossy().into_owned();
-        Settings { indexes: vec![IndexSource { location, key: None }], ..Settings::default() }
+        self.settings_of(&[&self.index()])
+    }
+
+    pub fn settings_of(&self, indexes: &[&Path]) -> Settings {
+        let source = |folder: &&Path| IndexSource { location: folder.to_string_lossy().into_owned(), key: None };
+        Settings { indexes: indexes.iter().map(source).collect(), ..Settings::default() }
+    }
+
+    /// Another index, with a key of its own and these packages.
+    pub fn other_index(&self, packages: &[&Path]) -> PathBuf {
+        let (folder, key) = (self.root().join("other-index"), SecretKey::generate().unwrap());
+        let valid_for = SignedDuration::from_hours(HOURS);
+        fs::create_dir(&folder).unwrap();
+        create_index(&folder, &NewIndex { name: "other".into(), valid_for }, &key, *self.now.borrow()).unwrap();
+        for package in packages {
+            publish(&folder, Some(package), &[], (&key, valid_for, *self.now.borrow(), false)).unwrap();
+        }
+        folder
     }
 
     pub fn store(&self) -> Store<'_> {
