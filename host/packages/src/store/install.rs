@@ -20,7 +20,7 @@ impl Store<'_> {
         let release = chosen.release;
         let publisher = &release.manifest.publisher;
         self.allow_listed(publisher, chosen.keys(publisher))?;
-        let file = self.package(chosen.location, &release.package, &release.sha256)?;
+        let file = self.package(chosen.location, release)?;
         let package = Package::open(file.path())?;
         if *package.manifest() != release.manifest {
             let message = format!("'{}' has another manifest than its index lists", release.package);
@@ -54,18 +54,23 @@ impl Store<'_> {
         Ok(added)
     }
 
-    /// Installs a package of the lock again.
+    /// Installs a package of the lock again: the same file, wherever it comes from.
     pub(super) fn reinstall(&mut self, locked: &Locked) -> Result<Added> {
+        if !self.settings.publishers.is_empty() {
+            // They may have changed since it was added.
+            self.allow_configured(&locked.publisher)?;
+        }
         let kept = self.kept(&locked.sha256);
-        let (name, version) = (locked.name.clone(), Some(locked.version.clone()));
         if digest::of_file(&kept).is_ok_and(|(found, _)| found == locked.sha256) {
             let package = Package::open(&kept)?;
             return self.install(&package, &locked.sha256, (&locked.source, locked.is_indexed), &[]);
         }
-        match locked.is_indexed {
-            true => self.add(&Request::Named { name, version }),
-            false => self.add(&Request::parse(&locked.source)?),
+        if locked.is_indexed {
+            let (name, version) = (locked.name.clone(), Some(locked.version.clone()));
+            return self.add(&Request::Named { name, version });
         }
+        let file = self.locked_package(locked)?;
+        self.install_unlisted(file.path(), &locked.source)
     }
 
     /// Verifies, extracts and inspects, and only then changes the plugin folder and the lock. `listed` are the publisher's

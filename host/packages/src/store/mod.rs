@@ -18,7 +18,8 @@ use semver::Version;
 
 use crate::{
     Index, Lock, Locked, PackageError, PackageErrorKind, PackageManifest, PublicKey, Publisher, Release, Trust,
-    error::Result, index::no_such_plugin,
+    error::Result,
+    index::{PACKAGE_BYTES_MAX, no_such_plugin},
 };
 
 /// The parts of the program that a store uses.
@@ -176,7 +177,7 @@ impl<'a> Store<'a> {
                 self.install_unlisted(path, &source.to_string_lossy())
             }
             Request::Url(url) => {
-                let package = self.download(url, None)?;
+                let package = self.download(url, PACKAGE_BYTES_MAX)?;
                 self.install_unlisted(package.path(), url)
             }
             Request::Named { name, version } => {

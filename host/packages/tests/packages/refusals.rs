@@ -273,6 +273,58 @@ fn a_key_is_followed_by_one_that_the_plugins_own_index_lists_or_the_user_names()
 }
 
 #[test]
+fn a_package_of_the_lock_is_installed_again_only_if_it_is_the_same_file() {
+    let url = "https://example.org/granite.pensieve";
+    for is_url in [true, false] {
+        let world = World::new();
+        let path = world.root().join("granite.pensieve");
+        let put = |version: &str| {
+            let package = fs::read(world.package(&manifest("granite", version))).unwrap();
+            fs::write(&path, &package).unwrap();
+            world.web.borrow_mut().insert(url.into(), package);
+        };
+        put("1.0.0");
+        let first = world.web.borrow()[url].clone();
+        let request = if is_url { Request::parse(url).unwrap() } else { Request::File(path.clone()) };
+        let added = world.store().add(&request).unwrap();
+        // Another machine, which has the lock alone.
+        fs::remove_dir_all(world.home().join("plugins")).unwrap();
+        fs::remove_dir_all(world.home().join("cache")).unwrap();
+        put("2.0.0");
+        let error = world.store().restore().unwrap_err();
+        assert_eq!(error.kind, Damaged, "{error}");
+        assert!(error.to_string().contains("is not the file that plugins.lock lists"), "{error}");
+        assert!(!added.file.exists());
+        fs::write(&path, &first).unwrap();
+        world.web.borrow_mut().insert(url.into(), first);
+        assert_eq!(world.store().restore().unwrap()[0].locked, added.locked);
+
+        // With trusted publishers by now, of whom its publisher is none, the cache does not help.
+        fs::remove_file(&added.file).unwrap();
+        let bob = SecretKey::generate().unwrap().public();
+        let settings = Settings { publishers: [("bob".to_owned(), bob)].into(), ..world.settings() };
+        let error = Store::open(world.host(), settings, &world).unwrap().restore().unwrap_err();
+        assert!(error.to_string().contains("not among plugins.publishers"), "{error}");
+        assert!(!added.file.exists());
+    }
+}
+
+#[test]
+fn no_more_of_a_package_is_fetched_than_its_index_says_that_it_has() {
+    let world = World::new();
+    world.publish(&manifest("granite", "1.0.0"));
+    let url = "https://example.org/granite.pensieve";
+    let mut package = fs::read(world.index().join("granite-1.0.0.pensieve")).unwrap();
+    set_index(&world, |value| value["plugins"]["granite"][0]["package"] = url.into());
+    package.push(0);
+    world.web.borrow_mut().insert(url.into(), package.clone());
+    refused(&world, &Request::parse("granite").unwrap(), Damaged, "it is too large");
+    package.pop();
+    world.web.borrow_mut().insert(url.into(), package);
+    world.store().add(&Request::parse("granite").unwrap()).unwrap();
+}
+
+#[test]
 fn an_index_that_is_old_changed_or_foreign_is_refused() {
     let world = World::new();
     let granite = Request::parse("granite").unwrap();
