@@ -13,7 +13,7 @@ use crate::{
     index::{INDEX, INDEX_BYTES_MAX, INDEX_KEY, INDEX_SIGNATURE, PACKAGE_BYTES_MAX},
     installed,
     signature::SIGNATURE_BYTES_MAX,
-    state_file,
+    state_file::{self, PRIVATE},
 };
 
 /// A package's file: in the cache, where the user has it, or to be removed.
@@ -61,7 +61,7 @@ impl Store<'_> {
             if is_fresh {
                 self.trust.see(&source.location, &key, &index, &bytes)?;
                 self.trust.write(&self.host.home)?;
-                state_file::replace(&self.cache_of(&source.location), &bytes)?;
+                state_file::replace(&self.cache_of(&source.location), &bytes, PRIVATE)?;
             }
             indexes.push(Read { location: source.location, index });
         }
@@ -166,10 +166,8 @@ impl Store<'_> {
     /// Keeps a package that was installed, for later and for work without a network.
     pub(super) fn keep(&self, package: &Path, sha256: &Sha256Hex) {
         let kept = self.kept(sha256);
-        if kept != package && !kept.exists() {
-            let copied = kept.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| fs::copy(package, &kept));
-            if let Err(error) = copied {
-                let _ = fs::remove_file(&kept);
+        if kept != package && !PackageFile::Kept(kept.clone()).is(sha256).unwrap_or(false) {
+            if let Err(error) = state_file::copy(package, &kept, sha256, PRIVATE) {
                 self.environment.say(&format!("the package was installed, but not kept for later: {error}"));
             }
         }

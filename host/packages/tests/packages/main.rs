@@ -8,7 +8,10 @@ mod world;
 
 use pensieve_packages::{Installed, Lock, PackageErrorKind, Request, Sha256Hex, Trust, Update, suggestions};
 use pensieve_protocol::checkpoint::CheckpointName;
-use std::fs;
+use std::{
+    fs,
+    os::unix::fs::{MetadataExt, PermissionsExt},
+};
 use world::{World, manifest};
 
 #[test]
@@ -111,6 +114,25 @@ fn a_server_learns_which_libraries_are_locked_and_which_are_revoked() {
     world.publish(&manifest("granite", "1.1.0"));
     world.store().update(&[]).unwrap();
     assert_eq!(Installed::read(&world.home()).unwrap().revoked(own.as_str()), Some("wrong results"));
+}
+
+#[test]
+fn an_index_can_be_served_by_others_and_what_this_machine_trusts_is_the_users() {
+    let world = World::new();
+    // Of a run that was interrupted while it copied.
+    let package = world.index().join("granite-1.0.0.pensieve");
+    fs::write(&package, "the first bytes").unwrap();
+    world.publish(&manifest("granite", "1.0.0"));
+    world.store().add(&Request::parse("granite").unwrap()).unwrap();
+    let mode = |path: std::path::PathBuf| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    for name in ["index.json", "index.json.minisig", "index.pub", "granite-1.0.0.pensieve"] {
+        assert_eq!(mode(world.index().join(name)), 0o644, "{name}");
+    }
+    assert_eq!(mode(Trust::path(&world.home())), 0o600);
+    // A file that is whole stays, so that a folder can publish what lies in it.
+    let before = fs::metadata(&package).unwrap().ino();
+    world.change(Some(&package), &[]);
+    assert_eq!(fs::metadata(&package).unwrap().ino(), before);
 }
 
 #[test]
