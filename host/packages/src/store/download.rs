@@ -83,7 +83,15 @@ impl Store<'_> {
         Ok(key)
     }
 
+    /// Between its two files the index may be replaced, so a pair that does not fit is read once more.
     fn fetch_index(&self, location: &str, key: &PublicKey) -> Result<Vec<u8>> {
+        match self.fetch_pair(location, key) {
+            Err(error) if error.kind == PackageErrorKind::Untrusted => self.fetch_pair(location, key),
+            read => read,
+        }
+    }
+
+    fn fetch_pair(&self, location: &str, key: &PublicKey) -> Result<Vec<u8>> {
         let bytes = self.read(location, INDEX, INDEX_BYTES_MAX)?;
         let signature = self.read(location, INDEX_SIGNATURE, SIGNATURE_BYTES_MAX)?;
         let signature = String::from_utf8_lossy(&signature);

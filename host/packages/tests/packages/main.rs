@@ -6,9 +6,10 @@
 mod refusals;
 mod world;
 
-use pensieve_packages::{Installed, Lock, PackageErrorKind, Request, Sha256Hex, Trust, Update, suggestions};
+use pensieve_packages::{Installed, Lock, PackageErrorKind, Request, Sha256Hex, Store, Trust, Update, suggestions};
 use pensieve_protocol::checkpoint::CheckpointName;
 use std::{
+    collections::BTreeMap,
     fs,
     os::unix::fs::{MetadataExt, PermissionsExt},
 };
@@ -133,6 +134,26 @@ fn an_index_can_be_served_by_others_and_what_this_machine_trusts_is_the_users() 
     let before = fs::metadata(&package).unwrap().ino();
     world.change(Some(&package), &[]);
     assert_eq!(fs::metadata(&package).unwrap().ino(), before);
+}
+
+#[test]
+fn an_index_that_changes_while_it_is_read_is_read_again() {
+    let world = World::new();
+    let location = "https://example.org/index";
+    let put = |files: &mut BTreeMap<String, Vec<u8>>| {
+        for entry in fs::read_dir(world.index()).unwrap().map(Result::unwrap) {
+            let url = format!("{location}/{}", entry.file_name().display());
+            files.insert(url, fs::read(entry.path()).unwrap());
+        }
+    };
+    put(&mut world.stale.borrow_mut());
+    world.stale.borrow_mut().retain(|url, _| url.ends_with("index.json"));
+    world.publish(&manifest("granite", "1.0.0"));
+    put(&mut world.web.borrow_mut());
+    let settings = world.settings_of(&[location.as_ref()]);
+    let mut store = Store::open(world.host(), settings, &world).unwrap();
+    assert_eq!(store.search(&[]).unwrap().len(), 1);
+    assert!(world.stale.borrow().is_empty());
 }
 
 #[test]
