@@ -159,13 +159,13 @@ impl Store<'_> {
             let why = format!("needs Pensieve {} or newer, and this is {}", manifest.minimum_host, host.version);
             return Err(unfit(why).help("update Pensieve"));
         }
-        let variants = host.variants.iter();
-        let mut fitting = variants.filter_map(|variant| {
+        let variants = self.variants(name);
+        let mut fitting = variants.iter().filter_map(|variant| {
             manifest.artifacts.iter().find(|artifact| artifact.target == host.target && artifact.variant == *variant)
         });
         let Some(artifact) = fitting.next() else {
             let has: Vec<String> = manifest.artifacts.iter().map(ToString::to_string).collect();
-            let why = format!("has no library for {} ({})", host.target, host.variants.join(", "));
+            let why = format!("has no library for {} ({})", host.target, variants.join(", "));
             return Err(unfit(why).help(format!("it has {}", has.join(", "))));
         };
         match self.trust.revocation(artifact.sha256.as_str()) {
@@ -175,6 +175,19 @@ impl Store<'_> {
             ))),
             None => Ok(artifact),
         }
+    }
+
+    /// Variants to look for, in order: the one that is asked for, or else the one that the plugin has here, and the best ones.
+    fn variants(&self, name: &str) -> Vec<String> {
+        let host = &self.host;
+        if let Some(variant) = &host.variant {
+            return vec![variant.clone()];
+        }
+        // A lock of another machine may have one that does not run here.
+        let runs = |locked: &&Locked| host.variants.contains(&locked.variant) || self.is_installed(locked);
+        let own = self.lock.find(name).filter(runs).map(|locked| locked.variant.clone());
+        let others: Vec<String> = host.variants.iter().filter(|other| own.as_ref() != Some(other)).cloned().collect();
+        own.into_iter().chain(others).collect()
     }
 
     fn allow_listed(&self, publisher: &Publisher, keys: &[PublicKey]) -> Result<()> {

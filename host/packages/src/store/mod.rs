@@ -41,6 +41,8 @@ pub struct Host {
     pub target: String,
     /// Variants that run here, the best first.
     pub variants: Vec<String>,
+    /// The one that the user asks for, whether it is known to run here or not.
+    pub variant: Option<String>,
     /// Major and minor number of the contract.
     pub contract: (u32, u32),
     pub version: Version,

@@ -6,7 +6,9 @@
 mod refusals;
 mod world;
 
-use pensieve_packages::{Installed, Lock, PackageErrorKind, Request, Sha256Hex, Store, Trust, Update, suggestions};
+use pensieve_packages::{
+    Host, Installed, Lock, PackageErrorKind, Request, Sha256Hex, Store, Trust, Update, suggestions,
+};
 use pensieve_protocol::checkpoint::CheckpointName;
 use std::{
     collections::BTreeMap,
@@ -68,16 +70,39 @@ fn an_index_serves_names_versions_updates_and_searches() {
 fn a_machine_takes_its_own_library_and_the_variant_that_is_asked_for() {
     let world = World::new();
     let package = world.package(&manifest("granite", "1.0.0"));
-    for (target, variants, expected) in [
-        ("linux-x86_64", &["cuda", "cpu"][..], "linux-x86_64 (cuda)"),
-        ("linux-x86_64", &["cpu"], "linux-x86_64 (cpu)"),
-        ("macos-aarch64", &["metal", "cpu"], "macos-aarch64 (metal)"),
+    for (target, variants, asked, expected) in [
+        ("linux-x86_64", &["cuda", "cpu"][..], None, "linux-x86_64 (cuda)"),
+        ("linux-x86_64", &["cuda", "cpu"], Some("cpu"), "linux-x86_64 (cpu)"),
+        ("macos-aarch64", &["metal", "cpu"], None, "macos-aarch64 (metal)"),
     ] {
-        let host = world.host_of(target, variants);
+        let host = Host { variant: asked.map(str::to_owned), ..world.host_of(target, variants) };
         let added = world.store_of(host).add(&Request::File(package.clone())).unwrap();
         let text = String::from_utf8(fs::read(&added.file).unwrap()).unwrap();
         assert!(text.ends_with(expected), "{text}");
     }
+}
+
+#[test]
+fn an_update_keeps_the_variant_that_was_asked_for() {
+    let world = World::new();
+    world.publish(&manifest("granite", "1.0.0"));
+    let host = || world.host_of("linux-x86_64", &["cuda", "cpu"]);
+    let asked = |variant: &str, host: Host| Host { variant: Some(variant.to_owned()), ..host };
+    let granite = Request::parse("granite").unwrap();
+    world.store_of(asked("cpu", host())).add(&granite).unwrap();
+    world.publish(&manifest("granite", "1.1.0"));
+    let variant = |updates: Vec<Update>| match &updates[..] {
+        [Update::Updated(added)] => added.locked.variant.clone(),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(variant(world.store_of(host()).update(&[]).unwrap()), "cpu");
+    // One that this machine is not known to run, as where no card is there yet.
+    world.store_of(asked("cuda", world.host())).add(&granite).unwrap();
+    world.publish(&manifest("granite", "1.2.0"));
+    assert_eq!(variant(world.store().update(&[]).unwrap()), "cuda");
+    // What another machine's lock says counts only if it runs here.
+    fs::remove_dir_all(world.home().join("plugins")).unwrap();
+    assert_eq!(world.store().restore().unwrap()[0].locked.variant, "cpu");
 }
 
 #[test]

@@ -76,6 +76,7 @@ impl World {
             home: self.home(),
             target: target.into(),
             variants: variants.iter().map(|variant| (*variant).to_owned()).collect(),
+            variant: None,
             contract: (1, 0),
             version: "0.1.0".parse().unwrap(),
             now: *self.now.borrow(),
