@@ -249,21 +249,21 @@ install() {
     [ "$version" = "$OWN_VERSION" ] || read_digests
     find_archive "$kind"
     check_system
-    first=0
+    two='' first=0
     case $file in
     *.xz)
         if ! has xz; then
             # The program unpacks what this system cannot.
-            wanted=$row
+            wanted=$row two=yes
             find_archive minimal
-            first=$((${bytes#-} + unpacked))
+            [ "$bytes" = - ] || first=$((bytes + unpacked))
             row=$wanted
         fi
         ;;
     esac
-    [ "$first" = 0 ] || say "xz is not installed: the small archive comes first, and unpacks the whole one"
+    [ -z "$two" ] || say "xz is not installed: the small archive comes first, and unpacks the whole one"
     check_space "$(needed_bytes "$first")"
-    if [ "$first" != 0 ]; then
+    if [ -n "$two" ]; then
         fetch_archive
         unpack first
         find_archive "$kind"
