@@ -296,10 +296,21 @@ needed_bytes() {
     say $(($1 + $3 + $4))
 }
 
+# Whether the user's service starts a program of this installation. Its file names it by a path without links, as systemd and
+# launchd quote it.
+has_own_service() {
+    home=${HOME:-/nonexistent}
+    real=$(cd "$root" 2>/dev/null && pwd -P) || return 1
+    unit=$(say "$real" | sed 's/["\\]/\\&/g; s/%/%%/g; s/[$]/$$/g')
+    agent=$(say "$real" | sed 's/&/\&amp;/g; s/</\&lt;/g; s/>/\&gt;/g')
+    grep -qsF -e "ExecStart=$unit/" -e "ExecStart=\"$unit/" "${XDG_CONFIG_HOME:-$home/.config}/systemd/user/pensieve.service" ||
+        grep -qsF -e "<string>$agent/" "$home/Library/LaunchAgents/pensieve.plist"
+}
+
 uninstall() {
     [ -d "$root/versions" ] || is_own_link "$program" || fail "nothing is installed in '$prefix'"
-    # A service that this program installed would have nothing to start.
-    if [ -x "$root/current/bin/pensieve" ]; then "$root/current/bin/pensieve" service remove 2>/dev/null || true; fi
+    # A service of this program would have nothing to start. One of another installation stays.
+    if [ -x "$root/current/bin/pensieve" ] && has_own_service; then "$root/current/bin/pensieve" service remove || true; fi
     ! is_own_link "$program" || rm "$program" || fail "'$program' cannot be removed"
     rm -rf "${root:?}/versions" "${root:?}/current" || fail "'$root' cannot be removed"
     rmdir "$root" "$prefix/share" "$prefix/bin" "$prefix" 2>/dev/null || true

@@ -131,6 +131,25 @@ fn without_xz_another_version_is_whole_too() {
 }
 
 #[test]
+fn only_the_service_of_this_installation_goes_with_it() {
+    let user = User::new();
+    let unit = user.path(".config/systemd/user/pensieve.service");
+    let plist = user.path("Library/LaunchAgents/pensieve.plist");
+    let (file, is_plist) = if cfg!(target_os = "macos") { (plist, true) } else { (unit, false) };
+    fs::create_dir_all(file.parent().unwrap()).unwrap();
+    let own = user.home.path().canonicalize().unwrap().join(".local").display().to_string();
+    for (prefix, stays) in [(format!("/opt{own}"), true), (own, false)] {
+        works(user.install(release(), &["--minimal"]));
+        let program = format!("{prefix}/share/pensieve/current/bin/pensieve");
+        let command =
+            if is_plist { format!("<string>{program}</string>") } else { format!("ExecStart={program} serve") };
+        fs::write(&file, format!("# Written by 'pensieve service install'\n{command}\n")).unwrap();
+        works(user.install(release(), &["--uninstall"]));
+        assert_eq!(file.exists(), stays, "{command}");
+    }
+}
+
+#[test]
 fn another_version_is_installed_if_its_list_is_signed() {
     // A mirror with two versions, of which the older one's installer is at hand.
     let mirror = tempfile::tempdir().unwrap();
