@@ -222,7 +222,10 @@ $made"
 clean() {
     status=$?
     trap - EXIT HUP INT TERM
-    [ -z "$work" ] || rm -rf "$work"
+    if [ -n "$work" ]; then
+        if [ -e "$work/replaced" ] && [ ! -e "$installed" ]; then mv "$work/replaced" "$installed" || exit 1; fi
+        rm -rf "$work"
+    fi
     if [ "$status" != 0 ]; then
         printf %s "$made" | while read -r folder; do rmdir "$folder" 2>/dev/null || true; done
     fi
@@ -237,7 +240,7 @@ install() {
     { [ ! -e "$program" ] && [ ! -L "$program" ]; } || is_own_link "$program" ||
         fail "'$program' is there already, and this script did not put it there; move it away, or name another --prefix"
     [ -n "$location" ] || fail "this installer names no place for its archives; set PENSIEVE_RELEASES"
-    made='' work=''
+    made='' work='' installed=$root/versions/$version
     trap clean EXIT
     trap 'exit 1' HUP INT TERM
     make_folder "$root/versions"
@@ -276,8 +279,9 @@ install() {
     fi
     answer=$("$work/unpacked/bin/pensieve" --version 2>&1) || fail "the program does not run on this system: $answer"
     [ "$answer" = "pensieve $version" ] || fail "the program says '$answer', and should be version $version"
-    rm -rf "${root:?}/versions/$version"
-    mv "$work/unpacked" "$root/versions/$version"
+    # The same version, if it is there, goes only when the new one is in its place; until then `clean` puts it back.
+    [ ! -e "$installed" ] || mv "$installed" "$work/replaced" || fail "'$installed' cannot be replaced"
+    mv "$work/unpacked" "$installed" || fail "'$installed' cannot be made: $(why_not_written)"
     ln -sfn "versions/$version" "$root/current"
     is_own_link "$program" || ln -s ../share/pensieve/current/bin/pensieve "$program"
     say "Pensieve $version is installed: $program"
