@@ -265,14 +265,22 @@ impl<'a> Store<'a> {
         Ok(found.collect())
     }
 
-    /// Chooses the release of this version, or the newest one that runs here and is not revoked.
+    /// Chooses the release of this version, or the newest one that runs here and is not revoked. A pre-release has to be asked
+    /// for, be the successor of one, or be all that there is.
     fn choose<'i>(&self, indexes: &'i [Read], name: &str, version: Option<&Version>) -> Result<Chosen<'i>> {
+        let is_stable = |version: &Version| version.pre.is_empty();
+        let installed = self.lock.find(name).map(|locked| is_stable(&locked.version));
+        let rounds: &[&dyn Fn(&Version) -> bool] = match (version, installed) {
+            (Some(version), _) => &[&move |found| found == version],
+            (None, Some(true)) => &[&is_stable],
+            (None, Some(false)) => &[&|_| true],
+            (None, None) => &[&is_stable, &|found| !is_stable(found)],
+        };
         let mut reason = None;
-        for Read { location, index } in indexes {
-            for (found, release) in index.releases(name) {
-                if version.is_some_and(|version| *version != found) {
-                    continue;
-                }
+        for (takes, Read { location, index }) in
+            rounds.iter().flat_map(|takes| indexes.iter().map(move |read| (takes, read)))
+        {
+            for (found, release) in index.releases(name).into_iter().filter(|(found, _)| takes(found)) {
                 match self.fitting(&release.manifest) {
                     Ok(_) => {
                         let publishers = &index.publishers;

@@ -50,11 +50,11 @@ fn an_index_serves_names_versions_updates_and_searches() {
     let one = Request::parse("granite@1.0.0").unwrap();
     assert_eq!(world.store().add(&one).unwrap().locked.version.to_string(), "1.0.0");
     let outdated = world.store().outdated().unwrap();
-    assert_eq!(outdated[0].newest.to_string(), "2.0.0-beta.1");
+    assert_eq!(outdated[0].newest.to_string(), "1.10.0", "who has a stable release is not moved to a pre-release");
     let updates = world.store().update(&[]).unwrap();
     let [Update::Updated(added)] = &updates[..] else { panic!("{updates:?}") };
     assert_eq!(added.before.as_ref().unwrap().to_string(), "1.0.0");
-    assert_eq!(fs::read(&added.file).unwrap(), b"library of granite 2.0.0-beta.1 for linux-x86_64 (cpu)");
+    assert_eq!(fs::read(&added.file).unwrap(), b"library of granite 1.10.0 for linux-x86_64 (cpu)");
     assert!(matches!(&world.store().update(&["granite".into()]).unwrap()[..], [Update::Newest(_)]));
     let found = |words: &[&str]| {
         let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
@@ -80,6 +80,25 @@ fn a_machine_takes_its_own_library_and_the_variant_that_is_asked_for() {
         let text = String::from_utf8(fs::read(&added.file).unwrap()).unwrap();
         assert!(text.ends_with(expected), "{text}");
     }
+}
+
+#[test]
+fn a_pre_release_is_asked_for_or_follows_another_one_or_is_all_there_is() {
+    let world = World::new();
+    world.publish(&manifest("granite", "2.0.0-beta.1"));
+    let granite = Request::parse("granite").unwrap();
+    let add = |request: &Request| world.store().add(request).unwrap().locked.version.to_string();
+    assert_eq!(add(&granite), "2.0.0-beta.1");
+    world.publish(&manifest("granite", "2.0.0-beta.2"));
+    world.publish(&manifest("granite", "1.9.0"));
+    assert!(matches!(&world.store().update(&[]).unwrap()[..], [Update::Updated(_)]));
+    assert_eq!(world.store().lock().find("granite").unwrap().version.to_string(), "2.0.0-beta.2");
+    world.store().remove("granite").unwrap();
+    assert_eq!(add(&granite), "1.9.0");
+    assert_eq!(add(&Request::parse("granite@2.0.0-beta.1").unwrap()), "2.0.0-beta.1");
+    world.publish(&manifest("granite", "2.0.0"));
+    assert!(matches!(&world.store().update(&[]).unwrap()[..], [Update::Updated(_)]));
+    assert_eq!(add(&granite), "2.0.0");
 }
 
 #[test]
