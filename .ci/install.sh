@@ -222,7 +222,10 @@ $made"
 clean() {
     status=$?
     trap - EXIT HUP INT TERM
-    [ -z "$work" ] || rm -rf "$work"
+    if [ -n "$work" ]; then
+        if [ -e "$work/replaced" ] && [ ! -e "$installed" ]; then mv "$work/replaced" "$installed" || exit 1; fi
+        rm -rf "$work"
+    fi
     if [ "$status" != 0 ]; then
         printf %s "$made" | while read -r folder; do rmdir "$folder" 2>/dev/null || true; done
     fi
@@ -237,7 +240,7 @@ install() {
     { [ ! -e "$program" ] && [ ! -L "$program" ]; } || is_own_link "$program" ||
         fail "'$program' is there already, and this script did not put it there; move it away, or name another --prefix"
     [ -n "$location" ] || fail "this installer names no place for its archives; set PENSIEVE_RELEASES"
-    made='' work=''
+    made='' work='' installed=$root/versions/$version
     trap clean EXIT
     trap 'exit 1' HUP INT TERM
     make_folder "$root/versions"
@@ -249,21 +252,21 @@ install() {
     [ "$version" = "$OWN_VERSION" ] || read_digests
     find_archive "$kind"
     check_system
-    first=0
+    two='' first=0
     case $file in
     *.xz)
         if ! has xz; then
             # The program unpacks what this system cannot.
-            wanted=$row
+            wanted=$row two=yes
             find_archive minimal
-            first=$((${bytes#-} + unpacked))
+            [ "$bytes" = - ] || first=$((bytes + unpacked))
             row=$wanted
         fi
         ;;
     esac
-    [ "$first" = 0 ] || say "xz is not installed: the small archive comes first, and unpacks the whole one"
+    [ -z "$two" ] || say "xz is not installed: the small archive comes first, and unpacks the whole one"
     check_space "$(needed_bytes "$first")"
-    if [ "$first" != 0 ]; then
+    if [ -n "$two" ]; then
         fetch_archive
         unpack first
         find_archive "$kind"
@@ -276,8 +279,9 @@ install() {
     fi
     answer=$("$work/unpacked/bin/pensieve" --version 2>&1) || fail "the program does not run on this system: $answer"
     [ "$answer" = "pensieve $version" ] || fail "the program says '$answer', and should be version $version"
-    rm -rf "${root:?}/versions/$version"
-    mv "$work/unpacked" "$root/versions/$version"
+    # The same version, if it is there, goes only when the new one is in its place; until then `clean` puts it back.
+    [ ! -e "$installed" ] || mv "$installed" "$work/replaced" || fail "'$installed' cannot be replaced"
+    mv "$work/unpacked" "$installed" || fail "'$installed' cannot be made: $(why_not_written)"
     ln -sfn "versions/$version" "$root/current"
     is_own_link "$program" || ln -s ../share/pensieve/current/bin/pensieve "$program"
     say "Pensieve $version is installed: $program"
@@ -296,10 +300,21 @@ needed_bytes() {
     say $(($1 + $3 + $4))
 }
 
+# Whether the user's service starts a program of this installation. Its file names it by a path without links, as systemd and
+# launchd quote it.
+has_own_service() {
+    home=${HOME:-/nonexistent}
+    real=$(cd "$root" 2>/dev/null && pwd -P) || return 1
+    unit=$(say "$real" | sed 's/["\\]/\\&/g; s/%/%%/g; s/[$]/$$/g')
+    agent=$(say "$real" | sed 's/&/\&amp;/g; s/</\&lt;/g; s/>/\&gt;/g')
+    grep -qsF -e "ExecStart=$unit/" -e "ExecStart=\"$unit/" "${XDG_CONFIG_HOME:-$home/.config}/systemd/user/pensieve.service" ||
+        grep -qsF -e "<string>$agent/" "$home/Library/LaunchAgents/pensieve.plist"
+}
+
 uninstall() {
     [ -d "$root/versions" ] || is_own_link "$program" || fail "nothing is installed in '$prefix'"
-    # A service that this program installed would have nothing to start.
-    if [ -x "$root/current/bin/pensieve" ]; then "$root/current/bin/pensieve" service remove 2>/dev/null || true; fi
+    # A service of this program would have nothing to start. One of another installation stays.
+    if [ -x "$root/current/bin/pensieve" ] && has_own_service; then "$root/current/bin/pensieve" service remove || true; fi
     ! is_own_link "$program" || rm "$program" || fail "'$program' cannot be removed"
     rm -rf "${root:?}/versions" "${root:?}/current" || fail "'$root' cannot be removed"
     rmdir "$root" "$prefix/share" "$prefix/bin" "$prefix" 2>/dev/null || true

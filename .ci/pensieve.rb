@@ -26,6 +26,8 @@ class Pensieve < Formula
   def install
     bin.install "bin/pensieve"
     (lib/"pensieve").install Dir["lib/pensieve/*"]
+    # By it 'pensieve update' knows that it is brew's to replace.
+    prefix.install "origin.json"
     doc.install Dir["share/doc/pensieve/*"]
     generate_completions_from_executable(bin/"pensieve", "completions")
   end

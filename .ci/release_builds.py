@@ -75,9 +75,12 @@ def of_messages(text):
 
 def remapped(target):
     """No folder of this machine is part of what is built."""
-    flags = {str(ROOT): "/pensieve", str(Path(os.environ.get("CARGO_HOME", Path.home() / ".cargo"))): "/cargo"}
-    name = f"CARGO_TARGET_{TRIPLES[target].upper().replace('-', '_')}_RUSTFLAGS"
-    return {name: " ".join(f"--remap-path-prefix={folder}={shown}" for folder, shown in flags.items())}
+    return {f"CARGO_TARGET_{TRIPLES[target].upper().replace('-', '_')}_RUSTFLAGS": remap_flags()}
+
+
+def remap_flags():
+    folders = {str(ROOT): "/pensieve", str(Path(os.environ.get("CARGO_HOME", Path.home() / ".cargo"))): "/cargo"}
+    return " ".join(f"--remap-path-prefix={folder}={shown}" for folder, shown in folders.items())
 
 
 def zig_environment():
@@ -101,13 +104,14 @@ def target_library(triple):
 
 
 def mac_files(packages):
-    """Linked and looked at as .ci/link-mac does."""
+    """Linked and looked at as .ci/link-mac does. A release without them is none, so a missing tool is a failure."""
+    os.environ["PENSIEVE_REQUIRE_MAC"] = "1"
     loader = importlib.machinery.SourceFileLoader("link_mac", str(ROOT / ".ci/link-mac"))
     link_mac = importlib.util.module_from_spec(importlib.util.spec_from_loader("link_mac", loader))
     loader.exec_module(link_mac)
     mac_toolchain.standard_library(NAME)
     tools = mac_toolchain.Tools(NAME)
-    files = [Path(file) for file in link_mac.build(tools, packages, True, False)]
+    files = [Path(file) for file in link_mac.build(tools, packages, True, False, remap_flags())]
     for path in files:
         wrong = link_mac.complaints(tools, path)
         if wrong:

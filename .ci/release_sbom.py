@@ -6,9 +6,14 @@ Build scripts and macros run on the builder's machine and are left out, as what 
 import json
 import os
 import subprocess
-import tomllib
 from datetime import datetime, timezone
 from pathlib import Path
+
+try:
+    import tomllib
+except ModuleNotFoundError:
+    # Python 3.10, which the image with CUDA's compiler has.
+    import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parent.parent
 CARGO = os.environ.get("CARGO", "cargo")

@@ -76,6 +76,11 @@ impl Locked {
         }
     }
 
+    /// Whether it came from the index at this place.
+    pub(crate) fn is_of(&self, location: &str) -> bool {
+        self.is_indexed && self.source.trim_end_matches('/') == location.trim_end_matches('/')
+    }
+
     /// The library that is installed on a machine of this target.
     pub fn library(&self, target: &str) -> Option<&Artifact> {
         self.libraries.iter().find(|library| library.target == target && library.variant == self.variant)

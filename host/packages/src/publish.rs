@@ -1,6 +1,6 @@
 //! Adds packages to an index in a local folder, which its maintainer then uploads or pushes.
 
-use std::{fs, path::Path};
+use std::path::Path;
 
 use jiff::{SignedDuration, Timestamp};
 
@@ -9,7 +9,7 @@ use crate::{
     error::Result,
     index::{INDEX, INDEX_BYTES_MAX, INDEX_KEY, INDEX_SIGNATURE},
     manifest::FORMAT,
-    state_file,
+    state_file::{self, PUBLIC},
 };
 
 /// The name of an index to make, and the time for which it is valid.
@@ -54,7 +54,7 @@ pub fn publish(
     (key, valid_for, now, is_dry): (&SecretKey, SignedDuration, Timestamp, bool),
 ) -> Result<Published> {
     let mut index = read(folder, key)?;
-    let mut uncertified = Vec::new();
+    let (mut uncertified, mut added) = (Vec::new(), None);
     if let Some(path) = package {
         let package = Package::open(path)?;
         package.verify()?;
@@ -66,6 +66,7 @@ pub fn publish(
             digest::of_file(path).map_err(|error| PackageError::system(format!("'{}'", path.display()), &error))?;
         let release = Release { package: manifest.file_name(), sha256, bytes, manifest: manifest.clone() };
         uncertified = uncertified_of(&release);
+        added = Some((path, folder.join(&release.package), release.sha256.clone()));
         insert(&mut index, release)?;
     }
     for revocation in revoked {
@@ -78,11 +79,11 @@ pub fn publish(
     let text = serde_json::to_vec(&index).map_err(|error| PackageError::damaged(error.to_string()))?;
     Index::parse(&text)?;
     if !is_dry {
-        if let Some(path) = package {
-            let name = Package::open(path)?.manifest().file_name();
-            let to = folder.join(name);
-            let copied = if to.exists() { Ok(0) } else { fs::copy(path, &to) };
-            copied.map_err(|error| PackageError::system(format!("'{}'", to.display()), &error))?;
+        if let Some((path, to, sha256)) = added {
+            // One that is whole is left alone: it may be the very same file.
+            if !digest::of_file(&to).is_ok_and(|(found, _)| found == sha256) {
+                state_file::copy(path, &to, &sha256, PUBLIC)?;
+            }
         }
         write(folder, &index, key)?;
     }
@@ -107,9 +108,9 @@ fn write(folder: &Path, index: &Index, key: &SecretKey) -> Result<()> {
     Index::parse(&bytes)?;
     let signature = key.sign(Document::Index, &bytes)?;
     let public = format!("untrusted comment: public key of the index {}\n{}\n", index.name, key.public());
-    state_file::replace(&folder.join(INDEX_KEY), public.as_bytes())?;
-    state_file::replace(&folder.join(INDEX_SIGNATURE), signature.as_bytes())?;
-    state_file::replace(&folder.join(INDEX), &bytes)
+    state_file::replace(&folder.join(INDEX_KEY), public.as_bytes(), PUBLIC)?;
+    state_file::replace(&folder.join(INDEX_SIGNATURE), signature.as_bytes(), PUBLIC)?;
+    state_file::replace(&folder.join(INDEX), &bytes, PUBLIC)
 }
 
 fn insert(index: &mut Index, release: Release) -> Result<()> {

@@ -54,7 +54,7 @@ pub(super) struct Add {
     /// NAME, NAME@VERSION, a URL or a file.
     #[arg(value_name = "PACKAGE")]
     packages: Vec<String>,
-    /// The variant to install: cpu, cuda or metal [default: the best one for this machine].
+    /// The variant to install: cpu, cuda or metal [default: the one that is installed, else the best one for this machine].
     #[arg(long)]
     variant: Option<String>,
     #[command(flatten)]
@@ -256,7 +256,8 @@ pub(super) fn host(home: &Path, variant: Option<String>) -> Result<Host, CliErro
     Ok(Host {
         home: home.to_owned(),
         target: target(),
-        variants: variant.map_or_else(|| best.collect(), |variant| vec![variant]),
+        variants: best.collect(),
+        variant,
         contract: (contract.major, contract.minor),
         version: version.map_err(|error| CliError::new(Exit::Failed, error.to_string()))?,
         now: Timestamp::now(),

@@ -59,7 +59,9 @@ impl UpdateProgram {
         let location = Location::choose(self.from.as_deref(), &installed.origin.location)?;
         let release = self.release(&installed, &location)?;
         let (old, new) = (&installed.origin.version, &release.version);
-        let is_newer = new.cmp_precedence(old) == Ordering::Greater;
+        // Who has a stable release gets a pre-release only from a place that was named for it.
+        let is_for_all = new.pre.is_empty() || !old.pre.is_empty() || self.from.is_some();
+        let is_newer = is_for_all && new.cmp_precedence(old) == Ordering::Greater;
         let is_installed = self.install && is_newer;
         if is_installed {
             let archive = release.archive(&installed.origin.target, &installed.origin.kind)?;

@@ -114,6 +114,42 @@ fn without_xz_the_small_archive_unpacks_the_whole_one() {
 }
 
 #[test]
+fn without_xz_another_version_is_whole_too() {
+    let Some(root) = Root::new(&["gzip", "openssl"]) else { return };
+    let version = env!("CARGO_PKG_VERSION");
+    let installer = fs::read_to_string(release().join("install.sh")).unwrap();
+    let older = installer.replace(&format!("OWN_VERSION='{version}'"), "OWN_VERSION='0.0.1'");
+    assert_ne!(older, installer);
+    fs::write(root.path("home/ada/install.sh"), older).unwrap();
+    let line = format!(
+        "export HOME=/home/ada PATH=/usr/bin:/bin PENSIEVE_RELEASES=/release\nsh /home/ada/install.sh --version {version}"
+    );
+    let said = works(root.shell(&line).output().unwrap());
+    assert!(said.contains("the small archive comes first") && said.contains("is installed"), "{said}");
+    let installed = files(&root.path("home/ada/.local/share/pensieve/versions"));
+    assert_eq!(installed.iter().filter(|file| file.contains("lib/pensieve/")).count(), 4, "{installed:?}");
+}
+
+#[test]
+fn only_the_service_of_this_installation_goes_with_it() {
+    let user = User::new();
+    let unit = user.path(".config/systemd/user/pensieve.service");
+    let plist = user.path("Library/LaunchAgents/pensieve.plist");
+    let (file, is_plist) = if cfg!(target_os = "macos") { (plist, true) } else { (unit, false) };
+    fs::create_dir_all(file.parent().unwrap()).unwrap();
+    let own = user.home.path().canonicalize().unwrap().join(".local").display().to_string();
+    for (prefix, stays) in [(format!("/opt{own}"), true), (own, false)] {
+        works(user.install(release(), &["--minimal"]));
+        let program = format!("{prefix}/share/pensieve/current/bin/pensieve");
+        let command =
+            if is_plist { format!("<string>{program}</string>") } else { format!("ExecStart={program} serve") };
+        fs::write(&file, format!("# Written by 'pensieve service install'\n{command}\n")).unwrap();
+        works(user.install(release(), &["--uninstall"]));
+        assert_eq!(file.exists(), stays, "{command}");
+    }
+}
+
+#[test]
 fn another_version_is_installed_if_its_list_is_signed() {
     // A mirror with two versions, of which the older one's installer is at hand.
     let mirror = tempfile::tempdir().unwrap();

@@ -8,12 +8,12 @@ use std::{
 
 use super::{IndexSource, Read, Store};
 use crate::{
-    Document, Index, PackageError, PackageErrorKind, PublicKey, Sha256Hex, digest,
+    Document, Index, Locked, PackageError, PackageErrorKind, PublicKey, Release, Sha256Hex, digest,
     error::Result,
     index::{INDEX, INDEX_BYTES_MAX, INDEX_KEY, INDEX_SIGNATURE, PACKAGE_BYTES_MAX},
     installed,
     signature::SIGNATURE_BYTES_MAX,
-    state_file,
+    state_file::{self, PRIVATE},
 };
 
 /// A package's file: in the cache, where the user has it, or to be removed.
@@ -28,6 +28,13 @@ impl PackageFile {
             Self::Kept(path) => path,
             Self::Temporary(file) => file.path(),
         }
+    }
+
+    /// Whether it has this digest. The path is the user's or an index's, so it may be missing.
+    pub(super) fn is(&self, sha256: &Sha256Hex) -> Result<bool> {
+        let path = self.path();
+        let read = digest::of_file(path).map_err(|error| PackageError::system(format!("'{}'", path.display()), &error));
+        Ok(read?.0 == *sha256)
     }
 }
 
@@ -54,7 +61,7 @@ impl Store<'_> {
             if is_fresh {
                 self.trust.see(&source.location, &key, &index, &bytes)?;
                 self.trust.write(&self.host.home)?;
-                state_file::replace(&self.cache_of(&source.location), &bytes)?;
+                state_file::replace(&self.cache_of(&source.location), &bytes, PRIVATE)?;
             }
             indexes.push(Read { location: source.location, index });
         }
@@ -76,7 +83,15 @@ impl Store<'_> {
         Ok(key)
     }
 
+    /// Between its two files the index may be replaced, so a pair that does not fit is read once more.
     fn fetch_index(&self, location: &str, key: &PublicKey) -> Result<Vec<u8>> {
+        match self.fetch_pair(location, key) {
+            Err(error) if error.kind == PackageErrorKind::Untrusted => self.fetch_pair(location, key),
+            read => read,
+        }
+    }
+
+    fn fetch_pair(&self, location: &str, key: &PublicKey) -> Result<Vec<u8>> {
         let bytes = self.read(location, INDEX, INDEX_BYTES_MAX)?;
         let signature = self.read(location, INDEX_SIGNATURE, SIGNATURE_BYTES_MAX)?;
         let signature = String::from_utf8_lossy(&signature);
@@ -117,40 +132,50 @@ impl Store<'_> {
     }
 
     /// Gets the package of a release, out of the cache if it is there.
-    pub(super) fn package(&self, location: &str, package: &str, sha256: &Sha256Hex) -> Result<PackageFile> {
-        let kept = self.kept(sha256);
-        if digest::of_file(&kept).is_ok_and(|(found, _)| found == *sha256) {
-            return Ok(PackageFile::Kept(kept));
+    pub(super) fn package(&self, location: &str, release: &Release) -> Result<PackageFile> {
+        let Release { package, sha256, bytes, .. } = release;
+        let kept = PackageFile::Kept(self.kept(sha256));
+        if kept.is(sha256).unwrap_or(false) {
+            return Ok(kept);
         }
-        if !is_url(package) && !is_url(location) {
-            let path = Path::new(location).join(package);
-            let found = digest::of_file(&path)
-                .map_err(|error| PackageError::system(format!("'{}'", path.display()), &error))?;
-            return if found.0 == *sha256 { Ok(PackageFile::Kept(path)) } else { Err(other_digest(package)) };
+        let file = match (is_url(package), is_url(location)) {
+            (true, _) => self.download(package, *bytes)?,
+            (false, true) => self.download(&join(location, package), *bytes)?,
+            (false, false) => PackageFile::Kept(Path::new(location).join(package)),
+        };
+        if file.is(sha256)? {
+            return Ok(file);
         }
-        let url = if is_url(package) { package.to_owned() } else { join(location, package) };
-        self.download(&url, Some(sha256))
+        let message = format!("'{package}' is not the file that its index lists: its digest differs");
+        Err(PackageError::damaged(message).help("try again; if it stays so, tell the index's maintainer"))
     }
 
-    /// Downloads a package and checks its digest, if one is known.
-    pub(super) fn download(&self, url: &str, sha256: Option<&Sha256Hex>) -> Result<PackageFile> {
-        let mut file = temporary(&self.host.home)?;
-        self.environment.fetch(url, PACKAGE_BYTES_MAX, file.as_file_mut())?;
-        let (found, _) =
-            digest::of_file(file.path()).map_err(|error| PackageError::system("the downloaded package", &error))?;
-        if sha256.is_some_and(|sha256| *sha256 != found) {
-            return Err(other_digest(url));
+    /// Gets the package of a line of the lock from the URL or path that it was added from.
+    pub(super) fn locked_package(&self, locked: &Locked) -> Result<PackageFile> {
+        let source = &locked.source;
+        let file = if is_url(source) {
+            self.download(source, PACKAGE_BYTES_MAX)?
+        } else {
+            PackageFile::Kept(PathBuf::from(source))
+        };
+        if file.is(&locked.sha256)? {
+            return Ok(file);
         }
+        let message = format!("'{source}' is not the file that plugins.lock lists: its digest differs");
+        Err(PackageError::damaged(message).help(format!("to have it nevertheless: pensieve plugins add {source}")))
+    }
+
+    pub(super) fn download(&self, url: &str, bytes_max: u64) -> Result<PackageFile> {
+        let mut file = temporary(&self.host.home)?;
+        self.environment.fetch(url, bytes_max, file.as_file_mut())?;
         Ok(PackageFile::Temporary(file))
     }
 
     /// Keeps a package that was installed, for later and for work without a network.
     pub(super) fn keep(&self, package: &Path, sha256: &Sha256Hex) {
         let kept = self.kept(sha256);
-        if kept != package && !kept.exists() {
-            let copied = kept.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| fs::copy(package, &kept));
-            if let Err(error) = copied {
-                let _ = fs::remove_file(&kept);
+        if kept != package && !PackageFile::Kept(kept.clone()).is(sha256).unwrap_or(false) {
+            if let Err(error) = state_file::copy(package, &kept, sha256, PRIVATE) {
                 self.environment.say(&format!("the package was installed, but not kept for later: {error}"));
             }
         }
@@ -167,11 +192,6 @@ fn is_url(location: &str) -> bool {
 
 fn join(location: &str, name: &str) -> String {
     format!("{}/{name}", location.trim_end_matches('/'))
-}
-
-fn other_digest(what: &str) -> PackageError {
-    let error = PackageError::damaged(format!("'{what}' is not the file that its index lists: its digest differs"));
-    error.help("try again; if it stays so, tell the index's maintainer")
 }
 
 /// A file on the disk of the data folder, so that it can be renamed into it.

@@ -19,14 +19,17 @@ impl Store<'_> {
     pub(super) fn install_listed(&mut self, chosen: &Chosen<'_>) -> Result<Added> {
         let release = chosen.release;
         let publisher = &release.manifest.publisher;
-        self.allow_listed(publisher, chosen.publishers.get(&publisher.name).map_or(&[], Vec::as_slice))?;
-        let file = self.package(chosen.location, &release.package, &release.sha256)?;
+        self.allow_listed(publisher, chosen.keys(publisher))?;
+        let file = self.package(chosen.location, release)?;
         let package = Package::open(file.path())?;
         if *package.manifest() != release.manifest {
             let message = format!("'{}' has another manifest than its index lists", release.package);
             return Err(PackageError::damaged(message).help("tell the index's maintainer"));
         }
-        let added = self.install(&package, &release.sha256, chosen.location, true)?;
+        // Only the index that a plugin came from may name a successor of its key.
+        let is_origin = self.lock.find(release.manifest.name()).is_some_and(|locked| locked.is_of(chosen.location));
+        let listed = if is_origin { chosen.keys(publisher) } else { &[] };
+        let added = self.install(&package, &release.sha256, (chosen.location, true), listed)?;
         self.keep(file.path(), &release.sha256);
         Ok(added)
     }
@@ -38,7 +41,7 @@ impl Store<'_> {
             digest::of_file(path).map_err(|error| PackageError::system(format!("'{}'", path.display()), &error))?;
         let publisher = package.manifest().publisher.clone();
         let is_known = self.allow_unlisted(&publisher)?;
-        let added = self.install(&package, &sha256, source, false)?;
+        let added = self.install(&package, &sha256, (source, false), &[])?;
         if !is_known {
             let Publisher { name, key } = publisher;
             self.environment.say(&format!(
@@ -51,22 +54,34 @@ impl Store<'_> {
         Ok(added)
     }
 
-    /// Installs a package of the lock again.
+    /// Installs a package of the lock again: the same file, wherever it comes from.
     pub(super) fn reinstall(&mut self, locked: &Locked) -> Result<Added> {
+        if !self.settings.publishers.is_empty() {
+            // They may have changed since it was added.
+            self.allow_configured(&locked.publisher)?;
+        }
         let kept = self.kept(&locked.sha256);
-        let (name, version) = (locked.name.clone(), Some(locked.version.clone()));
         if digest::of_file(&kept).is_ok_and(|(found, _)| found == locked.sha256) {
             let package = Package::open(&kept)?;
-            return self.install(&package, &locked.sha256, &locked.source, locked.is_indexed);
+            return self.install(&package, &locked.sha256, (&locked.source, locked.is_indexed), &[]);
         }
-        match locked.is_indexed {
-            true => self.add(&Request::Named { name, version }),
-            false => self.add(&Request::parse(&locked.source)?),
+        if locked.is_indexed {
+            let (name, version) = (locked.name.clone(), Some(locked.version.clone()));
+            return self.add(&Request::Named { name, version });
         }
+        let file = self.locked_package(locked)?;
+        self.install_unlisted(file.path(), &locked.source)
     }
 
-    /// Verifies, extracts and inspects, and only then changes the plugin folder and the lock.
-    fn install(&mut self, package: &Package, sha256: &Sha256Hex, source: &str, is_indexed: bool) -> Result<Added> {
+    /// Verifies, extracts and inspects, and only then changes the plugin folder and the lock. `listed` are the publisher's
+    /// keys as the index has them that the installed version came from.
+    fn install(
+        &mut self,
+        package: &Package,
+        sha256: &Sha256Hex,
+        (source, is_indexed): (&str, bool),
+        listed: &[PublicKey],
+    ) -> Result<Added> {
         package.verify()?;
         let manifest = package.manifest();
         let artifact = self.fitting(manifest)?.clone();
@@ -74,7 +89,7 @@ impl Store<'_> {
         let mut locked = Locked::new(manifest, version, &artifact);
         (locked.source, locked.is_indexed, locked.sha256) = (source.to_owned(), is_indexed, sha256.clone());
         let before = self.lock.find(manifest.name()).cloned();
-        self.allow_replacing(before.as_ref(), &locked)?;
+        self.allow_replacing(before.as_ref(), &locked, listed)?;
         let file = installed::folder(&self.host.home).join(&artifact.file);
         let is_new = !self.is_installed(&locked);
         if is_new {
@@ -144,13 +159,13 @@ impl Store<'_> {
             let why = format!("needs Pensieve {} or newer, and this is {}", manifest.minimum_host, host.version);
             return Err(unfit(why).help("update Pensieve"));
         }
-        let variants = host.variants.iter();
-        let mut fitting = variants.filter_map(|variant| {
+        let variants = self.variants(name);
+        let mut fitting = variants.iter().filter_map(|variant| {
             manifest.artifacts.iter().find(|artifact| artifact.target == host.target && artifact.variant == *variant)
         });
         let Some(artifact) = fitting.next() else {
             let has: Vec<String> = manifest.artifacts.iter().map(ToString::to_string).collect();
-            let why = format!("has no library for {} ({})", host.target, host.variants.join(", "));
+            let why = format!("has no library for {} ({})", host.target, variants.join(", "));
             return Err(unfit(why).help(format!("it has {}", has.join(", "))));
         };
         match self.trust.revocation(artifact.sha256.as_str()) {
@@ -160,6 +175,19 @@ impl Store<'_> {
             ))),
             None => Ok(artifact),
         }
+    }
+
+    /// Variants to look for, in order: the one that is asked for, or else the one that the plugin has here, and the best ones.
+    fn variants(&self, name: &str) -> Vec<String> {
+        let host = &self.host;
+        if let Some(variant) = &host.variant {
+            return vec![variant.clone()];
+        }
+        // A lock of another machine may have one that does not run here.
+        let runs = |locked: &&Locked| host.variants.contains(&locked.variant) || self.is_installed(locked);
+        let own = self.lock.find(name).filter(runs).map(|locked| locked.variant.clone());
+        let others: Vec<String> = host.variants.iter().filter(|other| own.as_ref() != Some(other)).cloned().collect();
+        own.into_iter().chain(others).collect()
     }
 
     fn allow_listed(&self, publisher: &Publisher, keys: &[PublicKey]) -> Result<()> {
@@ -190,13 +218,23 @@ impl Store<'_> {
         Err(PackageError::untrusted(message).help("add it there to trust it"))
     }
 
-    fn allow_replacing(&self, before: Option<&Locked>, locked: &Locked) -> Result<()> {
+    fn allow_replacing(&self, before: Option<&Locked>, locked: &Locked, listed: &[PublicKey]) -> Result<()> {
         let Some(before) = before else { return Ok(()) };
-        if before.publisher.name != locked.publisher.name {
-            let (name, was, is) = (&locked.name, &before.publisher.name, &locked.publisher.name);
-            let message = format!("'{name}' is installed from '{was}', and this one is published by '{is}'");
-            let help = format!("remove it first: pensieve plugins remove {name}");
-            return Err(PackageError::untrusted(message).help(help));
+        let (name, was, is) = (&locked.name, &before.publisher, &locked.publisher);
+        let remove_first = || format!("remove it first: pensieve plugins remove {name}");
+        if was.name != is.name {
+            let message =
+                format!("'{name}' is installed from '{}', and this one is published by '{}'", was.name, is.name);
+            return Err(PackageError::untrusted(message).help(remove_first()));
+        }
+        // A list that has the new key beside the known one makes it a successor, and so does the user's own word.
+        let is_successor = listed.contains(&was.key) && listed.contains(&is.key);
+        if was.key != is.key && !is_successor && self.settings.publishers.get(&is.name) != Some(&is.key) {
+            let message = format!(
+                "'{name}' is installed from '{}' with the key {}, and this one is signed by {}",
+                was.name, was.key, is.key
+            );
+            return Err(PackageError::untrusted(message).help(remove_first()));
         }
         if before.version == locked.version && before.libraries != locked.libraries {
             let Locked { name, version, .. } = locked;

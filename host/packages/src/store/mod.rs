@@ -17,8 +17,9 @@ use pensieve_protocol::manifest::Manifest;
 use semver::Version;
 
 use crate::{
-    Index, Lock, Locked, PackageError, PackageErrorKind, PackageManifest, PublicKey, Release, Trust, error::Result,
-    index::no_such_plugin,
+    Index, Lock, Locked, PackageError, PackageErrorKind, PackageManifest, PublicKey, Publisher, Release, Trust,
+    error::Result,
+    index::{PACKAGE_BYTES_MAX, no_such_plugin},
 };
 
 /// The parts of the program that a store uses.
@@ -40,6 +41,8 @@ pub struct Host {
     pub target: String,
     /// Variants that run here, the best first.
     pub variants: Vec<String>,
+    /// The one that the user asks for, whether it is known to run here or not.
+    pub variant: Option<String>,
     /// Major and minor number of the contract.
     pub contract: (u32, u32),
     pub version: Version,
@@ -125,6 +128,13 @@ struct Chosen<'i> {
     publishers: &'i BTreeMap<String, Vec<PublicKey>>,
 }
 
+impl<'i> Chosen<'i> {
+    /// The keys of a publisher, as the index has them.
+    fn keys(&self, publisher: &Publisher) -> &'i [PublicKey] {
+        self.publishers.get(&publisher.name).map_or(&[], Vec::as_slice)
+    }
+}
+
 impl Request {
     /// Reads NAME, NAME@VERSION, a URL or a path.
     pub fn parse(text: &str) -> Result<Self> {
@@ -169,12 +179,13 @@ impl<'a> Store<'a> {
                 self.install_unlisted(path, &source.to_string_lossy())
             }
             Request::Url(url) => {
-                let package = self.download(url, None)?;
+                let package = self.download(url, PACKAGE_BYTES_MAX)?;
                 self.install_unlisted(package.path(), url)
             }
             Request::Named { name, version } => {
                 let indexes = self.refresh()?;
-                let chosen = self.choose(&indexes, name, version.as_ref())?;
+                let origin = self.lock.find(name).and_then(|locked| origin(&indexes, locked));
+                let chosen = self.choose(origin.unwrap_or(&indexes), name, version.as_ref())?;
                 self.install_listed(&chosen)
             }
         }
@@ -205,7 +216,7 @@ impl<'a> Store<'a> {
     pub fn outdated(&mut self) -> Result<Vec<Outdated>> {
         let indexes = self.refresh()?;
         let newer = self.lock.plugins.iter().filter(|locked| locked.is_indexed).filter_map(|locked| {
-            let chosen = self.choose(&indexes, &locked.name, None).ok()?;
+            let chosen = self.choose(origin(&indexes, locked)?, &locked.name, None).ok()?;
             (chosen.version > locked.version).then(|| Outdated {
                 name: locked.name.clone(),
                 installed: locked.version.clone(),
@@ -229,7 +240,9 @@ impl<'a> Store<'a> {
         let plugins: Vec<Locked> = self.lock.plugins.iter().filter(asked).cloned().collect();
         let mut updates = Vec::new();
         for locked in plugins {
-            let added = self.choose(&indexes, &locked.name, None).and_then(|chosen| {
+            let origin = origin(&indexes, &locked).ok_or_else(|| no_such_index(&locked));
+            let chosen = origin.and_then(|origin| self.choose(origin, &locked.name, None));
+            let added = chosen.and_then(|chosen| {
                 let is_newer = chosen.version > locked.version;
                 if is_newer { self.install_listed(&chosen).map(Some) } else { Ok(None) }
             });
@@ -252,14 +265,22 @@ impl<'a> Store<'a> {
         Ok(found.collect())
     }
 
-    /// Chooses the release of this version, or the newest one that runs here and is not revoked.
+    /// Chooses the release of this version, or the newest one that runs here and is not revoked. A pre-release has to be asked
+    /// for, be the successor of one, or be all that there is.
     fn choose<'i>(&self, indexes: &'i [Read], name: &str, version: Option<&Version>) -> Result<Chosen<'i>> {
+        let is_stable = |version: &Version| version.pre.is_empty();
+        let installed = self.lock.find(name).map(|locked| is_stable(&locked.version));
+        let rounds: &[&dyn Fn(&Version) -> bool] = match (version, installed) {
+            (Some(version), _) => &[&move |found| found == version],
+            (None, Some(true)) => &[&is_stable],
+            (None, Some(false)) => &[&|_| true],
+            (None, None) => &[&is_stable, &|found| !is_stable(found)],
+        };
         let mut reason = None;
-        for Read { location, index } in indexes {
-            for (found, release) in index.releases(name) {
-                if version.is_some_and(|version| *version != found) {
-                    continue;
-                }
+        for (takes, Read { location, index }) in
+            rounds.iter().flat_map(|takes| indexes.iter().map(move |read| (takes, read)))
+        {
+            for (found, release) in index.releases(name).into_iter().filter(|(found, _)| takes(found)) {
                 match self.fitting(&release.manifest) {
                     Ok(_) => {
                         let publishers = &index.publishers;
@@ -272,4 +293,16 @@ impl<'a> Store<'a> {
         }
         Err(reason.unwrap_or_else(|| no_such_plugin(name, version, indexes.len())))
     }
+}
+
+/// The index that an installed package came from, if it was asked. No other one has a say in its updates.
+fn origin<'i>(indexes: &'i [Read], locked: &Locked) -> Option<&'i [Read]> {
+    indexes.iter().find(|read| locked.is_of(&read.location)).map(std::slice::from_ref)
+}
+
+fn no_such_index(locked: &Locked) -> PackageError {
+    let Locked { name, source, .. } = locked;
+    let message = format!("'{name}' was added from the index '{source}', which was not asked");
+    PackageError::new(PackageErrorKind::Absent, message)
+        .help(format!("to get it from another one from now on: pensieve plugins add {name}"))
 }

@@ -6,9 +6,15 @@
 mod refusals;
 mod world;
 
-use pensieve_packages::{Installed, Lock, PackageErrorKind, Request, Sha256Hex, Trust, Update, suggestions};
+use pensieve_packages::{
+    Host, Installed, Lock, PackageErrorKind, Request, Sha256Hex, Store, Trust, Update, suggestions,
+};
 use pensieve_protocol::checkpoint::CheckpointName;
-use std::fs;
+use std::{
+    collections::BTreeMap,
+    fs,
+    os::unix::fs::{MetadataExt, PermissionsExt},
+};
 use world::{World, manifest};
 
 #[test]
@@ -44,11 +50,11 @@ fn an_index_serves_names_versions_updates_and_searches() {
     let one = Request::parse("granite@1.0.0").unwrap();
     assert_eq!(world.store().add(&one).unwrap().locked.version.to_string(), "1.0.0");
     let outdated = world.store().outdated().unwrap();
-    assert_eq!(outdated[0].newest.to_string(), "2.0.0-beta.1");
+    assert_eq!(outdated[0].newest.to_string(), "1.10.0", "who has a stable release is not moved to a pre-release");
     let updates = world.store().update(&[]).unwrap();
     let [Update::Updated(added)] = &updates[..] else { panic!("{updates:?}") };
     assert_eq!(added.before.as_ref().unwrap().to_string(), "1.0.0");
-    assert_eq!(fs::read(&added.file).unwrap(), b"library of granite 2.0.0-beta.1 for linux-x86_64 (cpu)");
+    assert_eq!(fs::read(&added.file).unwrap(), b"library of granite 1.10.0 for linux-x86_64 (cpu)");
     assert!(matches!(&world.store().update(&["granite".into()]).unwrap()[..], [Update::Newest(_)]));
     let found = |words: &[&str]| {
         let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
@@ -64,16 +70,58 @@ fn an_index_serves_names_versions_updates_and_searches() {
 fn a_machine_takes_its_own_library_and_the_variant_that_is_asked_for() {
     let world = World::new();
     let package = world.package(&manifest("granite", "1.0.0"));
-    for (target, variants, expected) in [
-        ("linux-x86_64", &["cuda", "cpu"][..], "linux-x86_64 (cuda)"),
-        ("linux-x86_64", &["cpu"], "linux-x86_64 (cpu)"),
-        ("macos-aarch64", &["metal", "cpu"], "macos-aarch64 (metal)"),
+    for (target, variants, asked, expected) in [
+        ("linux-x86_64", &["cuda", "cpu"][..], None, "linux-x86_64 (cuda)"),
+        ("linux-x86_64", &["cuda", "cpu"], Some("cpu"), "linux-x86_64 (cpu)"),
+        ("macos-aarch64", &["metal", "cpu"], None, "macos-aarch64 (metal)"),
     ] {
-        let host = world.host_of(target, variants);
+        let host = Host { variant: asked.map(str::to_owned), ..world.host_of(target, variants) };
         let added = world.store_of(host).add(&Request::File(package.clone())).unwrap();
         let text = String::from_utf8(fs::read(&added.file).unwrap()).unwrap();
         assert!(text.ends_with(expected), "{text}");
     }
+}
+
+#[test]
+fn a_pre_release_is_asked_for_or_follows_another_one_or_is_all_there_is() {
+    let world = World::new();
+    world.publish(&manifest("granite", "2.0.0-beta.1"));
+    let granite = Request::parse("granite").unwrap();
+    let add = |request: &Request| world.store().add(request).unwrap().locked.version.to_string();
+    assert_eq!(add(&granite), "2.0.0-beta.1");
+    world.publish(&manifest("granite", "2.0.0-beta.2"));
+    world.publish(&manifest("granite", "1.9.0"));
+    assert!(matches!(&world.store().update(&[]).unwrap()[..], [Update::Updated(_)]));
+    assert_eq!(world.store().lock().find("granite").unwrap().version.to_string(), "2.0.0-beta.2");
+    world.store().remove("granite").unwrap();
+    assert_eq!(add(&granite), "1.9.0");
+    assert_eq!(add(&Request::parse("granite@2.0.0-beta.1").unwrap()), "2.0.0-beta.1");
+    world.publish(&manifest("granite", "2.0.0"));
+    assert!(matches!(&world.store().update(&[]).unwrap()[..], [Update::Updated(_)]));
+    assert_eq!(add(&granite), "2.0.0");
+}
+
+#[test]
+fn an_update_keeps_the_variant_that_was_asked_for() {
+    let world = World::new();
+    world.publish(&manifest("granite", "1.0.0"));
+    let host = || world.host_of("linux-x86_64", &["cuda", "cpu"]);
+    let asked = |variant: &str, host: Host| Host { variant: Some(variant.to_owned()), ..host };
+    let granite = Request::parse("granite").unwrap();
+    world.store_of(asked("cpu", host())).add(&granite).unwrap();
+    world.publish(&manifest("granite", "1.1.0"));
+    let variant = |updates: Vec<Update>| match &updates[..] {
+        [Update::Updated(added)] => added.locked.variant.clone(),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(variant(world.store_of(host()).update(&[]).unwrap()), "cpu");
+    // One that this machine is not known to run, as where no card is there yet.
+    world.store_of(asked("cuda", world.host())).add(&granite).unwrap();
+    world.publish(&manifest("granite", "1.2.0"));
+    assert_eq!(variant(world.store().update(&[]).unwrap()), "cuda");
+    // What another machine's lock says counts only if it runs here.
+    fs::remove_dir_all(world.home().join("plugins")).unwrap();
+    assert_eq!(world.store().restore().unwrap()[0].locked.variant, "cpu");
 }
 
 #[test]
@@ -111,6 +159,45 @@ fn a_server_learns_which_libraries_are_locked_and_which_are_revoked() {
     world.publish(&manifest("granite", "1.1.0"));
     world.store().update(&[]).unwrap();
     assert_eq!(Installed::read(&world.home()).unwrap().revoked(own.as_str()), Some("wrong results"));
+}
+
+#[test]
+fn an_index_can_be_served_by_others_and_what_this_machine_trusts_is_the_users() {
+    let world = World::new();
+    // Of a run that was interrupted while it copied.
+    let package = world.index().join("granite-1.0.0.pensieve");
+    fs::write(&package, "the first bytes").unwrap();
+    world.publish(&manifest("granite", "1.0.0"));
+    world.store().add(&Request::parse("granite").unwrap()).unwrap();
+    let mode = |path: std::path::PathBuf| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    for name in ["index.json", "index.json.minisig", "index.pub", "granite-1.0.0.pensieve"] {
+        assert_eq!(mode(world.index().join(name)), 0o644, "{name}");
+    }
+    assert_eq!(mode(Trust::path(&world.home())), 0o600);
+    // A file that is whole stays, so that a folder can publish what lies in it.
+    let before = fs::metadata(&package).unwrap().ino();
+    world.change(Some(&package), &[]);
+    assert_eq!(fs::metadata(&package).unwrap().ino(), before);
+}
+
+#[test]
+fn an_index_that_changes_while_it_is_read_is_read_again() {
+    let world = World::new();
+    let location = "https://example.org/index";
+    let put = |files: &mut BTreeMap<String, Vec<u8>>| {
+        for entry in fs::read_dir(world.index()).unwrap().map(Result::unwrap) {
+            let url = format!("{location}/{}", entry.file_name().display());
+            files.insert(url, fs::read(entry.path()).unwrap());
+        }
+    };
+    put(&mut world.stale.borrow_mut());
+    world.stale.borrow_mut().retain(|url, _| url.ends_with("index.json"));
+    world.publish(&manifest("granite", "1.0.0"));
+    put(&mut world.web.borrow_mut());
+    let settings = world.settings_of(&[location.as_ref()]);
+    let mut store = Store::open(world.host(), settings, &world).unwrap();
+    assert_eq!(store.search(&[]).unwrap().len(), 1);
+    assert!(world.stale.borrow().is_empty());
 }
 
 #[test]

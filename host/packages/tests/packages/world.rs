@@ -25,6 +25,8 @@ pub struct World {
     pub read: RefCell<Option<Manifest>>,
     /// Files by URL.
     pub web: RefCell<BTreeMap<String, Vec<u8>>>,
+    /// Older files, of which each is answered once before the one in `web`.
+    pub stale: RefCell<BTreeMap<String, Vec<u8>>>,
     pub now: RefCell<Timestamp>,
 }
 
@@ -40,6 +42,7 @@ impl World {
             said: RefCell::default(),
             read: RefCell::default(),
             web: RefCell::default(),
+            stale: RefCell::default(),
             now: RefCell::new("2026-11-24T00:00:00Z".parse().unwrap()),
         };
         let new = NewIndex { name: "team".into(), valid_for: SignedDuration::from_hours(HOURS) };
@@ -73,6 +76,7 @@ impl World {
             home: self.home(),
             target: target.into(),
             variants: variants.iter().map(|variant| (*variant).to_owned()).collect(),
+            variant: None,
             contract: (1, 0),
             version: "0.1.0".parse().unwrap(),
             now: *self.now.borrow(),
@@ -80,8 +84,24 @@ impl World {
     }
 
     pub fn settings(&self) -> Settings {
-        let location = self.index().to_string_lossy().into_owned();
-        Settings { indexes: vec![IndexSource { location, key: None }], ..Settings::default() }
+        self.settings_of(&[&self.index()])
+    }
+
+    pub fn settings_of(&self, indexes: &[&Path]) -> Settings {
+        let source = |folder: &&Path| IndexSource { location: folder.to_string_lossy().into_owned(), key: None };
+        Settings { indexes: indexes.iter().map(source).collect(), ..Settings::default() }
+    }
+
+    /// Another index, with a key of its own and these packages.
+    pub fn other_index(&self, packages: &[&Path]) -> PathBuf {
+        let (folder, key) = (self.root().join("other-index"), SecretKey::generate().unwrap());
+        let valid_for = SignedDuration::from_hours(HOURS);
+        fs::create_dir(&folder).unwrap();
+        create_index(&folder, &NewIndex { name: "other".into(), valid_for }, &key, *self.now.borrow()).unwrap();
+        for package in packages {
+            publish(&folder, Some(package), &[], (&key, valid_for, *self.now.borrow(), false)).unwrap();
+        }
+        folder
     }
 
     pub fn store(&self) -> Store<'_> {
@@ -133,7 +153,8 @@ impl Environment for World {
     fn fetch(&self, url: &str, bytes_max: u64, to: &mut File) -> Result<(), PackageError> {
         let web = self.web.borrow();
         let absent = || PackageError::new(PackageErrorKind::Network, format!("no answer from {url}"));
-        let bytes = web.get(url).ok_or_else(absent)?;
+        let stale = self.stale.borrow_mut().remove(url);
+        let bytes = stale.as_ref().or_else(|| web.get(url)).ok_or_else(absent)?;
         if bytes.len() as u64 > bytes_max {
             return Err(PackageError::new(PackageErrorKind::Damaged, "it is too large"));
         }

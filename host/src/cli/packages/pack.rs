@@ -1,9 +1,9 @@
 //! `pensieve plugins key` and `pack`: what an author needs to make a package.
 
 use std::{
-    fs::{self, OpenOptions},
+    fs::{self, OpenOptions, Permissions},
     io::Write,
-    os::unix::fs::OpenOptionsExt,
+    os::unix::fs::{OpenOptionsExt, PermissionsExt},
     path::{Path, PathBuf},
 };
 
@@ -112,6 +112,8 @@ impl Pack {
         let mut file = tempfile::NamedTempFile::new_in(&self.out).map_err(failed)?;
         let paths: Vec<PathBuf> = libraries.into_iter().map(|library| library.path).collect();
         pack(&manifest, &key, &paths, file.as_file_mut())?;
+        // It is for others, unlike other temporary files.
+        file.as_file().set_permissions(Permissions::from_mode(0o644)).map_err(failed)?;
         file.persist(&path).map_err(|error| failed(error.error))?;
         tell(format_args!("packed {} {} for {}", manifest.name(), manifest.plugin.version, targets(&manifest)));
         say(&path.to_string_lossy())

@@ -147,3 +147,19 @@ fn a_place_that_is_not_the_users_stays_as_it_is() {
     fs::write(user.path(".local/share"), "a file in the way").unwrap();
     refuses(&user, release, &[], "cannot be made");
 }
+
+#[test]
+fn an_installed_version_stays_if_it_cannot_be_replaced_by_itself() {
+    let user = User::new();
+    let release = release::release();
+    let installed = user.install(release, &["--minimal"]);
+    assert!(installed.status.success(), "{}", text(&installed.stderr));
+    let stand_ins = tempfile::tempdir().unwrap();
+    let mv = stand_ins.path().join("mv");
+    fs::write(&mv, "#!/bin/sh\ncase $1 in */unpacked) exit 1 ;; esac\nPATH=/usr/bin:/bin\nexec mv \"$@\"\n").unwrap();
+    fs::set_permissions(&mv, fs::Permissions::from_mode(0o755)).unwrap();
+    let path = format!("{}:/usr/bin:/bin", stand_ins.path().display());
+    refuses_with(&user, release, &[], &path, "cannot be made: ");
+    let version = user.pensieve(release, &["--version"]);
+    assert!(version.status.success(), "{}", text(&version.stderr));
+}

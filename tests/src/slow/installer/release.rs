@@ -72,6 +72,13 @@ pub fn sign(folder: &Path, key: &Path, files: &[&str]) {
     run(Command::new(signer()).arg(key).args(files).current_dir(folder));
 }
 
+/// Lists a release again, signed by one key, for programs that shall trust another one from then on.
+pub fn list(folder: &Path, key: &Path, public_key: &str) {
+    let mut release = Command::new("python3");
+    release.arg(root().join(".ci/release")).arg("--list-only").arg("--out").arg(folder).arg("--key").arg(key);
+    run(release.arg("--signer").arg(signer()).args(["--public-key", public_key]));
+}
+
 fn signer() -> PathBuf {
     library(&workspace_build(), "sign")
 }

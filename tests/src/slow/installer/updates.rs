@@ -113,3 +113,18 @@ fn an_update_that_cannot_be_trusted_changes_nothing() {
     assert!(works(user.pensieve(&path, &["update", "--install"])).contains("is the newest release"));
     assert_eq!(state(&user), before);
 }
+
+#[test]
+fn a_new_key_comes_by_a_release_that_the_old_one_signed() {
+    let user = with_old_version();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("release");
+    release::copy(&path);
+    let public = fs::read_to_string(release::new_key().with_extension("pub")).unwrap();
+    let public = public.lines().nth(1).unwrap();
+    release::list(&path, release::key(), public);
+    let installer = fs::read_to_string(path.join("install.sh")).unwrap();
+    assert!(installer.contains(&format!("\nKEY='{public}'\n")), "the installer names the key that signed");
+    works(user.pensieve(&path, &["update", "--install"]));
+    assert_eq!(version(&user), PathBuf::from("versions").join(NEW));
+}
