@@ -5,6 +5,7 @@ pub(super) mod chat_request;
 pub(super) mod messages_answer;
 pub(super) mod messages_request;
 
+mod bounded;
 mod content;
 
 use std::sync::Arc;
