@@ -36,7 +36,7 @@ use crate::{
     fleet::{Elsewhere, Upstream, UpstreamKind},
 };
 use call::Call;
-use facts::Facts;
+use facts::{Asked, Facts};
 use pensieve_protocol::job::{Failure, FailureCode};
 use replicas::Replicas;
 use wire::{Addressee, chat_answer::Expected, chat_request, messages_request};
@@ -186,12 +186,14 @@ impl Remote {
         }
         let settings = self.replicas.settings();
         let mut failure = failure::nonsense(&self.id, "has no address");
+        let mut guess = None;
         for url in self.replicas.urls() {
             match facts::ask(&self.replicas.client, url, settings).await {
-                Ok(facts) => {
+                Ok(Asked { facts, is_guess: false }) => {
                     *known = Known::Facts(Instant::now(), facts);
                     return Ok(facts);
                 }
+                Ok(Asked { facts, is_guess: true }) => guess = guess.or(Some(facts)),
                 Err(why) => failure = failure::broken(&self.id, &client::Broken(format!("{url}: {}", why.0))).failure,
             }
         }
@@ -199,6 +201,10 @@ impl Remote {
         if let Known::Facts(asked, facts) = &mut *known {
             *asked = Instant::now();
             return Ok(*facts);
+        }
+        if let Some(facts) = guess {
+            *known = Known::Facts(Instant::now(), facts);
+            return Ok(facts);
         }
         *known = Known::Failed(Instant::now(), failure.clone());
         Err(failure)
