@@ -33,7 +33,7 @@ use tokio::time::Instant;
 
 use crate::{
     chat::{Delta, Image, Input, Request},
-    fleet::{Elsewhere, Upstream, UpstreamKind},
+    fleet::{Elsewhere, Upstream, UpstreamKind, UpstreamUrl},
 };
 use call::Call;
 use facts::{Asked, Facts};
@@ -211,7 +211,9 @@ impl Remote {
     }
 
     fn addressee<'a>(&'a self, kind: UpstreamKind, images: &'a [Arc<Image>]) -> Addressee<'a> {
-        Addressee { id: &self.id, model: &self.replicas.settings().model, kind, images }
+        let settings = self.replicas.settings();
+        let is_openai = settings.urls.iter().any(UpstreamUrl::is_openai);
+        Addressee { id: &self.id, model: &settings.model, kind, is_openai, images }
     }
 }
 

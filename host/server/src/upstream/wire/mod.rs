@@ -21,6 +21,8 @@ pub(super) struct Addressee<'a> {
     /// The model's name there.
     pub(super) model: &'a str,
     pub(super) kind: UpstreamKind,
+    /// It is OpenAI's own API.
+    pub(super) is_openai: bool,
     pub(super) images: &'a [Arc<Image>],
 }
 
