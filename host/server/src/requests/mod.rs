@@ -166,7 +166,7 @@ impl Chats {
         // After the client's stops, so that their indices stay valid.
         let stops = request.stops.into_iter().chain(own_stops.iter().map(|stop| (*stop).to_owned()));
         let stops = stops.map(String::into_bytes).collect();
-        let tokens = request.thinking_tokens.or_else(|| thinking::of_template(&request.input));
+        let tokens = request.thinking_tokens.or_else(|| request.input.thinking_budget());
         let open = request.open_schemas.unwrap_or(target.answers.open_schemas);
         let shown = self.shown(&target, &request.client, &request.images, &request.input, Depth::Prepared).await?;
         let arranged = self.arranged(request.client.id, &target, request.input, request.deferred_tools);
