@@ -136,6 +136,10 @@ impl Chats {
     async fn hand_over(&self, request: Request, rules: &HandoverRules, reason: HandoverReason) -> Option<Prepared> {
         let HandoverRules { id, rules } = rules;
         match self.prepare_as_named(Request { model: rules.to.clone(), ..request }).await {
+            Ok(prepared) if prepared.is_down() => {
+                tracing::warn!(model = id, to = rules.to, "a request cannot be handed over: no server answers");
+                None
+            }
             Ok(prepared) => {
                 tracing::info!(model = id, to = rules.to, reason = reason.word(), "a request is handed over");
                 Some(prepared.handed_over(reason))

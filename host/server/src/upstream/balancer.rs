@@ -189,6 +189,11 @@ impl Balancer {
         !self.replicas[replica].is_closed()
     }
 
+    /// True if all servers are left out.
+    pub(super) fn is_down(&self) -> bool {
+        self.replicas.iter().all(|replica| !replica.is_closed())
+    }
+
     /// True if there is nothing to watch.
     pub(super) fn is_idle(&self) -> bool {
         self.replicas.iter().all(|replica| replica.is_closed() && replica.streams == 0)

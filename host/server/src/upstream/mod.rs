@@ -220,6 +220,11 @@ impl RemoteCall {
         self.context
     }
 
+    /// All servers are left out because they fail.
+    pub fn is_down(&self) -> bool {
+        self.call.replicas.is_down()
+    }
+
     /// Of the prompt, as far as they can be told before the answer.
     pub fn input_tokens(&self) -> u32 {
         self.input_tokens

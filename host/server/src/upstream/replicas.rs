@@ -103,6 +103,11 @@ impl Replicas {
         Ok(Seat { replicas: self.clone(), place, outcome: Outcome::Unknown })
     }
 
+    /// All servers are left out.
+    pub(super) fn is_down(&self) -> bool {
+        self.balancer().is_down()
+    }
+
     pub(super) fn states(&self, model: &str) -> Vec<UpstreamState> {
         let balancer = self.balancer();
         let state = |(url, streams, is_well): (&str, u32, bool)| UpstreamState {
