@@ -35,7 +35,7 @@ use crate::{
     answers::{Outline, PromptHistory},
     chat::{Client, Conversation, Input, Request, ResponseFormat, Role, Tool, ToolChoice},
     constraints::Rules,
-    fleet::{Fleet, HandoverReason, HandoverRules, Target},
+    fleet::{Config, Fleet, HandoverReason, HandoverRules, Target},
     formats::{Signature, Thoughts},
     rendering::{Depth, Expressed, GrammarPool, MediaPool, RendererPool},
     upstream::{Count, Upstreams},
@@ -123,6 +123,16 @@ impl Chats {
             }
             (prepared, _) => prepared,
         }
+    }
+
+    /// Applies a new configuration while requests run. Returns what has changed, a line each.
+    pub fn reconfigure(&self, config: Config) -> Vec<String> {
+        let lines = self.fleet.reconfigure(config);
+        let models = self.fleet.models();
+        self.upstreams.keep(|id, upstream| {
+            models.iter().any(|model| model.id == id && model.upstream.as_deref() == Some(upstream))
+        });
+        lines
     }
 
     async fn prepare_as_named(&self, request: Request) -> Result<Prepared, Failure> {

@@ -147,6 +147,13 @@ impl Upstreams {
         states
     }
 
+    /// Forgets the upstreams that are not to be kept: their servers are not probed any more, and their key is gone once the
+    /// last answer has ended.
+    pub fn keep(&self, is_kept: impl Fn(&str, &Upstream) -> bool) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|id, remote| is_kept(id, remote.replicas.settings()));
+    }
+
     fn remote(&self, elsewhere: &Elsewhere) -> Result<Arc<Remote>, Failure> {
         let Elsewhere { id, upstream } = elsewhere;
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -296,6 +303,23 @@ fn is_chat(input: &Input) -> bool {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_upstream_that_is_not_configured_any_more_is_forgotten() {
+        let at = |url: &str| Arc::new(Upstream::new(&[url.to_owned()], "m").unwrap());
+        let upstreams = Upstreams::default();
+        let (kept, gone) = (at("http://10.0.0.1/v1"), at("http://10.0.0.2/v1"));
+        for (id, upstream) in [("kept", &kept), ("gone", &gone)] {
+            upstreams.remote(&Elsewhere { id: id.into(), upstream: upstream.clone() }).unwrap();
+        }
+        let running = Arc::downgrade(&upstreams.0.lock().unwrap()["gone"].replicas);
+        upstreams.keep(|id, upstream| id == "kept" && *upstream == *kept);
+        let states: Vec<String> = upstreams.states().into_iter().map(|state| state.model).collect();
+        assert_eq!(states, ["kept"]);
+        assert!(running.upgrade().is_none(), "nothing probes it");
+        upstreams.keep(|_, upstream| *upstream == *gone);
+        assert!(upstreams.states().is_empty(), "another address under the same id");
+    }
 
     #[test]
     fn a_default_limit_is_not_sent_where_it_may_be_too_high() {
