@@ -47,6 +47,8 @@ pub struct Request {
     pub context: Vec<ContextEdit>,
     /// Maximum number of tokens to generate, capped at what fits the context; `None` for as many as fit.
     pub max_tokens: Option<u32>,
+    /// `max_tokens` is this server's default, not the client's wish.
+    pub limit_is_usual: bool,
     pub sampling: SamplingParams,
     /// Strings that end the generation and are not shown.
     pub stops: Vec<String>,
@@ -64,6 +66,26 @@ pub struct Request {
     pub adapter: AdapterSelection,
     /// Fields of a chat completion that this server does not know, for an upstream that may.
     pub unknown: Map<String, Value>,
+}
+
+impl Request {
+    /// With this server's default limit of tokens, if the client names none.
+    #[must_use]
+    pub fn or_usual_limit(self, usual: Option<u32>) -> Self {
+        match self.max_tokens {
+            Some(_) => self,
+            None => Self { max_tokens: usual, limit_is_usual: usual.is_some(), ..self },
+        }
+    }
+}
+
+impl Input {
+    /// The budget of reasoning among the template's variables, where Qwen's clients and Anthropic's have it.
+    pub fn thinking_budget(&self) -> Option<u32> {
+        let Self::Chat(conversation) = self else { return None };
+        let budget = conversation.variables.get("thinking_budget")?.as_u64()?;
+        Some(u32::try_from(budget).unwrap_or(u32::MAX))
+    }
 }
 
 /// How much reasoning a client asks for, in the APIs' words.

@@ -167,13 +167,14 @@ async fn serve(server: Server, fleet: fleet::Config, resolved: ResolvedConfig, a
     tokio::spawn(log_missing_fence(fleet.clone()));
     tokio::spawn(log_plugins(fleet.clone(), server.address()));
     let banner = tokio::spawn(banner::show(fleet.clone(), server.address(), banner::BannerInfo::new(&resolved)));
+    let chats = Arc::new(Chats::new(fleet, images));
     // A worker in this process runs with the settings that it was started with.
     let reloading = if arguments.in_process {
         tokio::spawn(async {})
     } else {
-        tokio::spawn(reload::watch(Arc::new(arguments), fleet.clone(), resolved))
+        tokio::spawn(reload::watch(Arc::new(arguments), chats.clone(), resolved))
     };
-    server.run(Arc::new(Chats::new(fleet, images)), ended).await;
+    server.run(chats, ended).await;
     banner.abort();
     reloading.abort();
     Ok(())

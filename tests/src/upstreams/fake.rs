@@ -29,6 +29,8 @@ pub enum Behaviour {
     Flood(Vec<u8>, Vec<u8>),
     /// Takes the request, and never answers.
     Silent,
+    /// Answers nothing, probes included, as a process that has been stopped.
+    Stopped,
 }
 
 /// A request as it arrived.
@@ -134,6 +136,9 @@ fn serve(stream: TcpStream, behaviour: &Mutex<Behaviour>, seen: &Mutex<Vec<Seen>
         let Some(request) = read(&mut reader) else { return Some(()) };
         let path = request.path.clone();
         seen.lock().unwrap().push(request);
+        if matches!(*behaviour.lock().unwrap(), Behaviour::Stopped) {
+            return gone(reader.get_mut());
+        }
         if path == "/health" {
             let head = "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
             reader.get_mut().write_all(head.as_bytes()).ok()?;
@@ -181,7 +186,7 @@ fn serve(stream: TcpStream, behaviour: &Mutex<Behaviour>, seen: &Mutex<Vec<Seen>
                 while stream.write_all(&more).is_ok() {}
                 return None;
             }
-            Behaviour::Silent => return gone(stream),
+            Behaviour::Silent | Behaviour::Stopped => return gone(stream),
         }
     }
 }

@@ -46,6 +46,22 @@ fn attacks(elsewhere: &Fake) -> Vec<(&'static str, Behaviour)> {
         ("no JSON", raw(STREAM, b"data: <html>\n\n")),
         ("JSON of another kind", raw(STREAM, b"data: {\"choices\": 7}\n\n")),
         ("deep JSON", raw(STREAM, &[b"data: {\"choices\":", "[".repeat(1 << 20).as_bytes(), b"\n\n"].concat())),
+        (
+            "choices without an end",
+            raw(STREAM, &[b"data: {\"choices\":[{}", ",{}".repeat(1_398_000).as_bytes(), b"]}\n\n"].concat()),
+        ),
+        (
+            "calls without an end",
+            raw(
+                STREAM,
+                &[
+                    b"data: {\"choices\":[{\"delta\":{\"tool_calls\":[{}",
+                    ",{}".repeat(1_398_000).as_bytes(),
+                    b"]}}]}\n\n",
+                ]
+                .concat(),
+            ),
+        ),
         ("nothing at all", Behaviour::Silent),
         ("an end before the beginning", Behaviour::Drop(vec![])),
         ("an answer without an end", raw(STREAM, b"data: [DONE]\n\n")),

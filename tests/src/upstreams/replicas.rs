@@ -93,6 +93,25 @@ fn whatever_becomes_of_one_server_no_answer_is_lost_before_it_begins() {
 }
 
 #[test]
+fn a_server_that_has_stopped_is_left_within_seconds_and_one_set_up_wrongly_at_once() {
+    let wrong = || response("401 Unauthorized", "", "{}");
+    for (what, ruin) in [("stopped", Behaviour::Stopped), ("refuses the key", wrong())] {
+        let (good, bad) = (Fake::start(hello()), Fake::start(hello()));
+        let server = serve(&[&good, &bad], "");
+        assert_eq!(ask(&server, 0).status(), 200);
+        bad.set(ruin);
+        for conversation in 0..10 {
+            let began = Instant::now();
+            let reply = ask(&server, conversation);
+            assert_eq!(reply.status(), 200, "a server that {what}: {reply:?}");
+            // About one second; the rest is for a busy machine.
+            assert!(began.elapsed() < Duration::from_secs(5), "a server that {what}: {:?}", began.elapsed());
+        }
+        assert!(!bad.asked().is_empty(), "{what}");
+    }
+}
+
+#[test]
 fn more_than_one_server_may_take_goes_to_the_others_or_waits_outside() {
     let slow = || Behaviour::Slowly(vec![text("a"), end("stop")[0].clone()], Duration::from_millis(700));
     let (one, two) = (Fake::start(slow()), Fake::start(slow()));

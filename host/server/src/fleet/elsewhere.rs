@@ -116,6 +116,15 @@ impl UpstreamUrl {
         self.text.strip_suffix("/v1").unwrap_or(&self.text)
     }
 
+    /// True for OpenAI's own API, at OpenAI or at Azure, which has left names behind that other servers go on with.
+    pub fn is_openai(&self) -> bool {
+        let host = self.text.split("://").nth(1).unwrap_or_default();
+        let host = host.split(['/', ':']).next().unwrap_or_default().to_ascii_lowercase();
+        ["openai.com", "azure.com", "azure.us", "azure.cn"]
+            .iter()
+            .any(|domain| host.strip_suffix(domain).is_some_and(|left| left.ends_with('.')))
+    }
+
     /// True if what is sent there stays on this machine.
     pub fn is_local(&self) -> bool {
         self.is_local
@@ -226,6 +235,17 @@ mod tests {
         check("https://user:word@host/v1", Err("a password in it"));
         check("https://host/v1?key=x", Err("a query"));
         check("https://ho st/v1", Err("is not one"));
+    }
+
+    #[test]
+    fn openais_own_api_is_known_by_its_host() {
+        let check = |text: &str, is| assert_eq!(UpstreamUrl::parse(text).unwrap().is_openai(), is, "{text}");
+        check("https://api.openai.com/v1", true);
+        check("https://eu.api.OpenAI.com:443/v1", true);
+        check("https://name.openai.azure.com/openai/v1", true);
+        check("https://api.mistral.ai/v1", false);
+        check("https://notopenai.com/v1", false);
+        check("http://10.0.0.5/api.openai.com/v1", false);
     }
 
     #[test]

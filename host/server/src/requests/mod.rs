@@ -35,7 +35,7 @@ use crate::{
     answers::{Outline, PromptHistory},
     chat::{Client, Conversation, Input, Request, ResponseFormat, Role, Tool, ToolChoice},
     constraints::Rules,
-    fleet::{Fleet, HandoverReason, HandoverRules, Target},
+    fleet::{Config, Fleet, HandoverReason, HandoverRules, Target},
     formats::{Signature, Thoughts},
     rendering::{Depth, Expressed, GrammarPool, MediaPool, RendererPool},
     upstream::{Count, Upstreams},
@@ -125,6 +125,16 @@ impl Chats {
         }
     }
 
+    /// Applies a new configuration while requests run. Returns what has changed, a line each.
+    pub fn reconfigure(&self, config: Config) -> Vec<String> {
+        let lines = self.fleet.reconfigure(config);
+        let models = self.fleet.models();
+        self.upstreams.keep(|id, upstream| {
+            models.iter().any(|model| model.id == id && model.upstream.as_deref() == Some(upstream))
+        });
+        lines
+    }
+
     async fn prepare_as_named(&self, request: Request) -> Result<Prepared, Failure> {
         match self.fleet.elsewhere(&request.model)? {
             Some(elsewhere) => self.upstreams.prepare(&elsewhere, &request).await.map(Prepared::elsewhere),
@@ -136,6 +146,10 @@ impl Chats {
     async fn hand_over(&self, request: Request, rules: &HandoverRules, reason: HandoverReason) -> Option<Prepared> {
         let HandoverRules { id, rules } = rules;
         match self.prepare_as_named(Request { model: rules.to.clone(), ..request }).await {
+            Ok(prepared) if prepared.is_down() => {
+                tracing::warn!(model = id, to = rules.to, "a request cannot be handed over: no server answers");
+                None
+            }
             Ok(prepared) => {
                 tracing::info!(model = id, to = rules.to, reason = reason.word(), "a request is handed over");
                 Some(prepared.handed_over(reason))
@@ -166,7 +180,7 @@ impl Chats {
         // After the client's stops, so that their indices stay valid.
         let stops = request.stops.into_iter().chain(own_stops.iter().map(|stop| (*stop).to_owned()));
         let stops = stops.map(String::into_bytes).collect();
-        let tokens = request.thinking_tokens.or_else(|| thinking::of_template(&request.input));
+        let tokens = request.thinking_tokens.or_else(|| request.input.thinking_budget());
         let open = request.open_schemas.unwrap_or(target.answers.open_schemas);
         let shown = self.shown(&target, &request.client, &request.images, &request.input, Depth::Prepared).await?;
         let arranged = self.arranged(request.client.id, &target, request.input, request.deferred_tools);

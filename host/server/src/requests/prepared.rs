@@ -63,6 +63,14 @@ impl Prepared {
         self.handover
     }
 
+    /// No server that could answer it is well.
+    pub(super) fn is_down(&self) -> bool {
+        match &self.place {
+            Place::Here(_) => false,
+            Place::Elsewhere(call) => call.is_down(),
+        }
+    }
+
     /// Maximum sequence length of the model in tokens; 0 if its upstream does not say.
     pub fn context(&self) -> u32 {
         match &self.place {

@@ -4,15 +4,13 @@
 //! is a line of ours, the marker with which the template closes reasoning, and what the template writes after it.
 
 use crate::{
-    chat::{Effort, Input, ToolChoice},
+    chat::{Effort, ToolChoice},
     fleet::Efforts,
     formats::{Channels, OutputFormat, Thoughts},
 };
 use pensieve_protocol::{job::Thinking, vocabulary::Vocabulary};
 
 const LINE: &str = "\n\nI have thought about this long enough, so I answer now.\n";
-/// The template variable in which Qwen's clients send the budget.
-const VARIABLE: &str = "thinking_budget";
 /// A budget leaves this share of the room for the answer.
 const ANSWER_SHARE: u32 = 8;
 
@@ -30,13 +28,6 @@ pub(super) struct Conclusions {
     answer: Vec<u32>,
     /// An answer follows at once.
     again: Vec<u32>,
-}
-
-/// Returns the budget in a conversation's template variables.
-pub(super) fn of_template(input: &Input) -> Option<u32> {
-    let Input::Chat(conversation) = input else { return None };
-    let budget = conversation.variables.get(VARIABLE)?.as_u64()?;
-    Some(u32::try_from(budget).unwrap_or(u32::MAX))
 }
 
 /// Returns the number of tokens that reasoning may take of `room`; `None` for all.

@@ -37,6 +37,9 @@ struct Replica {
     /// Estimated tokens of the prompts and answers of its streams.
     tokens: u64,
     circuit: Circuit,
+    /// Time until the next probe after it fails again: it grows until the server gives a whole answer, as one may answer
+    /// probes and nothing else.
+    pause: Duration,
     /// It has asked to be left alone until then.
     rests_until: Duration,
 }
@@ -49,7 +52,6 @@ enum Circuit {
     },
     Open {
         probe_at: Duration,
-        pause: Duration,
     },
 }
 
@@ -91,6 +93,7 @@ impl Balancer {
             streams: 0,
             tokens: 0,
             circuit: Circuit::Closed { failures: 0 },
+            pause: PAUSE_MIN,
             rests_until: Duration::ZERO,
         };
         Self { replicas: names.into_iter().map(replica).collect(), streams_max }
@@ -137,6 +140,7 @@ impl Balancer {
                 // An answer that began before the failures says nothing about the time after them.
                 if replica.is_closed() {
                     replica.circuit = Circuit::Closed { failures: 0 };
+                    replica.pause = PAUSE_MIN;
                 }
                 false
             }
@@ -159,12 +163,12 @@ impl Balancer {
     pub(super) fn due(&mut self, now: Duration) -> Vec<usize> {
         let mut due = Vec::new();
         for (place, replica) in self.replicas.iter_mut().enumerate() {
-            if let Circuit::Open { probe_at, pause } = &mut replica.circuit
+            let pause = replica.pause;
+            if let Circuit::Open { probe_at } = &mut replica.circuit
                 && *probe_at <= now
             {
                 // The next one, unless this one's answer comes first.
-                *pause = (*pause * 2).min(PAUSE_MAX);
-                *probe_at = now + *pause;
+                *probe_at = now + pause;
                 due.push(place);
             }
         }
@@ -173,6 +177,7 @@ impl Balancer {
 
     /// The answer to a probe. Returns true if the server is well again, or left out from now on.
     pub(super) fn probed(&mut self, replica: usize, is_well: bool, now: Duration) -> bool {
+        let has_others = self.replicas.iter().enumerate().any(|(place, other)| place != replica && other.is_closed());
         let replica = &mut self.replicas[replica];
         match (is_well, replica.is_closed()) {
             (true, false) => {
@@ -180,13 +185,26 @@ impl Balancer {
                 true
             }
             (true, true) => false,
+            // One that is silent, too. The last one is believed longer: nobody can take over, and it may just be busy.
+            (false, true) if has_others && replica.streams > 0 => {
+                replica.open(now);
+                true
+            }
             (false, true) => replica.failed(now),
-            (false, false) => false,
+            (false, false) => {
+                replica.pause = (replica.pause * 2).min(PAUSE_MAX);
+                false
+            }
         }
     }
 
     pub(super) fn is_open(&self, replica: usize) -> bool {
         !self.replicas[replica].is_closed()
+    }
+
+    /// True if all servers are left out.
+    pub(super) fn is_down(&self) -> bool {
+        self.replicas.iter().all(|replica| !replica.is_closed())
     }
 
     /// True if there is nothing to watch.
@@ -217,7 +235,7 @@ impl Balancer {
             Some(rest) => Unavailable::Busy { retry_after: rest.max(PAUSE_MIN) },
             None => {
                 let probes = self.replicas.iter().filter_map(|replica| match replica.circuit {
-                    Circuit::Open { probe_at, .. } => Some(probe_at.saturating_sub(now)),
+                    Circuit::Open { probe_at } => Some(probe_at.saturating_sub(now)),
                     Circuit::Closed { .. } => None,
                 });
                 Unavailable::Down { retry_after: probes.min().unwrap_or(PAUSE_MIN).max(PAUSE_MIN) }
@@ -235,12 +253,18 @@ impl Replica {
         let Circuit::Closed { failures } = self.circuit else { return false };
         let failures = failures + 1;
         let opens = failures >= FAILURES_MAX;
-        self.circuit = if opens {
-            Circuit::Open { probe_at: now + PAUSE_MIN, pause: PAUSE_MIN }
+        if opens {
+            self.open(now);
         } else {
-            Circuit::Closed { failures }
-        };
+            self.circuit = Circuit::Closed { failures };
+        }
         opens
+    }
+
+    /// Leaves it out until a probe after the pause, and makes the next pause longer.
+    fn open(&mut self, now: Duration) {
+        self.circuit = Circuit::Open { probe_at: now + self.pause };
+        self.pause = (self.pause * 2).min(PAUSE_MAX);
     }
 
     fn rank(&self, conversation: u64) -> u64 {

@@ -32,6 +32,8 @@ const HEADERS_MAX: usize = 100;
 const HEADER_BYTES_MAX: usize = 64 << 10;
 /// Limit of a body that is read whole: a list of models, a count, an error.
 const WHOLE_BYTES_MAX: usize = 1 << 20;
+/// Limit of a count, which some servers send as the list of a long prompt's tokens, and of that prompt.
+pub(super) const COUNT_BYTES_MAX: usize = 16 << 20;
 /// Longest that a body which is read whole may take.
 const WHOLE_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -166,12 +168,17 @@ impl Answer {
     }
 
     /// The whole body, which has to be small.
-    pub(super) async fn whole(mut self) -> Result<Vec<u8>, Broken> {
+    pub(super) async fn whole(self) -> Result<Vec<u8>, Broken> {
+        self.whole_of(WHOLE_BYTES_MAX).await
+    }
+
+    /// The whole body, of at most `bytes_max`.
+    pub(super) async fn whole_of(mut self, bytes_max: usize) -> Result<Vec<u8>, Broken> {
         let read = async {
             let mut whole = Vec::new();
             while let Some(bytes) = self.next().await? {
-                if whole.len() + bytes.len() > WHOLE_BYTES_MAX {
-                    return Err(Broken(format!("it sent more than {WHOLE_BYTES_MAX} bytes where few were expected")));
+                if whole.len() + bytes.len() > bytes_max {
+                    return Err(Broken(format!("it sent more than {bytes_max} bytes where few were expected")));
                 }
                 whole.extend_from_slice(&bytes);
             }

@@ -1,15 +1,19 @@
 //! Counting a prompt's tokens where the upstream can: by its tokenizer, or the counting route of its API. Where there is none the
 //! number is an estimate, and says so.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 use bytes::Bytes;
+use serde::{
+    Deserialize, Deserializer,
+    de::{IgnoredAny, SeqAccess, Visitor},
+};
 use serde_json::{Map, Value, json};
 use tokio::time::timeout;
 
 use super::{
     Remote,
-    client::Broken,
+    client::{Broken, COUNT_BYTES_MAX},
     estimate,
     facts::Facts,
     failure, is_chat,
@@ -39,6 +43,46 @@ impl Count {
             warnings.push("the number of tokens is an estimate: the model's upstream does not count".to_owned());
         }
         self.tokens
+    }
+}
+
+/// What servers answer when they count. Most of it may be a list of millions of tokens, which is not kept.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Counted {
+    /// Anthropic's and Pensieve's.
+    input_tokens: Option<u32>,
+    /// vLLM's.
+    count: Option<u32>,
+    /// llama.cpp's.
+    tokens: Option<Length>,
+    /// llama.cpp's: what its template makes of a conversation.
+    prompt: Option<String>,
+}
+
+/// The length of a list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Length(u32);
+
+impl<'de> Deserialize<'de> for Length {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Counting;
+        impl<'de> Visitor<'de> for Counting {
+            type Value = Length;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list of tokens")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Length, A::Error> {
+                let mut length = 0u32;
+                while list.next_element::<IgnoredAny>()?.is_some() {
+                    length = length.saturating_add(1);
+                }
+                Ok(Length(length))
+            }
+        }
+        deserializer.deserialize_seq(Counting)
     }
 }
 
@@ -73,17 +117,19 @@ async fn exact(
         let asked = async {
             let answer = remote.replicas.client.post(kind, &url, body).await?;
             let status = answer.status;
-            let whole = answer.whole().await?;
-            Ok::<_, Broken>(serde_json::from_slice::<Value>(&whole).ok().filter(|_| status.is_success()))
+            if !status.is_success() {
+                return Ok(None);
+            }
+            let whole = answer.whole_of(COUNT_BYTES_MAX).await?;
+            Ok::<_, Broken>(serde_json::from_slice::<Counted>(&whole).ok())
         };
         timeout(COUNT_TIMEOUT, asked).await.unwrap_or_else(|_| Err(Broken("it did not count in time".into())))
     };
-    let number = |value: &Value| value.as_u64().and_then(|count| u32::try_from(count).ok());
     Ok(match kind {
         UpstreamKind::Anthropic | UpstreamKind::Pensieve if is_chat(&request.input) => {
             let body = messages_request::counted(request, to)?;
             let answer = ask(format!("{url}/messages/count_tokens"), body).await;
-            answer.map(|answer| answer.and_then(|answer| number(&answer["input_tokens"])))
+            answer.map(|answer| answer?.input_tokens)
         }
         UpstreamKind::Vllm => {
             let (_, mut body) = chat_request::write(request, to, None)?;
@@ -91,7 +137,7 @@ async fn exact(
                 ["model", "messages", "tools", "prompt", "chat_template_kwargs"].contains(&name.as_str())
             });
             let answer = ask(format!("{}/tokenize", url.root()), body).await;
-            answer.map(|answer| answer.and_then(|answer| number(&answer["count"])))
+            answer.map(|answer| answer?.count)
         }
         UpstreamKind::LlamaCpp => {
             let (_, mut body) = chat_request::write(request, to, None)?;
@@ -99,7 +145,7 @@ async fn exact(
             if is_chat(&request.input) {
                 body.retain(|name, _| ["messages", "tools", "chat_template_kwargs"].contains(&name.as_str()));
                 match ask(format!("{}/apply-template", url.root()), body).await {
-                    Ok(answer) => prompt = answer.and_then(|answer| Some(answer["prompt"].as_str()?.to_owned())),
+                    Ok(answer) => prompt = answer.and_then(|answer| answer.prompt),
                     Err(why) => return Ok(Err(why)),
                 }
             }
@@ -109,8 +155,26 @@ async fn exact(
             body.insert("add_special".into(), json!(true));
             body.insert("parse_special".into(), json!(true));
             let answer = ask(format!("{}/tokenize", url.root()), body).await;
-            answer.map(|answer| answer.and_then(|answer| u32::try_from(answer["tokens"].as_array()?.len()).ok()))
+            answer.map(|answer| answer?.tokens.map(|Length(tokens)| tokens))
         }
         _ => Ok(None),
     })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_of_tokens_is_counted_but_not_kept() {
+        let of = |text: &str| serde_json::from_str::<Counted>(text).unwrap();
+        let list = format!(r#"{{"tokens":[1{}],"count":7}}"#, ",151643".repeat(999_999));
+        assert_eq!(of(&list).tokens, Some(Length(1_000_000)));
+        assert!(list.len() < COUNT_BYTES_MAX);
+        assert_eq!(of(r#"{"tokens": [{"id": 1, "piece": "a"}, {"id": 2}]}"#).tokens, Some(Length(2)));
+        assert_eq!(of(r#"{"count": 123, "max_model_len": 4096, "tokens": []}"#).count, Some(123));
+        assert_eq!(of(r#"{"input_tokens": 5}"#).input_tokens, Some(5));
+        assert!(serde_json::from_str::<Counted>(r#"{"count": -1}"#).is_err());
+    }
 }

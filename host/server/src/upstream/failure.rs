@@ -55,15 +55,16 @@ pub(super) fn of_status(
     let said = message(body, key);
     let failed = |code, message: String| Failure::new(code, message).private();
     let (failure, outcome, elsewhere) = match status.as_u16() {
+        // No client causes these, and another server may be set up as it should.
         401 | 403 => {
             let message = format!("the upstream of model '{model}' refuses this server's key");
             let help = "set upstream_key_env or upstream_key_file in its [[models]]";
-            (Failure::new(FailureCode::Unreachable, message).with_help(help), Outcome::Answered, false)
+            (Failure::new(FailureCode::Unreachable, message).with_help(help), Outcome::Unknown, true)
         }
         404 => {
             let message = format!("the upstream of model '{model}' does not have it, or not this API: {said}");
             let help = "set upstream_model in its [[models]], and see that the URL ends in /v1";
-            (failed(FailureCode::Unreachable, message).with_help(help), Outcome::Answered, false)
+            (failed(FailureCode::Unreachable, message).with_help(help), Outcome::Unknown, true)
         }
         408 | 429 | 503 | 529 => {
             let message = format!("the upstream of model '{model}' is busy: {said}");
@@ -148,7 +149,9 @@ mod tests {
         check(400, vllm, FailureCode::TooLong, Outcome::Answered, false);
         let llama = r#"{"error":{"code":400,"type":"exceed_context_size_error","message":"too large"}}"#;
         check(400, llama, FailureCode::TooLong, Outcome::Answered, false);
-        check(401, "", FailureCode::Unreachable, Outcome::Answered, false);
+        for status in [401, 403, 404] {
+            check(status, "", FailureCode::Unreachable, Outcome::Unknown, true);
+        }
         check(429, "", FailureCode::Busy, busy, true);
         check(500, "<html>", FailureCode::Unreachable, Outcome::Unknown, true);
         check(502, "", FailureCode::Unreachable, Outcome::Failed, true);

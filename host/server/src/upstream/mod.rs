@@ -33,10 +33,10 @@ use tokio::time::Instant;
 
 use crate::{
     chat::{Delta, Image, Input, Request},
-    fleet::{Elsewhere, Upstream, UpstreamKind},
+    fleet::{Elsewhere, Upstream, UpstreamKind, UpstreamUrl},
 };
 use call::Call;
-use facts::Facts;
+use facts::{Asked, Facts};
 use pensieve_protocol::job::{Failure, FailureCode};
 use replicas::Replicas;
 use wire::{Addressee, chat_answer::Expected, chat_request, messages_request};
@@ -80,22 +80,17 @@ impl Upstreams {
     pub async fn prepare(&self, elsewhere: &Elsewhere, request: &Request) -> Result<RemoteCall, Failure> {
         let remote = self.remote(elsewhere)?;
         let facts = remote.facts().await?;
-        let estimate = estimate::tokens(&request.input);
-        let mut prompt = estimate;
-        let mut max_tokens = request.max_tokens;
-        let mut clamped = request.max_tokens.is_none();
-        if let (Some(context), Some(wanted)) = (facts.context, request.max_tokens) {
+        let mut count = Count { tokens: estimate::tokens(&request.input), is_estimate: true };
+        let mut limit = Limit { tokens: wanted(request, facts), clamped: false };
+        if let (Some(context), Some(wanted)) = (facts.context, limit.tokens) {
             // Engines refuse what does not fit. It is counted only where it may not.
-            if estimate.saturating_mul(2).saturating_add(wanted) > context {
-                prompt = count::count(&remote, facts, request).await?.tokens;
-                let room = context.saturating_sub(prompt);
-                if room == 0 {
-                    return Err(too_long(&remote.id, prompt, context));
-                }
-                max_tokens = Some(wanted.min(room));
-                clamped = wanted > room;
+            if count.tokens.saturating_mul(2).saturating_add(wanted) > context {
+                count = count::count(&remote, facts, request).await?;
+                limit = fitting(wanted, context, count, request.limit_is_usual)
+                    .ok_or_else(|| too_long(&remote.id, count.tokens, context))?;
             }
         }
+        let (prompt, max_tokens) = (count.tokens, limit.tokens);
         let to = remote.addressee(facts.kind, &request.images);
         let (path, body) = match facts.kind {
             UpstreamKind::Anthropic => messages_request::write(request, &to, max_tokens)?,
@@ -106,7 +101,8 @@ impl Upstreams {
             model: remote.id.clone(),
             key: settings.key.clone(),
             stops: request.stops.clone(),
-            clamped,
+            // Without a limit the context is what ends an answer, but where the API requires one.
+            clamped: limit.clamped || (max_tokens.is_none() && facts.kind != UpstreamKind::Anthropic),
             logprobs: request.logprobs.is_some(),
             prompt,
         };
@@ -116,7 +112,8 @@ impl Upstreams {
             path,
             body: Bytes::new(),
             conversation: estimate::conversation(request),
-            tokens: u64::from(prompt) + u64::from(max_tokens.unwrap_or(0).min(estimate::ANSWER_USUAL)),
+            tokens: u64::from(prompt)
+                + u64::from(max_tokens.map_or(estimate::ANSWER_USUAL, |limit| limit.min(estimate::ANSWER_USUAL))),
             expected,
         };
         Ok(RemoteCall { call, body, input_tokens: prompt, context: facts.context.unwrap_or(0) })
@@ -158,6 +155,13 @@ impl Upstreams {
         states
     }
 
+    /// Forgets the upstreams that are not to be kept: their servers are not probed any more, and their key is gone once the
+    /// last answer has ended.
+    pub fn keep(&self, is_kept: impl Fn(&str, &Upstream) -> bool) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|id, remote| is_kept(id, remote.replicas.settings()));
+    }
+
     fn remote(&self, elsewhere: &Elsewhere) -> Result<Arc<Remote>, Failure> {
         let Elsewhere { id, upstream } = elsewhere;
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -194,12 +198,14 @@ impl Remote {
         }
         let settings = self.replicas.settings();
         let mut failure = failure::nonsense(&self.id, "has no address");
+        let mut guess = None;
         for url in self.replicas.urls() {
             match facts::ask(&self.replicas.client, url, settings).await {
-                Ok(facts) => {
+                Ok(Asked { facts, is_guess: false }) => {
                     *known = Known::Facts(Instant::now(), facts);
                     return Ok(facts);
                 }
+                Ok(Asked { facts, is_guess: true }) => guess = guess.or(Some(facts)),
                 Err(why) => failure = failure::broken(&self.id, &client::Broken(format!("{url}: {}", why.0))).failure,
             }
         }
@@ -208,12 +214,18 @@ impl Remote {
             *asked = Instant::now();
             return Ok(*facts);
         }
+        if let Some(facts) = guess {
+            *known = Known::Facts(Instant::now(), facts);
+            return Ok(facts);
+        }
         *known = Known::Failed(Instant::now(), failure.clone());
         Err(failure)
     }
 
     fn addressee<'a>(&'a self, kind: UpstreamKind, images: &'a [Arc<Image>]) -> Addressee<'a> {
-        Addressee { id: &self.id, model: &self.replicas.settings().model, kind, images }
+        let settings = self.replicas.settings();
+        let is_openai = settings.urls.iter().any(UpstreamUrl::is_openai);
+        Addressee { id: &self.id, model: &settings.model, kind, is_openai, images }
     }
 }
 
@@ -221,6 +233,11 @@ impl RemoteCall {
     /// The longest sequence in tokens; 0 if it is not known.
     pub fn context(&self) -> u32 {
         self.context
+    }
+
+    /// All servers are left out because they fail.
+    pub fn is_down(&self) -> bool {
+        self.call.replicas.is_down()
     }
 
     /// Of the prompt, as far as they can be told before the answer.
@@ -250,6 +267,35 @@ impl RemoteCall {
     }
 }
 
+/// A limit of at most this part of a context is small.
+const SMALL_SHARE: u32 = 8;
+
+/// The limit on an answer's tokens as it is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Limit {
+    tokens: Option<u32>,
+    /// It is lower than the one that was asked for, as the context has no room for more.
+    clamped: bool,
+}
+
+/// The limit that the upstream is asked for. Vendors refuse one that is beyond what their model writes, and others one that
+/// is beyond a context which is not known here, so they get the client's, but not this server's default.
+fn wanted(request: &Request, facts: Facts) -> Option<u32> {
+    let is_vendor = matches!(facts.kind, UpstreamKind::OpenAi | UpstreamKind::Anthropic);
+    request.max_tokens.filter(|_| !(request.limit_is_usual && (is_vendor || facts.context.is_none())))
+}
+
+/// The limit that fits the context after this prompt; `None` if the prompt itself surely does not fit. An estimate refuses
+/// nothing: the upstream counts, and decides. It then gets no limit, unless a small one, which the client may rely on.
+fn fitting(wanted: u32, context: u32, prompt: Count, is_usual: bool) -> Option<Limit> {
+    let room = context.saturating_sub(prompt.tokens);
+    if prompt.is_estimate && (room == 0 || is_usual) {
+        let is_small = !is_usual && wanted <= context / SMALL_SHARE;
+        return Some(Limit { tokens: Some(wanted).filter(|_| is_small), clamped: !is_small });
+    }
+    (room > 0).then(|| Limit { tokens: Some(wanted.min(room)), clamped: wanted > room })
+}
+
 fn too_long(model: &str, prompt: u32, context: u32) -> Failure {
     let message =
         format!("the prompt has {prompt} tokens, and model '{model}' reads at most {}", context.saturating_sub(1));
@@ -259,4 +305,64 @@ fn too_long(model: &str, prompt: u32, context: u32) -> Failure {
 /// Whether a request has a form that upstreams can be sent.
 fn is_chat(input: &Input) -> bool {
     matches!(input, Input::Chat(_))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_upstream_that_is_not_configured_any_more_is_forgotten() {
+        let at = |url: &str| Arc::new(Upstream::new(&[url.to_owned()], "m").unwrap());
+        let upstreams = Upstreams::default();
+        let (kept, gone) = (at("http://10.0.0.1/v1"), at("http://10.0.0.2/v1"));
+        for (id, upstream) in [("kept", &kept), ("gone", &gone)] {
+            upstreams.remote(&Elsewhere { id: id.into(), upstream: upstream.clone() }).unwrap();
+        }
+        let running = Arc::downgrade(&upstreams.0.lock().unwrap()["gone"].replicas);
+        upstreams.keep(|id, upstream| id == "kept" && *upstream == *kept);
+        let states: Vec<String> = upstreams.states().into_iter().map(|state| state.model).collect();
+        assert_eq!(states, ["kept"]);
+        assert!(running.upgrade().is_none(), "nothing probes it");
+        upstreams.keep(|_, upstream| *upstream == *gone);
+        assert!(upstreams.states().is_empty(), "another address under the same id");
+    }
+
+    #[test]
+    fn a_default_limit_is_not_sent_where_it_may_be_too_high() {
+        let check = |kind, context, max_tokens, usual, expected| {
+            let request = Request { max_tokens, ..Request::default() }.or_usual_limit(usual);
+            assert_eq!(
+                wanted(&request, Facts { kind, context, images: true, logprobs: true }),
+                expected,
+                "{kind:?} {context:?}"
+            );
+        };
+        let usual = Some(32_768);
+        check(UpstreamKind::OpenAi, None, None, usual, None);
+        check(UpstreamKind::OpenAi, Some(128_000), None, usual, None);
+        check(UpstreamKind::Anthropic, Some(200_000), None, usual, None);
+        check(UpstreamKind::Vllm, None, None, usual, None);
+        check(UpstreamKind::Vllm, Some(4096), None, usual, usual);
+        check(UpstreamKind::OpenAi, None, Some(9), usual, Some(9));
+        check(UpstreamKind::Vllm, None, Some(32_768), usual, usual);
+        check(UpstreamKind::Vllm, Some(4096), None, None, None);
+    }
+
+    #[test]
+    fn only_a_prompt_that_was_counted_can_be_too_long() {
+        let check = |wanted, tokens, is_estimate, is_usual, expected: Option<(Option<u32>, bool)>| {
+            let limit = fitting(wanted, 100, Count { tokens, is_estimate }, is_usual);
+            assert_eq!(limit.map(|limit| (limit.tokens, limit.clamped)), expected, "{wanted} {tokens} {is_estimate}");
+        };
+        check(50, 60, false, false, Some((Some(40), true)));
+        check(50, 20, false, false, Some((Some(50), false)));
+        check(50, 100, false, false, None);
+        check(50, 100, false, true, None);
+        check(50, 120, true, false, Some((None, true)));
+        check(5, 120, true, false, Some((Some(5), false)));
+        check(50, 60, true, false, Some((Some(40), true)));
+        check(50, 60, true, true, Some((None, true)));
+    }
 }

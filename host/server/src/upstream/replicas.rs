@@ -1,6 +1,7 @@
 //! The servers of one model as they are now: who has how many streams, who is left out, and the task that asks after those.
 
 use std::{
+    collections::HashSet,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -8,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::{sync::watch, time::Instant};
+use tokio::{sync::watch, task::JoinSet, time::Instant};
 
 use super::{
     balancer::{Balancer, Outcome, Place, Unavailable},
@@ -17,9 +18,13 @@ use super::{
 use crate::fleet::{Upstream, UpstreamKind, UpstreamUrl};
 
 /// How often servers with streams, and those left out, are looked after.
-const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// Silence of a server with streams after which it is asked whether it is well.
-const SILENCE: Duration = Duration::from_secs(1);
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// Silence of a server with streams after which it is asked whether it is well. With the next two, one that has stopped is
+/// left out within a second.
+const SILENCE: Duration = Duration::from_millis(350);
+/// Time that it has for the answer.
+const WATCH_TIMEOUT: Duration = Duration::from_millis(500);
+/// Time that a server which is left out has for the answer.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
@@ -103,6 +108,11 @@ impl Replicas {
         Ok(Seat { replicas: self.clone(), place, outcome: Outcome::Unknown })
     }
 
+    /// All servers are left out.
+    pub(super) fn is_down(&self) -> bool {
+        self.balancer().is_down()
+    }
+
     pub(super) fn states(&self, model: &str) -> Vec<UpstreamState> {
         let balancer = self.balancer();
         let state = |(url, streams, is_well): (&str, u32, bool)| UpstreamState {
@@ -137,14 +147,15 @@ impl Replicas {
         self.losses.send_modify(|losses| *losses += 1);
     }
 
-    async fn probe(self: Arc<Self>, kind: UpstreamKind, replica: usize) {
+    /// Asks a server whether it is well. Returns its place.
+    async fn probe(self: Arc<Self>, kind: UpstreamKind, replica: usize, time: Duration) -> usize {
         let url = self.url(replica);
         let url = match kind {
             UpstreamKind::Ollama => format!("{}/api/version", url.root()),
             UpstreamKind::OpenAi | UpstreamKind::Anthropic => format!("{url}/models"),
             _ => format!("{}/health", url.root()),
         };
-        let answer = self.client.get(kind, &url, PROBE_TIMEOUT).await;
+        let answer = self.client.get(kind, &url, time).await;
         let is_well = answer.is_ok_and(|answer| !answer.status.is_server_error());
         if is_well {
             self.hear(replica);
@@ -155,6 +166,7 @@ impl Replicas {
             (true, true) => tracing::info!(model = self.id, "upstream {} answers again", self.url(replica)),
             (true, false) => self.lost(replica),
         }
+        replica
     }
 }
 
@@ -162,10 +174,20 @@ impl Replicas {
 async fn watch_over(replicas: Weak<Replicas>, kind: UpstreamKind) {
     // A vendor counts requests, and has its own ways to stay up.
     let is_watched = !matches!(kind, UpstreamKind::OpenAi | UpstreamKind::Anthropic);
+    // One that is slow to answer does not keep the others from being asked.
+    let (mut probes, mut asked) = (JoinSet::new(), HashSet::new());
     loop {
         tokio::time::sleep(LOOK_EVERY).await;
+        while let Some(done) = probes.try_join_next() {
+            match done {
+                Ok(replica) => {
+                    asked.remove(&replica);
+                }
+                Err(_) => asked.clear(),
+            }
+        }
         let Some(replicas) = replicas.upgrade() else { return };
-        let mut asked = {
+        let due = {
             let mut balancer = replicas.balancer();
             if balancer.is_idle() {
                 // Under the lock, so that a request that comes now starts the next one.
@@ -174,14 +196,18 @@ async fn watch_over(replicas: Weak<Replicas>, kind: UpstreamKind) {
             }
             balancer.due(replicas.now())
         };
+        let mut due: Vec<(usize, Duration)> = due.into_iter().map(|replica| (replica, PROBE_TIMEOUT)).collect();
         // Nobody could take over from a server that is the only one, and it may just be busy.
         if is_watched && replicas.settings.urls.len() > 1 {
-            let silent: Vec<usize> =
-                replicas.balancer().working().filter(|replica| replicas.is_silent(*replica)).collect();
-            asked.extend(silent);
+            let balancer = replicas.balancer();
+            let silent = balancer.working().filter(|replica| replicas.is_silent(*replica));
+            due.extend(silent.map(|replica| (replica, WATCH_TIMEOUT)));
         }
-        let probes = asked.into_iter().map(|replica| replicas.clone().probe(kind, replica));
-        futures_util::future::join_all(probes).await;
+        for (replica, time) in due {
+            if asked.insert(replica) {
+                probes.spawn(replicas.clone().probe(kind, replica, time));
+            }
+        }
     }
 }
 

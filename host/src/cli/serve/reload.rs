@@ -23,8 +23,9 @@ use crate::{
 };
 use pensieve_protocol::outside::Outside;
 use pensieve_server::{
-    fleet::{self, Fleet},
+    fleet,
     http::{DialectSettings, Limits},
+    requests::Chats,
 };
 
 /// How often the file is looked at.
@@ -35,7 +36,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 struct Stamp(Vec<(PathBuf, u64, u64, i64, i64)>);
 
 /// Watches the configuration until it is dropped.
-pub(super) async fn watch(serve: Arc<Serve>, fleet: Arc<Fleet>, resolved: ResolvedConfig) {
+pub(super) async fn watch(serve: Arc<Serve>, chats: Arc<Chats>, resolved: ResolvedConfig) {
     let mut hangup = signal(SignalKind::hangup())
         .inspect_err(|error| tracing::warn!("SIGHUP is not heard ({error}); the configuration's file is still watched"))
         .ok();
@@ -66,7 +67,7 @@ pub(super) async fn watch(serve: Arc<Serve>, fleet: Arc<Fleet>, resolved: Resolv
         let serve = serve.clone();
         let resolving = tokio::task::spawn_blocking(move || serve.resolve().and_then(|new| Ok((new.fleet()?, new))));
         match resolving.await {
-            Ok(Ok((config, new))) => state.apply(&fleet, config, &new, is_asked),
+            Ok(Ok((config, new))) => state.apply(&chats, config, &new, is_asked),
             Ok(Err(error)) => state.refuse(&error),
             Err(_) => tracing::error!("the configuration could not be read again; it stays as it is"),
         }
@@ -98,9 +99,9 @@ impl State {
         Self { started, waiting: Vec::new(), is_refused: false }
     }
 
-    fn apply(&mut self, fleet: &Fleet, config: fleet::Config, new: &ResolvedConfig, is_asked: bool) {
-        let mut lines = fleet.reconfigure(config);
-        for line in new.config.missing_samplers(&crate::cli::sampler_names(fleet)) {
+    fn apply(&mut self, chats: &Chats, config: fleet::Config, new: &ResolvedConfig, is_asked: bool) {
+        let mut lines = chats.reconfigure(config);
+        for line in new.config.missing_samplers(&crate::cli::sampler_names(chats.fleet())) {
             tracing::warn!("{line}");
         }
         if std::mem::take(&mut self.is_refused) {

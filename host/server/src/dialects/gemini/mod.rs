@@ -50,8 +50,8 @@ pub(crate) async fn generate(chats: Arc<Chats>, call: ApiRequest, is_stream: boo
     let GeminiRequest { request, choices, with_thoughts } = parsed;
     let permit = is_stream.then(|| call.stream_permit()).transpose()?;
     let model = validation::model_name(&call, &call.id).to_owned();
-    let max_tokens = request.max_tokens.or(call.shared.settings.max_tokens);
-    let request = Request { client: call.client(), model, max_tokens, ..request };
+    let request = request.or_usual_limit(call.shared.settings.max_tokens);
+    let request = Request { client: call.client(), model, ..request };
     validation::check(&chats, &request)?;
     let logprobs = request.logprobs;
     let prepared = chats.prepare(request).await.map_err(ApiError::of_model)?;

@@ -102,8 +102,8 @@ async fn answer(
         return Ok(ApiResponse::json(&body));
     };
     let model = validation::model_name(call, model_name(&name)).to_owned();
-    let max_tokens = request.max_tokens.or(call.shared.settings.max_tokens);
-    let request = Request { client: call.client(), model: model.clone(), max_tokens, ..request };
+    let request = request.or_usual_limit(call.shared.settings.max_tokens);
+    let request = Request { client: call.client(), model: model.clone(), ..request };
     validation::check(chats, &request)?;
     let prepared = chats.prepare(request).await.map_err(ApiError::of_model)?;
     let generations = Generations::start(call, vec![prepared], Instant::now() + FIRST_EVENT).await;

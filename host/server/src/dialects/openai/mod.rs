@@ -107,8 +107,8 @@ pub(crate) async fn completions(chats: Arc<Chats>, call: ApiRequest) -> Result<A
 
 /// Adds the client, the default of `max_tokens` and our extensions.
 fn complete(body: &Field<'_>, request: Request, call: &ApiRequest) -> Result<Request, ApiError> {
-    let max_tokens = request.max_tokens.or(call.shared.settings.max_tokens);
-    let mut request = Request { client: call.client(), max_tokens, ..request };
+    let mut request = request.or_usual_limit(call.shared.settings.max_tokens);
+    request.client = call.client();
     extensions::read(body, &mut request)?;
     Ok(request)
 }

@@ -163,8 +163,8 @@ fn read(call: &ApiRequest, body: &Field<'_>, with_items: bool) -> Result<ParsedR
     let mut response = request::read(body, &body.with_value("input", &list))?;
     let items = (response.store || with_items).then(|| call.memory.bytes(list.to_string())).transpose()?;
     let model = validation::model_name(call, &response.request.model).to_owned();
-    let max_tokens = response.request.max_tokens.or(call.shared.settings.max_tokens);
-    response.request = Request { client: call.client(), model, max_tokens, ..response.request };
+    let request = response.request.or_usual_limit(call.shared.settings.max_tokens);
+    response.request = Request { client: call.client(), model, ..request };
     super::extensions::read(body, &mut response.request)?;
     Ok(ParsedRequest { response, items, inputs })
 }

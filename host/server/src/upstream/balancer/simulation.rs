@@ -231,3 +231,42 @@ fn errors_that_a_request_may_cause_take_no_server_away() {
     }
     assert!(!balancer.is_open(0), "not three in a row");
 }
+
+#[test]
+fn a_server_that_only_answers_probes_is_asked_ever_less_often() {
+    let mut balancer = Balancer::new(names(1), STREAMS_MAX);
+    let (mut now, mut pauses) = (seconds(1), Vec::new());
+    let end = |balancer: &mut Balancer, outcome: Outcome, now: Duration| {
+        let place = balancer.choose(1, 10, &[], now).unwrap();
+        balancer.ended(place, outcome, now)
+    };
+    for _ in 0..6 {
+        while !end(&mut balancer, Outcome::Failed, now) {}
+        assert!(balancer.is_down());
+        let opened = now;
+        while balancer.due(now).is_empty() {
+            now += Duration::from_millis(100);
+        }
+        pauses.push((now - opened).as_millis());
+        assert!(balancer.probed(0, true, now));
+    }
+    assert_eq!(pauses, [500, 1000, 2000, 4000, 5000, 5000]);
+    end(&mut balancer, Outcome::Answered, now);
+    while !end(&mut balancer, Outcome::Failed, now) {}
+    assert_eq!(balancer.due(now + PAUSE_MIN), [0], "a whole answer begins anew");
+}
+
+#[test]
+fn a_silent_server_is_left_out_with_the_first_probe_that_fails_unless_it_is_the_last() {
+    let mut balancer = Balancer::new(names(2), STREAMS_MAX);
+    assert!(!balancer.probed(0, false, seconds(0)), "without streams it may count to three");
+    for other in [1, 0] {
+        balancer.choose(1, 10, &[other], seconds(0)).unwrap();
+    }
+    assert!(balancer.probed(0, false, seconds(1)));
+    assert_eq!((balancer.is_open(0), balancer.is_down()), (true, false));
+    assert!(!balancer.probed(1, false, seconds(1)), "nobody is left to take over");
+    assert!(!balancer.probed(1, false, seconds(2)));
+    assert!(balancer.probed(1, false, seconds(3)));
+    assert!(balancer.is_down());
+}

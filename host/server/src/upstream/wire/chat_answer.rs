@@ -2,9 +2,12 @@
 //! and what they must not have ends the answer.
 
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::value::RawValue;
 
-use super::super::failure;
+use super::{
+    super::failure,
+    bounded::{self, Few, FewOf},
+};
 use crate::{
     chat::{Delta, TokenLogprob},
     fleet::Secret,
@@ -16,6 +19,8 @@ use pensieve_protocol::job::{Failure, Finish, Usage};
 const CALLS_MAX: usize = 256;
 /// Bytes of one answer: more than any context holds.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
+/// Tokens of one chunk.
+const TOKENS_MAX: usize = 4096;
 /// Alternatives per token.
 const TOP_MAX: usize = 64;
 
@@ -39,6 +44,8 @@ pub(crate) struct ChatReader {
     expected: Expected,
     /// The server's index of the call that is open.
     call: Option<u64>,
+    /// The server's id of that call, if it has one.
+    call_id: Option<String>,
     calls: usize,
     bytes: usize,
     pieces: u32,
@@ -48,24 +55,31 @@ pub(crate) struct ChatReader {
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Chunk {
-    choices: Option<Vec<Choice>>,
+struct Chunk<'a> {
+    /// Only one is ever asked for.
+    #[serde(borrow)]
+    choices: Option<Few<Choice<'a>, 1>>,
     usage: Option<ChunkUsage>,
     timings: Option<Timings>,
-    error: Option<Value>,
+    #[serde(borrow)]
+    error: Option<&'a RawValue>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Choice {
+struct Choice<'a> {
     delta: Option<ChunkDelta>,
     text: Option<String>,
     finish_reason: Option<String>,
     /// vLLM's: the stop string or token.
-    stop_reason: Option<Value>,
+    #[serde(borrow)]
+    stop_reason: Option<&'a RawValue>,
     /// SGLang's.
-    matched_stop: Option<Value>,
-    logprobs: Option<Logprobs>,
+    #[serde(borrow)]
+    matched_stop: Option<&'a RawValue>,
+    /// Read only if they were asked for.
+    #[serde(borrow)]
+    logprobs: Option<&'a RawValue>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -75,13 +89,14 @@ struct ChunkDelta {
     reasoning_content: Option<String>,
     reasoning: Option<String>,
     refusal: Option<String>,
-    tool_calls: Option<Vec<Call>>,
+    tool_calls: Option<Few<Call, CALLS_MAX>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Call {
     index: Option<u64>,
+    id: Option<String>,
     function: Option<Function>,
 }
 
@@ -117,10 +132,10 @@ struct Timings {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Logprobs {
-    content: Option<Vec<Token>>,
-    tokens: Option<Vec<String>>,
-    token_logprobs: Option<Vec<Option<f32>>>,
-    top_logprobs: Option<Vec<Option<serde_json::Map<String, Value>>>>,
+    content: Option<Few<Token, TOKENS_MAX>>,
+    tokens: Option<Few<String, TOKENS_MAX>>,
+    token_logprobs: Option<Few<Option<f32>, TOKENS_MAX>>,
+    top_logprobs: Option<Few<Option<FewOf<Option<f32>, TOP_MAX>>, TOKENS_MAX>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -129,12 +144,20 @@ struct Token {
     token: String,
     bytes: Option<Vec<u8>>,
     logprob: Option<f32>,
-    top_logprobs: Option<Vec<Token>>,
+    top_logprobs: Option<Few<Alternative, TOP_MAX>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Alternative {
+    token: String,
+    bytes: Option<Vec<u8>>,
+    logprob: Option<f32>,
 }
 
 impl ChatReader {
     pub(crate) fn new(expected: Expected) -> Self {
-        Self { expected, call: None, calls: 0, bytes: 0, pieces: 0, finish: None, usage: None }
+        Self { expected, call: None, call_id: None, calls: 0, bytes: 0, pieces: 0, finish: None, usage: None }
     }
 
     /// Reads the data of one event. Returns true after the last one.
@@ -146,16 +169,16 @@ impl ChatReader {
         if self.bytes > ANSWER_BYTES_MAX {
             return Err(self.nonsense("sent an answer without an end"));
         }
-        let chunk: Chunk =
+        let chunk: Chunk<'_> =
             serde_json::from_slice(data).map_err(|_| self.nonsense("sent what is no chunk of an answer"))?;
-        if let Some(error) = chunk.error.filter(|error| !error.is_null()) {
+        if let Some(error) = chunk.error.filter(|error| error.get() != "null") {
+            let error = bounded::error(Some(error));
             return Err(failure::in_stream(&self.expected.model, &error, self.expected.key.as_ref()));
         }
         if let Some(usage) = chunk.usage {
             self.count(&usage, chunk.timings.as_ref());
         }
-        // Only one choice is ever asked for.
-        if let Some(choice) = chunk.choices.unwrap_or_default().into_iter().next() {
+        if let Some(choice) = chunk.choices.unwrap_or_default().items.into_iter().next() {
             self.choice(choice, deltas)?;
         }
         Ok(false)
@@ -168,23 +191,30 @@ impl ChatReader {
         Ok(Delta::Finished { reason, usage: self.usage.unwrap_or(estimated) })
     }
 
-    fn choice(&mut self, choice: Choice, deltas: &mut Vec<Delta>) -> Result<(), Failure> {
+    fn choice(&mut self, choice: Choice<'_>, deltas: &mut Vec<Delta>) -> Result<(), Failure> {
         let delta = choice.delta.unwrap_or_default();
         if let Some(thought) = delta.reasoning_content.or(delta.reasoning).filter(|text| !text.is_empty()) {
             self.pieces = self.pieces.saturating_add(1);
             deltas.push(Delta::Thinking(thought));
         }
         let text = delta.content.or(choice.text).or(delta.refusal).unwrap_or_default();
-        let logprobs = choice.logprobs.filter(|_| self.expected.logprobs).map(likelihoods).unwrap_or_default();
+        let logprobs = match choice.logprobs.filter(|_| self.expected.logprobs) {
+            Some(logprobs) => self.likelihoods(logprobs)?,
+            None => Vec::new(),
+        };
         if !text.is_empty() || !logprobs.is_empty() {
             self.pieces = self.pieces.saturating_add(1);
             deltas.push(Delta::Text { text, logprobs });
         }
-        for call in delta.tool_calls.unwrap_or_default() {
+        let calls = delta.tool_calls.unwrap_or_default();
+        if calls.has_more {
+            return Err(self.nonsense("called too many tools"));
+        }
+        for call in calls.items {
             self.call(call, deltas)?;
         }
         if let Some(reason) = choice.finish_reason {
-            self.finish = Some(self.reason(&reason, choice.stop_reason.or(choice.matched_stop).as_ref())?);
+            self.finish = Some(self.reason(&reason, choice.stop_reason.or(choice.matched_stop))?);
         }
         Ok(())
     }
@@ -194,7 +224,10 @@ impl ChatReader {
         let name = name.filter(|name| !name.is_empty());
         // Without an index, a name begins the next call.
         let index = call.index.or(self.call.filter(|_| name.is_none())).unwrap_or(self.calls as u64);
-        if self.call != Some(index) {
+        let id = call.id.filter(|id| !id.is_empty());
+        // Google's server gives all calls one index.
+        let is_another = name.is_some() && id.is_some() && self.call_id.is_some() && id != self.call_id;
+        if self.call != Some(index) || is_another {
             let Some(name) = name else {
                 return Err(
                     self.nonsense("sent arguments of a call that it did not name, or went back to an earlier one")
@@ -204,7 +237,7 @@ impl ChatReader {
             if self.calls > CALLS_MAX {
                 return Err(self.nonsense("called too many tools"));
             }
-            self.call = Some(index);
+            (self.call, self.call_id) = (Some(index), id);
             self.pieces = self.pieces.saturating_add(1);
             deltas.push(Delta::ToolCall { id: fresh_id(""), name });
         }
@@ -215,16 +248,16 @@ impl ChatReader {
         Ok(())
     }
 
-    fn reason(&self, reason: &str, stop: Option<&Value>) -> Result<Finish, Failure> {
+    fn reason(&self, reason: &str, stop: Option<&RawValue>) -> Result<Finish, Failure> {
         Ok(match reason {
             "length" if self.expected.clamped => Finish::ContextFull,
             "length" => Finish::Length,
             "abort" | "error" => return Err(self.nonsense("ended its answer early")),
             "repetition" => Finish::Repetition,
             _ => {
-                let is_it =
-                    |stop: &Value| self.expected.stops.iter().position(|own| stop.as_str() == Some(own.as_str()));
-                let place = stop.and_then(is_it).and_then(|place| u32::try_from(place).ok());
+                let stop: Option<String> = stop.and_then(|stop| serde_json::from_str(stop.get()).ok());
+                let place = stop.and_then(|stop| self.expected.stops.iter().position(|own| *own == stop));
+                let place = place.and_then(|place| u32::try_from(place).ok());
                 place.map_or(Finish::EndOfTurn, Finish::StopString)
             }
         })
@@ -242,6 +275,17 @@ impl ChatReader {
         });
     }
 
+    fn likelihoods(&self, logprobs: &RawValue) -> Result<Vec<TokenLogprob>, Failure> {
+        let read: Logprobs = serde_json::from_str(logprobs.get())
+            .map_err(|_| self.nonsense("sent log-probabilities in another form"))?;
+        let is_long = read.content.as_ref().is_some_and(|list| list.has_more)
+            || read.tokens.as_ref().is_some_and(|list| list.has_more);
+        if is_long {
+            return Err(self.nonsense("sent too many tokens at once"));
+        }
+        Ok(likelihoods(read))
+    }
+
     fn nonsense(&self, what: &str) -> Failure {
         failure::nonsense(&self.expected.model, what)
     }
@@ -249,19 +293,17 @@ impl ChatReader {
 
 fn likelihoods(logprobs: Logprobs) -> Vec<TokenLogprob> {
     if let Some(content) = logprobs.content {
-        return content.into_iter().map(likelihood).collect();
+        return content.items.into_iter().map(likelihood).collect();
     }
-    let mut tops = logprobs.top_logprobs.unwrap_or_default().into_iter();
-    let numbers = logprobs.token_logprobs.unwrap_or_default();
-    let tokens = logprobs.tokens.unwrap_or_default().into_iter().zip(numbers);
+    let mut tops = logprobs.top_logprobs.unwrap_or_default().items.into_iter();
+    let numbers = logprobs.token_logprobs.unwrap_or_default().items;
+    let tokens = logprobs.tokens.unwrap_or_default().items.into_iter().zip(numbers);
     let of =
         |token: String, logprob: f32| TokenLogprob { bytes: token.into_bytes(), logprob, ..TokenLogprob::default() };
     tokens
         .map(|(token, logprob)| {
-            let top = tops.next().flatten().unwrap_or_default().into_iter().take(TOP_MAX);
-            #[allow(clippy::cast_possible_truncation, reason = "a logarithm needs no more digits")]
-            let mut top: Vec<TokenLogprob> =
-                top.map(|(token, number)| of(token, number.as_f64().unwrap_or(-9999.0) as f32)).collect();
+            let top = tops.next().flatten().map(|FewOf(top)| top).unwrap_or_default().into_iter();
+            let mut top: Vec<TokenLogprob> = top.map(|(token, number)| of(token, number.unwrap_or(-9999.0))).collect();
             top.sort_by(|a, b| b.logprob.total_cmp(&a.logprob));
             TokenLogprob { top, ..of(token, logprob.unwrap_or(0.0)) }
         })
@@ -270,10 +312,14 @@ fn likelihoods(logprobs: Logprobs) -> Vec<TokenLogprob> {
 
 /// Ids of another server's tokens say nothing here.
 fn likelihood(token: Token) -> TokenLogprob {
-    let top = token.top_logprobs.unwrap_or_default().into_iter().take(TOP_MAX);
-    let top = top.map(|token| likelihood(Token { top_logprobs: None, ..token })).collect();
-    let bytes = token.bytes.unwrap_or_else(|| token.token.into_bytes());
-    TokenLogprob { id: 0, bytes, logprob: token.logprob.unwrap_or(-9999.0), top }
+    let of = |token: String, bytes: Option<Vec<u8>>, logprob: Option<f32>| TokenLogprob {
+        bytes: bytes.unwrap_or_else(|| token.into_bytes()),
+        logprob: logprob.unwrap_or(-9999.0),
+        ..TokenLogprob::default()
+    };
+    let top = token.top_logprobs.unwrap_or_default().items.into_iter();
+    let top = top.map(|top| of(top.token, top.bytes, top.logprob)).collect();
+    TokenLogprob { top, ..of(token.token, token.bytes, token.logprob) }
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use super::*;
 use pensieve_protocol::job::FailureCode;
-use serde_json::json;
+use serde_json::{Value, json};
 
 fn expected() -> Expected {
     Expected {
@@ -90,6 +90,12 @@ fn calls_come_one_after_the_other() {
         {"function": {"name": "f", "arguments": "{}"}}, {"function": {"name": "g", "arguments": "{}"}}]}));
     let expected = ["call f", "arguments {}", "call g", "arguments {}", "EndOfTurn 5 0 4"];
     assert_eq!(shown(&read(&[whole, end("tool_calls")]).unwrap()), expected, "without indices");
+    let whole = |id: &str, name: &str| {
+        let function = json!({"name": name, "arguments": "{}"});
+        delta(json!({"tool_calls": [{"index": 0, "id": id, "function": function}]}))
+    };
+    assert_eq!(shown(&read(&[whole("x", "f"), whole("y", "f"), end("tool_calls")]).unwrap()).len(), 5, "by their ids");
+    assert_eq!(shown(&read(&[whole("x", "f"), whole("x", "f"), end("tool_calls")]).unwrap())[1..].len(), 3, "one call");
     for wrong in [vec![call(0, None, "{}")], vec![call(0, Some("f"), ""), call(1, Some("g"), ""), call(0, None, "x")]] {
         assert_eq!(read(&wrong).unwrap_err().code, FailureCode::Unreachable);
     }
@@ -124,6 +130,27 @@ fn log_probabilities_have_the_tokens_bytes() {
     assert_eq!(of(chunk), [(named("a", -0.5), vec![named("a", -0.5), named("b", -1.5)])]);
     let expected = [(named("a", 0.0), vec![]), (named("b", -0.25), vec![named("b", -0.25), named("c", -3.0)])];
     assert_eq!(of(old), expected);
+}
+
+#[test]
+fn of_long_lists_little_is_kept() {
+    let chunk = |choices: &str| format!("{{\"choices\":[{choices}]}}");
+    let read = |chunk: &str, logprobs| {
+        let mut deltas = Vec::new();
+        let mut reader = ChatReader::new(Expected { logprobs, ..expected() });
+        reader.read(chunk.as_bytes(), &mut deltas).map(|_| deltas)
+    };
+    let many = chunk(&format!("{{\"text\":\"a\"}}{}", ",{}".repeat(1 << 20)));
+    assert_eq!(shown(&read(&many, false).unwrap()), ["text a"], "the first choice alone");
+    let tokens = format!("{{\"text\":\"a\",\"logprobs\":{{\"content\":[{{}}{}]}}}}", ",{}".repeat(1 << 20));
+    assert_eq!(shown(&read(&chunk(&tokens), false).unwrap()), ["text a"], "not asked for");
+    assert_eq!(read(&chunk(&tokens), true).unwrap_err().code, FailureCode::Unreachable);
+    let top = format!("{{\"content\":[{{\"top_logprobs\":[{{}}{}]}}]}}", ",{}".repeat(1000));
+    let kept = read(&chunk(&format!("{{\"logprobs\":{top}}}")), true).unwrap();
+    let [Delta::Text { logprobs, .. }] = kept.as_slice() else { panic!("{kept:?}") };
+    assert_eq!((logprobs.len(), logprobs[0].top.len()), (1, TOP_MAX));
+    let error = read(&format!("{{\"error\":[{}0]}}", "[],".repeat(1 << 20)), false).unwrap_err();
+    assert_eq!(error.code, FailureCode::Unreachable);
 }
 
 #[test]

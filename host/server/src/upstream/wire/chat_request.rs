@@ -1,6 +1,8 @@
 //! Requests as OpenAI's chat completions and completions, with the fields that each kind of server adds to them.
 
+use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use serde_json::{Map, Value, json};
+use sha2::{Digest, Sha256};
 
 use super::{
     Addressee,
@@ -10,7 +12,29 @@ use crate::{
     chat::{Conversation, Effort, Input, Part, Request, ResponseFormat, Role, SamplingParams, Tool, ToolChoice},
     fleet::UpstreamKind,
 };
-use pensieve_protocol::{grammar::Grammar, job::Failure};
+use pensieve_protocol::{
+    grammar::Grammar,
+    job::{Failure, FailureCode},
+};
+
+/// Fields by which a client would choose what the upstream's key pays for, or which models, hosts and slots are used. The
+/// configuration alone decides that.
+const REFUSED: [&str; 14] = [
+    "models",
+    "provider",
+    "route",
+    "fallbacks",
+    "plugins",
+    "lora",
+    "id_slot",
+    "kv_transfer_params",
+    "api_base",
+    "base_url",
+    "api_key",
+    "extra_headers",
+    "extra_body",
+    "custom_llm_provider",
+];
 
 /// The path below the API's root, and the body. `max_tokens` is what fits, if it is known.
 pub(crate) fn write(
@@ -41,7 +65,7 @@ pub(crate) fn write(
     };
     let is_chat = path == "/chat/completions";
     if let Some(tokens) = max_tokens {
-        let newer = is_chat && to.kind == UpstreamKind::OpenAi;
+        let newer = is_chat && to.is_openai && to.kind == UpstreamKind::OpenAi;
         body.insert(if newer { "max_completion_tokens" } else { "max_tokens" }.into(), tokens.into());
     }
     if !request.stops.is_empty() {
@@ -63,7 +87,15 @@ pub(crate) fn write(
     if !own.is_empty() {
         body.insert("pensieve".into(), own.into());
     }
+    if to.kind == UpstreamKind::Vllm && !request.client.salt.is_empty() {
+        // Keeps what one client's prompts have left in the cache from the others. Hashed, as the salt stays on this machine.
+        let salt = Sha256::new().chain_update(b"pensieve upstream\0").chain_update(&request.client.salt).finalize();
+        body.insert("cache_salt".into(), URL_SAFE_NO_PAD.encode(salt).into());
+    }
     for (name, value) in &request.unknown {
+        if REFUSED.contains(&name.as_str()) {
+            return Err(to.cannot(&format!("take '{name}' from a client"), name));
+        }
         // What this server has written itself stays as it is.
         body.entry(name.as_str()).or_insert_with(|| value.clone());
     }
@@ -101,18 +133,33 @@ fn converse(
         }
     }
     body.insert("messages".into(), messages.into());
-    let tools: Vec<Value> = conversation.tools.iter().chain(deferred).filter(|tool| !tool.barred).map(tool).collect();
-    if tools.is_empty() {
-        return Ok(());
-    }
-    body.insert("tools".into(), tools.into());
-    let choice = match &conversation.tool_choice {
-        ToolChoice::Auto => "auto".into(),
-        ToolChoice::None => "none".into(),
-        ToolChoice::Any => "required".into(),
-        ToolChoice::Named(name) => json!({ "type": "function", "function": { "name": name } }),
+    let mut tools: Vec<&Tool> = conversation.tools.iter().chain(deferred).filter(|tool| !tool.barred).collect();
+    let choice = match (&conversation.tool_choice, to.kind) {
+        _ if tools.is_empty() => return Ok(()),
+        // Ollama does not read the choice.
+        (ToolChoice::Auto, UpstreamKind::Ollama) => None,
+        (ToolChoice::None, UpstreamKind::Ollama) => return Ok(()),
+        (ToolChoice::Any | ToolChoice::Named(_), UpstreamKind::Ollama) => {
+            return Err(to.cannot("be made to call a tool", "tool_choice"));
+        }
+        (ToolChoice::Auto, _) => Some("auto".into()),
+        (ToolChoice::None, _) => Some("none".into()),
+        (ToolChoice::Any, _) => Some("required".into()),
+        (ToolChoice::Named(name), UpstreamKind::LlamaCpp) => {
+            // It takes words alone, and any object for `auto`.
+            tools.retain(|tool| tool.name == *name);
+            if tools.is_empty() {
+                let message = format!("the tool '{name}' must be called, and it is not among the tools");
+                return Err(Failure::new(FailureCode::Invalid, message));
+            }
+            Some("required".into())
+        }
+        (ToolChoice::Named(name), _) => Some(json!({ "type": "function", "function": { "name": name } })),
     };
-    body.insert("tool_choice".into(), choice);
+    body.insert("tools".into(), tools.into_iter().map(tool).collect());
+    if let Some(choice) = choice {
+        body.insert("tool_choice".into(), choice);
+    }
     if conversation.single_call {
         body.insert("parallel_tool_calls".into(), false.into());
     }
@@ -273,10 +320,10 @@ fn format(
 ) -> Result<(), Failure> {
     let ResponseFormat::Grammar { grammar, field } = &request.format else { return Ok(()) };
     let (name, value) = match (grammar, to.kind) {
-        (Grammar::JsonSchema { schema, .. }, _) => {
+        (Grammar::JsonSchema { schema, lenient, .. }, _) => {
             let schema: Value = serde_json::from_str(schema).unwrap_or_else(|_| json!({ "type": "object" }));
             let is_any = schema == json!({ "type": "object" });
-            let named = json!({ "name": "answer", "schema": schema, "strict": true });
+            let named = json!({ "name": "answer", "schema": schema, "strict": !lenient });
             let format = if is_any {
                 json!({ "type": "json_object" })
             } else {

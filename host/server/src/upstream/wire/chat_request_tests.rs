@@ -7,7 +7,7 @@ use pensieve_protocol::job::{FailureCode, StageSpec};
 use std::sync::Arc;
 
 fn to(kind: UpstreamKind, images: &[Arc<Image>]) -> Addressee<'_> {
-    Addressee { id: "big", model: "org/Big", kind, images }
+    Addressee { id: "big", model: "org/Big", kind, is_openai: false, images }
 }
 
 fn body(request: &Request, kind: UpstreamKind) -> Value {
@@ -66,6 +66,28 @@ fn all_four_choices_of_tools_are_said() {
     let single = Conversation { single_call: true, ..with_tool(ToolChoice::Auto) };
     assert_eq!(body(&chat(single), UpstreamKind::Vllm)["parallel_tool_calls"], false);
     assert_eq!(body(&chat(Conversation::default()), UpstreamKind::Vllm).get("tool_choice"), None, "without tools");
+}
+
+#[test]
+fn a_choice_of_tools_that_a_server_cannot_read_is_made_for_it() {
+    let other = Tool { name: "g".into(), ..Tool::default() };
+    let asked = |choice, kind| {
+        let mut conversation = with_tool(choice);
+        conversation.tools.push(other.clone());
+        write(&chat(conversation), &to(kind, &[]), None).map(|(_, body)| Value::Object(body))
+    };
+    let named = asked(ToolChoice::Named("f".into()), UpstreamKind::LlamaCpp).unwrap();
+    assert_eq!((&named["tool_choice"], named["tools"].as_array().unwrap().len()), (&json!("required"), 1));
+    assert_eq!(named["tools"][0]["function"]["name"], "f");
+    let failure = asked(ToolChoice::Named("h".into()), UpstreamKind::LlamaCpp).unwrap_err();
+    assert_eq!(failure.code, FailureCode::Invalid);
+    let none = asked(ToolChoice::None, UpstreamKind::Ollama).unwrap();
+    assert_eq!((none.get("tools"), none.get("tool_choice")), (None, None));
+    assert_eq!(asked(ToolChoice::Auto, UpstreamKind::Ollama).unwrap()["tools"].as_array().unwrap().len(), 2);
+    for choice in [ToolChoice::Any, ToolChoice::Named("f".into())] {
+        let failure = asked(choice, UpstreamKind::Ollama).unwrap_err();
+        assert_eq!((failure.code, failure.field.as_str()), (FailureCode::Unsupported, "tool_choice"));
+    }
 }
 
 #[test]
@@ -136,8 +158,11 @@ fn each_kind_gets_its_own_words() {
     }
     assert_eq!(body(&request, UpstreamKind::LlamaCpp)["repeat_penalty"], json!(1.1));
     let openai = body(&request, UpstreamKind::OpenAi);
-    assert_eq!(openai["max_completion_tokens"], 9);
-    for name in ["max_tokens", "top_k", "min_p", "repetition_penalty", "chat_template_kwargs", "pensieve"] {
+    assert_eq!((&openai["max_tokens"], openai.get("max_completion_tokens")), (&json!(9), None));
+    let own = Addressee { is_openai: true, ..to(UpstreamKind::OpenAi, &[]) };
+    let (_, own) = write(&request, &own, request.max_tokens).unwrap();
+    assert_eq!((own.get("max_tokens"), &own["max_completion_tokens"]), (None, &json!(9)), "OpenAI's newer name");
+    for name in ["top_k", "min_p", "repetition_penalty", "chat_template_kwargs", "pensieve"] {
         assert_eq!(openai.get(name), None, "{name}");
     }
 }
@@ -153,6 +178,8 @@ fn grammars_go_where_they_are_understood() {
     let strict = asked(schema, UpstreamKind::OpenAi).unwrap();
     let expected = r#"{"name":"answer","schema":{"type":"object","properties":{"z":{},"a":{}}},"strict":true}"#;
     assert_eq!(strict["response_format"]["json_schema"].to_string(), expected, "properties in the client's order");
+    let lenient = asked(Grammar::json_schema(r#"{"type":"array"}"#, true), UpstreamKind::OpenAi).unwrap();
+    assert_eq!(lenient["response_format"]["json_schema"]["strict"], false, "as the client has it");
     let any = asked(Grammar::any_json_object(), UpstreamKind::LlamaCpp).unwrap();
     assert_eq!(any["response_format"], json!({"type": "json_object"}));
     let regex = || Grammar::Regex("a+".into());
@@ -186,6 +213,28 @@ fn fields_that_this_server_does_not_know_are_passed_on_but_change_nothing_that_i
     let request = Request { unknown: unknown.as_object().unwrap().clone(), ..chat(Conversation::default()) };
     let body = body(&request, UpstreamKind::Vllm);
     assert_eq!((&body["min_tokens"], &body["model"], &body["stream"]), (&json!(3), &json!("org/Big"), &json!(true)));
+}
+
+#[test]
+fn fields_that_decide_for_the_operator_are_refused() {
+    for name in REFUSED {
+        let unknown = json!({ name: "x", "service_tier": "flex" });
+        let request = Request { unknown: unknown.as_object().unwrap().clone(), ..chat(Conversation::default()) };
+        let failure = write(&request, &to(UpstreamKind::OpenAi, &[]), None).unwrap_err();
+        assert_eq!((failure.code, failure.field.as_str()), (FailureCode::Unsupported, name));
+    }
+}
+
+#[test]
+fn clients_share_no_cache_at_vllm() {
+    let salted = |salt: &[u8], kind| {
+        let unknown = json!({ "cache_salt": "another's" }).as_object().unwrap().clone();
+        let client = crate::chat::Client { salt: salt.to_vec(), ..crate::chat::Client::default() };
+        body(&Request { client, unknown, ..chat(Conversation::default()) }, kind)["cache_salt"].clone()
+    };
+    let (one, two) = (salted(b"one", UpstreamKind::Vllm), salted(b"two", UpstreamKind::Vllm));
+    assert!(one != two && one != "another's" && one == salted(b"one", UpstreamKind::Vllm));
+    assert_eq!(one.as_str().map(str::len), Some(43));
 }
 
 #[test]

@@ -1,8 +1,9 @@
 //! Streams of Anthropic's Messages as deltas.
 
-use serde_json::Value;
+use serde::Deserialize;
+use serde_json::value::RawValue;
 
-use super::{super::failure, chat_answer::Expected};
+use super::{super::failure, bounded, chat_answer::Expected};
 use crate::{chat::Delta, ids::fresh_id};
 use pensieve_protocol::job::{Failure, Finish, Usage};
 
@@ -22,6 +23,50 @@ pub(crate) struct MessagesReader {
     usage: Usage,
 }
 
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Event<'a> {
+    r#type: String,
+    message: Option<Message>,
+    content_block: Option<Block>,
+    delta: Option<EventDelta>,
+    usage: Option<EventUsage>,
+    #[serde(borrow)]
+    error: Option<&'a RawValue>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Message {
+    usage: Option<EventUsage>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Block {
+    r#type: String,
+    name: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct EventDelta {
+    text: Option<String>,
+    thinking: Option<String>,
+    partial_json: Option<String>,
+    stop_reason: Option<String>,
+    stop_sequence: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct EventUsage {
+    input_tokens: Option<u64>,
+    cache_read_input_tokens: Option<u64>,
+    cache_creation_input_tokens: Option<u64>,
+    output_tokens: Option<u64>,
+}
+
 impl MessagesReader {
     pub(crate) fn new(expected: Expected) -> Self {
         let usage = Usage { prompt: expected.prompt, ..Usage::default() };
@@ -34,40 +79,42 @@ impl MessagesReader {
         if self.bytes > ANSWER_BYTES_MAX {
             return Err(self.nonsense("sent an answer without an end"));
         }
-        let event: Value =
+        let event: Event<'_> =
             serde_json::from_slice(data).map_err(|_| self.nonsense("sent what is no event of an answer"))?;
-        let text = |place: &str| event.pointer(place).and_then(Value::as_str).map(str::to_owned);
-        match event["type"].as_str().unwrap_or_default() {
-            "message_start" => self.count(&event["message"]["usage"]),
+        match event.r#type.as_str() {
+            "message_start" => self.count(event.message.and_then(|message| message.usage)),
             "content_block_start" => {
                 self.blocks += 1;
                 if self.blocks > BLOCKS_MAX {
                     return Err(self.nonsense("sent too many blocks"));
                 }
-                self.is_call = event["content_block"]["type"] == "tool_use";
+                let block = event.content_block.unwrap_or_default();
+                self.is_call = block.r#type == "tool_use";
                 if self.is_call {
-                    let Some(name) = text("/content_block/name") else {
+                    let Some(name) = block.name else {
                         return Err(self.nonsense("called a tool without a name"));
                     };
                     deltas.push(Delta::ToolCall { id: fresh_id(""), name });
                 }
             }
             "content_block_delta" => {
-                if let Some(text) = text("/delta/text") {
+                let delta = event.delta.unwrap_or_default();
+                if let Some(text) = delta.text {
                     deltas.push(Delta::Text { text, logprobs: Vec::new() });
-                } else if let Some(thought) = text("/delta/thinking") {
+                } else if let Some(thought) = delta.thinking {
                     deltas.push(Delta::Thinking(thought));
-                } else if let Some(json) = text("/delta/partial_json").filter(|_| self.is_call) {
+                } else if let Some(json) = delta.partial_json.filter(|_| self.is_call) {
                     deltas.push(Delta::ToolArguments(json));
                 }
             }
             "message_delta" => {
-                self.count(&event["usage"]);
-                self.finish = Some(self.reason(&event["delta"])?);
+                self.count(event.usage);
+                self.finish = Some(self.reason(&event.delta.unwrap_or_default())?);
             }
             "message_stop" => return Ok(true),
             "error" => {
-                return Err(failure::in_stream(&self.expected.model, &event["error"], self.expected.key.as_ref()));
+                let error = bounded::error(event.error);
+                return Err(failure::in_stream(&self.expected.model, &error, self.expected.key.as_ref()));
             }
             // `ping`, `content_block_stop`, and what comes later.
             _ => {}
@@ -83,13 +130,13 @@ impl MessagesReader {
         }
     }
 
-    fn reason(&self, delta: &Value) -> Result<Finish, Failure> {
-        Ok(match delta["stop_reason"].as_str().unwrap_or_default() {
+    fn reason(&self, delta: &EventDelta) -> Result<Finish, Failure> {
+        Ok(match delta.stop_reason.as_deref().unwrap_or_default() {
             "max_tokens" if self.expected.clamped => Finish::ContextFull,
             "max_tokens" => Finish::Length,
             "model_context_window_exceeded" => Finish::ContextFull,
             "stop_sequence" => {
-                let stop = delta["stop_sequence"].as_str();
+                let stop = delta.stop_sequence.as_deref();
                 let place = self.expected.stops.iter().position(|own| Some(own.as_str()) == stop);
                 place.and_then(|place| u32::try_from(place).ok()).map_or(Finish::EndOfTurn, Finish::StopString)
             }
@@ -99,15 +146,16 @@ impl MessagesReader {
     }
 
     /// The API counts what comes from a cache apart.
-    fn count(&mut self, usage: &Value) {
-        let tokens = |name: &str| usage[name].as_u64().map(|count| u32::try_from(count).unwrap_or(u32::MAX));
-        if let Some(input) = tokens("input_tokens") {
-            let reused = tokens("cache_read_input_tokens").unwrap_or(0);
-            let written = tokens("cache_creation_input_tokens").unwrap_or(0);
+    fn count(&mut self, usage: Option<EventUsage>) {
+        let Some(usage) = usage else { return };
+        let tokens = |count: Option<u64>| count.map(|count| u32::try_from(count).unwrap_or(u32::MAX));
+        if let Some(input) = tokens(usage.input_tokens) {
+            let reused = tokens(usage.cache_read_input_tokens).unwrap_or(0);
+            let written = tokens(usage.cache_creation_input_tokens).unwrap_or(0);
             self.usage.prompt = input.saturating_add(reused).saturating_add(written);
             self.usage.reused = reused;
         }
-        if let Some(output) = tokens("output_tokens") {
+        if let Some(output) = tokens(usage.output_tokens) {
             self.usage.generated = output;
         }
     }

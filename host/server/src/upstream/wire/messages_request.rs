@@ -16,6 +16,8 @@ use pensieve_protocol::{grammar::Grammar, job::Failure};
 const MAX_TOKENS_USUAL: u32 = 8192;
 /// The smallest budget for reasoning that the API takes.
 const THINKING_MIN: u32 = 1024;
+/// The smallest `top_p` that the API takes with reasoning.
+const TOP_P_MIN: f32 = 0.95;
 
 /// The path below the API's root, and the body.
 pub(crate) fn write(
@@ -24,7 +26,8 @@ pub(crate) fn write(
     max_tokens: Option<u32>,
 ) -> Result<(&'static str, Map<String, Value>), Failure> {
     let mut body = counted(request, to)?;
-    let max_tokens = max_tokens.unwrap_or(MAX_TOKENS_USUAL);
+    let own = request.max_tokens.filter(|_| !request.limit_is_usual);
+    let max_tokens = max_tokens.or(own).unwrap_or(MAX_TOKENS_USUAL);
     body.insert("max_tokens".into(), max_tokens.into());
     if !request.stops.is_empty() {
         body.insert("stop_sequences".into(), request.stops.clone().into());
@@ -152,13 +155,18 @@ fn picture(to: &Addressee<'_>, item: u32) -> Result<Value, Failure> {
     Ok(json!({ "type": "image", "source": { "type": "base64", "media_type": kind, "data": data } }))
 }
 
-/// A share of the answer's room, or the budget that the client gives.
+/// A share of the answer's room, or the budget that the client gives. None where the API refuses reasoning: if a tool must be
+/// called, and in the middle of a round of tools, where it wants the reasoning that led to the calls, with its signature.
 fn thinking(request: &Request, max_tokens: u32, body: &mut Map<String, Value>) {
-    let wanted = match &request.input {
-        Input::Chat(conversation) => conversation.thinking,
-        _ => None,
-    };
-    let budget = request.thinking_tokens.or_else(|| {
+    let Input::Chat(conversation) = &request.input else { return };
+    let answers_tools = conversation.turns.iter().rev().find(|turn| turn.role == Role::User);
+    let answers_tools =
+        answers_tools.is_some_and(|turn| turn.parts.iter().any(|part| matches!(part, Part::ToolResult { .. })));
+    let must_call = matches!(conversation.tool_choice, ToolChoice::Any | ToolChoice::Named(_));
+    if conversation.thinking == Some(false) || answers_tools || (must_call && body.contains_key("tools")) {
+        return;
+    }
+    let budget = request.thinking_tokens.or_else(|| request.input.thinking_budget()).or_else(|| {
         let share = match request.effort? {
             Effort::Minimal | Effort::Low => 8,
             Effort::Medium => 4,
@@ -166,11 +174,64 @@ fn thinking(request: &Request, max_tokens: u32, body: &mut Map<String, Value>) {
         };
         Some(max_tokens / share)
     });
-    let budget = budget.filter(|_| wanted != Some(false)).map(|budget| budget.max(THINKING_MIN));
+    let budget = budget.map(|budget| budget.max(THINKING_MIN));
     if let Some(budget) = budget.filter(|budget| *budget < max_tokens) {
         body.insert("thinking".into(), json!({ "type": "enabled", "budget_tokens": budget }));
-        // The API takes neither with reasoning.
+        // The API takes these only as they are by default.
         body.remove("temperature");
         body.remove("top_k");
+        if request.sampling.top_p.is_some_and(|top_p| top_p < TOP_P_MIN) {
+            body.remove("top_p");
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::chat::{SamplingParams, Turn};
+
+    fn body(request: &Request) -> Map<String, Value> {
+        let to = Addressee {
+            id: "big",
+            model: "m",
+            kind: UpstreamKind::Anthropic,
+            is_openai: false,
+            images: &request.images,
+        };
+        write(request, &to, Some(8000)).map(|(_, body)| body).unwrap()
+    }
+
+    /// What is asked of a conversation that ends with these parts of the user's.
+    fn asked(budget: u32, parts: Vec<Part>, tool_choice: ToolChoice, top_p: f32) -> Map<String, Value> {
+        let variables = json!({ "thinking_budget": budget }).as_object().unwrap().clone();
+        let conversation = Conversation {
+            turns: vec![Turn { role: Role::User, parts }],
+            tools: vec![Tool { name: "f".into(), ..Tool::default() }],
+            tool_choice,
+            thinking: Some(true),
+            variables,
+            ..Conversation::default()
+        };
+        let sampling = SamplingParams { top_p: Some(top_p), temperature: Some(0.5), ..SamplingParams::default() };
+        body(&Request { input: Input::Chat(conversation), sampling, ..Request::default() })
+    }
+
+    #[test]
+    fn reasoning_is_asked_for_where_the_api_takes_it() {
+        let hello = || vec![Part::Text("hi".into())];
+        let open = asked(2000, hello(), ToolChoice::Auto, 0.9);
+        assert_eq!(open["thinking"], json!({"type": "enabled", "budget_tokens": 2000}));
+        assert_eq!((open.get("top_p"), open.get("temperature")), (None, None), "refused beside it");
+        assert!(asked(10, hello(), ToolChoice::Auto, 0.98).contains_key("top_p"));
+        assert_eq!(asked(10, hello(), ToolChoice::Auto, 1.0)["thinking"]["budget_tokens"], 1024, "the least");
+        for choice in [ToolChoice::Any, ToolChoice::Named("f".into())] {
+            let forced = asked(2000, hello(), choice, 0.9);
+            assert_eq!((forced.get("thinking"), forced.contains_key("top_p")), (None, true));
+        }
+        let result = Part::ToolResult { id: "a".into(), text: "x".into(), images: vec![], is_error: false };
+        assert_eq!(asked(2000, vec![result], ToolChoice::Auto, 0.9).get("thinking"), None, "no signatures");
+        assert_eq!(asked(9000, hello(), ToolChoice::Auto, 0.9).get("thinking"), None, "no room for an answer");
     }
 }

@@ -5,6 +5,7 @@ pub(super) mod chat_request;
 pub(super) mod messages_answer;
 pub(super) mod messages_request;
 
+mod bounded;
 mod content;
 
 use std::sync::Arc;
@@ -20,6 +21,8 @@ pub(super) struct Addressee<'a> {
     /// The model's name there.
     pub(super) model: &'a str,
     pub(super) kind: UpstreamKind,
+    /// It is OpenAI's own API.
+    pub(super) is_openai: bool,
     pub(super) images: &'a [Arc<Image>],
 }
 
