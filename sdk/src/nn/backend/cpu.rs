@@ -41,14 +41,10 @@ impl CpuKernels {
     }
 
     /// Cuts rows into those of each sequence, so that whether a row counts as one of many does not depend on other sequences.
-    /// Rows that are not the step's own are single if they are outputs, and otherwise belong together.
+    /// Rows that are not all of the step's may be of several, so each counts as one.
     fn stretches(&self, rows: usize) -> Vec<usize> {
         let stretches = self.stretches.lock().unwrap_or_else(PoisonError::into_inner);
-        match stretches.iter().sum::<usize>() {
-            own if own == rows => stretches.clone(),
-            _ if rows <= stretches.len() => vec![1; rows],
-            _ => vec![rows],
-        }
+        if stretches.iter().sum::<usize>() == rows { stretches.clone() } else { vec![1; rows] }
     }
 
     /// `x · Wᵀ + b`, row by row.
@@ -142,10 +138,14 @@ impl Backend for CpuKernels {
     }
 
     fn begin(&self, batch: &Batch<'_>) -> Result<()> {
+        self.group_rows(&batch.spans.iter().map(|span| span.len).collect::<Vec<_>>());
+        Ok(())
+    }
+
+    fn group_rows(&self, lens: &[usize]) {
         let mut stretches = self.stretches.lock().unwrap_or_else(PoisonError::into_inner);
         stretches.clear();
-        stretches.extend(batch.spans.iter().map(|span| span.len));
-        Ok(())
+        stretches.extend_from_slice(lens);
     }
 
     fn matrix(&self, raw: &RawTensor) -> Result<Form> {

@@ -235,6 +235,10 @@ pub(in crate::nn) trait Backend: Send + Sync {
         Ok(())
     }
 
+    /// Says how many of the next operations' rows belong to each item or sequence, where their number decides how they are
+    /// computed.
+    fn group_rows(&self, _lens: &[usize]) {}
+
     /// Prepares for the steps of a newly loaded model. Steps computed here by `run` leave the caches unchanged.
     fn warm_up(&self, _groups: usize, _run: Compute<'_>) -> Result<()> {
         Ok(())

@@ -103,6 +103,11 @@ impl Ops {
         self.parts.begin(batch)
     }
 
+    /// Says how many of the next operations' rows belong to each item, so that none depends on the others' number.
+    pub(super) fn group_rows(&self, lens: &[usize]) {
+        self.parts.group_rows(lens);
+    }
+
     /// Lets backends run steps of a newly loaded model to prepare for it.
     pub(super) fn warm_up(&self, groups: usize, run: Compute<'_>) -> Result<()> {
         self.parts.warm_up(groups, run)

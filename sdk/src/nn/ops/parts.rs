@@ -65,6 +65,10 @@ impl Parts {
         self.backends.iter().try_for_each(|part| part.begin(batch))
     }
 
+    pub(super) fn group_rows(&self, lens: &[usize]) {
+        self.backends.iter().for_each(|part| part.group_rows(lens));
+    }
+
     pub(super) fn warm_up(&self, groups: usize, run: Compute<'_>) -> Result<()> {
         match &self.interconnect {
             Some(interconnect) => interconnect.warm_up(groups, run),

@@ -189,6 +189,7 @@ impl Job {
         let lens = runs(&self.batch, tower, block.is_some_and(|block| block.windowed))?;
         let ids = vec![0; self.batch.patches()];
         let batch = Batch { tokens: &ids, positions: &ids, spans: spans(&lens), top: 0 };
+        runtime.ops().group_rows(&self.batch.items.iter().map(Patches::patches).collect::<Vec<_>>());
         let step = runtime.step_begun(&batch);
         if matches!(&piece, Piece::Embed(patches) if patches.start == 0) {
             self.angles = tower.angles(&self.batch, &step)?;
