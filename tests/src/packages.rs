@@ -134,6 +134,8 @@ fn a_package_goes_from_its_author_to_a_running_server_and_is_revoked() {
     let answer = ask(&server);
     assert!(answer["choices"][0]["text"].is_string(), "it is served without a restart: {answer}");
     assert!(desk.works("plugins add bigram").0.contains("is installed already"));
+    let (list, _) = desk.works("plugins list");
+    assert!(list.contains("by 'ada'\n  certified: ") && list.contains(" on cpu, "), "{list}");
     assert!(desk.works("plugins outdated").1.contains("are the newest"));
 
     // A library that is changed behind the lock's back is not mapped.
