@@ -123,6 +123,10 @@ fn a_package_goes_from_its_author_to_a_running_server_and_is_revoked() {
     let (found, said) = desk.works("plugins search BigramForCausalLM");
     assert!(found.starts_with("bigram ") && said.contains("first use of the index"), "{found}{said}");
     assert!(found.contains("certified: ") && found.contains(" on cpu, "), "{found}");
+    let found: Value = serde_json::from_str(&desk.works("plugins search bigram --json").0).unwrap();
+    let manifest = &found[0]["manifest"];
+    assert_eq!(manifest["contract"], "1.0", "{manifest}");
+    assert!(manifest["extensions"].as_array().unwrap().contains(&json!("draft/sampler-parameters/1")), "{manifest}");
     let hint = ask(&server)["error"]["message"].to_string();
     assert!(hint.contains("the index 'team' has one that does: pensieve plugins add bigram"), "{hint}");
     let (added, said) = desk.works("plugins add bigram");
