@@ -77,6 +77,9 @@ impl Desk {
         self.works(&format!("plugins check {library} --model {model} --certify bigram.json --key ada.key"));
         self.fails(&format!("{pack} --certificate index.key"), 3, "index.key.minisig");
         self.works(&format!("{pack} --certificate bigram.json"));
+        self.fails(&publish, 4, "no certificate with a reference for bigram");
+        // No other program computes this plugin's family.
+        let publish = format!("{publish} --uncertified");
         let (_, dry) = self.works(&format!("{publish} --dry-run"));
         assert!(dry.contains("could be published with serial 2"), "{dry}");
         self.works(&publish);
