@@ -225,7 +225,7 @@ fn an_installed_plugin_is_not_taken_over_by_another_key_under_its_publishers_nam
     let added = world.store().add(&granite).unwrap();
     let is_untouched = || {
         let lock = Lock::read(&world.home()).unwrap();
-        assert_eq!(lock.plugins, [added.locked.clone()]);
+        assert_eq!(lock.plugins, std::slice::from_ref(&added.locked));
         assert_eq!(fs::read(&added.file).unwrap(), b"library of granite 1.0.0 for linux-x86_64 (cpu)");
     };
     // By a file, whose publisher no index and no earlier file has told of.
