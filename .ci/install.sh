@@ -305,7 +305,7 @@ needed_bytes() {
 has_own_service() {
     home=${HOME:-/nonexistent}
     real=$(cd "$root" 2>/dev/null && pwd -P) || return 1
-    unit=$(say "$real" | sed 's/["\\]/\\&/g; s/%/%%/g; s/[$]/$$/g')
+    unit=$(say "$real" | sed 's/%/%%/g')
     agent=$(say "$real" | sed 's/&/\&amp;/g; s/</\&lt;/g; s/>/\&gt;/g')
     grep -qsF -e "ExecStart=$unit/" -e "ExecStart=\"$unit/" "${XDG_CONFIG_HOME:-$home/.config}/systemd/user/pensieve.service" ||
         grep -qsF -e "<string>$agent/" "$home/Library/LaunchAgents/pensieve.plist"

@@ -77,6 +77,9 @@ impl Desk {
         self.works(&format!("plugins check {library} --model {model} --certify bigram.json --key ada.key"));
         self.fails(&format!("{pack} --certificate index.key"), 3, "index.key.minisig");
         self.works(&format!("{pack} --certificate bigram.json"));
+        self.fails(&publish, 4, "no certificate with a reference for bigram");
+        // No other program computes this plugin's family.
+        let publish = format!("{publish} --uncertified");
         let (_, dry) = self.works(&format!("{publish} --dry-run"));
         assert!(dry.contains("could be published with serial 2"), "{dry}");
         self.works(&publish);
@@ -123,6 +126,10 @@ fn a_package_goes_from_its_author_to_a_running_server_and_is_revoked() {
     let (found, said) = desk.works("plugins search BigramForCausalLM");
     assert!(found.starts_with("bigram ") && said.contains("first use of the index"), "{found}{said}");
     assert!(found.contains("certified: ") && found.contains(" on cpu, "), "{found}");
+    let found: Value = serde_json::from_str(&desk.works("plugins search bigram --json").0).unwrap();
+    let manifest = &found[0]["manifest"];
+    assert_eq!(manifest["contract"], "1.0", "{manifest}");
+    assert!(manifest["extensions"].as_array().unwrap().contains(&json!("draft/sampler-parameters/1")), "{manifest}");
     let hint = ask(&server)["error"]["message"].to_string();
     assert!(hint.contains("the index 'team' has one that does: pensieve plugins add bigram"), "{hint}");
     let (added, said) = desk.works("plugins add bigram");
@@ -134,6 +141,8 @@ fn a_package_goes_from_its_author_to_a_running_server_and_is_revoked() {
     let answer = ask(&server);
     assert!(answer["choices"][0]["text"].is_string(), "it is served without a restart: {answer}");
     assert!(desk.works("plugins add bigram").0.contains("is installed already"));
+    let (list, _) = desk.works("plugins list");
+    assert!(list.contains("by 'ada'\n  certified: ") && list.contains(" on cpu, "), "{list}");
     assert!(desk.works("plugins outdated").1.contains("are the newest"));
 
     // A library that is changed behind the lock's back is not mapped.

@@ -28,7 +28,7 @@ pub struct PackageManifest {
     pub repository: String,
     /// The licence, as an SPDX expression.
     pub license: String,
-    /// The contract that it was built with: `1.0`.
+    /// The contract that its library for the packing machine was built with: `1.0`.
     pub contract: String,
     /// Extensions of the contract that it offers, for display.
     #[serde(default)]

@@ -25,6 +25,8 @@ pub struct Published {
     pub index: Index,
     /// Architectures of the package that have no certificate.
     pub uncertified: Vec<String>,
+    /// Architectures whose certificates all speak of laws alone, and not of a reference.
+    pub unreferenced: Vec<String>,
 }
 
 /// Creates an index without plugins in a folder.
@@ -54,7 +56,7 @@ pub fn publish(
     (key, valid_for, now, is_dry): (&SecretKey, SignedDuration, Timestamp, bool),
 ) -> Result<Published> {
     let mut index = read(folder, key)?;
-    let (mut uncertified, mut added) = (Vec::new(), None);
+    let (mut uncertified, mut unreferenced, mut added) = (Vec::new(), Vec::new(), None);
     if let Some(path) = package {
         let package = Package::open(path)?;
         package.verify()?;
@@ -65,7 +67,7 @@ pub fn publish(
         let (sha256, bytes) =
             digest::of_file(path).map_err(|error| PackageError::system(format!("'{}'", path.display()), &error))?;
         let release = Release { package: manifest.file_name(), sha256, bytes, manifest: manifest.clone() };
-        uncertified = uncertified_of(&release);
+        (uncertified, unreferenced) = uncertified_of(&release);
         added = Some((path, folder.join(&release.package), release.sha256.clone()));
         insert(&mut index, release)?;
     }
@@ -87,7 +89,7 @@ pub fn publish(
         }
         write(folder, &index, key)?;
     }
-    Ok(Published { index, uncertified })
+    Ok(Published { index, uncertified, unreferenced })
 }
 
 fn read(folder: &Path, key: &SecretKey) -> Result<Index> {
@@ -139,12 +141,23 @@ fn insert(index: &mut Index, release: Release) -> Result<()> {
     Ok(())
 }
 
-fn uncertified_of(release: &Release) -> Vec<String> {
+/// The architectures without a certificate, and those without one that has a reference.
+fn uncertified_of(release: &Release) -> (Vec<String>, Vec<String>) {
     let manifest = &release.manifest;
-    let is_certified =
-        |architecture: &str| manifest.certificates.iter().any(|certificate| certificate.architecture == architecture);
-    let architectures = manifest.plugin.architectures.iter().map(|claim| claim.architecture.clone());
-    architectures.filter(|architecture| !is_certified(architecture)).collect()
+    let (mut uncertified, mut unreferenced) = (Vec::new(), Vec::new());
+    for claim in &manifest.plugin.architectures {
+        let mut certificates = manifest
+            .certificates
+            .iter()
+            .filter(|certificate| certificate.architecture == claim.architecture)
+            .peekable();
+        if certificates.peek().is_none() {
+            uncertified.push(claim.architecture.clone());
+        } else if certificates.all(|certificate| certificate.difference.is_none()) {
+            unreferenced.push(claim.architecture.clone());
+        }
+    }
+    (uncertified, unreferenced)
 }
 
 fn later(now: Timestamp, duration: SignedDuration) -> Result<Timestamp> {

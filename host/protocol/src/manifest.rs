@@ -37,6 +37,12 @@ pub struct Manifest {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sampler_descriptions: Vec<String>,
     pub adapter_formats: Vec<String>,
+    /// The contract that the library was built with, such as `1.0`; a package has it in a place of its own.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub contract: String,
+    /// Ids of the contract's extensions that the plugin as a whole offers.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub extensions: Vec<String>,
 }
 
 /// An architecture and the checkpoints that it claims.
@@ -60,6 +66,11 @@ impl Manifest {
         text("description", &self.description, TEXT_LEN_MAX)?;
         text("toolchain", &self.toolchain, TEXT_LEN_MAX)?;
         text("sdk", &self.sdk, TEXT_LEN_MAX)?;
+        text("contract", &self.contract, NAME_LEN_MAX)?;
+        if self.extensions.len() > PROVIDERS_MAX {
+            return Err(format!("it offers {} extensions, more than {PROVIDERS_MAX}", self.extensions.len()));
+        }
+        self.extensions.iter().try_for_each(|extension| text("extension", extension, TEXT_LEN_MAX))?;
         names("architecture", self.architectures.iter().map(|claim| &claim.architecture))?;
         for claim in &self.architectures {
             values(&claim.architecture, "GGUF names", &claim.gguf)?;

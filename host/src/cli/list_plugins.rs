@@ -4,13 +4,16 @@
 use clap::Args;
 use std::fmt::Write as _;
 
+use serde_json::{Value, json};
+
 use super::{
     common_args::CommonArgs,
     error::{CliError, CliResult},
+    packages::certified,
     terminal,
 };
 use pensieve_protocol::{manifest::Manifest, outside::Outside};
-use pensieve_server::fleet::plugins::{Limits, PluginFolder, PluginState, Settings, Status};
+use pensieve_server::fleet::plugins::{Limits, Packaged, PluginFolder, PluginState, Settings, Status};
 
 #[derive(Args)]
 #[command(after_help = "Examples:
@@ -34,19 +37,38 @@ impl List {
         settings.limits = Limits { settle: settings.limits.settle, ..config.plugins.limits };
         let folders: Vec<String> =
             settings.folders.iter().map(|folder| format!("'{}'", Outside::path(&folder))).collect();
-        let states =
-            super::runtime()?.block_on(async { PluginFolder::open(settings).await.map(|folder| folder.snapshot()) })?;
+        let opened = async { PluginFolder::open(settings).await.map(|folder| (folder.snapshot(), folder.packaged())) };
+        let (states, packages) = super::runtime()?.block_on(opened)?;
+        let package = |state: &PluginState| packages.get(state.sha256.as_deref()?);
         if self.json {
-            let line = serde_json::to_string(&states).map_err(|error| CliError::system("the list", &error.into()))?;
-            return terminal::say_json(&line);
+            let entries: Result<Vec<Value>, _> = states.iter().map(|state| entry(state, package(state))).collect();
+            let line = serde_json::to_string(&entries.map_err(|error| CliError::system("the list", &error.into()))?);
+            return terminal::say_json(&line.map_err(|error| CliError::system("the list", &error.into()))?);
         }
         let text = if states.is_empty() {
             format!("no plugins in {}\n", folders.join(", "))
         } else {
-            states.iter().map(render).collect()
+            states.iter().map(|state| render(state) + &package(state).map_or_else(String::new, came_in)).collect()
         };
         terminal::print(&text)
     }
+}
+
+/// A plugin as JSON, with its package and certificates as in `/v1/plugins`.
+fn entry(state: &PluginState, package: Option<&Packaged>) -> serde_json::Result<Value> {
+    let mut entry = serde_json::to_value(state)?;
+    if let Some(Packaged { name, version, publisher, source, certificates }) = package {
+        entry["package"] = json!({ "name": name, "version": version, "publisher": publisher, "source": source });
+        entry["certificates"] = json!(certificates);
+    }
+    Ok(entry)
+}
+
+/// The package of a library, and what its certificates say.
+fn came_in(package: &Packaged) -> String {
+    let Packaged { publisher, source, certificates, .. } = package;
+    let certified: String = certificates.iter().map(|certificate| format!("  {}\n", certified(certificate))).collect();
+    format!("  added from {}, by '{}'\n{certified}", Outside::new(source), Outside::new(publisher))
 }
 
 fn render(state: &PluginState) -> String {

@@ -77,7 +77,8 @@ enum Kind {
 /// A file's path in the project, and its text with placeholders.
 type Template = (&'static str, &'static str);
 
-const COMMON: [Template; 1] = [(".gitignore", "/target\n")];
+const COMMON: [Template; 2] =
+    [(".gitignore", "/target\n"), (".github/workflows/plugin.yml", include_str!("new/common/plugin.yml"))];
 const ARCHITECTURE: [Template; 3] = [
     ("Cargo.toml", include_str!("new/architecture/cargo.txt")),
     ("README.md", include_str!("new/architecture/readme.txt")),

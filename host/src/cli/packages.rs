@@ -21,9 +21,10 @@ use super::{
     terminal::{say, say_json, tell},
 };
 use pensieve_packages::{
-    Added, Environment, Host, IndexSource, PackageError, PackageErrorKind, Release, Request, Settings, Store, Update,
+    Added, Certificate, Environment, Host, IndexSource, PackageError, PackageErrorKind, Release, Request, Settings,
+    Store, Update,
 };
-use pensieve_protocol::manifest::Manifest;
+use pensieve_protocol::{manifest::Manifest, outside::Outside};
 use pensieve_server::hub::{self, HubError, HubErrorKind};
 
 /// Flags of all commands that ask indexes.
@@ -225,16 +226,8 @@ fn described(index: &str, release: &Release) -> String {
     let plugin = &manifest.plugin;
     let names = plugin.architectures.iter().map(|claim| claim.architecture.as_str());
     let names: Vec<&str> = names.chain(plugin.samplers.iter().map(String::as_str)).collect();
-    let certified: Vec<String> = manifest
-        .certificates
-        .iter()
-        .map(|certificate| {
-            let off =
-                certificate.difference.map_or_else(String::new, |off| format!(", within {off:.1e} of the reference"));
-            let name = if certificate.model.is_empty() { &certificate.architecture } else { &certificate.model };
-            format!("\n  certified: {name} on {}, {} laws{off}", certificate.device, certificate.laws)
-        })
-        .collect();
+    let certified: Vec<String> =
+        manifest.certificates.iter().map(|certificate| format!("\n  {}", certified(certificate))).collect();
     format!(
         "{} {} by '{}' ({index}): {}\n  {}{}",
         plugin.id,
@@ -244,6 +237,14 @@ fn described(index: &str, release: &Release) -> String {
         names.join(", "),
         certified.concat()
     )
+}
+
+/// A certificate in a line.
+pub(super) fn certified(certificate: &Certificate) -> String {
+    let off = certificate.difference.map_or_else(String::new, |off| format!(", within {off:.1e} of the reference"));
+    let name = if certificate.model.is_empty() { &certificate.architecture } else { &certificate.model };
+    let text = format!("certified: {name} on {}, {} laws{off}", certificate.device, certificate.laws);
+    Outside::new(&text).to_string()
 }
 
 /// This machine, and this program.

@@ -82,6 +82,26 @@ fn plugins_of_authors_with_another_toolchain_are_dropped_in_and_answer() {
     served(&libraries);
 }
 
+#[test]
+fn an_engine_in_c_travels_in_a_package_like_a_plugin_in_rust() {
+    let desk = Desk::new();
+    let file = library(&outside(&example("c-engine"), "c-engine", None), "c-engine");
+    let works = |arguments: &[&str]| {
+        let said = desk.run(arguments);
+        assert_eq!(said.code, Some(0), "{said:?}");
+        said.stdout
+    };
+    works(&["plugins", "key", "ada.key"]);
+    let file = file.to_str().unwrap();
+    let packed = works(&["plugins", "pack", file, "--publisher", "ada", "--key", "ada.key", "--license", "MIT"]);
+    let package = packed.trim_end();
+    assert!(package.ends_with(".pensieve"), "{package}");
+    let added = works(&["plugins", "add", package]);
+    let installed = desk.path("home/plugins").join(Path::new(file).file_name().unwrap());
+    assert!(added.starts_with("added c-engine ") && installed.is_file(), "{added}");
+    assert!(works(&["plugins", "list"]).contains("by 'ada'"));
+}
+
 /// Models for every plugin: Qwen2's, a bigram's, one for the C engine, a Llama, and the same Llama under the name that
 /// a new architecture claims.
 fn configure(root: &Path, bigram: &TempDir, gru: &TempDir) -> String {

@@ -174,10 +174,8 @@ impl Store<'_> {
     /// Keeps a package that was installed, for later and for work without a network.
     pub(super) fn keep(&self, package: &Path, sha256: &Sha256Hex) {
         let kept = self.kept(sha256);
-        if kept != package
-            && !PackageFile::Kept(kept.clone()).is(sha256).unwrap_or(false)
-            && let Err(error) = state_file::copy(package, &kept, sha256, PRIVATE)
-        {
+        let is_kept = kept == package || PackageFile::Kept(kept.clone()).is(sha256).unwrap_or(false);
+        if !is_kept && let Err(error) = state_file::copy(package, &kept, sha256, PRIVATE) {
             self.environment.say(&format!("the package was installed, but not kept for later: {error}"));
         }
     }

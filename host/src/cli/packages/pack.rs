@@ -3,6 +3,7 @@
 use std::{
     fs::{self, OpenOptions, Permissions},
     io::Write,
+    mem,
     os::unix::fs::{OpenOptionsExt, PermissionsExt},
     path::{Path, PathBuf},
 };
@@ -86,8 +87,8 @@ impl Pack {
             let message = format!("none of the libraries is for {}, so none can be inspected here", target());
             return Err(CliError::new(Exit::Usage, message));
         };
-        let plugin = inspect(&own.path)?;
-        let contract = pensieve_plugin_api::CONTRACT;
+        let mut plugin = inspect(&own.path)?;
+        let (contract, extensions) = (mem::take(&mut plugin.contract), mem::take(&mut plugin.extensions));
         let own_version = Version::parse(env!("CARGO_PKG_VERSION"));
         let own_version = own_version.map_err(|error| CliError::new(Exit::Failed, error.to_string()))?;
         let manifest = PackageManifest {
@@ -95,8 +96,8 @@ impl Pack {
             publisher: Publisher { name: self.publisher, key: key.public() },
             repository: self.repository,
             license: self.license,
-            contract: format!("{}.{}", contract.major, contract.minor),
-            extensions: Vec::new(),
+            contract,
+            extensions,
             minimum_host: self.minimum_host.unwrap_or(own_version),
             needs: self.needs,
             plugin,

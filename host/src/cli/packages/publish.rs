@@ -40,7 +40,7 @@ pub(in crate::cli) struct Publish {
     /// Make a new index of this name.
     #[arg(long, value_name = "NAME", conflicts_with = "dry_run")]
     new_index: Option<String>,
-    /// Take packages whose families have no certificate of correctness.
+    /// Take packages whose families have no certificate of correctness, or none that compares them with a reference.
     #[arg(long)]
     uncertified: bool,
     /// The library with this digest must not be used any more, and why; may be repeated.
@@ -68,9 +68,12 @@ impl Publish {
         for package in rounds {
             let path = package.map(PathBuf::as_path);
             let tried = publish(&self.folder, path, &self.revoked, (&key, valid_for, now, true))?;
-            if !tried.uncertified.is_empty() && !self.uncertified {
-                let message = format!("no certificate for {}", tried.uncertified.join(", "));
-                let help = "make one with 'pensieve plugins check --certify', or publish with --uncertified";
+            let lacks =
+                [(&tried.uncertified, "no certificate"), (&tried.unreferenced, "no certificate with a reference")];
+            if let Some((names, what)) = lacks.iter().find(|(names, _)| !names.is_empty() && !self.uncertified) {
+                let message = format!("{what} for {}", names.join(", "));
+                let help =
+                    "make one with 'pensieve plugins check --reference --certify', or publish with --uncertified";
                 return Err(CliError::new(Exit::Denied, format!("{message}; {help}")));
             }
             let what = package.map_or_else(|| "the index".to_owned(), |path| format!("'{}'", path.display()));

@@ -24,7 +24,15 @@ pub(super) struct Definition {
 
 impl Definition {
     pub(super) fn text(&self, manager: Manager) -> Result<String, CliError> {
-        let mut words = vec![plain(&self.program)?, "serve"];
+        let program = plain(&self.program)?;
+        if manager == Manager::Systemd && program.contains(['"', '\'', '\\']) {
+            let line = format!(
+                "systemd starts no program with quotes or backslashes in its path: '{}'; install it elsewhere",
+                Outside::path(&self.program)
+            );
+            return Err(CliError::new(Exit::Usage, line));
+        }
+        let mut words = vec![program, "serve"];
         if let Some(config) = &self.config {
             words.extend(["--config", plain(config)?]);
         }
@@ -46,7 +54,8 @@ fn plain(path: &Path) -> Result<&str, CliError> {
 }
 
 fn unit(words: &[&str], home: Option<&str>) -> String {
-    let command: Vec<String> = words.iter().map(|word| quoted(word, true)).collect();
+    // A dollar sign is one in the program's path, and begins a variable in the words after it.
+    let command: Vec<String> = words.iter().enumerate().map(|(place, word)| quoted(word, place > 0)).collect();
     let environment = home
         .map_or_else(String::new, |home| format!("Environment={}\n", quoted(&format!("PENSIEVE_HOME={home}"), false)));
     format!(
@@ -72,14 +81,14 @@ WantedBy=default.target
     )
 }
 
-/// A word as systemd reads it. `%` begins a specifier everywhere, `$` a variable in commands.
-fn quoted(word: &str, is_command: bool) -> String {
+/// A word as systemd reads it. `%` begins a specifier everywhere, `$` a variable in a command's arguments.
+fn quoted(word: &str, is_argument: bool) -> String {
     let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "/._-+,:@=".contains(letter);
     if word.chars().all(is_plain) {
         return word.to_owned();
     }
     let mut text = word.replace('\\', "\\\\").replace('"', "\\\"").replace('%', "%%");
-    if is_command {
+    if is_argument {
         text = text.replace('$', "$$");
     }
     format!("\"{text}\"")
@@ -127,11 +136,12 @@ fn escaped(text: &str) -> String {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use std::{fs, process::Command};
 
     fn definition() -> Definition {
         Definition {
-            program: "/home/ada/my apps/100% \"it\"/$x/pensieve".into(),
-            config: Some("/etc/a&b <c>.toml".into()),
+            program: "/home/ada/my apps/100%/$x/pensieve".into(),
+            config: Some("/etc/a&b <c> \"it\" 5$\\.toml".into()),
             home: Some("/srv/50%/$home".into()),
         }
     }
@@ -139,7 +149,8 @@ mod tests {
     #[test]
     fn a_unit_quotes_what_systemd_would_expand() {
         let text = definition().text(Manager::Systemd).unwrap();
-        let command = r#"ExecStart="/home/ada/my apps/100%% \"it\"/$$x/pensieve" serve --config "/etc/a&b <c>.toml""#;
+        let command =
+            r#"ExecStart="/home/ada/my apps/100%%/$x/pensieve" serve --config "/etc/a&b <c> \"it\" 5$$\\.toml""#;
         assert!(text.contains(&format!("{command}\n")), "{text}");
         assert!(text.contains("Environment=\"PENSIEVE_HOME=/srv/50%%/$home\"\n"), "{text}");
         assert!(is_ours(&text) && !is_ours("[Service]\nExecStart=pensieve serve\n"));
@@ -150,9 +161,37 @@ mod tests {
     #[test]
     fn an_agent_escapes_what_xml_would_read() {
         let text = definition().text(Manager::Launchd).unwrap();
-        assert!(text.contains("<string>/etc/a&amp;b &lt;c&gt;.toml</string>"), "{text}");
+        assert!(text.contains("<string>/etc/a&amp;b &lt;c&gt; \"it\" 5$\\.toml</string>"), "{text}");
         assert!(text.contains("<key>PENSIEVE_HOME</key>\n    <string>/srv/50%/$home</string>"), "{text}");
         assert!(is_ours(&text));
+    }
+
+    #[test]
+    fn systemd_has_nothing_to_say_about_a_unit() {
+        let folder = tempfile::tempdir().unwrap();
+        let (program, unit) = (folder.path().join("my apps/100%/$x/pensieve"), folder.path().join("pensieve.service"));
+        fs::create_dir_all(program.parent().unwrap()).unwrap();
+        fs::copy("/bin/sh", &program).unwrap();
+        fs::write(&unit, Definition { program, ..definition() }.text(Manager::Systemd).unwrap()).unwrap();
+        let mut verify = Command::new("systemd-analyze");
+        verify.args(["--user", "--man=no", "verify"]).arg(&unit).env("XDG_RUNTIME_DIR", folder.path());
+        let verified = match verify.output() {
+            Ok(verified) => verified,
+            Err(error) => return println!("skipped: there is no systemd-analyze: {error}"),
+        };
+        // It may complain about other units of this machine.
+        let said = String::from_utf8_lossy(&verified.stderr);
+        assert!(verified.status.success() && !said.contains("pensieve.service"), "{verified:?}");
+    }
+
+    #[test]
+    fn a_program_that_systemd_does_not_start_is_refused() {
+        for program in ["/opt/it's/pensieve", "/opt/\"it\"/pensieve", "/opt/a\\b/pensieve"] {
+            let definition = Definition { program: program.into(), config: None, home: None };
+            let refused = definition.text(Manager::Systemd).unwrap_err();
+            assert!(refused.lines[0].contains("install it elsewhere"), "{refused:?}");
+            assert!(definition.text(Manager::Launchd).is_ok());
+        }
     }
 
     #[test]

@@ -17,8 +17,11 @@ use pensieve_plugin_api::{
         std_types::RStr,
     },
     ext::{
-        media::Prepare,
+        concurrent_stages, diagnostics, kv_transfer,
+        media::{self, Prepare},
+        merge, rows,
         sampler_parameters::{self, SamplerParameters},
+        sequence_state,
     },
 };
 use std::{
@@ -29,6 +32,18 @@ use std::{
 use pensieve_protocol::{manifest::Manifest, towers};
 
 use super::{LoadError, Reason, manifest, object};
+
+/// Extensions that a plugin as a whole may offer.
+const EXTENSIONS: [&str; 8] = [
+    concurrent_stages::ID,
+    diagnostics::ID,
+    kv_transfer::ID,
+    media::ID,
+    merge::ID,
+    rows::ID,
+    sampler_parameters::ID,
+    sequence_state::ID,
+];
 
 /// A plugin in this process. Its code stays mapped when this is dropped.
 pub struct LoadedPlugin {
@@ -109,11 +124,13 @@ fn open(path: &Path) -> Result<(PluginModule_Ref, Manifest), Reason> {
     // The system searches its own folders for a bare file name, not the current one.
     let path = std::path::absolute(path).map_err(Reason::Unreadable)?;
     let header = lib_header_from_path(&path).map_err(|error| refusal(error, &path))?;
-    check_contract(header)?;
+    let contract = check_contract(header)?;
     header.layout().ok_or(Reason::NoLayout)?;
     let module = header.init_root_module::<PluginModule_Ref>().map_err(|error| refusal(error, &path))?;
     let manifest = manifest::read(&module.manifest()(), describe(module)?).map_err(Reason::BadManifest)?;
-    Ok((module, manifest))
+    let offers = |id: &&&str| module.extension()(RStr::from_str(id)).into_option().is_some();
+    let extensions = EXTENSIONS.iter().filter(offers).map(|id| (*id).to_owned()).collect();
+    Ok((module, Manifest { contract, extensions, ..manifest }))
 }
 
 /// The plugin's function that describes its samplers, if it has one.
@@ -129,11 +146,11 @@ fn describe(module: PluginModule_Ref) -> Result<Option<impl Fn(u32) -> Result<St
     }))
 }
 
-/// Checks the version of the contract that the plugin was built against, which is stored beside its layout.
-fn check_contract(header: &LibHeader) -> Result<(), Reason> {
+/// Checks the version of the contract that the plugin was built against, which is stored beside its layout; returns it.
+fn check_contract(header: &LibHeader) -> Result<String, Reason> {
     let strings = header.version_strings();
     match VersionNumber::new(strings) {
-        Ok(version) if version.major == CONTRACT.major => Ok(()),
+        Ok(version) if version.major == CONTRACT.major => Ok(format!("{}.{}", version.major, version.minor)),
         Ok(version) => Err(Reason::OtherContract(format!("{}.{}", version.major, version.minor))),
         Err(_) => Err(Reason::OtherContract(strings.version.escape_debug().take(40).collect())),
     }

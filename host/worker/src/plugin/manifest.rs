@@ -33,6 +33,9 @@ pub(super) fn read(
         samplers: texts(&manifest.samplers),
         sampler_descriptions,
         adapter_formats: texts(&manifest.adapter_formats),
+        // The library's header and its functions have these, not this table.
+        contract: String::new(),
+        extensions: Vec::new(),
     };
     manifest.check().map(|()| manifest)
 }
