@@ -26,7 +26,7 @@ fn writes_a_project_and_says_what_comes_next() {
     let workflow = ".github/workflows/plugin.yml";
     assert_eq!(files(&desk.path("my_model")), [workflow, ".gitignore", "Cargo.toml", "README.md", "src/lib.rs"]);
     let text = fs::read_to_string(desk.path("my_model").join(workflow)).unwrap();
-    assert!(text.contains("/libmy_model.dylib") && !text.contains("@snake@"), "{text}");
+    assert!(text.contains("/libmy_model.") && !text.contains("@snake@"), "{text}");
     let text = fs::read_to_string(desk.path("my_model/src/lib.rs")).unwrap();
     assert!(text.contains(r#"&["MyModelForCausalLM"]"#) && text.contains(r#"&["my-model"]"#));
     let places = ["struct Config", "struct SelfAttention", "struct Block", "struct Model"];

@@ -1,4 +1,4 @@
-//! What an installed plugin is replaced by: packages of its publisher's key, from its own index, and of the lock the same file.
+//! An installed plugin is replaced only by packages of its publisher's key, from its own index, and of the lock by the same file.
 
 use std::{fs, path::Path};
 

@@ -33,7 +33,7 @@ pub(super) struct ListedModel {
     pub(super) target: Option<Target>,
     /// The longest sequence in tokens, if it is known.
     pub(super) context: Option<u32>,
-    /// What a model can do that an upstream computes.
+    /// Of a model that an upstream computes.
     pub(super) upstream_capabilities: Option<Vec<&'static str>>,
     /// The memory that it has needed so far.
     pub(super) measured: Option<u64>,
