@@ -131,6 +131,10 @@ fn rows_are_those_of_transformers_and_reach_every_api() {
     streams_go_on_beside_texts(&server);
     what_cannot_be_is_said(&server);
     lists_say_what_a_model_is_for(&server);
+    let listed = get(server.address, "/v1/requests").json();
+    let row = listed["data"].as_array().unwrap().iter().find(|ended| ended["stop_reason"] == "row");
+    let row = row.unwrap_or_else(|| panic!("{listed}"));
+    assert!(row["context_window"].is_null() && row["input_tokens"].as_u64() > Some(0), "{row}");
     let metrics = get(server.address, "/metrics").text();
     assert!(metrics.contains(r#"pensieve_requests_total{model="unit",outcome="row"}"#), "{metrics}");
 }

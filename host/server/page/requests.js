@@ -7,7 +7,7 @@ import { clock, count, duration, percent, program, rate } from "/page/format.js"
 import { fact } from "/page/models.js";
 
 const W = words.requests;
-const GOOD = new Set(["end_of_turn", "stop", "tool_calls", "grammar", "compacted"]);
+const GOOD = new Set(["end_of_turn", "stop", "tool_calls", "grammar", "compacted", "row"]);
 
 export function runningList() {
   const { running } = state;
@@ -16,6 +16,11 @@ export function runningList() {
     running.length === 0
       ? h("p", { class: "empty" }, W.idle)
       : h("ul", { class: "requests" }, running.map(runningRequest)));
+}
+
+// How full the context is; requests for vectors or scores have none.
+function context(used, { context_window: window }) {
+  return fact(W.context, window ? W.contextFill(percent(used, window), count(window)) : words.none);
 }
 
 function runningRequest(request) {
@@ -33,7 +38,7 @@ function runningRequest(request) {
       fact(W.prompt, W.promptTokens(count(request.read_tokens), count(request.input_tokens))),
       fact(W.cached, cached(request), "broad"),
       fact(W.speed, request.tokens_per_second ? W.perSecond(rate(request.tokens_per_second)) : words.none),
-      fact(W.context, W.contextFill(percent(used, request.context_window), count(request.context_window))),
+      context(used, request),
       fact(W.queue, duration(request.queue_seconds))),
     miss(request),
     warnings(request));
@@ -95,7 +100,7 @@ function endedRequest(request) {
           fact(W.total, duration(request.seconds)),
           fact(W.speed, request.tokens_per_second > 0 ? W.perSecond(rate(request.tokens_per_second)) : words.none),
           fact(W.cached, cached(request), "broad"),
-          fact(W.context, W.contextFill(percent(request.input_tokens + request.output_tokens, request.context_window), count(request.context_window))),
+          context(request.input_tokens + request.output_tokens, request),
           request.tool_calls.length > 0 && fact(W.calls, request.tool_calls.join(", "), "broad"),
           fact(W.id, h("code", null, request.id)),
           fact(W.client, request.client, "broad")),

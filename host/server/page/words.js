@@ -182,6 +182,7 @@ export const words = {
       cancelled: "cancelled",
       compacted: "compacted",
       failed: "failed",
+      row: "vectors or scores",
     },
     misses,
   },

@@ -87,5 +87,5 @@ async fn compute(chats: &Chats, call: &ApiRequest, contents: Vec<Content>) -> Re
         truncate: true,
         ..RowsRequest::default()
     };
-    chats.rows(request, Kind::Embed).await.map_err(ApiError::of_model)
+    super::compute(chats, call, request, Kind::Embed).await
 }

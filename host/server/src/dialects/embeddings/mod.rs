@@ -18,8 +18,8 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::{ApiError, ApiRequest, ApiResponse, ErrorCode, fields::Field, validation};
-use crate::requests::{Chats, PromptChoice, RowText, RowsRequest};
+use super::{ApiError, ApiRequest, ApiResponse, ErrorCode, fields::Field, usage::Meter, validation};
+use crate::requests::{Chats, PromptChoice, RowText, Rows, RowsRequest};
 use pensieve_protocol::rows::Kind;
 
 const MODEL_BYTES_MAX: usize = 256;
@@ -75,7 +75,7 @@ pub(crate) async fn embeddings(chats: Arc<Chats>, call: ApiRequest) -> Result<Ap
     });
     let ((request, in_base64), warnings) = read.await?;
     let named = request.model.clone();
-    let rows = chats.rows(of_client(request, &call), Kind::Embed).await.map_err(ApiError::of_model)?;
+    let rows = compute(&chats, &call, of_client(request, &call), Kind::Embed).await?;
     let vector = |row: Vec<f32>| match in_base64 {
         true => Vector::Base64(STANDARD.encode(row.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<_>>())),
         false => Vector::Floats(row),
@@ -185,6 +185,12 @@ fn dimensions(field: &Field<'_>) -> Result<Option<u32>, ApiError> {
 fn of_client(request: RowsRequest, call: &ApiRequest) -> RowsRequest {
     let model = validation::asked_model(call, &request.model);
     RowsRequest { client: call.client(), model, ..request }
+}
+
+/// Computes rows as one of the requests that are listed.
+async fn compute(chats: &Chats, call: &ApiRequest, request: RowsRequest, kind: Kind) -> Result<Rows, ApiError> {
+    let model = request.model.clone();
+    Meter::of_rows(call, &model, chats.rows(request, kind), |rows| rows.tokens).await
 }
 
 /// An answer with numbers as short as they can be.

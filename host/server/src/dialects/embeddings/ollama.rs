@@ -77,11 +77,11 @@ async fn compute(chats: &Chats, call: &ApiRequest, parsed: Parsed) -> Result<Opt
     let model = validation::asked_model(call, ollama::model_name(&parsed.request.model));
     let request = RowsRequest { client: call.client(), model: model.clone(), ..parsed.request };
     let rows = if request.texts.is_empty() {
-        chats.fleet().target(&model).await.map(|_| None)
+        chats.fleet().target(&model).await.map_err(ApiError::of_model)?;
+        None
     } else {
-        chats.rows(request, Kind::Embed).await.map(Some)
+        Some(super::compute(chats, call, request, Kind::Embed).await?)
     };
-    let rows = rows.map_err(ApiError::of_model)?;
     ollama::stay(chats, &model, parsed.keep)?;
     Ok(rows)
 }

@@ -7,7 +7,7 @@ use serde_json::{Value, json as object};
 
 use super::{INPUTS_MAX, MODEL_BYTES_MAX, Usage, common, cut, inputs, json, of_client, texts};
 use crate::{
-    dialects::{ApiError, ApiRequest, ApiResponse, fields::Field, fresh_id, openai, validation},
+    dialects::{ApiError, ApiRequest, ApiResponse, fields::Field, fresh_id, openai, usage::Meter, validation},
     requests::{Chats, Ranking, Scores},
 };
 use pensieve_protocol::rows::Kind;
@@ -160,7 +160,7 @@ pub(crate) async fn classify(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiR
     });
     let (request, warnings) = read.await?;
     let named = request.model.clone();
-    let rows = chats.rows(of_client(request, &call), Kind::Classify).await.map_err(ApiError::of_model)?;
+    let rows = super::compute(&chats, &call, of_client(request, &call), Kind::Classify).await?;
     let labels = rows.rows_use.labels;
     let class = |(index, probs): (usize, Vec<f32>)| {
         let best = probs.iter().enumerate().max_by(|(_, one), (_, other)| one.total_cmp(other));
@@ -194,6 +194,6 @@ async fn scored(ranking: Ranking, chats: &Chats, call: &ApiRequest) -> Result<Sc
         "" => chats.ranker().await.map_err(ApiError::of_model)?,
         named => validation::asked_model(call, named),
     };
-    let ranking = Ranking { client: call.client(), model, ..ranking };
-    chats.scores(ranking).await.map_err(ApiError::of_model)
+    let ranking = Ranking { client: call.client(), model: model.clone(), ..ranking };
+    Meter::of_rows(call, &model, chats.scores(ranking), |scores| scores.tokens).await
 }

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     chat::Delta,
-    dialects::{ApiRequest, Shared},
+    dialects::{ApiError, ApiRequest, Shared},
     requests::Prepared,
 };
 use pensieve_protocol::job::{Failure, Finish, Usage};
@@ -93,6 +93,27 @@ impl Meter {
             usage: Usage::default(),
             is_over: false,
             span: Span::current(),
+        }
+    }
+
+    /// Counts a request for vectors or scores while it is computed; `tokens` is the length of its texts.
+    pub(in crate::dialects) async fn of_rows<T>(
+        call: &ApiRequest,
+        model: &str,
+        work: impl Future<Output = Result<T, Failure>>,
+        tokens: impl FnOnce(&T) -> u64,
+    ) -> Result<T, ApiError> {
+        let mut meter = Self::new(call, Counted { model: model.to_owned(), context: 0, input_tokens: 0, choices: 1 });
+        match work.await {
+            Ok(answer) => {
+                meter.usage.prompt = u32::try_from(tokens(&answer)).unwrap_or(u32::MAX);
+                meter.end("row", None, 0.0);
+                Ok(answer)
+            }
+            Err(failure) => {
+                meter.fail(&failure);
+                Err(ApiError::of_model(failure))
+            }
         }
     }
 

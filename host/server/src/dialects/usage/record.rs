@@ -26,7 +26,7 @@ pub(super) struct Record {
     pub(super) agent: Arc<str>,
     pub(super) api: &'static str,
     pub(super) model: String,
-    /// The longest sequence of the model, in tokens.
+    /// The longest sequence of the model, in tokens; 0 for a request that makes no text.
     pub(super) context: u32,
     pub(super) since: Instant,
     pub(super) started_at: SystemTime,
@@ -105,7 +105,7 @@ impl Record {
             "api": self.api,
             "model": self.model,
             "started_at": rounded(started),
-            "context_window": self.context,
+            "context_window": Some(self.context).filter(|context| *context > 0),
             "queue_seconds": seconds(self.queued),
             "first_token_seconds": seconds(self.first),
             "tool_calls": self.tools,
