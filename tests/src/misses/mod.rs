@@ -75,13 +75,17 @@ fn config(root: &Path, context: u32) -> String {
 }
 
 fn serve(root: &Path) -> Server {
+    serve_with(root, &config(root, 16_384))
+}
+
+fn serve_with(root: &Path, config: &str) -> Server {
     for id in ["scripted", "small", "forgetful"] {
         scripted::checkpoint(&root.join(id), &[("", "All right.")]);
     }
     forgets_reasoning(&root.join("forgetful"));
     let mut plugins = vec![test_plugin("scripted")];
     plugins.extend(starter::PLUGINS.iter().map(|package| plugin(package)));
-    Options { plugins, config: config(root, 16_384), ..Options::default() }.start()
+    Options { plugins, config: config.to_owned(), ..Options::default() }.start()
 }
 
 /// One conversation with one API.
@@ -321,4 +325,54 @@ fn the_reason_that_is_told_is_the_true_one_on_every_api() {
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}\n{}", server.log());
+    // The metrics and the log tell them as well.
+    let key = format!("Bearer {}", KEYS[0]);
+    let metrics = request(server.address, "GET", "/metrics", &[("authorization", &key)], b"").text();
+    let log = server.log();
+    for kind in ["first_time", "changed_system", "changed_tools", "other_adapter", "other_context", "evicted"] {
+        let label = format!("kind=\"{kind}\"");
+        let mut counted = metrics.lines().filter(|line| line.starts_with("pensieve_cache_misses_total{"));
+        assert!(counted.any(|line| line.contains(&label)), "{kind}: {metrics}");
+        assert!(log.contains(&format!("cache_miss=\"{kind} at token ")), "{kind}: {log}");
+    }
+}
+
+#[test]
+fn tokens_that_are_read_from_disk_are_told_apart() {
+    let root = tempfile::tempdir().unwrap();
+    let server = serve_with(root.path(), &config(root.path(), 16_384).replace("budget = 0", "budget = \"64MiB\""));
+    for api in APIS {
+        let case = Case { server: &server, root: root.path(), api, name: format!("disk by {api:?}") };
+        let talk = Talk { model: "starter".into(), ..case.talk() };
+        let first = case.ask(&talk);
+        case.post("/v1/models/starter/unload");
+        case.until("starter", |model| model["state"] == "idle");
+        let again = case.ask(&talk);
+        assert!(again.disk > 0 && again.disk >= first.computed * 9 / 10, "{api:?}: {first:?}, {again:?}");
+        assert_eq!(again.kind(), None, "{again:?}");
+    }
+}
+
+#[test]
+fn messages_that_name_an_earlier_answer_hear_how_they_differ_from_its_request() {
+    let root = tempfile::tempdir().unwrap();
+    let server = serve(root.path());
+    let key = format!("Bearer {}", KEYS[0]);
+    let headers = [("content-type", "application/json"), ("authorization", key.as_str())];
+    let ask = |line: &str, previous: &Value| {
+        let body = json!({
+            "model": "scripted", "max_tokens": 4, "system": format!("{line}\n{}", long("diagnosed")),
+            "messages": [{ "role": "user", "content": "Go on." }], "diagnostics": { "previous_message_id": previous },
+        });
+        request(server.address, "POST", "/v1/messages", &headers, body.to_string().as_bytes()).json()
+    };
+    let first = ask("It is noon.", &Value::Null);
+    assert!(first["id"].is_string() && first["diagnostics"].is_null(), "{first}");
+    let changed = ask("It is one.", &first["id"]);
+    let reason = &changed["diagnostics"]["cache_miss_reason"];
+    assert_eq!(reason["type"], "system_changed", "{changed}");
+    assert!(reason["cache_missed_input_tokens"].as_u64() > Some(0), "{changed}");
+    assert!(ask("It is one.", &changed["id"])["diagnostics"].is_null());
+    let unknown = ask("It is one.", &json!("msg_of_nobody"));
+    assert_eq!(unknown["diagnostics"]["cache_miss_reason"]["type"], "previous_message_not_found", "{unknown}");
 }
