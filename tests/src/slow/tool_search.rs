@@ -14,7 +14,7 @@ use super::claude_code::CLAUDE_CODE;
 use crate::{
     agents,
     artifacts::{plugin, test_plugin},
-    http::server::Options,
+    http::{client::get, server::Options},
     scripted,
 };
 
@@ -50,36 +50,52 @@ fn among_ten_servers() {
     let home = root.path().join("home");
     fs::create_dir(&home).unwrap();
     let mcp = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/mcp_server.mjs");
-    let servers: Value = (0..SERVERS)
-        .map(|place| (format!("store{place}"), json!({"command": "node", "args": [mcp, format!("store{place}")]})))
-        .collect::<serde_json::Map<_, _>>()
-        .into();
-    let config = root.path().join("mcp.json");
-    fs::write(&config, json!({ "mcpServers": servers }).to_string()).unwrap();
-
-    let mut command = Command::new(claude);
-    command.args(["-p", "Look up record 7 in store3.", "--allowedTools", TOOL, "--output-format", "json"]);
-    // Claude Code never defers these, and they are twice as long as all others together.
-    command.args(["--disallowedTools", "Workflow,Agent,Skill,ReportFindings", "--model", "pensieve-x"]);
-    command.arg("--mcp-config").arg(&config).current_dir(&home).stdin(Stdio::null());
-    command.env_clear().env("HOME", &home).env("PATH", env::var_os("PATH").unwrap()).env("ENABLE_TOOL_SEARCH", "true");
-    command.env("ANTHROPIC_BASE_URL", format!("http://{}", server.address));
-    command.env("ANTHROPIC_API_KEY", "pensieve-local-key").env("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "1");
-    let output = command.output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    let log = || format!("{said}\n{}\n{}", String::from_utf8_lossy(&output.stderr), server.log());
-    let result: Value = serde_json::from_str(&said).unwrap_or_else(|error| panic!("{error}: {}", log()));
+    let ask = |question: &str, servers: usize| {
+        let servers: Value = (0..servers)
+            .map(|place| (format!("store{place}"), json!({"command": "node", "args": [mcp, format!("store{place}")]})))
+            .collect::<serde_json::Map<_, _>>()
+            .into();
+        let config = root.path().join("mcp.json");
+        fs::write(&config, json!({ "mcpServers": servers }).to_string()).unwrap();
+        let mut command = Command::new(&claude);
+        command.args(["-p", question, "--allowedTools", TOOL, "--output-format", "json"]);
+        // Claude Code never defers these, and they are twice as long as all others together.
+        command.args(["--disallowedTools", "Workflow,Agent,Skill,ReportFindings", "--model", "pensieve-x"]);
+        command.arg("--mcp-config").arg(&config).current_dir(&home).stdin(Stdio::null());
+        command.env_clear().env("HOME", &home).env("PATH", env::var_os("PATH").unwrap());
+        command.env("ENABLE_TOOL_SEARCH", "true").env("ANTHROPIC_API_KEY", "pensieve-local-key");
+        command.env("ANTHROPIC_BASE_URL", format!("http://{}", server.address));
+        command.env("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "1");
+        let output = command.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        let result: Option<Value> = serde_json::from_str(&said).ok();
+        result.unwrap_or_else(|| panic!("{said}\n{}\n{}", String::from_utf8_lossy(&output.stderr), server.log()))
+    };
+    // The prompts of a run's turns, in order.
+    let prompts = |seen: usize| -> Vec<u64> {
+        let listed = get(server.address, "/v1/requests").json();
+        let ended = listed["data"].as_array().unwrap().iter().rev().skip(seen);
+        ended.map(|ended| ended["input_tokens"].as_u64().unwrap()).collect()
+    };
+    ask("Say hello.", 0);
+    let without = prompts(0);
+    let result = ask("Look up record 7 in store3.", SERVERS);
+    let with = prompts(without.len());
+    let log = || format!("{result}\n{without:?} {with:?}\n{}", server.log());
     assert_eq!(
         (&result["result"], &result["num_turns"]),
         (&"The record is a tangerine.".into(), &3.into()),
         "{}",
         log()
     );
+    let cost = with[0].saturating_sub(without[0]);
+    println!("ten servers cost {cost} tokens at the start: {without:?} and {with:?}");
+    // The eighty tools themselves would be forty thousand tokens.
+    assert!(cost <= 3_000, "{}", log());
     // What was computed is the first prompt, and in each turn what is new; the found tool has not moved the head.
     let computed = result["usage"]["input_tokens"].as_u64().unwrap();
     let cached = result["usage"]["cache_read_input_tokens"].as_u64().unwrap();
     println!("{computed} tokens computed, {cached} found in the cache");
     assert!(cached > computed, "{}", log());
-    // The eighty tools would be forty thousand tokens.
     assert!(computed < 12_000, "{}", log());
 }
