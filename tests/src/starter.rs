@@ -13,7 +13,7 @@ use crate::{
     artifacts::plugin,
     cli::Desk,
     http::{
-        client::{Incoming, post},
+        client::{Incoming, get, post},
         server::{Options, Server, home},
     },
 };
@@ -180,4 +180,25 @@ fn an_adapter_changes_the_style_and_the_base_keeps_its_own() {
     // Output for programs stays as it was.
     let command = r#"{"cmd": "ls -la"}"#;
     assert_eq!(say(&server, &adapted, "list all files in the current directory"), command);
+}
+
+#[test]
+fn ollamas_lists_say_how_large_it_is_and_until_when_it_stays() {
+    let server = serve();
+    let listed = get(server.address, "/api/tags").json();
+    let details = &listed["models"][0]["details"];
+    assert_eq!((&details["format"], &details["family"]), (&json!("gguf"), &json!("llama")), "{listed}");
+    assert!(details["parameter_size"].as_str().unwrap().ends_with('M'), "{listed}");
+    assert!(!details["quantization_level"].as_str().unwrap().is_empty(), "{listed}");
+    let until = |keep_alive: Value| {
+        let turn = json!({"role": "user", "content": "list all files"});
+        let body = json!({"model": ID, "stream": false, "keep_alive": keep_alive, "messages": [turn]});
+        assert_eq!(post(server.address, "/api/chat", &body).status(), 200);
+        let loaded = get(server.address, "/api/ps").json();
+        loaded["models"][0]["expires_at"].as_str().unwrap_or_else(|| panic!("{loaded}")).to_owned()
+    };
+    let (soon, later) = (until(json!("10m")), until(json!("2h")));
+    assert!(soon < later && later.as_str() < "9999", "{soon} {later}");
+    // Clients expect a time even if it stays for good.
+    assert!(until(json!(-1)).starts_with("9999-12-31"));
 }
