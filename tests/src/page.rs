@@ -5,7 +5,6 @@ use serde_json::{Value, json};
 use std::{
     fs,
     net::SocketAddr,
-    thread::sleep,
     time::{Duration, Instant},
 };
 
@@ -184,6 +183,7 @@ fn a_reader_sees_the_requests_of_its_own_key_alone() {
 #[cfg(target_os = "linux")]
 fn fifty_readers_of_an_idle_server_cost_less_than_a_hundredth_of_a_core() {
     use crate::processes::processor_time;
+    use std::thread::sleep;
     let root = tempfile::tempdir().unwrap();
     let server = serve(root.path(), "");
     // With a model in memory, whose worker is asked, too.

@@ -55,7 +55,7 @@ pub(super) fn check(headers: &HeaderMap, limits: &Limits, is_ollama: bool) -> Re
         Some(length) => length == "0",
         None => !headers.contains_key(TRANSFER_ENCODING),
     };
-    if !is_json && !is_exempt && !is_empty {
+    if !is_json && !is_exempt && !(is_empty && media_type.is_none()) {
         let message = match media_type {
             None => "there is no Content-Type; send application/json".to_owned(),
             Some(_) => "the Content-Type is not application/json; send the body as that".to_owned(),
@@ -249,7 +249,10 @@ mod tests {
         for other in ["", "text/plain", "application/jsonp", "application/json, text/plain", "multipart/form-data"] {
             assert_eq!(check(&[("content-type", other)]), Err(ErrorCode::MediaType), "{other}");
         }
-        assert_eq!(check(&[]), Err(ErrorCode::MediaType));
+        for length in [("content-length", "1"), ("transfer-encoding", "chunked")] {
+            assert_eq!(check(&[length]), Err(ErrorCode::MediaType), "{length:?}");
+        }
+        assert_eq!((check(&[]), check(&[("content-length", "0")])), (Ok(()), Ok(())));
         let of_ollama = |names: &[&'static str]| {
             let line = |name: &&'static str| (HeaderName::from_static(name), HeaderValue::from_static("text/plain"));
             super::check(&names.iter().map(line).collect(), &limits, true).map_err(|error| error.code)
