@@ -129,9 +129,10 @@ fn the_example_of_a_sampler_is_what_new_writes() {
     let desk = Desk::new();
     assert_eq!(desk.run(&["new", "sampler", "my-sampler", "--sdk", "https://example.org"]).code, Some(0));
     let example = Path::new(EXAMPLES).join("my-sampler");
-    for file in files(&desk.path("my-sampler")) {
-        let written = fs::read_to_string(desk.path("my-sampler").join(&file)).unwrap();
+    // Workflows are read at the root of a repository alone, where this one has its own.
+    for file in files(&desk.path("my-sampler")).iter().filter(|file| !file.starts_with(".github")) {
+        let written = fs::read_to_string(desk.path("my-sampler").join(file)).unwrap();
         let written = written.replace("git = \"https://example.org\"", "path = \"../../sdk\"");
-        assert_eq!(fs::read_to_string(example.join(&file)).unwrap(), written, "examples/my-sampler/{file}");
+        assert_eq!(fs::read_to_string(example.join(file)).unwrap(), written, "examples/my-sampler/{file}");
     }
 }
