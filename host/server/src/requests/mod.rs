@@ -1,5 +1,5 @@
 //! From requests to jobs: renders and tokenizes the prompt, checks its size, and derives the grammar and the sampler
-//! chain. [`Chats`] turns a [`Request`] into a job for the fleet; [`Generation`] reads the job's answer.
+//! chain. [`Chats`] turns a [`Request`] into a job for the fleet; `Generation` reads the job's answer.
 
 mod context;
 mod convention;
