@@ -55,7 +55,8 @@ pub(super) fn check(headers: &HeaderMap, limits: &Limits, is_ollama: bool) -> Re
         Some(length) => length == "0",
         None => !headers.contains_key(TRANSFER_ENCODING),
     };
-    if !is_json && !is_exempt && !(is_empty && media_type.is_none()) {
+    let needs_none = is_empty && media_type.is_none();
+    if !is_json && !is_exempt && !needs_none {
         let message = match media_type {
             None => "there is no Content-Type; send application/json".to_owned(),
             Some(_) => "the Content-Type is not application/json; send the body as that".to_owned(),
