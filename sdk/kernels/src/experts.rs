@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use super::activation::{Activation, activate_mul};
-use super::matmul::{Matrix, matmul};
+use super::matmul::{Matrix, matmul_of};
 use super::pool::{Disjoint, Pool};
 use super::simd::{Kernel, Simd};
 
@@ -108,7 +108,8 @@ fn product(pool: &Pool, layer: &Layer<'_>, outputs: Range<usize>, x: &[f32]) -> 
     let data = &data[outputs.start * row_bytes..outputs.end * row_bytes];
     let n = x.len() / cols.max(1);
     let mut out = vec![0.0; n * outputs.len()];
-    matmul(pool, &Matrix { dtype, data, rows: outputs.len(), cols }, x, n, &mut out);
+    // An expert's rows are of several sequences, so each counts by itself.
+    matmul_of(pool, &Matrix { dtype, data, rows: outputs.len(), cols }, x, &vec![1; n], &mut out);
     if let Some(bias) = layer.bias {
         for out in out.chunks_exact_mut(outputs.len()) {
             out.iter_mut().zip(&bias[outputs.clone()]).for_each(|(out, bias)| *out += bias);

@@ -26,10 +26,9 @@ use pensieve_weights::{Dtype, RawTensor, quote};
 /// that fit the L2 cache.
 const BATCH: usize = 512;
 
-/// Fewest rows that the matrix unit computes. Up to 32 are faster by vectors, since weights are unpacked in two to four times as
-/// many instructions for tiles, and up to here little is lost. The texts of the laws are shorter, so that a router's near tie is
-/// not decided by how a text was cut.
-pub(super) const MANY: usize = 128;
+/// Fewest rows that the matrix unit computes. Fewer are as fast by vectors, or faster: weights are unpacked in two to four
+/// times as many instructions for tiles. Also, the texts of the laws are shorter, which therefore hold to the last bit.
+pub(super) const MANY: usize = 64;
 
 /// A matrix as a checkpoint stores it: `rows` consecutive rows of `cols` values.
 #[derive(Clone, Copy, Debug)]
