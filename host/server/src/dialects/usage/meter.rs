@@ -2,7 +2,7 @@
 
 use std::{
     sync::Arc,
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, Instant},
 };
 
 use tracing::Span;
@@ -64,24 +64,10 @@ impl Meter {
     pub(in crate::dialects) fn new(call: &ApiRequest, counted: Counted) -> Self {
         let Counted { model, context, input_tokens, choices } = counted;
         let (shared, now) = (call.shared.clone(), Instant::now());
-        let record = Record {
-            request: call.request_id.clone(),
-            client: call.client().id,
-            agent: call.agent.clone(),
-            api: call.dialect.name(),
-            model,
-            context,
-            since: now,
-            started_at: SystemTime::now(),
-            progress: Reading { prompt: input_tokens, ..Reading::default() },
-            generated: 0,
-            queued: None,
-            first: None,
-            report: None,
-            tools: Vec::new(),
-            warnings: Vec::new(),
-            end: None,
-        };
+        let (request, client) = (call.request_id.clone(), call.client().id);
+        let progress = Reading { prompt: input_tokens, ..Reading::default() };
+        let record = Record::new(request, client, call.agent.clone(), call.dialect.name(), model);
+        let record = Record { context, progress, ..record };
         let number = shared.usage.begin(record.clone());
         Self {
             shared,

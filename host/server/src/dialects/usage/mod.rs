@@ -208,27 +208,11 @@ mod tests {
         record::{End, Record},
         *,
     };
-    use std::time::{Duration, Instant, SystemTime};
+    use std::time::Duration;
 
     fn record(client: u64, prompt: u32) -> Record {
-        Record {
-            request: format!("req_{prompt}"),
-            client,
-            agent: "curl/8".into(),
-            api: "openai",
-            model: "m".into(),
-            context: 100,
-            since: Instant::now(),
-            started_at: SystemTime::now(),
-            progress: Reading { prompt, ..Reading::default() },
-            generated: 0,
-            queued: None,
-            first: None,
-            report: None,
-            tools: Vec::new(),
-            warnings: Vec::new(),
-            end: None,
-        }
+        let record = Record::new(format!("req_{prompt}"), client, "curl/8".into(), "openai", "m".into());
+        Record { context: 100, progress: Reading { prompt, ..Reading::default() }, ..record }
     }
 
     fn ended(client: u64, prompt: u32) -> Record {

@@ -22,7 +22,7 @@ const WARNING_CHARS_MAX: usize = 300;
 pub(super) struct Record {
     pub(super) request: String,
     pub(super) client: u64,
-    /// What the client's program calls itself.
+    /// The `user-agent` of the client's program.
     pub(super) agent: Arc<str>,
     pub(super) api: &'static str,
     pub(super) model: String,
@@ -56,6 +56,28 @@ pub(super) struct End {
 }
 
 impl Record {
+    /// Of a request that begins now.
+    pub(super) fn new(request: String, client: u64, agent: Arc<str>, api: &'static str, model: String) -> Self {
+        Self {
+            request,
+            client,
+            agent,
+            api,
+            model,
+            context: 0,
+            since: Instant::now(),
+            started_at: SystemTime::now(),
+            progress: Reading::default(),
+            generated: 0,
+            queued: None,
+            first: None,
+            report: None,
+            tools: Vec::new(),
+            warnings: Vec::new(),
+            end: None,
+        }
+    }
+
     pub(super) fn called(&mut self, tool: &str) {
         if self.tools.len() < TOOLS_MAX {
             self.tools.push(tool.chars().take(TOOL_CHARS_MAX).collect());
