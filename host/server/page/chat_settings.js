@@ -135,7 +135,7 @@ function parameterOf(stage, { name, type, default: usual, minimum, maximum, text
     changed();
   };
   const isNumber = type === "number" || type === "integer";
-  // What is in a field belongs to whoever types there: "1." and "0.0" are on the way to a number.
+  // A field keeps its own text while it is typed: "1." and "0.0" are on the way to a number.
   const ready = (node) => { node.value = textOf(type, stage.values[name]); };
   const control = isNumber
     ? h("input", {

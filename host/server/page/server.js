@@ -16,7 +16,7 @@ export function key() {
 // What stops the stream of events.
 let live = new AbortController();
 
-// Forgets the key, and what the server has told to whoever had it.
+// Forgets the key and everything that was read with it.
 export function forgetKey() {
   live.abort();
   sessionStorage.removeItem(KEY);
@@ -136,7 +136,7 @@ export async function follow() {
           take(event.name, JSON.parse(event.data));
         }
       } catch {
-        // Told by the sign in the header. The server need not go on writing what nobody reads.
+        // Told by the sign in the header. The stream is closed, as it has no reader.
         live.abort();
       }
       state.isLive = false;
