@@ -12,7 +12,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use crate::{PackageError, Sha256Hex, digest, error::Result};
 
 const BYTES_MAX: u64 = 64 << 20;
-/// Modes of files: for this user, and for whoever serves a folder to others.
+/// Modes of files: for this user alone, and for folders that others read.
 pub(crate) const PRIVATE: u32 = 0o600;
 pub(crate) const PUBLIC: u32 = 0o644;
 

@@ -258,7 +258,7 @@ async fn models(findings: &mut Findings, config: &Config) {
     fleet.shutdown(Duration::ZERO).await;
 }
 
-/// What may leave this machine, and whether its key can be read; nothing is sent.
+/// Lists what may leave this machine, and tries to read its keys; nothing is sent.
 fn upstream(findings: &mut Findings, id: &str, source: &UpstreamSource) {
     let line = format!("'{id}' {}", source.upstream.told());
     match source.resolve() {

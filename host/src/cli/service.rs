@@ -46,7 +46,7 @@ pub(super) struct Install {
     /// Print the service's file and change nothing.
     #[arg(long)]
     print: bool,
-    /// Whose file it is: systemd or launchd.
+    /// The manager that reads the file: systemd or launchd.
     #[arg(long, value_enum, default_value_t = Manager::of_this_system())]
     manager: Manager,
 }

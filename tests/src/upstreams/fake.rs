@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-/// What it does with a request for an answer.
+/// Its way with a request for an answer.
 #[derive(Clone, Debug)]
 pub enum Behaviour {
     /// Streams these pieces.

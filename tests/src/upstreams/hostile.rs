@@ -69,7 +69,7 @@ fn attacks(elsewhere: &Fake) -> Vec<(&'static str, Behaviour)> {
 }
 
 #[test]
-fn harms_nobody_but_its_own_requests() {
+fn harms_only_its_own_requests() {
     let (bad, elsewhere, good) = (Fake::start(hello()), Fake::start(hello()), Fake::start(hello()));
     let second = format!("[[models]]\nid = \"good\"\nupstream = \"{}\"", good.url());
     let server = serve(&[&bad], &format!("upstream_timeout = \"1s\"\nupstream_key_env = \"BIG_KEY\"\n{second}"));

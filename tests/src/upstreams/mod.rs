@@ -1,4 +1,4 @@
-//! Models that other servers compute: every API works on them, bad servers harm nobody, and one of several may die.
+//! Models that other servers compute: every API works on them, bad servers harm no other request, and one of several may die.
 
 mod fake;
 mod hostile;

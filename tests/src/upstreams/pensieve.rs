@@ -28,7 +28,7 @@ fn start(root: &Path) -> (Server, Server) {
     (engine, Options::configured(&config).start())
 }
 
-/// What does not differ between two answers that say the same.
+/// The parts in which two answers that say the same do not differ.
 fn said(reply: &Reply) -> Value {
     assert_eq!(reply.status(), 200, "{reply:?}");
     let mut body = reply.json();

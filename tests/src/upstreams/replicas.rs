@@ -1,4 +1,4 @@
-//! Several servers behind one model: conversations stay with one, and the loss of another costs nobody an answer.
+//! Several servers behind one model: conversations stay with one, and the loss of another costs no answer.
 
 use serde_json::json;
 use std::{

@@ -127,7 +127,7 @@ mod tests {
     use crate::SecretKey;
     use serde_json::{Value, json};
 
-    /// What is wrong in a list that is signed.
+    /// The fault of a list that is signed.
     type Change = fn(&mut Value);
 
     fn list() -> Value {

@@ -48,7 +48,7 @@ pub(crate) struct PromptHistory {
     jobs: Mutex<VecDeque<Submitted>>,
 }
 
-/// Whose a job was.
+/// The request of a job, and its key's part of the cache.
 #[derive(Debug)]
 struct Submitted {
     job: u64,

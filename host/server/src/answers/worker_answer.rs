@@ -26,7 +26,7 @@ pub(super) struct WorkerAnswer {
     measures: Measures,
     /// `None` if the reason of a miss is of no interest.
     origin: Option<Origin>,
-    /// What the worker's cache has of the prompt, until that is told.
+    /// Tokens of the prompt in the worker's cache, and what was evicted, until that is told.
     cached: (u32, Option<Evicted>),
     /// Log-probabilities of tokens that may or may not turn out to be text.
     likelihoods: Vec<TokenLogprob>,

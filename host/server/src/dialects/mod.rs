@@ -243,7 +243,7 @@ pub struct ApiRequest {
     pub client: Option<Client>,
     /// The id in headers, errors and the log.
     pub request_id: String,
-    /// What the client's program calls itself, short and safe to show.
+    /// The `user-agent` of the client's program, short and safe to show.
     pub(crate) agent: Arc<str>,
     /// The model that answers instead of the one that was asked for, and why.
     pub(crate) handover: Arc<OnceLock<(String, &'static str)>>,

@@ -28,7 +28,7 @@ pub struct Upstream {
     pub silence: Duration,
     /// The longest sequence in tokens; `None` for what the servers say.
     pub context: Option<u32>,
-    /// Whether it reads images; `None` for what the servers say.
+    /// It reads images; `None` for what the servers say.
     pub images: Option<bool>,
 }
 
@@ -188,7 +188,7 @@ impl Upstream {
         })
     }
 
-    /// What leaves this machine, for the operator: completes "the model …".
+    /// Tells the operator what leaves this machine: completes "the model …".
     pub fn told(&self) -> String {
         let away: Vec<&str> = self.urls.iter().filter(|url| !url.is_local()).map(UpstreamUrl::as_str).collect();
         if away.is_empty() {

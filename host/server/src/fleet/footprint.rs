@@ -44,7 +44,7 @@ async fn watch(limit: u64, interval: Duration, ask: impl Fn() -> Option<u64>) ->
     }
 }
 
-/// What the system knows of the process; none if there is no such process.
+/// The system's figures of the process; none if there is no such process.
 #[cfg(target_os = "macos")]
 fn usage(pid: u32) -> Option<libc::rusage_info_v4> {
     let mut usage = std::mem::MaybeUninit::<libc::rusage_info_v4>::zeroed();

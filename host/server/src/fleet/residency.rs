@@ -40,7 +40,7 @@ impl Fleet {
         Ok(())
     }
 
-    /// Whether a model is pinned.
+    /// True for a model that stays in memory until it is unpinned.
     pub async fn is_pinned(&self, id: &str) -> Result<bool, Failure> {
         let model = self.named(id)?;
         let id = self.config().models[model].id.clone();

@@ -50,7 +50,7 @@ impl Readers {
         self.closing.subscribe()
     }
 
-    /// What is published from now on; `start` begins the task if there is none.
+    /// Subscribes to what is published from now on; `start` begins the task if there is none.
     pub(super) fn subscribe(&self, start: impl FnOnce(Arc<watch::Sender<Snapshot>>)) -> watch::Receiver<Snapshot> {
         let mut sender = self.sender.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(sender) = &*sender {

@@ -33,7 +33,7 @@ const CLIENT_GONE: u16 = 499;
 #[derive(Debug)]
 pub(super) struct RequestLog {
     pub(super) id: String,
-    /// What the client's program calls itself.
+    /// The `user-agent` of the client's program.
     pub(super) client: Arc<str>,
     /// Entered by all work for the request.
     pub(super) span: Span,

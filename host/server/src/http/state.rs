@@ -34,7 +34,7 @@ pub(super) struct RequestContext {
     pub(super) params: PathParams,
     pub(super) query: String,
     pub(super) connection: ConnectionHandle,
-    /// What the client's program calls itself.
+    /// The `user-agent` of the client's program.
     pub(super) agent: Arc<str>,
 }
 

@@ -185,7 +185,7 @@ impl Balancer {
                 true
             }
             (true, true) => false,
-            // One that is silent, too. The last one is believed longer: nobody can take over, and it may just be busy.
+            // One that is silent, too. The last one gets more time: no other can take over, and it may just be busy.
             (false, true) if has_others && replica.streams > 0 => {
                 replica.open(now);
                 true

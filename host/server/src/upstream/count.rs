@@ -46,7 +46,7 @@ impl Count {
     }
 }
 
-/// What servers answer when they count. Most of it may be a list of millions of tokens, which is not kept.
+/// A server's answer when it counts. Most of it may be a list of millions of tokens, which is not kept.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Counted {

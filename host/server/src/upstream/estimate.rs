@@ -1,4 +1,4 @@
-//! What can be told of a request without a tokenizer: about how many tokens it has, and which conversation it belongs to.
+//! Estimates from a request without a tokenizer: about how many tokens it has, and which conversation it belongs to.
 
 use std::hash::{Hash, Hasher};
 

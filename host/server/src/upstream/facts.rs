@@ -20,7 +20,7 @@ pub(super) struct Facts {
     pub(super) logprobs: bool,
 }
 
-/// What one server says.
+/// The facts that one server gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Asked {
     pub(super) facts: Facts,

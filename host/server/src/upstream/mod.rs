@@ -57,7 +57,7 @@ struct Remote {
     facts: tokio::sync::Mutex<Known>,
 }
 
-/// What is known of the servers, and since when.
+/// Facts of the servers, and their age.
 #[derive(Debug, Default)]
 enum Known {
     #[default]
@@ -138,7 +138,7 @@ impl Upstreams {
         }
     }
 
-    /// Whether the servers report log-probabilities.
+    /// True if the servers report log-probabilities.
     pub async fn gives_logprobs(&self, elsewhere: &Elsewhere) -> bool {
         match self.remote(elsewhere) {
             Ok(remote) => remote.facts().await.is_ok_and(|facts| facts.logprobs),
@@ -186,7 +186,7 @@ impl Remote {
         Ok(Self { id: id.to_owned(), replicas, facts: tokio::sync::Mutex::default() })
     }
 
-    /// What the servers say about themselves; the first that answers speaks for all. One request asks, and others wait for it.
+    /// The facts that the servers give about themselves; the first that answers speaks for all. One request asks, and others wait for it.
     async fn facts(&self) -> Result<Facts, Failure> {
         let mut known = self.facts.lock().await;
         match &*known {
@@ -302,7 +302,7 @@ fn too_long(model: &str, prompt: u32, context: u32) -> Failure {
     Failure::new(FailureCode::TooLong, message).with_help("shorten the conversation")
 }
 
-/// Whether a request has a form that upstreams can be sent.
+/// True for a conversation, the one form that upstreams can be sent.
 fn is_chat(input: &Input) -> bool {
     matches!(input, Input::Chat(_))
 }

@@ -197,7 +197,7 @@ async fn watch_over(replicas: Weak<Replicas>, kind: UpstreamKind) {
             balancer.due(replicas.now())
         };
         let mut due: Vec<(usize, Duration)> = due.into_iter().map(|replica| (replica, PROBE_TIMEOUT)).collect();
-        // Nobody could take over from a server that is the only one, and it may just be busy.
+        // No other can take over from the only server, and it may just be busy.
         if is_watched && replicas.settings.urls.len() > 1 {
             let balancer = replicas.balancer();
             let silent = balancer.working().filter(|replica| replicas.is_silent(*replica));

@@ -13,7 +13,7 @@ pub(super) fn is_ours(text: &str) -> bool {
     text.contains(MARK)
 }
 
-/// What the service runs.
+/// The command line of the service, and its folders.
 #[derive(Clone, Debug)]
 pub(super) struct Definition {
     pub(super) program: PathBuf,

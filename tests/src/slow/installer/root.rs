@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 use super::release::release;
 
-/// What every system has that people install on.
+/// Programs that every system has.
 const PROGRAMS: [&str; 26] = [
     "awk",
     "cat",

@@ -41,7 +41,7 @@ pub(super) enum Event {
     Error(ApiError),
 }
 
-/// Whether a request asks how it differs from an earlier one, and the answer.
+/// The answer to a request that asks how it differs from an earlier one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Diagnostics {
     #[default]

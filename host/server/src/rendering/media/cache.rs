@@ -1,4 +1,4 @@
-//! What media processes have read, by the digest of the file, the model and the key.
+//! Images and sounds that media processes have read, by the digest of the file, the model and the key.
 
 use std::{num::NonZeroUsize, sync::Arc};
 

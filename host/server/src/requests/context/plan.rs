@@ -99,7 +99,7 @@ struct Walk<'a> {
     plan: Plan,
     /// Turn, and what clearing saves up to and including it, of each use so far.
     uses: Vec<(usize, u64)>,
-    /// What each turn so far has less because of uses that are cleared: results, and inputs of calls.
+    /// Tokens that each turn so far has less because of uses that are cleared: results, and inputs of calls.
     cleared: Vec<u64>,
     /// Reasoning of the current run.
     thoughts: u64,

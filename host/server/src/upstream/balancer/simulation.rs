@@ -265,7 +265,7 @@ fn a_silent_server_is_left_out_with_the_first_probe_that_fails_unless_it_is_the_
     }
     assert!(balancer.probed(0, false, seconds(1)));
     assert_eq!((balancer.is_open(0), balancer.is_down()), (true, false));
-    assert!(!balancer.probed(1, false, seconds(1)), "nobody is left to take over");
+    assert!(!balancer.probed(1, false, seconds(1)), "no other is left to take over");
     assert!(!balancer.probed(1, false, seconds(2)));
     assert!(balancer.probed(1, false, seconds(3)));
     assert!(balancer.is_down());

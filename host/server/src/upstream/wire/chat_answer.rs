@@ -24,7 +24,7 @@ const TOKENS_MAX: usize = 4096;
 /// Alternatives per token.
 const TOP_MAX: usize = 64;
 
-/// What is known of a request when its answer is read.
+/// The parts of a request that the reader of its answer needs.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Expected {
     /// The model's id here, for errors.

@@ -1,4 +1,4 @@
-//! What goes over the wire: requests in the words of an upstream, and its answers in this server's.
+//! The bytes on the wire: requests in the words of an upstream, and its answers in this server's.
 
 pub(super) mod chat_answer;
 pub(super) mod chat_request;
