@@ -9,12 +9,13 @@ use pensieve_sdk::{
     sampler::{Candidates, History, Sampler, Stage},
 };
 use serde::Deserialize;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 export!(Plugin::new("my-sampler", "keeps what stands out").sampler(TopNSigma));
 
 /// The name that requests use.
 const NAME: &str = "my_sampler";
+const N_MAX: f32 = 100.0;
 
 /// Creates the stages.
 struct TopNSigma;
@@ -42,10 +43,15 @@ impl Sampler for TopNSigma {
         // Parsed as an object first: a struct alone would also accept a list of values.
         let object: Map<String, Value> = serde_json::from_str(parameters).map_err(wrong)?;
         let Parameters { n } = Parameters::deserialize(Value::Object(object)).map_err(wrong)?;
-        if !(0.0..=100.0).contains(&n) {
-            return Err(Error::invalid(format!("{NAME}: parameter 'n' = {n} is not a number from 0 to 100")));
+        if !(0.0..=N_MAX).contains(&n) {
+            return Err(Error::invalid(format!("{NAME}: parameter 'n' = {n} is not a number from 0 to {N_MAX}")));
         }
         Ok(Box::new(Outstanding { n }))
+    }
+
+    fn description(&self) -> String {
+        let n = json!({ "name": "n", "type": "number", "default": one(), "minimum": 0, "maximum": N_MAX });
+        json!({ "text": "keeps what is within n standard deviations of the best", "parameters": [n] }).to_string()
     }
 }
 
@@ -111,6 +117,18 @@ mod tests {
         assert_eq!(left("", &[f32::NEG_INFINITY, 1.0, f32::NAN, 1.0])?, [1, 3]);
         assert_eq!(left("", &[f32::NEG_INFINITY; 3])?, [0, 1, 2]);
         assert!(left("", &[])?.is_empty());
+        Ok(())
+    }
+
+    #[test]
+    fn takes_the_defaults_and_bounds_that_it_describes() -> Result<()> {
+        let described: Value = serde_json::from_str(&TopNSigma.description()).expect("a JSON object");
+        let n = &described["parameters"][0];
+        for member in ["default", "minimum", "maximum"] {
+            assert!(n[member].is_number(), "{member}: {n}");
+            left(&json!({ "n": n[member] }).to_string(), &[1.0])?;
+        }
+        assert_eq!(left("", &[1.0, 2.0])?, left(&json!({ "n": n["default"] }).to_string(), &[1.0, 2.0])?);
         Ok(())
     }
 
