@@ -275,6 +275,17 @@ mod tests {
     }
 
     #[test]
+    fn every_field_of_a_request_is_described() {
+        let document: Value = serde_json::from_str(include_str!("../../http/openapi.json")).unwrap();
+        let described = document["components"]["schemas"]["Request"]["properties"].as_object().unwrap();
+        for shown in [record(1, 10).json(), ended(1, 10).json()] {
+            let fields: Vec<_> =
+                shown.as_object().unwrap().keys().filter(|key| !described.contains_key(*key)).collect();
+            assert!(fields.is_empty(), "not in openapi.json: {fields:?}");
+        }
+    }
+
+    #[test]
     fn ended_requests_are_told_once_and_keep_their_warnings() {
         let board = UsageBoard::default();
         let number = board.begin(record(1, 10));
