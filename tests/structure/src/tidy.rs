@@ -138,6 +138,19 @@ fn one_build_makes_the_program_and_every_plugin() {
     }
 }
 
+/// Building a plugin once more for tests that it does not have takes as long as building it.
+#[test]
+fn a_plugin_is_built_for_tests_if_it_has_any() {
+    for plugin in fs::read_dir(root().join("plugins")).unwrap() {
+        let folder = plugin.unwrap().path();
+        let manifest = fs::read_to_string(folder.join("Cargo.toml")).unwrap().parse::<toml::Table>().unwrap();
+        let is_built = manifest["lib"].get("test").is_none_or(|test| test.as_bool() == Some(true));
+        let sources = sources(folder.to_str().unwrap());
+        let has_tests = sources.iter().any(|path| fs::read_to_string(path).unwrap().contains("#[test]"));
+        assert_eq!(is_built, has_tests, "'test' below [lib] in {}", folder.join("Cargo.toml").display());
+    }
+}
+
 /// The Rust files below a folder.
 fn sources(folder: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
