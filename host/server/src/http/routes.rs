@@ -1,6 +1,7 @@
 //! All routes on one screen. Query strings matter only for stored responses, and every GET route also serves HEAD.
 
 use bytes::Bytes;
+use futures_util::{FutureExt, future::BoxFuture};
 use hyper::{HeaderMap, Method};
 use std::sync::Arc;
 
@@ -39,7 +40,7 @@ fn anthropic_and_openai(app: &Arc<AppState>) -> Vec<Route> {
         post(app, "/v1/responses/input_tokens", |app, call| responses::input_tokens(app.chats.clone(), call)),
         // Before `/v1/responses/{id}`, as an id may contain slashes.
         get(app, "/v1/responses/{id}/input_items", |_, call| responses::input_items(call)),
-        without_body(app, Method::POST, "/v1/responses/{id}/cancel", |_, call| responses::cancel(call)),
+        without_body(app.clone(), Method::POST, "/v1/responses/{id}/cancel", boxed(|_, call| responses::cancel(call))),
         get(app, "/v1/responses/{id}", |_, call| responses::retrieve(call)),
         delete(app, "/v1/responses/{id}", |_, call| responses::delete(call)),
         post(app, "/v1/embeddings", |app, call| embeddings::embeddings(app.chats.clone(), call)),
@@ -124,12 +125,28 @@ pub(super) fn rejected(error: ApiError) -> Response {
     response
 }
 
-fn post<F, R>(app: &Arc<AppState>, pattern: &'static str, handler: F) -> Route
+type Answer = BoxFuture<'static, Result<ApiResponse, ApiError>>;
+
+/// What a route does with a request. Boxed, so that the code around it is compiled once and not for each route.
+type Answers = Arc<dyn Fn(Arc<AppState>, ApiRequest) -> Answer + Send + Sync>;
+
+fn boxed<F, R>(handler: F) -> Answers
 where
-    F: Fn(Arc<AppState>, ApiRequest) -> R + Clone + Send + Sync + 'static,
+    F: Fn(Arc<AppState>, ApiRequest) -> R + Send + Sync + 'static,
     R: Future<Output = Result<ApiResponse, ApiError>> + Send + 'static,
 {
-    let app = app.clone();
+    Arc::new(move |app, call| handler(app, call).boxed())
+}
+
+fn post<F, R>(app: &Arc<AppState>, pattern: &'static str, handler: F) -> Route
+where
+    F: Fn(Arc<AppState>, ApiRequest) -> R + Send + Sync + 'static,
+    R: Future<Output = Result<ApiResponse, ApiError>> + Send + 'static,
+{
+    with_body(app.clone(), pattern, boxed(handler))
+}
+
+fn with_body(app: Arc<AppState>, pattern: &'static str, handler: Answers) -> Route {
     let answer = move |headers: HeaderMap, context: RequestContext, body| {
         let (app, handler) = (app.clone(), handler.clone());
         async move {
@@ -167,27 +184,22 @@ where
 
 fn get<F, R>(app: &Arc<AppState>, pattern: &'static str, handler: F) -> Route
 where
-    F: Fn(Arc<AppState>, ApiRequest) -> R + Clone + Send + Sync + 'static,
+    F: Fn(Arc<AppState>, ApiRequest) -> R + Send + Sync + 'static,
     R: Future<Output = Result<ApiResponse, ApiError>> + Send + 'static,
 {
-    without_body(app, Method::GET, pattern, handler)
+    without_body(app.clone(), Method::GET, pattern, boxed(handler))
 }
 
 fn delete<F, R>(app: &Arc<AppState>, pattern: &'static str, handler: F) -> Route
 where
-    F: Fn(Arc<AppState>, ApiRequest) -> R + Clone + Send + Sync + 'static,
+    F: Fn(Arc<AppState>, ApiRequest) -> R + Send + Sync + 'static,
     R: Future<Output = Result<ApiResponse, ApiError>> + Send + 'static,
 {
-    without_body(app, Method::DELETE, pattern, handler)
+    without_body(app.clone(), Method::DELETE, pattern, boxed(handler))
 }
 
 /// A route without request bodies. hyper omits the body of a response to HEAD.
-fn without_body<F, R>(app: &Arc<AppState>, method: Method, pattern: &'static str, handler: F) -> Route
-where
-    F: Fn(Arc<AppState>, ApiRequest) -> R + Clone + Send + Sync + 'static,
-    R: Future<Output = Result<ApiResponse, ApiError>> + Send + 'static,
-{
-    let app = app.clone();
+fn without_body(app: Arc<AppState>, method: Method, pattern: &'static str, handler: Answers) -> Route {
     let is_watched = UNCOUNTED_PATHS.contains(&pattern);
     let answer = move |context: RequestContext| {
         let (app, handler) = (app.clone(), handler.clone());
