@@ -35,7 +35,7 @@ pub fn plugin(package: &str) -> PathBuf {
 
 /// The plugin of an example that is its own workspace.
 pub fn outside_plugin(folder: &str) -> PathBuf {
-    library(&outside(&example(folder), folder, None), folder)
+    library(&outside(&example(folder), folder), folder)
 }
 
 /// The project folder of an example.
@@ -44,10 +44,10 @@ pub fn example(folder: &str) -> PathBuf {
 }
 
 /// A plugin's project as a third party builds it: copied to a fresh folder, against the SDK and the contract as they
-/// would be published. It uses this workspace's versions and profiles, so that shared dependencies are built once. Its
-/// test program is included as `PACKAGE tests`; another toolchain builds only the plugin.
-pub fn outside(project: &Path, package: &str, toolchain: Option<&str>) -> Artifacts {
-    once(&format!("{package} outside by {}", toolchain.unwrap_or("this toolchain")), || {
+/// would be published, by another toolchain if there is one. It uses this workspace's versions and profiles. Its test program
+/// is included as `PACKAGE tests`.
+pub fn outside(project: &Path, package: &str) -> Artifacts {
+    once(&format!("{package} outside"), || {
         let fresh = tempfile::tempdir().expect("a temporary folder");
         copy_project(project, fresh.path());
         let manifest = fresh.path().join("Cargo.toml");
@@ -66,14 +66,14 @@ pub fn outside(project: &Path, package: &str, toolchain: Option<&str>) -> Artifa
         let others = PUBLISHED.iter().filter(|name| **name != "pensieve-sdk");
         let patches: Vec<String> =
             others.map(|name| format!("patch.crates-io.{name}.path = \"{}\"", packaged.join(name).display())).collect();
-        let mut arguments = vec!["--offline", "--manifest-path", manifest, "--lib", "--config", "Cargo.toml"];
+        let mut arguments =
+            vec!["--offline", "--manifest-path", manifest, "--lib", "--tests", "--config", "Cargo.toml"];
         arguments.extend(patches.iter().flat_map(|patch| ["--config", patch]));
-        match toolchain {
+        arguments.extend(QUICK);
+        match other_toolchain() {
+            Some(toolchain) => build(rustup_run(toolchain, "cargo"), &other_target_dir(), &arguments),
             // Not the workspace's target folder: an example must not replace the workspace's plugin of the same name.
-            None => build(cargo(), &target_dir().join("outside"), &[&arguments[..], &["--tests"], &QUICK].concat()),
-            Some(toolchain) => {
-                build(rustup_run(toolchain, "cargo"), &other_target_dir(), &[&arguments[..], &QUICK].concat())
-            }
+            None => build(cargo(), &target_dir().join("outside"), &arguments),
         }
     })
 }

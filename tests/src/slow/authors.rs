@@ -1,5 +1,5 @@
-//! What authors write: the examples, and the output of `pensieve new`. Each is built outside this tree, with this
-//! toolchain and another, dropped into a running server's folder, and used through its API.
+//! What authors write: the examples, and the output of `pensieve new`. Each is built outside this tree, with another
+//! toolchain if there is one, dropped into a running server's folder, and used through its API.
 
 use pensieve_worker::plugin::LoadedPlugin;
 use serde_json::{Value, json};
@@ -44,10 +44,10 @@ fn projects(desk: &Desk) -> Vec<(&'static str, PathBuf)> {
     projects
 }
 
-fn libraries(toolchain: Option<&str>) -> Vec<PathBuf> {
+fn libraries() -> Vec<PathBuf> {
     let desk = Desk::new();
     let built = projects(&desk).into_iter();
-    built.map(|(name, project)| library(&outside(&project, name, toolchain), name)).collect()
+    built.map(|(name, project)| library(&outside(&project, name), name)).collect()
 }
 
 #[test]
@@ -58,7 +58,7 @@ fn what_new_writes_passes_its_own_tests_as_it_is_written() {
             // The workspace's own tests check it against every law.
             continue;
         }
-        let tests = library(&outside(&project, name, None), &format!("{name} tests"));
+        let tests = library(&outside(&project, name), &format!("{name} tests"));
         let output = Command::new(tests).output().unwrap();
         let said = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success(), "{name}: {said}{}", String::from_utf8_lossy(&output.stderr));
@@ -68,16 +68,12 @@ fn what_new_writes_passes_its_own_tests_as_it_is_written() {
 
 #[test]
 fn plugins_of_authors_are_dropped_into_a_running_server_and_answer() {
-    served(&libraries(None));
-}
-
-#[test]
-fn plugins_of_authors_with_another_toolchain_are_dropped_in_and_answer() {
-    let Some(toolchain) = other_toolchain() else { return };
-    let libraries = libraries(Some(toolchain));
-    let built_by = |path: &Path| LoadedPlugin::open(path).unwrap().manifest().toolchain.clone();
-    for library in &libraries {
-        assert_ne!(built_by(library), built_by(&plugin("pensieve-llama")), "{}", library.display());
+    let libraries = libraries();
+    if other_toolchain().is_some() {
+        let built_by = |path: &Path| LoadedPlugin::open(path).unwrap().manifest().toolchain.clone();
+        for library in &libraries {
+            assert_ne!(built_by(library), built_by(&plugin("pensieve-llama")), "{}", library.display());
+        }
     }
     served(&libraries);
 }
@@ -85,7 +81,7 @@ fn plugins_of_authors_with_another_toolchain_are_dropped_in_and_answer() {
 #[test]
 fn an_engine_in_c_travels_in_a_package_like_a_plugin_in_rust() {
     let desk = Desk::new();
-    let file = library(&outside(&example("c-engine"), "c-engine", None), "c-engine");
+    let file = library(&outside(&example("c-engine"), "c-engine"), "c-engine");
     let works = |arguments: &[&str]| {
         let said = desk.run(arguments);
         assert_eq!(said.code, Some(0), "{said:?}");

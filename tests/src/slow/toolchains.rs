@@ -19,8 +19,10 @@ fn llama_of_another_toolchain_obeys_the_laws_and_reaches_the_reference() {
 
 #[test]
 fn a_plugin_of_another_toolchain_generates_the_same_tokens() {
-    let Some(toolchain) = other_toolchain() else { return };
-    let other = library(&outside(&example("bigram"), "bigram", Some(toolchain)), "bigram");
+    if other_toolchain().is_none() {
+        return;
+    }
+    let other = library(&outside(&example("bigram"), "bigram"), "bigram");
     let own = plugin("bigram");
     let toolchain = |path: &Path| LoadedPlugin::open(path).unwrap().manifest().toolchain.clone();
     // Both builds are in this process now; each reports its own, so neither sees the other's symbols.
