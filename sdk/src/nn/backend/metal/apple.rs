@@ -17,7 +17,7 @@ use std::{
 
 use super::{
     driver::{Arg, Driver},
-    figures::Figures,
+    figures::{Figures, cores_of},
     kernels::{MetalKernels, failed},
     launch::Launch,
     libraries::{LIBRARIES, Math},
@@ -72,6 +72,7 @@ pub(super) fn options_of(math: Math) -> Retained<MTLCompileOptions> {
 
 struct Apple {
     metal: MetalDevice,
+    cores: usize,
     /// By kernel, or the compiler's complaint.
     pipelines: HashMap<&'static str, Result<ComputePipeline, String>>,
     /// Buffers in the residency set.
@@ -101,7 +102,8 @@ impl Apple {
                 pipelines.insert(*name, pipeline);
             }
         }
-        Ok(Self { metal, pipelines, resident: Mutex::default() })
+        let cores = cores_of(&metal.metal_device().architecture_name());
+        Ok(Self { metal, cores, pipelines, resident: Mutex::default() })
     }
 
     /// Makes a buffer resident.
@@ -157,6 +159,10 @@ impl Driver for Apple {
     fn tensor(&self, buffer: &Arc<Buffer>, dtype: DType, dims: &[usize]) -> Result<Tensor> {
         let storage = MetalStorage::new(buffer.clone(), self.metal.clone(), dims.iter().product(), dtype);
         Ok(Tensor::from_storage(Storage::Metal(storage), dims, BackpropOp::none(), false))
+    }
+
+    fn cores(&self) -> usize {
+        self.cores
     }
 
     fn takes(&self, launch: &Launch) -> bool {

@@ -3,7 +3,7 @@
 use candle_core::{DType, Tensor};
 
 use super::{
-    attention::{Attend, CORES, Combine, Layer, StoreShape},
+    attention::{Attend, Combine, Layer, StoreShape},
     driver::{Arg, Driver},
     kernels::{MetalKernels, failed},
 };
@@ -67,7 +67,7 @@ impl<D: Driver> MetalKernels<D> {
             dispatches.iter().map(|attend| &attend.launch).chain(combines).all(|launch| self.driver.takes(launch))
         };
         let scalar = || layer.scalar(&inputs.host).map(|scalar| vec![scalar]).filter(takes);
-        let dispatches = layer.attend(&inputs.host, CORES).filter(takes).or_else(scalar);
+        let dispatches = layer.attend(&inputs.host, self.driver.cores()).filter(takes).or_else(scalar);
         let Some(dispatches) = dispatches.filter(|_| self.driver.takes(&shape.launch(kind))) else { return Ok(None) };
         let rotated = if rotation.is_some() { self.room(tokens, q.dim(1)?)? } else { q.clone() };
         let (cos, sin) = rotation.map_or((q, q), |rotation| (&rotation.cos, &rotation.sin));

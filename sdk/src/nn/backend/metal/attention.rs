@@ -22,12 +22,11 @@ const SCRATCH: usize = 44;
 /// Threadgroups that keep a core of a GPU busy while others wait for memory.
 const GROUPS_PER_CORE: usize = 4;
 
-/// Cores for which contexts are divided: those of an M1 Pro's smaller GPU, as Metal does not say how many there are.
-pub(super) const CORES: usize = 14;
-
 /// Limit on the values of all parts of contexts: fewer than twice the threadgroups that keep all cores busy, each with the rows
 /// of the largest heads, their sums, peaks and masses.
-pub(super) const PARTS_VALUES_MAX: usize = 2 * GROUPS_PER_CORE * CORES * 32 * (512 + 2);
+pub(super) fn parts_values_max(cores: usize) -> usize {
+    2 * GROUPS_PER_CORE * cores * 32 * (512 + 2)
+}
 
 /// Limit on the parts of a context, and the keys of the smallest part.
 const SPLITS_MAX: usize = 64;

@@ -5,7 +5,7 @@ use pensieve_kernels::{Activation, Glu};
 use std::sync::{Arc, atomic::Ordering};
 
 use super::{
-    attention::PARTS_VALUES_MAX,
+    attention::parts_values_max,
     driver::Driver,
     elementwise::{CandidatesShape, Norm},
     inputs::{Inputs, NO_SLOT},
@@ -85,7 +85,7 @@ impl<D: Driver> Backend for MetalKernels<D> {
         }
         self.inputs().clear();
         // Contexts are divided among threadgroups only where a step has few of them, so this suffices for any.
-        self.room(1, PARTS_VALUES_MAX)?;
+        self.room(1, parts_values_max(self.driver.cores()))?;
         Ok(())
     }
 

@@ -18,6 +18,7 @@ use std::{
 
 use super::{
     driver::{Arg, Driver},
+    figures::CORES,
     kernels::{MetalKernels, failed},
     launch::Launch,
     libraries::LIBRARIES,
@@ -42,12 +43,16 @@ pub(in crate::nn) struct Record {
     pub(in crate::nn) reads: Vec<usize>,
     /// The kernels of the present command buffer.
     pub(in crate::nn) encoded: Vec<&'static str>,
+    /// Of all dispatches.
+    pub(in crate::nn) threadgroups: usize,
     /// The dispatch of a command buffer that fails, counted from the next on, and the driver's words.
     pub(in crate::nn) failure: Option<(usize, &'static str)>,
     /// The words of a command buffer that has failed.
     failed: Option<&'static str>,
     /// A kernel that the compiler has refused.
     pub(in crate::nn) missing: Option<&'static str>,
+    /// Cores of the GPU, if not those of a base chip.
+    pub(in crate::nn) cores: Option<usize>,
     /// Dispatches are recorded and not computed.
     pub(in crate::nn) is_idle: bool,
     /// Dispatches are computed when the host waits, in the memory of buffers.
@@ -288,6 +293,10 @@ impl Driver for Double {
         Ok(TRACKED.apply_op1(Lease { buffer: buffer.clone(), memories, address, dtype, dims: dims.to_vec() })?)
     }
 
+    fn cores(&self) -> usize {
+        self.record().cores.unwrap_or(CORES)
+    }
+
     fn takes(&self, launch: &Launch) -> bool {
         self.record().missing != Some(launch.kernel)
     }
@@ -297,6 +306,7 @@ impl Driver for Double {
         let (is_idle, is_deferred) = {
             let mut record = self.record();
             record.encoded.push(launch.kernel);
+            record.threadgroups += launch.groups.iter().product::<usize>();
             match &mut record.failure {
                 Some((0, words)) => (record.failed, record.failure) = (Some(*words), None),
                 Some((left, _)) => *left -= 1,

@@ -32,6 +32,9 @@ pub(super) trait Driver: Send + Sync + 'static {
     /// A tensor over the beginning of a buffer, which it holds; its values are undefined.
     fn tensor(&self, buffer: &Arc<Self::Buffer>, dtype: DType, dims: &[usize]) -> Result<Tensor>;
 
+    /// About how many cores the GPU has, for which contexts are divided.
+    fn cores(&self) -> usize;
+
     /// True if the kernel has been compiled, and the GPU has registers for that many of its threads.
     fn takes(&self, launch: &Launch) -> bool;
 

@@ -1,4 +1,4 @@
-//! The memory that a model may take of a Mac, whose GPU and programs share it.
+//! The memory that a model may take of a Mac, whose GPU and programs share it, and the size of its GPU.
 
 /// Figures of the system, in bytes.
 #[derive(Clone, Copy, Debug)]
@@ -26,6 +26,20 @@ impl Figures {
     }
 }
 
+/// Cores of a GPU, by the last letter of its architecture's name (`applegpu_g13s`), as Metal does not say how many there are: the
+/// fewest of the kind but for base chips, which share their letter with the Pro.
+pub(super) fn cores_of(architecture: &str) -> usize {
+    match architecture.chars().next_back() {
+        Some('p') => 5,
+        Some('s') => 24,
+        Some('d') => 48,
+        _ => CORES,
+    }
+}
+
+/// Cores of an M1 Pro's smaller GPU.
+pub(super) const CORES: usize = 14;
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -46,5 +60,11 @@ mod tests {
         assert_eq!(Figures { wired_limit_mb: 12 << 10, ..idle }.free(), 12 * GIB);
         assert_eq!(Figures { available_percent: Some(25), ..idle }.free() / GIB, 3);
         assert_eq!(Figures { available_percent: None, allocated: 12 * GIB, ..idle }.free(), 0);
+    }
+
+    #[test]
+    fn an_architecture_s_last_letter_tells_the_size_of_its_gpu() {
+        let cores = ["applegpu_g14p", "applegpu_g13g", "applegpu_g13s", "applegpu_g14d", "", "other"].map(cores_of);
+        assert_eq!(cores, [5, 14, 24, 48, 14, 14]);
     }
 }

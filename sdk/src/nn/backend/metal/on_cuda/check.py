@@ -1,20 +1,24 @@
 #!/usr/bin/env python3
-"""Runs the Metal kernels of attention, and no others, on an NVIDIA GPU: sdk/src/nn/backend/metal/on_cuda/check.py
+"""Runs the Metal kernels on an NVIDIA GPU: sdk/src/nn/backend/metal/on_cuda/check.py
 
 The emulation that the tests use runs one thread at a time, so it cannot show what memory order does. This rewrites the
-sources of the attention library for nvcc (a few words; `shim.cuh` has SIMD-group operations, barriers and matrices), compares
-them with numpy over the shapes of all families, runs compute-sanitizer's four tools over them, and times prompts and decodes
-against the scalar kernel, which takes any size of head. Products, norms, embeddings, experts, recurrences and logits are not
-compared. It needs nvcc, compute-sanitizer, numpy and a GPU; where they are missing, it says so
-and ends with status 0, or 1 with PENSIEVE_REQUIRE_CUDA=1. Times say what an algorithm gives, nothing about a Mac.
+sources for nvcc (a few words; `shim.cuh` has SIMD-group operations, barriers and matrices). Attention is compared with numpy
+over the shapes of all families, and timed for prompts and decodes against the scalar kernel, which takes any size of head. The
+other libraries are compared by the SDK's own tests, which compile kernels by `$CXX`: this script takes the compiler's place.
+compute-sanitizer's four tools run over all of them, and have to find barriers that are left out. It needs nvcc,
+compute-sanitizer, numpy and a GPU; where they are missing, it says so and ends with status 0, or 1 with
+PENSIEVE_REQUIRE_CUDA=1. Times say what an algorithm gives, nothing about a Mac.
 
-    check.py                   all of it
-    check.py compare sanitize  some steps; the third is `time`
-    check.py --emulate c++     the comparison by the emulation instead, without a GPU
-    check.py --rewrite FOLDER  only writes what nvcc would compile
+    check.py                     all of it
+    check.py compare libraries   some steps; --help lists them
+    check.py --tests PROGRAM     the SDK's tests, already compiled (`cargo test -p pensieve-sdk --lib --no-run`)
+    check.py --emulate c++       attention's comparison by the emulation instead, without a GPU
+    check.py --rewrite FOLDER    only writes what nvcc would compile, a folder for each library
 """
 
 import argparse
+import hashlib
+import json
 import math
 import os
 import re
@@ -49,36 +53,49 @@ except ImportError:
     missing("python3 has no numpy")
 
 
+class Library:
+    """A library as libraries.rs has it."""
+
+    def __init__(self, text):
+        files, kernels = text.split("=>")
+        name, *others = re.findall(r'"(\w+)"', files)
+        # `after` puts parts in front of the library's own file; more files of its own come behind it.
+        self.name, self.files = name, ["common", *others, name] if "after" in files else ["common", name, *others]
+        self.kernels = re.findall(r'"(\w+)"', kernels)
+        self.is_safe = text.startswith("Library {") and "Math::Safe" in text
+
+    def source(self):
+        return "".join((METAL / f"{name}.metal").read_text(encoding="utf-8") for name in self.files)
+
+
 def libraries():
-    """The libraries' files and kernels, as libraries.rs has them."""
     text = (METAL / "libraries.rs").read_text(encoding="utf-8")
     # `library!(…)`, or a `Library { …, ..library!(…) }` that is not compiled as the rest.
-    found = re.findall(r'= (?:Library \{[^;{}]*?\.\.)?library!\(\s*("[^;]*?")\s*,?\s*\)(?: \})?;',
+    found = re.findall(r'= ((?:Library \{[^;{}]*?\.\.)?library!\(\s*"[^;]*?"\s*,?\s*\)(?: \})?);',
                        re.sub(r"=\s+", "= ", text), re.DOTALL)
     count = int(re.search(r"static LIBRARIES: \[&Library; (\d+)\]", text)[1])
-    assert len(found) == count == 7, f"libraries.rs has {count} libraries, and {len(found)} of 7 were found"
-    for library in found:
-        files, kernels = library.split("=>")
-        yield re.findall(r'"(\w+)"', files), re.findall(r'"(\w+)"', kernels)
+    assert len(found) == count, f"libraries.rs has {count} libraries, and {len(found)} were found"
+    return [Library(text) for text in found]
 
 
 def attention_library():
-    files, kernels = next(library for library in libraries() if "attention" in library[0])
-    source = "".join((METAL / f"{name}.metal").read_text(encoding="utf-8") for name in ["common", *files])
-    return source, kernels
+    return next(library for library in libraries() if library.name == "attention")
 
 
-def rewritten(source):
+def rewritten(source, is_safe=False):
     """The source in nvcc's words."""
     source = re.sub(r"\[\[[^\]]*\]\]", "", source)
     source = re.sub(r"\b(u?(?:char|short|int|long)|float)([234])\(", r"make_\1\2(", source)
     source = source.replace("make_ulong2(0)", "make_ulong2(0, 0)")
+    source = source.replace('_Pragma("clang loop unroll(full)")', '_Pragma("unroll")')
+    source = re.sub(r"\bconstant constexpr(?= \w+ \w+\[)", "static __device__ constexpr", source)
     source = re.sub(r"\bconstant constexpr\b", "constexpr", source)
     source = re.sub(r"\bconstant\b", "const", source)
-    source = re.sub(r"\b(kernel|inline)(?= (?:void|float|uint|T)\b)", "static __device__ __forceinline__", source)
+    source = re.sub(r"\b(static inline|inline|kernel)(?= \w)", "static __device__ __forceinline__", source)
     source = re.sub(r"\b(device|threadgroup|thread)\b(?= )", "", source)
-    # Fast math, as Metal compiles.
-    source = re.sub(r"(?<!::)\bexp\(", "__expf(", source)
+    if not is_safe:
+        # Fast math, as Metal compiles.
+        source = re.sub(r"(?<!::)\bexp\(", "__expf(", source)
     source = source.replace("#include <metal_stdlib>", '#include "shim.cuh"')
     return f"#define SHARED __shared__\n#define SHARED_AT(index)\n{source}"
 
@@ -113,9 +130,9 @@ class Program:
         return out, float(done.stderr.split()[-1]) if repeats else None
 
 
-def constant(name):
-    """A number in attention.rs."""
-    text = (METAL / "attention.rs").read_text(encoding="utf-8")
+def constant(name, file="attention.rs"):
+    """A number in the backend's sources."""
+    text = (METAL / file).read_text(encoding="utf-8")
     return int(re.search(rf"const {name}: usize = (\d+);", text)[1])
 
 
@@ -241,12 +258,12 @@ class Case:
         return 32 if row_bytes <= 512 else 16 if row_bytes <= 1024 else 8
 
     def backend_parts(self, is_few):
-        """How many parts the backend divides decodes into on a GPU of 14 cores, and the keys of a part: see `split` in attention.rs."""
+        """How many parts the backend divides decodes into on a GPU of a base or Pro chip, and the keys of a part: see `split` in attention.rs."""
         tile = self.tile_keys()
         keys = max(past + new for past, new in self.sequences) + tile
         rows = max(new for _, new in self.sequences) * (self.heads // self.kv_heads)
         groups = -(-rows // (8 * SIZES[self.dim][is_few][0])) * self.kv_heads * len(self.sequences)
-        wanted = -(-constant("GROUPS_PER_CORE") * constant("CORES") // groups)
+        wanted = -(-constant("GROUPS_PER_CORE") * constant("CORES", "figures.rs") // groups)
         splits = max(1, min(wanted, keys // constant("PART_KEYS_MIN"), constant("SPLITS_MAX")))
         part_keys = -(-keys // splits // tile) * tile
         return -(-keys // part_keys), part_keys
@@ -329,8 +346,8 @@ def compare(program, tolerance=1e-5):
 
 
 def emulated(folder, compiler):
-    source, kernels = attention_library()
-    write_inputs(folder, source, kernels, "kernels.metal")
+    library = attention_library()
+    write_inputs(folder, library.source(), library.kernels, "kernels.metal")
     program, emulation = folder / "run", METAL / "emulation"
     command = [*shlex.split(compiler), "-std=c++20", "-O2", "-w", "-fno-strict-aliasing", "-x", "c++", "-I", emulation, "-I", folder,
                emulation / "run.cpp", "-o", program]
@@ -338,48 +355,163 @@ def emulated(folder, compiler):
     return Program(program, True)
 
 
-def write_rewritten(folder):
-    source, kernels = attention_library()
-    write_inputs(folder, rewritten(source), kernels, "kernels.cuh")
+def write_rewritten(folder, source, kernels, is_safe=False):
+    write_inputs(folder, rewritten(source, is_safe), kernels, "kernels.cuh")
     for name in ("shim.cuh", "run.cu"):
         shutil.copy(HERE / name, folder)
 
 
-def compiled(folder):
+def nvcc(folder, program):
+    source = (folder / "kernels.cuh").read_text(encoding="utf-8")
+    # The fewer threads, the more registers each may have.
+    threads = max([256, *map(int, re.findall(r"\buint \w*THREADS = (\d+)", source))])
+    command = ["nvcc", f"-DTHREADS_MAX={threads}", "-std=c++17", "-O3", "-arch=native", "-lineinfo", "-diag-suppress", "177,186",
+               "--expt-relaxed-constexpr", "-split-compile=0", "-I", folder, folder / "run.cu", "-o", program]
+    subprocess.run(command, check=True)
+
+
+def require_tools():
     for tool in ("nvcc", "compute-sanitizer"):
         if not shutil.which(tool):
             missing(f"there is no {tool} on PATH")
     if not shutil.which("nvidia-smi") or subprocess.run(["nvidia-smi", "-L"], capture_output=True).returncode != 0:
         missing("there is no NVIDIA GPU")
-    write_rewritten(folder)
-    program = folder / "run"
-    print("compiling with nvcc", flush=True)
-    command = ["nvcc", "-std=c++17", "-O3", "-arch=native", "-lineinfo", "-diag-suppress", "177,186", "--expt-relaxed-constexpr",
-               "-split-compile=0", "-I", folder,
-               folder / "run.cu", "-o", program]
-    subprocess.run(command, check=True)
-    return Program(program, False)
 
 
-def sanitize(program):
+def compiled(folder):
+    library = attention_library()
+    write_rewritten(folder, library.source(), library.kernels)
+    print("compiling attention with nvcc", flush=True)
+    nvcc(folder, folder / "run")
+    return Program(folder / "run", False)
+
+
+# Where a compiled library is kept for the next run of the tests, and what runs it: see `Tests`.
+CACHE, TOOL, LEFT_OUT = "PENSIEVE_ON_CUDA_CACHE", "PENSIEVE_ON_CUDA_TOOL", "PENSIEVE_ON_CUDA_LEFT_OUT"
+
+# The tests' program of a library: with a tool of compute-sanitizer in front, what that finds is a failure. The tests' mistakes
+# and buffers are passed on as they are.
+RUNNER = """#!/bin/sh
+if [ -z "${TOOL}" ]; then exec "{program}" "$@" 0; fi
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+compute-sanitizer --tool "${TOOL}" --error-exitcode 9 --log-file "$log" "{program}" "$@" 0
+status=$?
+grep -Eq 'ERROR SUMMARY: 0 errors|RACECHECK SUMMARY: 0 hazards' "$log" && exit $status
+cat "$log" >&2
+exit 9
+""".replace("TOOL", TOOL)
+
+BARRIER = re.compile(r"threadgroup_barrier\(mem_flags::mem_threadgroup\);")
+
+
+def compile_for_tests(arguments):
+    """What the tests ask of `c++`: the sources lie in the folder of the program that is wanted."""
+    program = Path(arguments[arguments.index("-o") + 1])
+    folder = program.parent
+    kernels = re.findall(r"KERNEL\((\w+)\)", (folder / "kernels.inc").read_text(encoding="utf-8"))
+    library = next(library for library in libraries() if library.kernels == kernels)
+    source = (folder / "kernels.metal").read_text(encoding="utf-8")
+    left_out = os.environ.get(LEFT_OUT, "").removeprefix(f"{library.name} ")
+    if left_out.isdecimal():
+        before, after = list(BARRIER.finditer(source))[int(left_out)].span()
+        source = source[:before] + source[after:]
+    key = hashlib.sha256(rewritten(source, library.is_safe).encode()).hexdigest()
+    kept = Path(os.environ[CACHE]) / f"{library.name}-{key[:16]}"
+    if not kept.exists():
+        write_rewritten(folder, source, kernels, library.is_safe)
+        nvcc(folder, folder / "compiled")
+        os.replace(folder / "compiled", kept)
+    program.write_text(RUNNER.replace("{program}", str(kept)), encoding="utf-8")
+    program.chmod(0o755)
+
+
+# The tests that run a library's kernels over cases, by parts of their names.
+CASES_OF = {
+    "norms": ["elementwise_tests::norms_on_metal_are"],
+    "elementwise": ["elementwise_tests::activations", "elementwise_tests::columns", "elementwise_tests::gates"],
+    "logits": ["elementwise_tests::candidates", "elementwise_tests::the_best"],
+    "products": ["product_tests::products", "product_tests::widths", "product_tests::embeddings"],
+    "experts": ["experts_tests::a_router", "experts_tests::choices", "experts_tests::mixtures"],
+    "recurrence": ["recurrence_tests::recurrences_on_metal_are", "recurrence_tests::short_convolutions"],
+}
+ALL_CASES = [case for cases in CASES_OF.values() for case in cases]
+
+
+class Tests:
+    """The SDK's tests of the kernels, which this script compiles."""
+
+    def __init__(self, folder, program):
+        self.program = program or self.build()
+        self.compiler = folder / "c++"
+        self.compiler.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{Path(__file__).resolve()}" --as-compiler "$@"\n',
+                                 encoding="utf-8")
+        self.compiler.chmod(0o755)
+        self.cache = folder / "libraries"
+        self.cache.mkdir()
+
+    @staticmethod
+    def build():
+        if not shutil.which("cargo"):
+            missing("there is no cargo on PATH, and no --tests")
+        command = ["cargo", "test", "--locked", "--package", "pensieve-sdk", "--lib", "--no-run", "--message-format", "json"]
+        built = subprocess.run(command, cwd=HERE, check=True, stdout=subprocess.PIPE, text=True)
+        messages = [json.loads(line) for line in built.stdout.splitlines()]
+        return next(message["executable"] for message in messages if message.get("executable"))
+
+    def run(self, names, tool="", left_out=""):
+        """How many tests pass, 0 if one does not, and what they say."""
+        environment = {**os.environ, "CXX": str(self.compiler), CACHE: str(self.cache), TOOL: tool, LEFT_OUT: left_out}
+        done = subprocess.run([self.program, *names], env=environment, capture_output=True, text=True)
+        passed = re.search(r"test result: ok\. (\d+) passed", done.stdout)
+        return int(passed[1]) if passed and done.returncode == 0 else 0, done.stdout + done.stderr
+
+    def check(self, tool=""):
+        passed, said = self.run(ALL_CASES, tool)
+        if passed < len(ALL_CASES):
+            sys.exit(f"FAILED: the SDK's tests{f' under {tool}' if tool else ''}: {said[-8000:]}")
+        print(f"{f'compute-sanitizer {tool}' if tool else 'the other libraries'}: {passed} of the SDK's tests pass", flush=True)
+
+    def leave_out_barriers(self):
+        """racecheck has to say so: a barrier whose absence no tool sees is one that no tool has proved."""
+        jobs = [(library.name, place) for library in libraries() if library.name in CASES_OF
+                for place in range(len(BARRIER.findall(library.source())))]
+
+        def is_found(job):
+            name, place = job
+            passed, said = self.run(CASES_OF[name], "racecheck", f"{name} {place}")
+            return passed == 0 and "hazard" in said
+
+        with ThreadPoolExecutor(8) as pool:
+            found = list(pool.map(is_found, jobs))
+        missed = ", ".join(f"{name} {place}" for (name, place), is_seen in zip(jobs, found) if not is_seen)
+        print(f"barriers left out: {sum(found)} of {len(jobs)} found by racecheck{f'; not {missed}' if missed else ''}", flush=True)
+        for name in dict(jobs):
+            if not any(is_seen for (other, _), is_seen in zip(jobs, found) if other == name):
+                sys.exit(f"FAILED: racecheck finds no barrier that is left out of {name}")
+
+
+TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+
+
+def sanitize(program, tool):
     # Small, as the tools take their time: each kernel's barriers and places are the same in longer contexts.
     small = [(37, 1), (20, 9), (0, 40)]
     cases = [Case("llama", 4, 2, 64, small), Case("mistral", 4, 1, 128, small, window=24), Case("phi", 2, 2, 80, small),
              Case("gemma, f32", 2, 1, 256, small, softcap=5.0, kind=np.float32), Case("gemma 4", 4, 1, 512, small),
              Case("gpt-oss", 8, 1, 64, small, window=20, sinks=True)]
-    for tool in ("memcheck", "racecheck", "initcheck", "synccheck"):
-        checked = Program(program.command, False)
-        checked.prefix = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9"]
-        if tool == "racecheck":
-            checked.prefix += ["--racecheck-report", "all"]
-        jobs = [lambda case=case: case.flash(checked, False) for case in cases]
-        jobs += [lambda case=case: case.flash(checked, True, 3) for case in cases]
-        jobs += [lambda case=case: case.scalar(checked) for case in cases if case.dim <= 256]
-        jobs += [lambda case=case: case.store(checked, case.dim, False) for case in cases]
-        with ThreadPoolExecutor(6) as pool:
-            for job in [pool.submit(job) for job in jobs]:
-                job.result()
-        print(f"compute-sanitizer {tool}: clean, {len(jobs)} runs", flush=True)
+    checked = Program(program.command, False)
+    checked.prefix = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9"]
+    if tool == "racecheck":
+        checked.prefix += ["--racecheck-report", "all"]
+    jobs = [lambda case=case: case.flash(checked, False) for case in cases]
+    jobs += [lambda case=case: case.flash(checked, True, 3) for case in cases]
+    jobs += [lambda case=case: case.scalar(checked) for case in cases if case.dim <= 256]
+    jobs += [lambda case=case: case.store(checked, case.dim, False) for case in cases]
+    with ThreadPoolExecutor(6) as pool:
+        for job in [pool.submit(job) for job in jobs]:
+            job.result()
+    print(f"compute-sanitizer {tool}: clean, {len(jobs)} runs of attention", flush=True)
 
 
 def time_all(program):
@@ -412,22 +544,47 @@ def time_all(program):
 
 
 def main():
+    if sys.argv[1:2] == ["--as-compiler"]:
+        compile_for_tests(sys.argv[2:])
+        return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("steps", nargs="*", metavar="STEP", help="compare, sanitize or time; all of them without any")
+    parser.add_argument("steps", nargs="*", metavar="STEP", help="of attention compare, sanitize and time, of the others "
+                        "libraries, sanitize-libraries and barriers; all of them without any")
+    parser.add_argument("--tests", metavar="PROGRAM", type=Path)
     parser.add_argument("--emulate", metavar="COMPILER")
     parser.add_argument("--rewrite", metavar="FOLDER", type=Path)
     arguments = parser.parse_args()
     if arguments.rewrite:
-        write_rewritten(arguments.rewrite)
+        for library in libraries():
+            folder = arguments.rewrite / library.name
+            folder.mkdir(parents=True, exist_ok=True)
+            write_rewritten(folder, library.source(), library.kernels, library.is_safe)
         return
     with tempfile.TemporaryDirectory() as folder:
+        folder = Path(folder)
         if arguments.emulate:
-            compare(emulated(Path(folder), arguments.emulate))
+            compare(emulated(folder, arguments.emulate))
             return
-        program = compiled(Path(folder))
-        for name, step in {"compare": compare, "sanitize": sanitize, "time": time_all}.items():
-            if not arguments.steps or name in arguments.steps:
-                step(program)
+        require_tools()
+        wanted = lambda *steps: not arguments.steps or any(step in arguments.steps for step in steps)
+        if wanted("compare", "sanitize", "time"):
+            attention = compiled(folder)
+        if wanted("libraries", "sanitize-libraries", "barriers"):
+            tests = Tests(folder, arguments.tests and arguments.tests.resolve())
+        if wanted("compare"):
+            compare(attention)
+        if wanted("sanitize"):
+            for tool in TOOLS:
+                sanitize(attention, tool)
+        if wanted("time"):
+            time_all(attention)
+        if wanted("libraries"):
+            tests.check()
+        if wanted("sanitize-libraries"):
+            with ThreadPoolExecutor(len(TOOLS)) as pool:
+                list(pool.map(tests.check, TOOLS))
+        if wanted("barriers"):
+            tests.leave_out_barriers()
 
 
 main()

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-constexpr int BUFFERS_MAX = 24, THREADS_MAX = 256;
+constexpr int BUFFERS_MAX = 24;
 struct Buffers {
     char *at[BUFFERS_MAX];
     int count;

@@ -3,7 +3,16 @@
 #include <cuda_fp16.h>
 #include <cstdint>
 
+using uchar = uint8_t;
+
 namespace metal {
+template <typename To, typename From> static __device__ __forceinline__ To as_type(From from) {
+    static_assert(sizeof(To) == sizeof(From), "as_type keeps the size");
+    To to;
+    memcpy(&to, &from, sizeof(to));
+    return to;
+}
+
 enum class mem_flags { mem_none, mem_device, mem_threadgroup };
 static __device__ __forceinline__ void threadgroup_barrier(mem_flags) { __syncthreads(); }
 static __device__ __forceinline__ void simdgroup_barrier(mem_flags) { __syncwarp(); }
