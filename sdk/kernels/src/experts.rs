@@ -186,7 +186,7 @@ impl<S: Simd> Kernel<S> for Sum<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::simd::Level;
+    use super::super::{matmul::matmul, simd::Level};
     use super::*;
     use pensieve_weights::Dtype;
 
