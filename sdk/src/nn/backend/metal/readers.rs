@@ -1,7 +1,8 @@
-//! The sources under stricter readers than the emulation's: address spaces as types, and fast math, as Metal compiles.
+//! The sources under stricter readers than the emulation's: address spaces as types, fast math, as Metal compiles, and the real
+//! threads of an NVIDIA GPU.
 //!
-//! Both take clang. Where there is none that is new enough, the tests say so and pass; `PENSIEVE_REQUIRE_CLANG=1` makes that a
-//! failure.
+//! The first two take clang. Where there is none that is new enough, or no GPU, the tests say so and pass;
+//! `PENSIEVE_REQUIRE_CLANG=1` and `PENSIEVE_REQUIRE_CUDA=1` make that a failure.
 
 use std::process::{Command, Stdio};
 
@@ -182,4 +183,16 @@ fn the_kernels_compute_the_formulas_in_their_math_modes() {
         let said = check(&program, mistral, &[way]).expect_err("an infinite mask");
         assert!(said.contains("NaN"), "{said}");
     }
+}
+
+/// The script has this program's own tests run the kernels that it compiles.
+#[test]
+fn the_kernels_compute_the_formulas_on_an_nvidia_gpu() {
+    let script = emulation().with_file_name("on_cuda").join("check.py");
+    let tests = std::env::current_exe().unwrap();
+    let output = Command::new("python3").arg(script).arg("--tests").arg(tests).args(["compare", "libraries"]).output();
+    let output = output.unwrap_or_else(|error| panic!("python3: {error}"));
+    let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    println!("{said}");
+    assert!(output.status.success(), "{said}");
 }
