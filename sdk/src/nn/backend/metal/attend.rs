@@ -62,9 +62,7 @@ impl<D: Driver> MetalKernels<D> {
         };
         // The proof at load has not seen heads of each size, whose kernels may want more registers than a GPU has.
         let takes = |dispatches: &Vec<Attend>| {
-            let combines =
-                dispatches.iter().filter_map(|attend| attend.combine.as_ref().map(|combine| &combine.launch));
-            dispatches.iter().map(|attend| &attend.launch).chain(combines).all(|launch| self.driver.takes(launch))
+            dispatches.iter().flat_map(Attend::launches).all(|launch| self.driver.takes(launch))
         };
         let scalar = || layer.scalar(&inputs.host).map(|scalar| vec![scalar]).filter(takes);
         let dispatches = layer.attend(&inputs.host, self.driver.cores()).filter(takes).or_else(scalar);
@@ -88,21 +86,23 @@ impl<D: Driver> MetalKernels<D> {
         )?;
         let out = self.room(tokens, q.dim(1)?)?;
         let sinks = spec.sinks.as_ref().unwrap_or(q);
-        for Attend { launch, shape, combine } in dispatches {
+        for Attend { launch, shape, prefix, combine } in dispatches {
             let parts = combine.map(|combine| self.room(1, combine.part_values)).transpose()?;
-            self.launch(
-                &launch,
-                &[
-                    Arg::Read(&rotated),
-                    Arg::Read(keys),
-                    Arg::Read(values),
-                    Arg::Read(&inputs.tiles),
-                    Arg::Read(&inputs.tables),
-                    Arg::Read(sinks),
-                    Arg::Bytes(shape.bytes()),
-                    Arg::Written(parts.as_ref().unwrap_or(&out)),
-                ],
-            )?;
+            for (launch, shape) in prefix.into_iter().chain([(launch, shape)]) {
+                self.launch(
+                    &launch,
+                    &[
+                        Arg::Read(&rotated),
+                        Arg::Read(keys),
+                        Arg::Read(values),
+                        Arg::Read(&inputs.tiles),
+                        Arg::Read(&inputs.tables),
+                        Arg::Read(sinks),
+                        Arg::Bytes(shape.bytes()),
+                        Arg::Written(parts.as_ref().unwrap_or(&out)),
+                    ],
+                )?;
+            }
             if let Some((Combine { launch, shape, .. }, parts)) = combine.zip(parts) {
                 let shape = Arg::Bytes(bytemuck::bytes_of(&shape));
                 let args = [Arg::Read(&parts), Arg::Read(&inputs.tiles), Arg::Read(sinks), shape, Arg::Written(&out)];

@@ -3,7 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::{
-    inputs::Inputs,
+    inputs::{Inputs, Shared},
     launch::{Launch, SHARED_BYTES_MAX, THREADS},
 };
 use crate::nn::spec::KvType;
@@ -101,11 +101,17 @@ pub(super) struct FlashShape {
     /// 0: none.
     pub(super) window: u32,
     pub(super) has_sinks: u32,
-    /// Parts of a context; with 1, the output is final.
+    /// Parts of the keys that this dispatch reads.
     pub(super) splits: u32,
     pub(super) part_keys: u32,
-    /// Rows of the longest tile with a key head.
-    pub(super) rows: u32,
+    /// Tokens of the longest tile.
+    pub(super) longest: u32,
+    /// What lies outside of these keys is another dispatch's; 0: none is.
+    pub(super) first_key: u32,
+    pub(super) end_key: u32,
+    /// Parts of a context, and the first that this dispatch writes; with one part, the output is final.
+    pub(super) parts: u32,
+    pub(super) first_part: u32,
     pub(super) scale: f32,
     /// 0: none.
     pub(super) softcap: f32,
@@ -118,8 +124,8 @@ pub(super) struct CombineShape {
     pub(super) kv_heads: u32,
     pub(super) head_dim: u32,
     pub(super) first_tile: u32,
-    pub(super) splits: u32,
-    pub(super) rows: u32,
+    pub(super) parts: u32,
+    pub(super) longest: u32,
     pub(super) has_sinks: u32,
 }
 
@@ -222,6 +228,8 @@ impl Shape {
 pub(super) struct Attend {
     pub(super) launch: Launch,
     pub(super) shape: Shape,
+    /// The same over keys that several sequences share, which are read once for all of them; it writes the first parts.
+    pub(super) prefix: Option<(Launch, Shape)>,
     /// Where contexts are in parts.
     pub(super) combine: Option<Combine>,
 }
@@ -235,6 +243,11 @@ impl Attend {
             Shape::Flash(_) => 0,
         }
     }
+
+    pub(super) fn launches(&self) -> impl Iterator<Item = &Launch> {
+        let prefix = self.prefix.iter().map(|(launch, _)| launch);
+        prefix.chain([&self.launch]).chain(self.combine.iter().map(|combine| &combine.launch))
+    }
 }
 
 /// The dispatch that adds up the parts, over parts, tiles, sinks, shape and output.
@@ -246,16 +259,22 @@ pub(super) struct Combine {
     pub(super) part_values: usize,
 }
 
+/// Neighbouring tiles that one dispatch takes.
+#[derive(Clone, Copy, Debug)]
+struct Tiles {
+    first: usize,
+    count: usize,
+    /// Tokens of the longest.
+    longest: usize,
+    /// Keys that are read for a token, at most.
+    keys: usize,
+}
+
 impl Layer {
     /// The dispatches that attend for all sequences of a step on a GPU of so many cores; none for no tokens. `None` if no
     /// kernel takes the layer's heads.
     pub(super) fn attend(&self, inputs: &Inputs, cores: usize) -> Option<Vec<Attend>> {
-        let others = inputs.tiles.len() - inputs.singles;
-        let of_singles = (0, inputs.singles, 1, inputs.single_keys);
-        let of_others = (inputs.singles, others, inputs.longest, inputs.tile_keys);
-        let flash = [of_singles, of_others].into_iter().filter(|(_, count, ..)| *count > 0);
-        let flash = flash.map(|(first, count, longest, keys)| self.flash([first, count], longest, keys, cores));
-        flash.collect::<Option<Vec<_>>>().or_else(|| self.scalar(inputs).map(|scalar| vec![scalar]))
+        self.flash_all(inputs, cores).or_else(|| self.scalar(inputs).map(|scalar| vec![scalar]))
     }
 
     fn shared_by(&self) -> usize {
@@ -269,63 +288,108 @@ impl Layer {
             kv_heads: self.kv_heads as u32,
             head_dim: self.head_dim as u32,
             slots: self.slots as u32,
-            tiles: inputs.tiles.len() as u32,
+            tiles: inputs.own_tiles() as u32,
             window: self.window.unwrap_or(0) as u32,
             has_sinks: u32::from(self.has_sinks),
             scale: self.scale,
             softcap: self.softcap.unwrap_or(0.0),
         };
         let launch = shape.launch(self.kind, inputs.longest)?;
-        Some(Attend { launch, shape: Shape::Scalar(shape), combine: None })
+        Some(Attend { launch, shape: Shape::Scalar(shape), prefix: None, combine: None })
     }
 
-    /// `count` tiles from the `first` one on, of up to `longest` tokens that see up to `keys` keys.
-    fn flash(&self, [first, count]: [usize; 2], longest: usize, keys: usize, cores: usize) -> Option<Attend> {
-        let rows = longest * self.shared_by();
+    fn flash_all(&self, inputs: &Inputs, cores: usize) -> Option<Vec<Attend>> {
+        // What a window shows of a shared prefix is another part for each sequence.
+        let shared = if self.window.is_none() { inputs.shared.as_slice() } else { &[] };
+        let apart = shared.first().map_or(inputs.singles, |first| first.first_tile);
+        let of_singles = Tiles { first: 0, count: apart, longest: 1, keys: inputs.single_keys };
+        let others = inputs.own_tiles() - inputs.singles;
+        let of_others = Tiles { first: inputs.singles, count: others, longest: inputs.longest, keys: inputs.tile_keys };
+        let tiles = [of_singles, of_others].into_iter().filter(|tiles| tiles.count > 0);
+        let tiles = tiles.map(|tiles| self.flash(&tiles, cores));
+        tiles.chain(shared.iter().map(|shared| self.flash_shared(shared, cores))).collect()
+    }
+
+    fn flash(&self, tiles: &Tiles, cores: usize) -> Option<Attend> {
+        let (launch, shape) = self.flash_shape(tiles, cores)?;
+        let combine = (shape.parts > 1).then(|| self.combine(tiles, shape.parts));
+        Some(Attend { launch, shape: Shape::Flash(shape), prefix: None, combine })
+    }
+
+    /// Sequences with one new token each: the keys that they share for all of them at once, and the rest for each.
+    fn flash_shared(&self, shared: &Shared, cores: usize) -> Option<Attend> {
+        let Shared { tile, first_tile, count, prefix, keys } = *shared;
+        let own = Tiles { first: first_tile, count, longest: 1, keys: keys - prefix };
+        let (first_launch, first) =
+            self.flash_shape(&Tiles { first: tile, count: 1, longest: count, keys: prefix }, cores)?;
+        let (launch, shape) = self.flash_shape(&own, cores)?;
+        let parts = first.splits + shape.splits;
+        let first = FlashShape { parts, end_key: prefix as u32, ..first };
+        let shape = FlashShape { parts, first_part: first.splits, first_key: prefix as u32, ..shape };
+        Some(Attend {
+            launch,
+            shape: Shape::Flash(shape),
+            prefix: Some((first_launch, Shape::Flash(first))),
+            combine: Some(self.combine(&own, parts)),
+        })
+    }
+
+    fn flash_shape(&self, tiles: &Tiles, cores: usize) -> Option<(Launch, FlashShape)> {
+        let rows = tiles.longest * self.shared_by();
         let flash = Flash::of(self.head_dim, rows)?;
         let tile = flash.tile_keys(self.kind);
         // A part begins with a tile, which may be earlier than what a window shows.
-        let seen = self.window.map_or(keys, |window| keys.min(window + flash.rows())) + tile;
+        let seen = self.window.map_or(tiles.keys, |window| tiles.keys.min(window + flash.rows())) + tile;
         let row_tiles = rows.div_ceil(flash.rows());
-        let (splits, part_keys) = split(row_tiles * self.kv_heads * count, seen, tile, cores);
+        let (splits, part_keys) = split(row_tiles * self.kv_heads * tiles.count, seen, tile, cores);
         let shape = FlashShape {
             heads: self.heads as u32,
             kv_heads: self.kv_heads as u32,
             slots: self.slots as u32,
-            first_tile: first as u32,
+            first_tile: tiles.first as u32,
             window: self.window.unwrap_or(0) as u32,
             has_sinks: u32::from(self.has_sinks),
             splits: splits as u32,
             part_keys: part_keys as u32,
-            rows: rows as u32,
+            longest: tiles.longest as u32,
+            first_key: 0,
+            end_key: 0,
+            parts: splits as u32,
+            first_part: 0,
             scale: self.scale,
             softcap: self.softcap.unwrap_or(0.0),
         };
         let launch = Launch {
             kernel: flash.names[usize::from(self.kind == KvType::F32)],
-            groups: [row_tiles * splits, self.kv_heads, count],
+            groups: [row_tiles * splits, self.kv_heads, tiles.count],
             threads: THREADS,
             shared_bytes: flash.shared_bytes(self.kind),
         };
-        let combine = (splits > 1).then(|| Combine {
+        Some((launch, shape))
+    }
+
+    /// Adds up so many parts of the tiles' contexts.
+    fn combine(&self, tiles: &Tiles, parts: u32) -> Combine {
+        let rows = tiles.longest * self.shared_by();
+        let values = tiles.count * self.kv_heads * rows * parts as usize * (self.head_dim + 2);
+        Combine {
             launch: Launch {
                 kernel: "combine_parts",
-                groups: [rows, self.kv_heads, count],
+                groups: [rows, self.kv_heads, tiles.count],
                 threads: THREADS,
                 shared_bytes: 0,
             },
             shape: CombineShape {
-                heads: shape.heads,
-                kv_heads: shape.kv_heads,
+                heads: self.heads as u32,
+                kv_heads: self.kv_heads as u32,
                 head_dim: self.head_dim as u32,
-                first_tile: shape.first_tile,
-                splits: shape.splits,
-                rows: shape.rows,
-                has_sinks: shape.has_sinks,
+                first_tile: tiles.first as u32,
+                parts,
+                longest: tiles.longest as u32,
+                has_sinks: u32::from(self.has_sinks),
             },
-            part_values: (count * self.kv_heads * rows * splits * (self.head_dim + 2)).next_power_of_two(),
-        });
-        Some(Attend { launch, shape: Shape::Flash(shape), combine })
+            part_values: values.next_power_of_two(),
+        }
     }
 }
 

@@ -18,9 +18,11 @@ struct FlashShape {
     uint first_tile;
     uint window;             // 0: none
     uint has_sinks;
-    uint splits;             // parts of a context; with 1, the output is final
+    uint splits;             // parts of the keys that this dispatch reads
     uint part_keys;          // keys of each part
-    uint rows;               // rows of the longest tile with a key head, where there are parts
+    uint longest;            // tokens of the longest tile
+    uint first_key, end_key; // what lies outside is another dispatch's, from the start of a tile to that of one; 0: none is
+    uint parts, first_part;  // parts of a context, and the first that this dispatch writes; with one, the output is final
     float scale, softcap;    // softcap 0: none
 };
 
@@ -60,7 +62,8 @@ inline void put(threadgroup T *tile, thread const Share<T, D> &share, uint threa
 }
 
 // The grid is [row tiles · splits, key heads, tiles]; `tiles` says of each tile the first of its tokens in the batch, how many
-// there are, how many tokens of its sequence come before, and where its table begins. `shared` has room for the scratch memory
+// there are, how many tokens of its sequence come before, and where its table begins. A tile may also have the new tokens of
+// several sequences, if it ends before the first key that they do not share. `shared` has room for the scratch memory
 // of all SIMD-groups, and behind it for a tile.
 template <typename T, uint D, uint R, uint C>
 inline void flash(device const float *q, device const T *keys, device const T *values, device const uint4 *tiles,
@@ -77,7 +80,8 @@ inline void flash(device const float *q, device const T *keys, device const T *v
     // The last row sees the most keys, the first one the oldest of a window.
     const uint first_at = tile.z + first_row / shared_by, last_at = tile.z + last_row / shared_by;
     uint low = shape.window > 0 && first_at + 1 > shape.window ? first_at + 1 - shape.window : 0;
-    uint end = last_at + 1;
+    low = max(low, shape.first_key);
+    uint end = shape.end_key > 0 ? min(last_at + 1, shape.end_key) : last_at + 1;
     uint start = low / KEYS * KEYS;
     if (shape.splits > 1) {
         start += split * shape.part_keys;
@@ -200,11 +204,11 @@ inline void flash(device const float *q, device const T *keys, device const T *v
         }
     }
 
-    const ulong part_row = ((ulong)group.z * shape.kv_heads + kv_head) * shape.rows + row;
+    const ulong part_row = ((ulong)group.z * shape.longest + token - tile.x) * shape.heads + head;
     device float *to = out + ((ulong)token * shape.heads + head) * D;
     float scale = 1.0f;
-    if (shape.splits > 1) {
-        to = out + (part_row * shape.splits + split) * (D + 2);
+    if (shape.parts > 1) {
+        to = out + (part_row * shape.parts + shape.first_part + split) * (D + 2);
         if (row <= last_row && slice == 0 && part == 0) {
             to[D] = peak;
             to[D + 1] = mass;
@@ -263,7 +267,7 @@ FLASH_FOR(f32, float)
 
 struct CombineShape {
     uint heads, kv_heads, head_dim, first_tile;
-    uint splits, rows;
+    uint parts, longest;
     uint has_sinks;
 };
 
@@ -277,15 +281,15 @@ kernel void combine_parts(device const float *parts [[buffer(0)]], device const 
     if (row >= tile.y * shared_by) return;
     const uint token = tile.x + row / shared_by, head = kv_head * shared_by + row % shared_by;
     device const float *first =
-        parts + (((ulong)group.z * shape.kv_heads + kv_head) * shape.rows + row) * shape.splits * width;
+        parts + (((ulong)group.z * shape.longest + token - tile.x) * shape.heads + head) * shape.parts * width;
     device const float *peaks = first + shape.head_dim, *masses = peaks + 1;
     float top = shape.has_sinks ? sinks[head] : UNSEEN;
-    for (uint i = 0; i < shape.splits; i++) top = max(top, peaks[i * width]);
+    for (uint i = 0; i < shape.parts; i++) top = max(top, peaks[i * width]);
     float total = shape.has_sinks ? exp(sinks[head] - top) : 0.0f;
-    for (uint i = 0; i < shape.splits; i++) total += masses[i * width] * exp(peaks[i * width] - top);
+    for (uint i = 0; i < shape.parts; i++) total += masses[i * width] * exp(peaks[i * width] - top);
     for (uint d = thread_index; d < shape.head_dim; d += THREADS) {
         float sum = 0.0f;
-        for (uint i = 0; i < shape.splits; i++) sum += first[i * width + d] * exp(peaks[i * width] - top);
+        for (uint i = 0; i < shape.parts; i++) sum += first[i * width + d] * exp(peaks[i * width] - top);
         out[((ulong)token * shape.heads + head) * shape.head_dim + d] = sum / total;
     }
 }

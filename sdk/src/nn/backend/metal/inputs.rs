@@ -10,13 +10,21 @@ pub(super) const NO_SLOT: u32 = u32::MAX;
 /// Tokens of a tile.
 const TILE_TOKENS: usize = 64;
 
+/// Keys of a prefix are whole tiles of every kernel, and enough of them for a dispatch of their own.
+const PREFIX_TILE: usize = 32;
+const PREFIX_MIN: usize = 256;
+
+/// Sequences that share a prefix, at most: what they add up is held in parts.
+const SHARED_MAX: usize = 64;
+
 /// A batch's index data for the attention kernels.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Inputs {
     /// Of each new token.
     pub(super) slots: Vec<u32>,
     /// Neighbouring new tokens of a sequence: the first of them in the batch, how many there are, how many tokens of the
-    /// sequence come before, and where its table begins. Those of one token come first, and of each kind those that see most.
+    /// sequence come before, and where its table begins. Those of one token come first, and of each kind those that see most,
+    /// but for sequences that share a prefix. Behind all others stands one for each of `shared`.
     pub(super) tiles: Vec<[u32; 4]>,
     pub(super) tables: Vec<u32>,
     /// Tokens of the longest tile.
@@ -26,6 +34,53 @@ pub(super) struct Inputs {
     /// The most keys that a token of a single tile sees, and one of another tile.
     pub(super) single_keys: usize,
     pub(super) tile_keys: usize,
+    /// In the order of their tiles, which are the last of the single ones.
+    pub(super) shared: Vec<Shared>,
+}
+
+/// Neighbours in the batch with one new token each, whose contexts begin with the same blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Shared {
+    /// The tile of all their new tokens, over the prefix.
+    pub(super) tile: usize,
+    /// Their own, in the batch's order.
+    pub(super) first_tile: usize,
+    pub(super) count: usize,
+    /// Keys that all of them see, and the most that one does.
+    pub(super) prefix: usize,
+    pub(super) keys: usize,
+}
+
+/// A sequence with one new token.
+struct Single<'a> {
+    tile: [u32; 4],
+    blocks: &'a [u32],
+}
+
+impl Single<'_> {
+    fn keys(&self) -> usize {
+        self.tile[2] as usize + 1
+    }
+
+    /// Blocks of its past that are full.
+    fn full(&self) -> &[u32] {
+        &self.blocks[..self.tile[2] as usize / BLOCK_TOKENS]
+    }
+}
+
+/// How many of the first sequences read a prefix together, and its keys: as many as it saves the most reads of keys.
+fn sharing(singles: &[Single<'_>]) -> (usize, usize) {
+    let whole_tiles = |blocks: usize| blocks * BLOCK_TOKENS / PREFIX_TILE * PREFIX_TILE;
+    let (mut common, mut count) = (singles[0].full(), 1);
+    for (before, single) in singles.iter().zip(&singles[1..]).take(SHARED_MAX - 1) {
+        let same = common.iter().zip(single.full()).take_while(|(ours, theirs)| ours == theirs).count();
+        let (now, then) = (whole_tiles(common.len()) * (count - 1), whole_tiles(same) * count);
+        if single.tile[0] != before.tile[0] + 1 || whole_tiles(same) < PREFIX_MIN || then < now {
+            break;
+        }
+        (common, count) = (&common[..same], count + 1);
+    }
+    (count, whole_tiles(common.len()))
 }
 
 impl Inputs {
@@ -50,14 +105,49 @@ impl Inputs {
                 let count = TILE_TOKENS.min(span.len - first);
                 inputs.longest = inputs.longest.max(count);
                 let tile = [(span.start + first) as u32, count as u32, (span.past + first) as u32, table];
-                if span.len == 1 { singles.push(tile) } else { inputs.tiles.push(tile) }
+                if span.len == 1 { singles.push(Single { tile, blocks }) } else { inputs.tiles.push(tile) }
             }
         }
         // Long ones first: a GPU starts threadgroups in order, and would end with few of its cores at work.
-        singles.sort_by_key(|tile| Reverse(tile[2]));
         inputs.tiles.sort_by_key(|tile| Reverse(tile[2]));
         inputs.singles = singles.len();
-        inputs.tiles.splice(0..0, singles);
+        inputs.place(&singles);
         inputs
+    }
+
+    /// Puts the single tiles before the others, and those of prefixes behind.
+    fn place(&mut self, singles: &[Single<'_>]) {
+        let (mut apart, mut together, mut runs) = (Vec::new(), Vec::new(), Vec::new());
+        let mut rest = singles;
+        while !rest.is_empty() {
+            let (count, prefix) = sharing(rest);
+            let (run, others) = rest.split_at(count);
+            if count == 1 {
+                apart.push(run[0].tile);
+            } else {
+                runs.push((together.len(), run, prefix));
+                together.extend(run.iter().map(|single| single.tile));
+            }
+            rest = others;
+        }
+        apart.sort_by_key(|tile| Reverse(tile[2]));
+        let behind = apart.len();
+        self.tiles.splice(0..0, apart.into_iter().chain(together));
+        for (first, run, prefix) in runs {
+            let [token, _, _, table] = run[0].tile;
+            self.shared.push(Shared {
+                tile: self.tiles.len(),
+                first_tile: behind + first,
+                count: run.len(),
+                prefix,
+                keys: run.iter().map(Single::keys).max().unwrap_or_default(),
+            });
+            self.tiles.push([token, run.len() as u32, prefix as u32 - 1, table]);
+        }
+    }
+
+    /// Tiles but those of prefixes.
+    pub(super) fn own_tiles(&self) -> usize {
+        self.tiles.len() - self.shared.len()
     }
 }

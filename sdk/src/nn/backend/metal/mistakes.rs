@@ -5,7 +5,7 @@
 use super::{
     libraries::{ATTENTION, Library},
     program::Program,
-    tests::{Way, check},
+    tests::{Way, check, check_shared},
 };
 use crate::nn::backend::cases::CASES;
 
@@ -18,6 +18,8 @@ pub(super) enum Found {
     In(&'static str),
     /// The same, by the kernels of matrices, over whole contexts or parts of them.
     InFlash(&'static str, Way),
+    /// The same, of sequences that share a prefix.
+    InShared(&'static str),
     /// The numbers are not the formula's for any input.
     InAll,
     /// Threads of `attend`, or of `flash`, wait where others never come.
@@ -313,9 +315,30 @@ const FLASH_MISTAKES: &[Mistake] = &[
     Mistake {
         what: "the parts of one row are another's",
         behind: "device const float *first =",
-        right: "* shape.rows + row)",
-        wrong: "* shape.rows + row * !HERE)",
+        right: "* shape.heads + head)",
+        wrong: "* shape.heads + head * !HERE)",
         found: Found::InFlash("llama", Way::Parts),
+    },
+    Mistake {
+        what: "a shared prefix is read by each sequence once more",
+        behind: "",
+        right: "low = max(low, shape.first_key);",
+        wrong: "low = max(low, shape.first_key * !HERE);",
+        found: Found::InShared("llama"),
+    },
+    Mistake {
+        what: "a shared prefix has no end",
+        behind: "",
+        right: "shape.end_key > 0 ?",
+        wrong: "shape.end_key * !HERE > 0 ?",
+        found: Found::InShared("llama"),
+    },
+    Mistake {
+        what: "a sequence's own parts are written over the prefix's",
+        behind: "",
+        right: "shape.first_part + split",
+        wrong: "shape.first_part * !HERE + split",
+        found: Found::InShared("llama"),
     },
 ];
 
@@ -361,7 +384,7 @@ fn are_found_in(
             Found::Waiting | Found::WaitingInFlash => &["wait where others never come"],
             Found::Apart => &["work on different matrices"],
             Found::Behind => &["writes behind its memory"],
-            Found::In(_) | Found::InFlash(..) | Found::InAll => &[" is ", ", not "],
+            Found::In(_) | Found::InFlash(..) | Found::InShared(_) | Found::InAll => &[" is ", ", not "],
         };
         assert!(expected.iter().all(|words| said.contains(words)), "{what}: {said}");
     }
@@ -372,6 +395,7 @@ fn attends(program: &Program, found: Found) -> Result<(), String> {
     match found {
         Found::In(name) => check(program, family(name), &[Way::Scalar]),
         Found::InFlash(name, way) => check(program, family(name), &[way]),
+        Found::InShared(name) => check_shared(program, family(name), &[Way::Parts]),
         Found::InAll | Found::Waiting => check(program, CASES[0], &[Way::Scalar]),
         Found::WaitingInFlash | Found::Apart | Found::Behind => check(program, CASES[0], &[Way::Whole]),
     }

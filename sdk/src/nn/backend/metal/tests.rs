@@ -42,15 +42,41 @@ pub(super) enum Way {
 /// decode.
 const SEQUENCES: [Part; 4] = [(1100, 1), (600, 9), (0, 70), (37, 1)];
 
+/// Decodes of which three have the first blocks in common, a chunk of a prompt, and two that share fewer blocks with each other.
+const SHARING: [Part; 7] = [(700, 1), (1100, 1), (649, 1), (610, 1), (0, 5), (600, 1), (300, 1)];
+const SHARED: [(std::ops::Range<usize>, usize); 2] = [(0..3, 41), (5..7, 17)];
+
 /// Holds the kernels of a model's attention against the formulas.
 pub(super) fn check(program: &Program, case: Case, ways: &[Way]) -> Result<(), String> {
-    let formulas = Formulas::plain(Device::Cpu);
     let tables = tables(SEQUENCES.map(|(past, len)| past + len));
-    let tokens = SEQUENCES.iter().map(|(_, len)| len).sum();
+    check_step(program, case, ways, &SEQUENCES, &tables)
+}
+
+/// The same for sequences that share prefixes.
+pub(super) fn check_shared(program: &Program, case: Case, ways: &[Way]) -> Result<(), String> {
+    let mut tables = tables(SHARING.map(|(past, len)| past + len));
+    for (sequences, blocks) in SHARED {
+        for other in sequences.start + 1..sequences.end {
+            let shared = tables[sequences.start][..blocks.min(tables[other].len() - 1)].to_vec();
+            tables[other][..shared.len()].copy_from_slice(&shared);
+        }
+    }
+    check_step(program, case, ways, &SHARING, &tables)
+}
+
+fn check_step(
+    program: &Program,
+    case: Case,
+    ways: &[Way],
+    sequences: &[Part],
+    tables: &[Vec<u32>],
+) -> Result<(), String> {
+    let formulas = Formulas::plain(Device::Cpu);
+    let tokens = sequences.iter().map(|(_, len)| len).sum();
     let blocks = tables.iter().map(Vec::len).sum::<usize>();
     let Case { heads, kv_heads, head_dim, kv: kind, window, softcap, .. } = case;
     let ids = vec![0; tokens];
-    let batch = Batch { tokens: &ids, positions: &ids, spans: spans(&SEQUENCES, &tables), top: 0 };
+    let batch = Batch { tokens: &ids, positions: &ids, spans: spans(sequences, tables), top: 0 };
 
     let shape = KvShape::uniform(1, kv_heads, head_dim);
     let mut cache = KvCache::new(&shape, kind, &[blocks], |_| 0, |_, shape, _| formulas.store(shape)).unwrap();
@@ -128,18 +154,23 @@ pub(super) fn check(program: &Program, case: Case, ways: &[Way]) -> Result<(), S
             assert!(*way == Way::Scalar && head_dim > 256, "no kernel for {case:?}");
             continue;
         };
-        let in_parts = dispatches.iter().filter(|dispatch| dispatch.combine.is_some()).count();
-        let narrow_window = window.is_some_and(|window| window < 100);
-        let expected = if *way == Way::Parts && head_dim != 72 && !narrow_window { 2 } else { 0 };
-        assert_eq!(in_parts, expected, "{case:?}, {way:?}: {dispatches:?}");
+        let has_flash = *way != Way::Scalar && head_dim != 72;
+        let prefixes = dispatches.iter().filter(|dispatch| dispatch.prefix.is_some()).count();
+        assert_eq!(prefixes, if has_flash && window.is_none() { inputs.shared.len() } else { 0 }, "{dispatches:?}");
+        if inputs.shared.is_empty() {
+            let in_parts = dispatches.iter().filter(|dispatch| dispatch.combine.is_some()).count();
+            let narrow_window = window.is_some_and(|window| window < 100);
+            let expected = if *way == Way::Parts && has_flash && !narrow_window { 2 } else { 0 };
+            assert_eq!(in_parts, expected, "{case:?}, {way:?}: {dispatches:?}");
+        }
         let mut out = vec![0xFF; 4 * tokens * heads * head_dim];
-        for Attend { launch, shape, combine } in dispatches {
-            let parts = combine.map(|combine| vec![0xFF; 4 * combine.part_values]);
-            let mut buffers = [8, 9].map(|at| stored[at].clone()).to_vec();
-            buffers.insert(0, stored[7].clone());
-            buffers.extend([tiles.clone(), tables.clone(), sinks.clone(), shape.bytes().to_vec()]);
-            buffers.push(parts.unwrap_or_else(|| out.clone()));
-            let mut result = program.run(&launch, &buffers)?.remove(7);
+        for Attend { launch, shape, prefix, combine } in dispatches {
+            let mut result = combine.map_or_else(|| out.clone(), |combine| vec![0xFF; 4 * combine.part_values]);
+            for (launch, shape) in prefix.into_iter().chain([(launch, shape)]) {
+                let mut buffers = [7, 8, 9].map(|at| stored[at].clone()).to_vec();
+                buffers.extend([tiles.clone(), tables.clone(), sinks.clone(), shape.bytes().to_vec(), result]);
+                result = program.run(&launch, &buffers)?.remove(7);
+            }
             if let Some(combine) = combine {
                 let shape = bytemuck::bytes_of(&combine.shape).to_vec();
                 let buffers = [result, tiles.clone(), sinks.clone(), shape, out];
@@ -164,6 +195,42 @@ fn paged_attention_on_metal_is_the_formula_s_for_the_shapes_of_all_families() {
     for case in CASES {
         check(&ATTENTION, case, &[Way::Scalar, Way::Whole, Way::Parts]).unwrap();
     }
+}
+
+#[test]
+fn a_prefix_that_sequences_share_is_read_once_for_all_of_them() {
+    for case in CASES {
+        check_shared(&ATTENTION, case, &[Way::Scalar, Way::Whole, Way::Parts]).unwrap();
+    }
+}
+
+#[test]
+fn sequences_share_a_prefix_as_far_as_that_saves_reads() {
+    let shared = |sequences: &[Part], common: &[usize]| {
+        let mut tables = tables(sequences.iter().map(|(past, len)| past + len));
+        for (at, blocks) in common.iter().enumerate() {
+            let first = tables[0][..*blocks].to_vec();
+            tables[at][..*blocks].copy_from_slice(&first);
+        }
+        let ids = vec![0; sequences.iter().map(|(_, len)| len).sum()];
+        let batch = Batch { tokens: &ids, positions: &ids, spans: spans(sequences, &tables), top: 0 };
+        let inputs = Inputs::of(&batch, 0);
+        let tokens: Vec<u32> = inputs.tiles[..inputs.own_tiles()].iter().map(|tile| tile[0]).collect();
+        let shared: Vec<_> =
+            inputs.shared.iter().map(|run| (run.first_tile, run.count, run.prefix, run.keys)).collect();
+        (tokens, shared)
+    };
+    // Whole tiles of 32 keys, which all of them see; what is not shared comes first.
+    let mixed = [(4000, 1), (3000, 1), (3500, 1), (100, 1)];
+    assert_eq!(shared(&mixed, &[187, 187, 187, 0]), (vec![3, 0, 1, 2], vec![(1, 3, 2976, 4001)]));
+    // A third sequence that has little in common would make the others read most of theirs again.
+    assert_eq!(shared(&mixed, &[187, 187, 20, 0]), (vec![2, 3, 0, 1], vec![(2, 2, 2976, 4001)]));
+    assert_eq!(shared(&mixed, &[187, 187, 100, 0]).1, vec![(1, 3, 1600, 4001)]);
+    // Too little for a dispatch, and a prompt between two decodes.
+    assert_eq!(shared(&mixed, &[15, 15, 15, 0]), (vec![0, 2, 1, 3], vec![]));
+    assert_eq!(shared(&[(400, 1), (400, 8), (400, 1)], &[25, 25, 25]), (vec![0, 9, 1], vec![]));
+    // The block that the new token is written to is not shared, whatever its number.
+    assert_eq!(shared(&[(319, 1), (320, 1)], &[20, 20]).1, vec![(0, 2, 288, 321)]);
 }
 
 #[test]

@@ -276,14 +276,15 @@ class Case:
         tiles = tiles[np.argsort(-tiles[:, 2].astype(np.int64), kind="stable")]
         rows = int(tiles[:, 1].max()) * (self.heads // self.kv_heads)
         row_bytes, keys = self.dim * np.dtype(self.kind).itemsize, self.tile_keys()
-        longest = max(past + new for past, new in self.sequences) + keys
-        part_keys = part_keys or (longest // splits // keys + 1) * keys
+        most = max(past + new for past, new in self.sequences) + keys
+        part_keys = part_keys or (most // splits // keys + 1) * keys
         name = f"flash_{self.suffix()}_{self.dim}" + ("_few" if is_few and self.dim != 512 else "")
         groups = (-(-rows // (8 * rows_at_once)) * splits, self.kv_heads, len(tiles))
         shared_bytes = rows_at_once * slices * 8 * SCRATCH * 4 + keys * (row_bytes + 16)
         assert shared_bytes <= 32768
-        shape = words(self.heads, self.kv_heads, self.slots, 0, self.window, int(self.has_sinks), splits, part_keys, rows,
-                      self.scale, self.softcap)
+        longest = int(tiles[:, 1].max())
+        shape = words(self.heads, self.kv_heads, self.slots, 0, self.window, int(self.has_sinks), splits, part_keys, longest,
+                      0, 0, splits, 0, self.scale, self.softcap)
         empty = np.full_like(self.q, np.nan)
         parts = empty
         if splits > 1:
@@ -291,7 +292,7 @@ class Case:
         out, time = program.run((name, groups, THREADS, shared_bytes), self.buffers(tiles, shape, parts), repeats)
         if splits == 1:
             return out[-1] if out else None, time
-        shape = words(self.heads, self.kv_heads, self.dim, 0, splits, rows, int(self.has_sinks))
+        shape = words(self.heads, self.kv_heads, self.dim, 0, splits, longest, int(self.has_sinks))
         launch = ("combine_parts", (rows, self.kv_heads, len(tiles)), THREADS, 0)
         parts = out[-1] if out else np.zeros_like(parts)
         out, combined = program.run(launch, [parts, tiles, self.sinks, shape, empty], repeats)
