@@ -127,7 +127,7 @@ pub(super) fn rejected(error: ApiError) -> Response {
 
 type Answer = BoxFuture<'static, Result<ApiResponse, ApiError>>;
 
-/// What a route does with a request. Boxed, so that the code around it is compiled once and not for each route.
+/// The handler of a route. Boxed, so that the code around it is compiled once and not for each route.
 type Answers = Arc<dyn Fn(Arc<AppState>, ApiRequest) -> Answer + Send + Sync>;
 
 fn boxed<F, R>(handler: F) -> Answers
