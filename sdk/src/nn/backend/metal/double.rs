@@ -43,16 +43,12 @@ pub(in crate::nn) struct Record {
     pub(in crate::nn) reads: Vec<usize>,
     /// The kernels of the present command buffer.
     pub(in crate::nn) encoded: Vec<&'static str>,
-    /// Of all dispatches.
-    pub(in crate::nn) threadgroups: usize,
     /// The dispatch of a command buffer that fails, counted from the next on, and the driver's words.
     pub(in crate::nn) failure: Option<(usize, &'static str)>,
     /// The words of a command buffer that has failed.
     failed: Option<&'static str>,
     /// A kernel that the compiler has refused.
     pub(in crate::nn) missing: Option<&'static str>,
-    /// Cores of the GPU, if not those of a base chip.
-    pub(in crate::nn) cores: Option<usize>,
     /// Dispatches are recorded and not computed.
     pub(in crate::nn) is_idle: bool,
     /// Dispatches are computed when the host waits, in the memory of buffers.
@@ -294,7 +290,7 @@ impl Driver for Double {
     }
 
     fn cores(&self) -> usize {
-        self.record().cores.unwrap_or(CORES)
+        CORES
     }
 
     fn takes(&self, launch: &Launch) -> bool {
@@ -306,7 +302,6 @@ impl Driver for Double {
         let (is_idle, is_deferred) = {
             let mut record = self.record();
             record.encoded.push(launch.kernel);
-            record.threadgroups += launch.groups.iter().product::<usize>();
             match &mut record.failure {
                 Some((0, words)) => (record.failed, record.failure) = (Some(*words), None),
                 Some((left, _)) => *left -= 1,

@@ -62,8 +62,8 @@ impl Single<'_> {
         self.tile[2] as usize + 1
     }
 
-    /// Blocks of its past that are full.
-    fn full(&self) -> &[u32] {
+    /// Those that its new token is not written to.
+    fn past_blocks(&self) -> &[u32] {
         &self.blocks[..self.tile[2] as usize / BLOCK_TOKENS]
     }
 }
@@ -71,9 +71,9 @@ impl Single<'_> {
 /// How many of the first sequences read a prefix together, and its keys: as many as it saves the most reads of keys.
 fn sharing(singles: &[Single<'_>]) -> (usize, usize) {
     let whole_tiles = |blocks: usize| blocks * BLOCK_TOKENS / PREFIX_TILE * PREFIX_TILE;
-    let (mut common, mut count) = (singles[0].full(), 1);
+    let (mut common, mut count) = (singles[0].past_blocks(), 1);
     for (before, single) in singles.iter().zip(&singles[1..]).take(SHARED_MAX - 1) {
-        let same = common.iter().zip(single.full()).take_while(|(ours, theirs)| ours == theirs).count();
+        let same = common.iter().zip(single.past_blocks()).take_while(|(ours, theirs)| ours == theirs).count();
         let (now, then) = (whole_tiles(common.len()) * (count - 1), whole_tiles(same) * count);
         if single.tile[0] != before.tile[0] + 1 || whole_tiles(same) < PREFIX_MIN || then < now {
             break;

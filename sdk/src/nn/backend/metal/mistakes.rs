@@ -273,8 +273,8 @@ const FLASH_MISTAKES: &[Mistake] = &[
     Mistake {
         what: "a window begins one token too late",
         behind: "",
-        right: "first_at + 1 - shape.window : 0;\n    uint end",
-        wrong: "first_at + 1 + HERE - shape.window : 0;\n    uint end",
+        right: "first_at + 1 - shape.window : 0;\n    low",
+        wrong: "first_at + 1 + HERE - shape.window : 0;\n    low",
         found: Found::InFlash("mistral", Way::Whole),
     },
     Mistake {

@@ -5,7 +5,7 @@ use half::f16;
 use std::sync::LazyLock;
 
 use super::{
-    attention::{Attend, Layer, StoreShape, split},
+    attention::{Attend, Layer, StoreShape, parts_values_max, split},
     inputs::Inputs,
     launch::SHARED_BYTES_MAX,
     libraries,
@@ -198,6 +198,24 @@ fn paged_attention_on_metal_is_the_formula_s_for_the_shapes_of_all_families() {
 }
 
 #[test]
+fn the_parts_of_contexts_fit_into_what_is_allocated_at_load() {
+    for cores in [5, 14, 24, 48] {
+        for (head_dim, heads, kv_heads) in [(64, 32, 8), (128, 32, 8), (128, 71, 1), (512, 16, 1)] {
+            for (singles, keys) in [(1, 1000), (1, 131_072), (2, 18_000), (20, 18_000)] {
+                let (window, softcap, scale, has_sinks, kind) = (None, None, 1.0, false, KvType::F16);
+                let layer = Layer { heads, kv_heads, head_dim, slots: keys, window, has_sinks, scale, softcap, kind };
+                let tiles = vec![[0, 1, keys as u32 - 1, 0]; singles];
+                let inputs = Inputs { tiles, longest: 1, singles, single_keys: keys, ..Inputs::default() };
+                for dispatch in layer.attend(&inputs, cores).unwrap() {
+                    let values = dispatch.combine.map_or(0, |combine| combine.part_values);
+                    assert!(values <= parts_values_max(cores), "{cores} cores, {layer:?}, {singles}: {values}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn a_prefix_that_sequences_share_is_read_once_for_all_of_them() {
     for case in CASES {
         check_shared(&ATTENTION, case, &[Way::Scalar, Way::Whole, Way::Parts]).unwrap();
@@ -274,5 +292,6 @@ fn contexts_are_divided_as_far_as_cores_need_it_and_parts_cover_them() {
         }
     }
     assert_eq!(split(8, 18_032, 32, 8).0, 4);
+    assert!(split(8, 18_032, 32, 48).0 > split(8, 18_032, 32, 14).0);
     assert_eq!(split(640, 18_032, 32, 40).0, 1);
 }

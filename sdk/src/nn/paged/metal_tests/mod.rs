@@ -312,27 +312,6 @@ fn a_greedy_token_of_16_layers_is_one_command_buffer_of_9_dispatches_a_layer_and
 }
 
 #[test]
-fn a_larger_gpu_divides_contexts_further_and_allocates_nothing_for_it() {
-    const PAST: usize = 9_000;
-    let threadgroups = |cores: usize| {
-        let double = Double::default();
-        double.record().cores = Some(cores);
-        let mut model = load::<2>(double.untried(), 16 << 20);
-        double.record().allocations.clear();
-        double.record().command_buffers.clear();
-        double.record().threadgroups = 0;
-        double.record().is_idle = true;
-        greedy(&mut model, PAST).unwrap();
-        let record = double.record();
-        assert_eq!(record.allocations, Vec::<usize>::new());
-        assert!(record.command_buffers[0].contains(&"combine_parts"), "{:?}", record.command_buffers);
-        record.threadgroups
-    };
-    let (base, ultra) = (threadgroups(14), threadgroups(48));
-    assert!(ultra > base, "{base} and {ultra} threadgroups");
-}
-
-#[test]
 fn caches_take_exactly_their_size_and_no_power_of_two() {
     let double = Double::default();
     let model = load::<2>(double.untried(), 100 * 1024);
