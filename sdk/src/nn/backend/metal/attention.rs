@@ -3,7 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::{
-    inputs::{Inputs, Shared},
+    inputs::{Inputs, SHARED_MAX, Shared},
     launch::{Launch, SHARED_BYTES_MAX, THREADS},
 };
 use crate::nn::spec::KvType;
@@ -23,9 +23,11 @@ const SCRATCH: usize = 44;
 const GROUPS_PER_CORE: usize = 4;
 
 /// Limit on the values of all parts of contexts: fewer than twice the threadgroups that keep all cores busy, each with the rows
-/// of the largest heads, their sums, peaks and masses.
+/// of the largest heads, their sums, peaks and masses; or two parts for each of the most sequences that share a prefix, with 128
+/// heads of 128.
 pub(super) fn parts_values_max(cores: usize) -> usize {
-    2 * GROUPS_PER_CORE * cores * 32 * (512 + 2)
+    let divided = 2 * GROUPS_PER_CORE * cores * 32 * (512 + 2);
+    divided.max((2 * SHARED_MAX * 128 * (128 + 2)).next_power_of_two())
 }
 
 /// Limit on the parts of a context, and the keys of the smallest part.
@@ -106,7 +108,7 @@ pub(super) struct FlashShape {
     pub(super) part_keys: u32,
     /// Tokens of the longest tile.
     pub(super) longest: u32,
-    /// What lies outside of these keys is another dispatch's; 0: none is.
+    /// Keys outside of this range are read by another dispatch; an end of 0 is none.
     pub(super) first_key: u32,
     pub(super) end_key: u32,
     /// Parts of a context, and the first that this dispatch writes; with one part, the output is final.
@@ -299,10 +301,11 @@ impl Layer {
     }
 
     fn flash_all(&self, inputs: &Inputs, cores: usize) -> Option<Vec<Attend>> {
-        // What a window shows of a shared prefix is another part for each sequence.
+        // A window shows each sequence another part of a shared prefix, so such layers read it for each.
         let shared = if self.window.is_none() { inputs.shared.as_slice() } else { &[] };
         let apart = shared.first().map_or(inputs.singles, |first| first.first_tile);
-        let of_singles = Tiles { first: 0, count: apart, longest: 1, keys: inputs.single_keys };
+        let keys = inputs.tiles[..apart].iter().map(|tile| tile[2] as usize + 1).max().unwrap_or_default();
+        let of_singles = Tiles { first: 0, count: apart, longest: 1, keys };
         let others = inputs.own_tiles() - inputs.singles;
         let of_others = Tiles { first: inputs.singles, count: others, longest: inputs.longest, keys: inputs.tile_keys };
         let tiles = [of_singles, of_others].into_iter().filter(|tiles| tiles.count > 0);
@@ -368,7 +371,7 @@ impl Layer {
         Some((launch, shape))
     }
 
-    /// Adds up so many parts of the tiles' contexts.
+    /// Adds up the parts of the tiles' contexts.
     fn combine(&self, tiles: &Tiles, parts: u32) -> Combine {
         let rows = tiles.longest * self.shared_by();
         let values = tiles.count * self.kv_heads * rows * parts as usize * (self.head_dim + 2);

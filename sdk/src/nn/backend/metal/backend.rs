@@ -84,7 +84,8 @@ impl<D: Driver> Backend for MetalKernels<D> {
             }
         }
         self.inputs().clear();
-        // Contexts are divided among threadgroups only where a step has few of them, so this suffices for any.
+        // Contexts are divided among threadgroups where a step has few of them, or where sequences share a prefix; this suffices
+        // for both.
         self.room(1, parts_values_max(self.driver.cores()))?;
         Ok(())
     }

@@ -21,7 +21,7 @@ struct FlashShape {
     uint splits;             // parts of the keys that this dispatch reads
     uint part_keys;          // keys of each part
     uint longest;            // tokens of the longest tile
-    uint first_key, end_key; // what lies outside is another dispatch's, from the start of a tile to that of one; 0: none is
+    uint first_key, end_key; // keys outside are another dispatch's; both are borders of tiles; an end of 0 is none
     uint parts, first_part;  // parts of a context, and the first that this dispatch writes; with one, the output is final
     float scale, softcap;    // softcap 0: none
 };

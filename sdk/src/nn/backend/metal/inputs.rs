@@ -14,25 +14,28 @@ const TILE_TOKENS: usize = 64;
 const PREFIX_TILE: usize = 32;
 const PREFIX_MIN: usize = 256;
 
-/// Sequences that share a prefix, at most: what they add up is held in parts.
-const SHARED_MAX: usize = 64;
+/// Most sequences that share a prefix, whose parts have to be held.
+pub(super) const SHARED_MAX: usize = 64;
+
+/// A shared prefix saves at least one in so many reads of keys, as it takes two more dispatches.
+const READS_PER_SAVED_MAX: usize = 8;
 
 /// A batch's index data for the attention kernels.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Inputs {
     /// Of each new token.
     pub(super) slots: Vec<u32>,
-    /// Neighbouring new tokens of a sequence: the first of them in the batch, how many there are, how many tokens of the
-    /// sequence come before, and where its table begins. Those of one token come first, and of each kind those that see most,
-    /// but for sequences that share a prefix. Behind all others stands one for each of `shared`.
+    /// Neighbouring new tokens of a sequence: the first of them in the batch, their number, the tokens of the sequence before
+    /// them, and the start of its table. Tiles of one token come first, longer contexts before shorter ones, then those of
+    /// sequences that share a prefix, in the batch's order, then longer tiles. The last ones are those of prefixes, one for each
+    /// of `shared`.
     pub(super) tiles: Vec<[u32; 4]>,
     pub(super) tables: Vec<u32>,
     /// Tokens of the longest tile.
     pub(super) longest: usize,
     /// Tiles of sequences with one new token, which is what a decode has.
     pub(super) singles: usize,
-    /// The most keys that a token of a single tile sees, and one of another tile.
-    pub(super) single_keys: usize,
+    /// The most keys that a token of a longer tile sees.
     pub(super) tile_keys: usize,
     /// In the order of their tiles, which are the last of the single ones.
     pub(super) shared: Vec<Shared>,
@@ -62,13 +65,14 @@ impl Single<'_> {
         self.tile[2] as usize + 1
     }
 
-    /// Those that its new token is not written to.
+    /// The blocks before the one that its new token is written to.
     fn past_blocks(&self) -> &[u32] {
         &self.blocks[..self.tile[2] as usize / BLOCK_TOKENS]
     }
 }
 
-/// How many of the first sequences read a prefix together, and its keys: as many as it saves the most reads of keys.
+/// The number of first sequences that read a prefix together, and its keys. A sequence joins as long as that saves no fewer
+/// reads.
 fn sharing(singles: &[Single<'_>]) -> (usize, usize) {
     let whole_tiles = |blocks: usize| blocks * BLOCK_TOKENS / PREFIX_TILE * PREFIX_TILE;
     let (mut common, mut count) = (singles[0].past_blocks(), 1);
@@ -96,9 +100,7 @@ impl Inputs {
             let slot = |at: usize| blocks[at / BLOCK_TOKENS] * BLOCK_TOKENS as u32 + (at % BLOCK_TOKENS) as u32;
             inputs.slots.extend((span.past..span.past + span.len).map(slot));
             let keys = span.past + span.len;
-            if span.len == 1 {
-                inputs.single_keys = inputs.single_keys.max(keys);
-            } else {
+            if span.len > 1 {
                 inputs.tile_keys = inputs.tile_keys.max(keys);
             }
             for first in (0..span.len).step_by(TILE_TOKENS) {
@@ -115,15 +117,16 @@ impl Inputs {
         inputs
     }
 
-    /// Puts the single tiles before the others, and those of prefixes behind.
+    /// Places single tiles before the others, and tiles of prefixes last.
     fn place(&mut self, singles: &[Single<'_>]) {
         let (mut apart, mut together, mut runs) = (Vec::new(), Vec::new(), Vec::new());
         let mut rest = singles;
         while !rest.is_empty() {
             let (count, prefix) = sharing(rest);
             let (run, others) = rest.split_at(count);
-            if count == 1 {
-                apart.push(run[0].tile);
+            let read: usize = run.iter().map(Single::keys).sum();
+            if (count - 1) * prefix * READS_PER_SAVED_MAX < read {
+                apart.extend(run.iter().map(|single| single.tile));
             } else {
                 runs.push((together.len(), run, prefix));
                 together.extend(run.iter().map(|single| single.tile));
@@ -146,7 +149,7 @@ impl Inputs {
         }
     }
 
-    /// Tiles but those of prefixes.
+    /// Number of tiles, without those of prefixes.
     pub(super) fn own_tiles(&self) -> usize {
         self.tiles.len() - self.shared.len()
     }

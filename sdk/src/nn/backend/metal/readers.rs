@@ -191,7 +191,14 @@ fn the_kernels_compute_the_formulas_on_an_nvidia_gpu() {
     let script = emulation().with_file_name("on_cuda").join("check.py");
     let tests = std::env::current_exe().unwrap();
     let output = Command::new("python3").arg(script).arg("--tests").arg(tests).args(["compare", "libraries"]).output();
-    let output = output.unwrap_or_else(|error| panic!("python3: {error}"));
+    let output = match output {
+        Ok(output) => output,
+        Err(error) => {
+            let required = std::env::var_os("PENSIEVE_REQUIRE_CUDA").is_some_and(|value| value == "1");
+            assert!(!required, "PENSIEVE_REQUIRE_CUDA=1, but python3 does not run: {error}");
+            return println!("SKIPPED: the kernels on an NVIDIA GPU need python3: {error}");
+        }
+    };
     let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     println!("{said}");
     assert!(output.status.success(), "{said}");

@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 
 use super::{
     attention::{Attend, Layer, StoreShape, parts_values_max, split},
-    inputs::Inputs,
+    inputs::{Inputs, Shared},
     launch::SHARED_BYTES_MAX,
     libraries,
     program::{Program, bytes, close, of, values},
@@ -200,15 +200,24 @@ fn paged_attention_on_metal_is_the_formula_s_for_the_shapes_of_all_families() {
 #[test]
 fn the_parts_of_contexts_fit_into_what_is_allocated_at_load() {
     for cores in [5, 14, 24, 48] {
-        for (head_dim, heads, kv_heads) in [(64, 32, 8), (128, 32, 8), (128, 71, 1), (512, 16, 1)] {
-            for (singles, keys) in [(1, 1000), (1, 131_072), (2, 18_000), (20, 18_000)] {
+        for (head_dim, heads, kv_heads) in
+            [(64, 32, 8), (128, 32, 8), (128, 64, 8), (128, 128, 8), (128, 71, 1), (512, 16, 1)]
+        {
+            let apart = [(1, 1000, 0), (1, 131_072, 0), (2, 18_000, 0), (20, 18_000, 0)];
+            let sharing = [(2, 19_000, 18_000), (9, 19_000, 18_000), (64, 1256, 256), (64, 19_000, 18_000)];
+            for (count, keys, prefix) in apart.into_iter().chain(sharing) {
                 let (window, softcap, scale, has_sinks, kind) = (None, None, 1.0, false, KvType::F16);
                 let layer = Layer { heads, kv_heads, head_dim, slots: keys, window, has_sinks, scale, softcap, kind };
-                let tiles = vec![[0, 1, keys as u32 - 1, 0]; singles];
-                let inputs = Inputs { tiles, longest: 1, singles, single_keys: keys, ..Inputs::default() };
+                let mut inputs =
+                    Inputs { tiles: vec![[0, 1, keys as u32 - 1, 0]; count], longest: 1, ..Inputs::default() };
+                inputs.singles = count;
+                if prefix > 0 {
+                    inputs.shared.push(Shared { tile: count, first_tile: 0, count, prefix, keys });
+                    inputs.tiles.push([0, count as u32, prefix as u32 - 1, 0]);
+                }
                 for dispatch in layer.attend(&inputs, cores).unwrap() {
                     let values = dispatch.combine.map_or(0, |combine| combine.part_values);
-                    assert!(values <= parts_values_max(cores), "{cores} cores, {layer:?}, {singles}: {values}");
+                    assert!(values <= parts_values_max(cores), "{cores} cores, {layer:?}, {count}: {values}");
                 }
             }
         }
@@ -264,7 +273,6 @@ fn no_shape_of_attention_wants_more_threadgroup_memory_than_a_gpu_has() {
                     tiles: vec![[0, new, 4000, 0]],
                     longest: new as usize,
                     singles,
-                    single_keys: 4001,
                     tile_keys: 4001,
                     ..Inputs::default()
                 };
