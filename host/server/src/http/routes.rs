@@ -127,10 +127,10 @@ pub(super) fn rejected(error: ApiError) -> Response {
 
 type Answer = BoxFuture<'static, Result<ApiResponse, ApiError>>;
 
-/// The handler of a route. Boxed, so that the code around it is compiled once and not for each route.
-type Answers = Arc<dyn Fn(Arc<AppState>, ApiRequest) -> Answer + Send + Sync>;
+/// The handler of a route, boxed so that the code around it is compiled once and not for each route.
+type ApiHandler = Arc<dyn Fn(Arc<AppState>, ApiRequest) -> Answer + Send + Sync>;
 
-fn boxed<F, R>(handler: F) -> Answers
+fn boxed<F, R>(handler: F) -> ApiHandler
 where
     F: Fn(Arc<AppState>, ApiRequest) -> R + Send + Sync + 'static,
     R: Future<Output = Result<ApiResponse, ApiError>> + Send + 'static,
@@ -146,7 +146,7 @@ where
     with_body(app.clone(), pattern, boxed(handler))
 }
 
-fn with_body(app: Arc<AppState>, pattern: &'static str, handler: Answers) -> Route {
+fn with_body(app: Arc<AppState>, pattern: &'static str, handler: ApiHandler) -> Route {
     let answer = move |headers: HeaderMap, context: RequestContext, body| {
         let (app, handler) = (app.clone(), handler.clone());
         async move {
@@ -199,7 +199,7 @@ where
 }
 
 /// A route without request bodies. hyper omits the body of a response to HEAD.
-fn without_body(app: Arc<AppState>, method: Method, pattern: &'static str, handler: Answers) -> Route {
+fn without_body(app: Arc<AppState>, method: Method, pattern: &'static str, handler: ApiHandler) -> Route {
     let is_watched = UNCOUNTED_PATHS.contains(&pattern);
     let answer = move |context: RequestContext| {
         let (app, handler) = (app.clone(), handler.clone());

@@ -302,7 +302,7 @@ fn too_long(model: &str, prompt: u32, context: u32) -> Failure {
     Failure::new(FailureCode::TooLong, message).with_help("shorten the conversation")
 }
 
-/// True for a conversation, the one form that upstreams can be sent.
+/// True for a conversation, the only input that is sent to upstreams.
 fn is_chat(input: &Input) -> bool {
     matches!(input, Input::Chat(_))
 }

@@ -56,7 +56,7 @@ pub(super) struct End {
 }
 
 impl Record {
-    /// Of a request that begins now.
+    /// The record of a request that begins now.
     pub(super) fn new(request: String, client: u64, agent: Arc<str>, api: &'static str, model: String) -> Self {
         Self {
             request,

@@ -1,4 +1,4 @@
-//! The bytes on the wire: requests in the words of an upstream, and its answers in this server's.
+//! Wire formats: requests in the terms of an upstream, and its answers in those of this server.
 
 pub(super) mod chat_answer;
 pub(super) mod chat_request;
