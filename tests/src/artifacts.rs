@@ -197,7 +197,9 @@ pub fn other_toolchain() -> Option<&'static str> {
     if found.is_none() {
         let required = env::var_os("PENSIEVE_REQUIRE_OTHER_TOOLCHAIN").is_some_and(|value| value == "1");
         assert!(!required, "PENSIEVE_REQUIRE_OTHER_TOOLCHAIN=1, but rustup knows no second toolchain");
-        println!("skipped: rustup knows no second toolchain to build plugins with");
+        println!(
+            "rustup knows no second toolchain: plugins are built with this one, and tests that compare two are skipped"
+        );
     }
     found
 }

@@ -1,4 +1,4 @@
-//! What authors write: the examples, and the output of `pensieve new`. Each is built outside this tree, with another
+//! Plugins that authors write: the examples, and the output of `pensieve new`. Each is built outside this tree, with another
 //! toolchain if there is one, dropped into a running server's folder, and used through its API.
 
 use pensieve_worker::plugin::LoadedPlugin;

@@ -1,4 +1,4 @@
-//! The suites that take longest: whole clients, plugins built by other toolchains, hours of faults in a minute. They
+//! The suites that take longest: whole clients, all plugins of authors, hours of faults in a minute. They
 //! count as much as all others; `-- --skip slow::` leaves them out while you work on something else.
 
 mod authors;
