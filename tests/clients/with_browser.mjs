@@ -2,7 +2,7 @@
 //
 // PENSIEVE_URL and PENSIEVE_KEY are the server's; PENSIEVE_PACKAGES has the packages, PENSIEVE_BROWSER is the browser,
 // PENSIEVE_DROP the plugin folder, PENSIEVE_GOOD a plugin to drop into it. With PENSIEVE_SCREENSHOTS, pictures of the page
-// go to that folder.
+// go to that folder. Where the browser itself answers no more, the status is 3.
 
 import { copyFileSync, mkdirSync, readFileSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
@@ -13,6 +13,9 @@ const packages = createRequire(join(PENSIEVE_PACKAGES, "package.json"));
 const { chromium } = packages("playwright-core");
 const axe = readFileSync(packages.resolve("axe-core/axe.min.js"), "utf8");
 const PATIENCE = 60_000;
+// Longer than what any check waits for, as far as the driver gives up by itself; questions to a page have no limit.
+const HANGS_AFTER = 200_000;
+const HUNG = 3;
 const BROKEN = `broken${PENSIEVE_SUFFIX}`;
 
 let done = 0;
@@ -20,12 +23,17 @@ const failed = [];
 const noise = [];
 
 async function check(name, work) {
+  const hung = setTimeout(() => {
+    console.log(`the browser hangs: ${[name, ...failed].join("\n")}`);
+    process.exit(HUNG);
+  }, HANGS_AFTER);
   try {
     await work();
     done += 1;
   } catch (error) {
     failed.push(`${name}: ${error.message}`);
   }
+  clearTimeout(hung);
 }
 
 function expect(is, what) {
