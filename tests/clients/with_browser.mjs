@@ -161,7 +161,6 @@ await check("a plugin that is dropped in is accepted while the page is open, and
   expect((await page.locator(`[data-plugin="${BROKEN}"] .bad-text`).textContent()).length > 10, "it is refused without a reason");
   await page.locator(".notice.bad", { hasText: BROKEN }).waitFor();
   await accessible(page, "plugins");
-  await picture(page, "plugins-light");
 });
 
 await check("the chat streams, and shows how likely each token was under the pointer and the arrow keys", async () => {
@@ -188,7 +187,6 @@ await check("the chat streams, and shows how likely each token was under the poi
   await page.keyboard.press("ArrowRight");
   expect((await page.locator(".detail b").textContent()) !== first, "the arrow keys do not walk");
   await accessible(page, "chat");
-  await picture(page, "chat-light");
 });
 
 await check("a message is edited, an answer regenerated from the cache, and the conversation kept", async () => {
@@ -316,7 +314,6 @@ await check("the switch changes the colours, and is remembered", async () => {
   await page.waitForSelector(".live.on");
   expect((await ground()) === dark, "the choice is forgotten");
   await accessible(page, "dark");
-  await picture(page, "overview-dark");
   await page.goto(`${PENSIEVE_URL}/#/chat`);
   await page.locator(".sidebar .open").first().click();
   await page.waitForSelector(".turn.assistant .token");

@@ -2,7 +2,7 @@
 //! (`tests/clients/with_browser.mjs`). Without a browser or the packages the test skips itself with a line that says so;
 //! `PENSIEVE_REQUIRE_BROWSER=1` and `PENSIEVE_REQUIRE_CLIENTS=1` make that a failure. A browser that hangs is started once more.
 //!
-//! `PENSIEVE_SCREENSHOTS=docs/page` writes the pictures of the documentation anew.
+//! `PENSIEVE_SCREENSHOTS=docs/page` takes the pictures of the documentation anew.
 
 use std::{
     env,
