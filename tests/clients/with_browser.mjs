@@ -12,9 +12,9 @@ const { PENSIEVE_URL, PENSIEVE_KEY, PENSIEVE_PACKAGES, PENSIEVE_BROWSER, PENSIEV
 const packages = createRequire(join(PENSIEVE_PACKAGES, "package.json"));
 const { chromium } = packages("playwright-core");
 const axe = readFileSync(packages.resolve("axe-core/axe.min.js"), "utf8");
-const PATIENCE = 60_000;
+const PATIENCE = 45_000;
 // Longer than what any check waits for, as far as the driver gives up by itself; questions to a page have no limit.
-const HANGS_AFTER = 200_000;
+const HANGS_AFTER = 100_000;
 const HUNG = 3;
 const BROKEN = `broken${PENSIEVE_SUFFIX}`;
 
