@@ -37,7 +37,7 @@ pub(super) enum Service {
 #[derive(Args)]
 #[command(after_help = "Examples:
   pensieve service install
-  pensieve service install --config ~/work/pensieve.toml
+  pensieve service install --config ~/pensieve.toml
   pensieve service install --print")]
 pub(super) struct Install {
     /// The configuration file of the server.

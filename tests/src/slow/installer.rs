@@ -69,7 +69,7 @@ fn a_release_is_installed_where_there_is_no_rust_and_answers_within_a_minute() {
     for (arguments, plugins) in [("", 4), ("--minimal", 3)] {
         let since = Instant::now();
         let line = format!(
-            "export HOME=/home/ada PATH=/home/ada/.local/bin:/usr/bin:/bin PENSIEVE_RELEASES=/release\n\
+            "export HOME=/srv/ada PATH=/srv/ada/.local/bin:/usr/bin:/bin PENSIEVE_RELEASES=/release\n\
              sh /release/install.sh {arguments} >&2 && exec pensieve serve --listen 127.0.0.1:0"
         );
         let mut child = root.shell(&line).stdout(Stdio::piped()).spawn().unwrap();
@@ -86,24 +86,22 @@ fn a_release_is_installed_where_there_is_no_rust_and_answers_within_a_minute() {
         let answer = answer.unwrap_or_else(|| panic!("the server did not start: {said}"));
         assert!(answer.text().contains("ls -la"), "{answer:?}");
         assert!(took < FIRST_ANSWER_TIME_MAX, "the first answer took {took:?}");
-        let installed = files(&root.path("home/ada/.local/share/pensieve/versions"));
+        let installed = files(&root.path("srv/ada/.local/share/pensieve/versions"));
         assert_eq!(installed.iter().filter(|file| file.contains("lib/pensieve/")).count(), plugins, "{installed:?}");
         works(
-            root.shell("HOME=/home/ada PENSIEVE_RELEASES=/release sh /release/install.sh --uninstall")
-                .output()
-                .unwrap(),
+            root.shell("HOME=/srv/ada PENSIEVE_RELEASES=/release sh /release/install.sh --uninstall").output().unwrap(),
         );
-        assert!(!root.path("home/ada/.local/share").exists(), "something is left");
+        assert!(!root.path("srv/ada/.local/share").exists(), "something is left");
     }
 }
 
 #[test]
 fn without_xz_the_small_archive_unpacks_the_whole_one() {
     let Some(root) = Root::new(&["gzip"]) else { return };
-    let line = "export HOME=/home/ada PATH=/usr/bin:/bin PENSIEVE_RELEASES=file:///release\nsh /release/install.sh";
+    let line = "export HOME=/srv/ada PATH=/usr/bin:/bin PENSIEVE_RELEASES=file:///release\nsh /release/install.sh";
     let said = works(root.shell(line).output().unwrap());
     assert!(said.contains("the small archive comes first") && said.contains("is installed"), "{said}");
-    let version = root.path("home/ada/.local/share/pensieve/versions").join(env!("CARGO_PKG_VERSION"));
+    let version = root.path("srv/ada/.local/share/pensieve/versions").join(env!("CARGO_PKG_VERSION"));
     let with_xz = User::new();
     works(with_xz.install(release(), &[]));
     let other = with_xz.path(".local/share/pensieve/current");
@@ -120,13 +118,13 @@ fn without_xz_another_version_is_whole_too() {
     let installer = fs::read_to_string(release().join("install.sh")).unwrap();
     let older = installer.replace(&format!("OWN_VERSION='{version}'"), "OWN_VERSION='0.0.1'");
     assert_ne!(older, installer);
-    fs::write(root.path("home/ada/install.sh"), older).unwrap();
+    fs::write(root.path("srv/ada/install.sh"), older).unwrap();
     let line = format!(
-        "export HOME=/home/ada PATH=/usr/bin:/bin PENSIEVE_RELEASES=/release\nsh /home/ada/install.sh --version {version}"
+        "export HOME=/srv/ada PATH=/usr/bin:/bin PENSIEVE_RELEASES=/release\nsh /srv/ada/install.sh --version {version}"
     );
     let said = works(root.shell(&line).output().unwrap());
     assert!(said.contains("the small archive comes first") && said.contains("is installed"), "{said}");
-    let installed = files(&root.path("home/ada/.local/share/pensieve/versions"));
+    let installed = files(&root.path("srv/ada/.local/share/pensieve/versions"));
     assert_eq!(installed.iter().filter(|file| file.contains("lib/pensieve/")).count(), 4, "{installed:?}");
 }
 

@@ -140,7 +140,7 @@ mod tests {
 
     fn definition() -> Definition {
         Definition {
-            program: "/home/ada/my apps/100%/$x/pensieve".into(),
+            program: "/opt/my apps/100%/$x/pensieve".into(),
             config: Some("/etc/a&b <c> \"it\" 5$\\.toml".into()),
             home: Some("/srv/50%/$home".into()),
         }
@@ -149,8 +149,7 @@ mod tests {
     #[test]
     fn a_unit_quotes_what_systemd_would_expand() {
         let text = definition().text(Manager::Systemd).unwrap();
-        let command =
-            r#"ExecStart="/home/ada/my apps/100%%/$x/pensieve" serve --config "/etc/a&b <c> \"it\" 5$$\\.toml""#;
+        let command = r#"ExecStart="/opt/my apps/100%%/$x/pensieve" serve --config "/etc/a&b <c> \"it\" 5$$\\.toml""#;
         assert!(text.contains(&format!("{command}\n")), "{text}");
         assert!(text.contains("Environment=\"PENSIEVE_HOME=/srv/50%%/$home\"\n"), "{text}");
         assert!(is_ours(&text) && !is_ours("[Service]\nExecStart=pensieve serve\n"));

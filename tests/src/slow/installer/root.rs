@@ -49,7 +49,7 @@ impl Root {
     /// A file system with these programs as well; `None`, said aloud, where there are no namespaces to put it in.
     pub fn new(more: &[&str]) -> Option<Self> {
         let root = Self { folder: tempfile::tempdir().unwrap() };
-        for folder in ["dev", "proc", "tmp", "release", "home/ada", "usr/bin", "etc"] {
+        for folder in ["dev", "proc", "tmp", "release", "srv/ada", "usr/bin", "etc"] {
             fs::create_dir_all(root.path(folder)).unwrap();
         }
         symlink("usr/bin", root.path("bin")).unwrap();
