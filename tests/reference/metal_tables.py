@@ -226,6 +226,17 @@ def laws(section):
     return row
 
 
+def validated(section):
+    def row(report):
+        validation = report.result(section).get("validation")
+        if not validation:
+            return None
+        first = validation.get("first") or []
+        return f"{validation['findings']} findings" + (f"; first: {shortened(first[0])}" if first else "")
+
+    return row
+
+
 def product(weights, rows):
     """GB/s of weights for one row, else 10⁹ multiply-adds per second."""
 
@@ -310,6 +321,8 @@ CORRECTNESS = [
     ("products as with weights in f32", "products", products),
     ("candle's ops as on the CPU", "ops", agreeing("ops", "lines")),
     ("laws", "laws", laws("laws")),
+    ("Metal's validation of our kernels", "kernels_validated", validated("kernels_validated")),
+    ("its findings in the laws", "laws_validated", validated("laws_validated")),
     ("laws under validation", "laws_validated", laws("laws_validated")),
 ]
 

@@ -13,6 +13,7 @@ mod section;
 mod served;
 mod served_sections;
 mod system;
+mod validation;
 
 use std::{
     ffi::OsString,
@@ -43,33 +44,54 @@ enum Way {
     /// In this process, from what its children have found.
     Plugins,
     /// By the plugin's library, on the device that the model takes.
-    Device,
-    /// The contract's laws on the model; with Metal's own validation of calls and shaders if so.
-    Laws { validated: bool },
+    Device(Validation),
+    /// The contract's laws on the model.
+    Laws(Validation),
     /// By a server's supervisor, on a worker of the model.
     Served,
+}
+
+/// Metal's own validation of calls and shaders while a section is measured.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Validation {
+    Off,
+    On,
 }
 
 /// A section's name, how it is measured, and what it has.
 type Section = (&'static str, Way, &'static str);
 
-const SECTIONS: [Section; 15] = [
+const SECTIONS: [Section; 16] = [
     ("system", Way::System, "version and build of the system, chip, memory, swap, limits, thermal state"),
     ("plugins", Way::Plugins, "which plugins were found, and what of the fence around children holds"),
-    ("device", Way::Device, "the device, its families and limits"),
-    ("compiler", Way::Device, "what Metal's compiler says of each library, its times, threads per pipeline"),
-    ("guards", Way::Device, "what becomes of infinities in each math mode of that compiler"),
-    ("kernels", Way::Device, "our kernels against the formulas on the CPU"),
-    ("ops", Way::Device, "candle's ops against the same on the CPU"),
-    ("laws", Way::Laws { validated: false }, "the laws that every model obeys"),
-    ("laws_validated", Way::Laws { validated: true }, "the same under Metal's validation of calls and shaders"),
-    ("products", Way::Device, "times of matrix products by format and shape"),
-    ("attention", Way::Device, "times of attention by shape"),
+    ("device", Way::Device(Validation::Off), "the device, its families and limits"),
+    (
+        "compiler",
+        Way::Device(Validation::Off),
+        "what Metal's compiler says of each library, its times, threads per pipeline",
+    ),
+    ("guards", Way::Device(Validation::Off), "what becomes of infinities in each math mode of that compiler"),
+    ("kernels", Way::Device(Validation::Off), "our kernels against the formulas on the CPU"),
+    ("ops", Way::Device(Validation::Off), "candle's ops against the same on the CPU"),
+    ("laws", Way::Laws(Validation::Off), "the laws that every model obeys"),
+    ("kernels_validated", Way::Device(Validation::On), "our kernels under Metal's validation of calls and shaders"),
+    ("laws_validated", Way::Laws(Validation::On), "the laws under the same"),
+    ("products", Way::Device(Validation::Off), "times of matrix products by format and shape"),
+    ("attention", Way::Device(Validation::Off), "times of attention by shape"),
     ("speed", Way::Served, "prompts and answers of a model by length"),
     ("streams", Way::Served, "20 streams over a shared prefix"),
     ("idle", Way::Served, "the first token after a minute without work"),
     ("soak", Way::Served, "ten minutes of answers: memory, speed, errors"),
 ];
+
+impl Way {
+    fn validation(self) -> Validation {
+        match self {
+            Self::Device(validation) | Self::Laws(validation) => validation,
+            Self::System | Self::Plugins | Self::Served => Validation::Off,
+        }
+    }
+}
 
 /// Inputs that the sections of a report share.
 struct Plan<'a> {
@@ -198,12 +220,15 @@ async fn plugins(fleet: &Fleet) -> Measured {
 impl Plan<'_> {
     async fn measure(&mut self, section: &Section, label: &str) -> Measured {
         let (name, way, _) = *section;
-        if let (Way::Device | Way::Laws { .. }, Err(why)) = (way, &self.claimed) {
+        if cfg!(not(target_os = "macos")) && way.validation() == Validation::On {
+            return Measured::not_here(name, "Metal's validation is a part of macOS");
+        }
+        if let (Way::Device(_) | Way::Laws(_), Err(why)) = (way, &self.claimed) {
             return Measured::failed(name, why);
         }
         match way {
-            Way::Laws { validated } => laws::measure(self, name, validated, label).await,
-            Way::Device if name == "device" => {
+            Way::Laws(_) => laws::measure(self, name, way, label).await,
+            Way::Device(_) if name == "device" => {
                 let measured = section::ask(self, name, way, label).await;
                 if measured.state != State::Failed || cfg!(target_os = "linux") {
                     return measured;
@@ -223,7 +248,7 @@ impl Plan<'_> {
     fn variables(&self, way: Way) -> Vec<(OsString, OsString)> {
         let own = |name: &str, value: &str| (OsString::from(name), OsString::from(value));
         match way {
-            Way::Laws { validated: true } => vec![own("MTL_DEBUG_LAYER", "1"), own("MTL_SHADER_VALIDATION", "1")],
+            Way::Device(Validation::On) | Way::Laws(Validation::On) => validation::variables(),
             Way::Served => {
                 let configured = |name: &str| ["PENSIEVE_", "HF_", "XDG_"].iter().any(|start| name.starts_with(start));
                 let all = std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(configured));

@@ -14,7 +14,7 @@ use super::{Desk, Said, interrupt, said};
 use crate::starter;
 
 /// In the order of the file.
-const SECTIONS: [&str; 15] = [
+const SECTIONS: [&str; 16] = [
     "system",
     "plugins",
     "device",
@@ -23,6 +23,7 @@ const SECTIONS: [&str; 15] = [
     "kernels",
     "ops",
     "laws",
+    "kernels_validated",
     "laws_validated",
     "products",
     "attention",
@@ -32,7 +33,7 @@ const SECTIONS: [&str; 15] = [
     "soak",
 ];
 /// About Metal, and so not on other machines.
-const OF_METAL: [&str; 3] = ["compiler", "guards", "laws_validated"];
+const OF_METAL: [&str; 4] = ["compiler", "guards", "kernels_validated", "laws_validated"];
 
 const USER: &str = "quillfeather";
 

@@ -37,7 +37,8 @@ use tokio::{
 const MANIFEST_BYTES_MAX: u64 = 1 << 20;
 /// A card carries a tokenizer of some ten megabytes.
 const ANSWER_BYTES_MAX: u64 = 256 << 20;
-const STDERR_BYTES_MAX: u64 = 64 << 10;
+/// Of what a child writes to stderr, the end is kept.
+const STDERR_BYTES_KEPT: usize = 64 << 10;
 const STDERR_CHARS_SHOWN: usize = 200;
 
 /// Environment variables that a child inherits: enough to find libraries and devices, none of the server's secrets.
@@ -195,10 +196,10 @@ pub async fn ask_for_lines<T: DeserializeOwned>(
     deadline: Duration,
     hear: impl FnMut(T) -> ControlFlow<()>,
 ) -> Result<(), ChildError> {
-    ask_for_lines_with(program, arguments, policy, &[], deadline, hear).await
+    ask_for_lines_with(program, arguments, policy, &[], deadline, hear).await.map(drop)
 }
 
-/// As [`ask_for_lines`], with variables of its own in the child's environment.
+/// As [`ask_for_lines`], with variables of its own in the child's environment. Returns the end of what the child wrote to stderr.
 pub async fn ask_for_lines_with<T: DeserializeOwned>(
     program: &Path,
     arguments: &[OsString],
@@ -206,7 +207,7 @@ pub async fn ask_for_lines_with<T: DeserializeOwned>(
     variables: &[(OsString, OsString)],
     deadline: Duration,
     mut hear: impl FnMut(T) -> ControlFlow<()>,
-) -> Result<(), ChildError> {
+) -> Result<String, ChildError> {
     let mut child = RunningChild::spawn(program, arguments, policy, variables, ANSWER_BYTES_MAX)?;
     let stdin = child.child.stdin.take();
     let heard = loop {
@@ -220,8 +221,8 @@ pub async fn ask_for_lines_with<T: DeserializeOwned>(
         }
     };
     drop(stdin);
-    child.end().await;
-    heard
+    let stderr = child.end().await;
+    heard.map(|()| stderr)
 }
 
 struct RunningChild {
@@ -229,7 +230,8 @@ struct RunningChild {
     group: ProcessGroup,
     memory_limit: Option<u64>,
     stdout: BufReader<Take<ChildStdout>>,
-    stderr: JoinHandle<String>,
+    /// Reads what the child writes there, until somebody asks for it.
+    stderr: Option<JoinHandle<String>>,
 }
 
 impl RunningChild {
@@ -247,7 +249,7 @@ impl RunningChild {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().map_err(ChildError::Spawn)?;
         let group = ProcessGroup::of(&child);
-        let stderr = tokio::spawn(last_stderr_line(child.stderr.take()));
+        let stderr = Some(tokio::spawn(end_of_stderr(child.stderr.take())));
         let Some(stdout) = child.stdout.take() else {
             return Err(ChildError::Garbled("its output is missing".into()));
         };
@@ -272,9 +274,7 @@ impl RunningChild {
             Some(None) => serde_json::from_slice(&line).map_err(|error| ChildError::Garbled(error.to_string())),
             Some(Some(Err(error))) => Err(ChildError::Spawn(error)),
             Some(Some(Ok(status))) => {
-                // A grandchild may hold the pipe open, so the wait is bounded.
-                let stderr = timeout(Duration::from_millis(200), &mut self.stderr).await;
-                let stderr = stderr.ok().and_then(Result::ok).unwrap_or_default();
+                let stderr = last_line(&self.take_stderr().await);
                 match status.signal() {
                     Some(signal) => Err(ChildError::Crashed { signal, stderr }),
                     None => Err(ChildError::Ended { status, stderr }),
@@ -283,11 +283,18 @@ impl RunningChild {
         }
     }
 
-    async fn end(self) {
-        let Self { mut child, group, .. } = self;
-        drop(group);
+    /// Ends the child, and returns what it wrote to stderr.
+    async fn end(mut self) -> String {
+        self.group.end();
         // Killed, it is gone soon; a process that the system cannot end is not waited for.
-        let _ = timeout(Duration::from_secs(1), child.wait()).await;
+        let _ = timeout(Duration::from_secs(1), self.child.wait()).await;
+        self.take_stderr().await
+    }
+
+    async fn take_stderr(&mut self) -> String {
+        let Some(reader) = self.stderr.take() else { return String::new() };
+        // A grandchild may hold the pipe open, so the wait is bounded.
+        timeout(Duration::from_millis(200), reader).await.ok().and_then(Result::ok).unwrap_or_default()
     }
 }
 
@@ -299,23 +306,34 @@ impl ProcessGroup {
         let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).and_then(rustix::process::Pid::from_raw);
         Self(pid)
     }
-}
 
-impl Drop for ProcessGroup {
-    fn drop(&mut self) {
-        if let Some(group) = self.0 {
+    fn end(&mut self) {
+        if let Some(group) = self.0.take() {
             // An empty group is no error worth telling.
             let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
         }
     }
 }
 
-async fn last_stderr_line(pipe: Option<impl AsyncRead + Unpin>) -> String {
-    let Some(pipe) = pipe else { return String::new() };
-    let mut bytes = Vec::new();
-    pipe.take(STDERR_BYTES_MAX).read_to_end(&mut bytes).await.ok();
-    let text = String::from_utf8_lossy(&bytes);
-    let last = text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default();
+impl Drop for ProcessGroup {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// Reads to the end, so that the child never waits for a reader.
+async fn end_of_stderr(pipe: Option<impl AsyncRead + Unpin>) -> String {
+    let Some(mut pipe) = pipe else { return String::new() };
+    let (mut kept, mut chunk) = (Vec::new(), vec![0; 8 << 10]);
+    while let Ok(bytes @ 1..) = pipe.read(&mut chunk).await {
+        kept.extend_from_slice(&chunk[..bytes]);
+        kept.drain(..kept.len().saturating_sub(STDERR_BYTES_KEPT));
+    }
+    String::from_utf8_lossy(&kept).into_owned()
+}
+
+fn last_line(stderr: &str) -> String {
+    let last = stderr.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default();
     pensieve_protocol::refusal::clean(last).chars().take(STDERR_CHARS_SHOWN).collect()
 }
 

@@ -18,10 +18,7 @@ use pensieve_server::fleet::child;
 /// The longest sequence where little time is to be spent.
 const QUICK_LONGEST: &str = "256";
 
-pub(super) async fn measure(plan: &Plan<'_>, name: &'static str, validated: bool, label: &str) -> Measured {
-    if validated && cfg!(not(target_os = "macos")) {
-        return Measured::not_here(name, "Metal's validation is a part of macOS");
-    }
+pub(super) async fn measure(plan: &Plan<'_>, name: &'static str, way: Way, label: &str) -> Measured {
     let claimed = match &plan.claimed {
         Ok(claimed) => claimed,
         Err(why) => return Measured::failed(name, why),
@@ -33,7 +30,7 @@ pub(super) async fn measure(plan: &Plan<'_>, name: &'static str, validated: bool
     arguments.extend(["--".into(), claimed.plugin.clone().into(), claimed.source.clone().into()]);
     let policy = plan.fenced.then_some(&claimed.policy);
     let mut heard = Heard { label: label.to_owned(), ..Heard::default() };
-    let variables = plan.variables(Way::Laws { validated });
+    let variables = plan.variables(way);
     let followed = child::ask_for_lines_with(&plan.program, &arguments, policy, &variables, SILENCE_MAX, |event| {
         heard.on_event(event)
     });
@@ -42,7 +39,7 @@ pub(super) async fn measure(plan: &Plan<'_>, name: &'static str, validated: bool
     let state = if heard.stopped.is_some() { State::Failed } else { State::Measured };
     let result = json!({ "model": heard.model, "verdicts": heard.verdicts, "broken": heard.broken });
     let measured = Measured { why: heard.stopped, warnings: heard.warnings, ..Measured::new(name, state, result) };
-    ended(measured, followed, heard.law)
+    ended(way, measured, followed, heard.law)
 }
 
 #[derive(Default)]

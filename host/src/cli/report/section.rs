@@ -10,10 +10,10 @@ use super::{
         progress::LoadProgress,
         reply::{self, Reply},
     },
-    Plan, Way, device,
+    Plan, Validation, Way, device,
     document::{Measured, State},
     event::SectionEvent,
-    served_sections, system,
+    served_sections, system, validation,
 };
 use pensieve_protocol::refusal::clean;
 use pensieve_server::fleet::child::{self, ChildError, signal_name};
@@ -61,11 +61,13 @@ impl RunSection {
 
 /// Has a child measure a section.
 pub(super) async fn ask(plan: &Plan<'_>, name: &'static str, way: Way, label: &str) -> Measured {
-    let mut arguments: Vec<OsString> = ["probe", "section", name].map(OsString::from).into();
+    // Validated or not, it is one measurement.
+    let measurement = name.strip_suffix("_validated").unwrap_or(name);
+    let mut arguments: Vec<OsString> = ["probe", "section", measurement].map(OsString::from).into();
     if plan.quick {
         arguments.push("--quick".into());
     }
-    let claimed = plan.claimed.as_ref().ok().filter(|_| way == Way::Device);
+    let claimed = plan.claimed.as_ref().ok().filter(|_| matches!(way, Way::Device(_)));
     let policy = claimed.filter(|_| plan.fenced).map(|claimed| &claimed.policy);
     if let Some(claimed) = claimed {
         arguments.extend(["--plugin".into(), claimed.plugin.clone().into()]);
@@ -80,7 +82,7 @@ pub(super) async fn ask(plan: &Plan<'_>, name: &'static str, way: Way, label: &s
         monitor.on_event(event)
     });
     let followed = followed.await;
-    monitor.end(name, followed)
+    monitor.end(name, way, followed)
 }
 
 /// Follows a section's events.
@@ -118,18 +120,29 @@ impl Monitor {
         ControlFlow::Continue(())
     }
 
-    fn end(mut self, name: &'static str, followed: Result<(), ChildError>) -> Measured {
+    fn end(mut self, name: &'static str, way: Way, followed: Result<String, ChildError>) -> Measured {
         self.progress.end();
         let (state, why) = self.why.map_or((State::Measured, None), |(state, why)| (state, Some(why)));
         let measured = Measured { why, warnings: self.warnings, ..Measured::new(name, state, self.result) };
-        ended(measured, followed, self.at)
+        ended(way, measured, followed, self.at)
     }
 }
 
 /// A section as its child's end leaves it: after a crash or a hang it has what was found before.
-pub(super) fn ended(measured: Measured, followed: Result<(), ChildError>, at: Option<String>) -> Measured {
+pub(super) fn ended(
+    way: Way,
+    measured: Measured,
+    followed: Result<String, ChildError>,
+    at: Option<String>,
+) -> Measured {
     let at = at.filter(|_| followed.is_err() || measured.state == State::Failed);
-    let Err(error) = followed else { return Measured { at, ..measured } };
+    let error = match followed {
+        Ok(stderr) if way.validation() == Validation::On => {
+            return validation::judged(Measured { at, ..measured }, &stderr);
+        }
+        Ok(_) => return Measured { at, ..measured },
+        Err(error) => error,
+    };
     let signal = match &error {
         ChildError::Crashed { signal, .. } => Some(signal_name(*signal)),
         _ => None,
@@ -157,12 +170,16 @@ mod tests {
 
     /// The section that comes of a child which is this script.
     async fn section(script: &str) -> Measured {
+        section_by(Way::Device(Validation::Off), script).await
+    }
+
+    async fn section_by(way: Way, script: &str) -> Measured {
         let arguments = ["-c".into(), script.into()];
         let mut monitor = Monitor::new("1 of 1");
         let hear = |event| monitor.on_event(event);
         let followed =
             child::ask_for_lines_with(Path::new("/bin/sh"), &arguments, None, &[], Duration::from_secs(5), hear).await;
-        monitor.end("kernels", followed)
+        monitor.end("kernels", way, followed)
     }
 
     #[tokio::test]
@@ -186,5 +203,16 @@ mod tests {
         let measured =
             section(r#"echo '{"reaches":{"done":1,"total":2,"what":"x"}}'; echo '{"found":{}}'; echo '"done"'"#).await;
         assert_eq!((measured.state, measured.at), (State::Measured, None));
+    }
+
+    #[tokio::test]
+    async fn a_section_fails_by_what_validation_writes_beside_its_results() {
+        let script = r#"echo 'Metal API Validation Enabled' >&2; echo '{"found":{"cases":[1]}}'
+            for n in $(seq 5000); do echo "Invalid device load at offset $n, executing kernel function 'store'"; done >&2
+            echo '"done"'"#;
+        let measured = section_by(Way::Device(Validation::On), script).await;
+        assert_eq!((measured.state, &measured.result["cases"]), (State::Failed, &json!([1])));
+        assert!(measured.why.unwrap().contains("Invalid device load"));
+        assert_eq!(section_by(Way::Device(Validation::Off), script).await.state, State::Measured);
     }
 }

@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 use std::{
+    collections::BTreeMap,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -237,6 +238,10 @@ struct Sample {
 
 fn soaked(samples: &[Sample], workers: usize, failures: &std::sync::Mutex<Vec<String>>) -> Value {
     let failures = failures.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
+    let mut reasons = BTreeMap::<&str, usize>::new();
+    for failure in &failures {
+        *reasons.entry(failure).or_default() += 1;
+    }
     let rows: Vec<Value> =
         samples.iter().map(|sample| json!([rounded(sample.seconds), sample.tokens, sample.bytes])).collect();
     let quarter = samples.len() / 4;
@@ -250,7 +255,8 @@ fn soaked(samples: &[Sample], workers: usize, failures: &std::sync::Mutex<Vec<St
         "bytes_per_1000_tokens": growth(samples.get(quarter..).unwrap_or_default()),
         "workers": workers,
         "failures": failures.len(),
-        "first_failures": failures.iter().take(5).collect::<Vec<_>>(),
+        // A step is one command buffer, whose error fails the answers that were in it.
+        "failures_by_reason": reasons,
         "samples": rows,
     })
 }
@@ -294,7 +300,8 @@ mod tests {
             (Some(300_000.0), Some(1_100))
         );
         assert_eq!(result["first_quarter_tokens_per_s"].as_f64(), Some(100.0));
-        let result = soaked(&[], 0, &std::sync::Mutex::new(vec!["lost".into()]));
-        assert_eq!((result["failures"].as_u64(), &result["bytes_per_1000_tokens"]), (Some(1), &Value::Null));
+        let result = soaked(&[], 0, &std::sync::Mutex::new(vec!["lost".into(), "lost".into()]));
+        assert_eq!((result["failures"].as_u64(), &result["bytes_per_1000_tokens"]), (Some(2), &Value::Null));
+        assert_eq!(result["failures_by_reason"], json!({ "lost": 2 }));
     }
 }
