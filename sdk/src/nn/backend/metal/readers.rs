@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use super::{
     elementwise_tests, experts_tests,
-    libraries::{ATTENTION, LIBRARIES, LOGITS, Library, Math},
+    libraries::{ATTENTION, ELEMENTWISE, EXPERTS, LIBRARIES, LOGITS, Library, Math, NORMS, PRODUCTS, RECURRENCE},
     product_tests,
     program::{Program, emulation},
     recurrence_tests,
@@ -83,31 +83,141 @@ fn the_sources_keep_to_metal_s_address_spaces_and_overloads() {
     }
 }
 
-/// A correct text in the library of attention, a mistake in its place, and the message for it.
-const MISTAKES: [(&str, &str, &str); 12] = [
-    ("device const float *query =", "threadgroup float *query =", "an rvalue of type 'device float const *'"),
-    ("device const float *query =", "float *query =", "cannot initialize a variable of type 'float *'"),
-    ("threadgroup float *scratch =", "device float *scratch =", "an rvalue of type 'threadgroup float *'"),
-    ("(threadgroup T *)(shared", "(device T *)(shared", "type 'threadgroup _Float16 *'"),
-    ("simdgroup_load(factors, diagonal, SCRATCH)", "simdgroup_load(factors, &factor, SCRATCH)", "no matching function"),
-    ("simdgroup_matrix<T, 8, 8> key;", "simdgroup_matrix<uint, 8, 8> key;", "matrices have values of half or float"),
-    ("simdgroup_matrix<T, 8, 8> value;", "simdgroup_matrix<T, 16, 8> value;", "matrices are 8 x 8"),
+/// A library, a correct text in it, a mistake in its place, and the message for it.
+static MISTAKES: [(&Library, &str, &str, &str); 32] = [
     (
+        &ATTENTION,
+        "device const float *query =",
+        "threadgroup float *query =",
+        "an rvalue of type 'device float const *'",
+    ),
+    (&ATTENTION, "device const float *query =", "float *query =", "cannot initialize a variable of type 'float *'"),
+    (&ATTENTION, "threadgroup float *scratch =", "device float *scratch =", "an rvalue of type 'threadgroup float *'"),
+    (&ATTENTION, "(threadgroup T *)(shared", "(device T *)(shared", "type 'threadgroup _Float16 *'"),
+    (
+        &ATTENTION,
+        "simdgroup_load(factors, diagonal, SCRATCH)",
+        "simdgroup_load(factors, &factor, SCRATCH)",
+        "no matching function",
+    ),
+    (
+        &ATTENTION,
+        "simdgroup_matrix<T, 8, 8> key;",
+        "simdgroup_matrix<uint, 8, 8> key;",
+        "matrices have values of half or float",
+    ),
+    (&ATTENTION, "simdgroup_matrix<T, 8, 8> value;", "simdgroup_matrix<T, 16, 8> value;", "matrices are 8 x 8"),
+    (
+        &ATTENTION,
         "simdgroup_multiply(sums[i], factors, sums[i])",
         "simdgroup_multiply(peak, factors, sums[i])",
         "no matching function",
     ),
-    ("simdgroup_float8x8 weight;", "simdgroup_half8x8 weight;", "no matching function"),
-    ("min(32u, SLICE - 8 * i)", "min(32, SLICE - 8 * i)", "ambiguous"),
-    ("float factor = exp(peak - now)", "double factor = exp(peak - now)", "no_double_in_metal"),
-    ("= min(first_row + 8", "= std::min(first_row + 8", "undeclared identifier 'std'"),
+    (&ATTENTION, "simdgroup_float8x8 weight;", "simdgroup_half8x8 weight;", "no matching function"),
+    (&ATTENTION, "min(32u, SLICE - 8 * i)", "min(32, SLICE - 8 * i)", "ambiguous"),
+    (&ATTENTION, "float factor = exp(peak - now)", "double factor = exp(peak - now)", "no_double_in_metal"),
+    (&ATTENTION, "= min(first_row + 8", "= std::min(first_row + 8", "undeclared identifier 'std'"),
+    (
+        &NORMS,
+        "inline float sum_of_all(float value, threadgroup float *partial",
+        "inline float sum_of_all(float value, device float *partial",
+        "no matching function",
+    ),
+    (
+        &NORMS,
+        "device const float *x = (is_query ? q : k) + row",
+        "threadgroup const float *x = (is_query ? q : k) + row",
+        "an rvalue of type 'device float const *'",
+    ),
+    (&NORMS, "rsqrt(simd_sum(squares)", "rsqrt(simd_sum((double)squares)", "no_double_in_metal"),
+    (&ELEMENTWISE, "device float *out = part == 0", "float *out = part == 0", "an lvalue of type 'device float *'"),
+    (
+        &ELEMENTWISE,
+        "device float *out = part == 0",
+        "threadgroup float *out = part == 0",
+        "an lvalue of type 'device float *'",
+    ),
+    (&ELEMENTWISE, "float value = x[at.x];", "double value = x[at.x];", "no_double_in_metal"),
+    (
+        &LOGITS,
+        "device const float *row = logits",
+        "const float *row = logits",
+        "an rvalue of type 'device float const *'",
+    ),
+    (
+        &LOGITS,
+        "inline uint count_of_all(uint own, threadgroup float *partial",
+        "inline uint count_of_all(uint own, device float *partial",
+        "no matching function",
+    ),
+    (
+        &LOGITS,
+        "threadgroup uint *peaks, uint thread_index",
+        "device uint *peaks, uint thread_index",
+        "no matching function",
+    ),
+    (&LOGITS, "    device const uint *mask;", "    constant uint *mask;", "assigning 'device uint const *'"),
+    (
+        &PRODUCTS,
+        "device const uchar *row = table",
+        "threadgroup const uchar *row = table",
+        "an rvalue of type 'device uchar const *'",
+    ),
+    (
+        &PRODUCTS,
+        "    device const float *residual;",
+        "    threadgroup const float *residual;",
+        "changes address space of pointer",
+    ),
+    (
+        &PRODUCTS,
+        "kernel void product_many(OPERANDS, threadgroup float *shared",
+        "kernel void product_many(OPERANDS, device float *shared",
+        "no matching function",
+    ),
+    (&PRODUCTS, "    device float *outs[MATRICES];", "    device const float *outs[MATRICES];", "discards qualifiers"),
+    (
+        &EXPERTS,
+        "inline uint largest(threadgroup const uint *ranks",
+        "inline uint largest(device const uint *ranks",
+        "no matching function",
+    ),
+    (
+        &EXPERTS,
+        "inline Job job_of_tile(Job job, device const uint *sorted",
+        "inline Job job_of_tile(Job job, threadgroup const uint *sorted",
+        "assigning 'threadgroup uint const *'",
+    ),
+    (
+        &EXPERTS,
+        "kernel void experts_many(EXPERT_OPERANDS, threadgroup float *shared",
+        "kernel void experts_many(EXPERT_OPERANDS, device float *shared",
+        "no matching function",
+    ),
+    (
+        &RECURRENCE,
+        "device const uint *words = sequences",
+        "constant uint *words = sequences",
+        "an rvalue of type 'device uint const *'",
+    ),
+    (
+        &RECURRENCE,
+        "threadgroup const float *key = keys",
+        "device const float *key = keys",
+        "an rvalue of type 'threadgroup float *'",
+    ),
+    (&RECURRENCE, "device float *to = states", "threadgroup float *to = states", "an rvalue of type 'device float *'"),
 ];
 
 #[test]
 fn mistakes_of_address_spaces_and_types_are_found() {
     let Some(clang) = clang(WITH_ADDRESS_SPACES) else { return };
-    for (right, wrong, expected) in MISTAKES {
-        let said = read(&clang, &with(&ATTENTION, right, wrong), &["-std=c++17"]);
+    for library in LIBRARIES {
+        let planted = MISTAKES.iter().filter(|mistake| mistake.0.name == library.name);
+        assert!(planted.count() >= 3, "no mistakes are planted in '{}'", library.name);
+    }
+    for (library, right, wrong, expected) in MISTAKES {
+        let said = read(&clang, &with(library, right, wrong), &["-std=c++17"]);
         assert!(said.contains(expected), "'{wrong}' is not found: {said}");
     }
 }
