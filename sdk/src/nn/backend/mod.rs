@@ -381,13 +381,6 @@ pub(in crate::nn) trait Backend: Send + Sync {
         Ok((normed(q, q_weight)?, normed(k, k_weight)?))
     }
 
-    /// `x + delta`, and the root-mean-square norm of that sum.
-    fn add_rms_norm(&self, x: &Tensor, delta: &Tensor, weight: &Tensor, eps: f32) -> Result<(Tensor, Tensor)> {
-        let sum = self.add(x, delta)?;
-        let normed = self.rms_norm(&sum, weight, eps)?;
-        Ok((sum, normed))
-    }
-
     /// Layer norm over the last dimension.
     fn layer_norm(&self, x: &Tensor, weight: &Tensor, bias: &Tensor, eps: f32) -> Result<Tensor> {
         self.formulas().layer_norm(x, weight, bias, eps)

@@ -331,14 +331,6 @@ impl Ops {
         self.parts.at(place, [q, k], |part, x| part.norm_heads(x, weights, eps))
     }
 
-    /// `x + delta`, and the root-mean-square norm of that sum.
-    pub fn add_rms_norm(&self, x: &Tensor, delta: &Tensor, weight: &Tensor, eps: f32) -> Result<(Tensor, Tensor)> {
-        self.check(x, 2)?;
-        self.check(delta, 2)?;
-        let place = self.parts.of_weight(weight, &[x, delta])?;
-        self.parts.at(place, [x, delta], |part, [x, delta]| part.add_rms_norm(x, delta, weight, eps))
-    }
-
     /// Layer norm over the last dimension.
     pub fn layer_norm(&self, x: &Tensor, weight: &Tensor, bias: &Tensor, eps: f32) -> Result<Tensor> {
         self.check(x, 2)?;

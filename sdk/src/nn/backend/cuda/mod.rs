@@ -302,20 +302,9 @@ impl Backend for CudaKernels {
     fn rms_norm(&self, x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor> {
         let (module, (rows, width)) = (&self.module, x.dims2()?);
         let out = module.room::<f32>(rows * width)?;
-        let none = Arg::Address(0);
-        let args = [self.at(x)?, none, self.at(weight)?, eps.into(), width.into(), none, module.address(&out).into()];
+        let args = [self.at(x)?, self.at(weight)?, eps.into(), width.into(), module.address(&out).into()];
         module.launch("rms_norm", (rows, 1, 1), norm_threads(width), 0, &args)?;
         Ok(module.wrap(out, (rows, width)))
-    }
-
-    fn add_rms_norm(&self, x: &Tensor, delta: &Tensor, weight: &Tensor, eps: f32) -> Result<(Tensor, Tensor)> {
-        let (module, (rows, width)) = (&self.module, x.dims2()?);
-        let (sum, out) = (module.room::<f32>(rows * width)?, module.room::<f32>(rows * width)?);
-        let (sum_at, out_at) = (module.address(&sum), module.address(&out));
-        let args =
-            [self.at(x)?, self.at(delta)?, self.at(weight)?, eps.into(), width.into(), sum_at.into(), out_at.into()];
-        module.launch("rms_norm", (rows, 1, 1), norm_threads(width), 0, &args)?;
-        Ok((module.wrap(sum, (rows, width)), module.wrap(out, (rows, width))))
     }
 
     fn best(&self, logits: &Tensor) -> Result<Tensor> {

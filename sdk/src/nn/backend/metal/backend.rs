@@ -250,15 +250,6 @@ impl<D: Driver> Backend for MetalKernels<D> {
         }
     }
 
-    fn add_rms_norm(&self, x: &Tensor, delta: &Tensor, weight: &Tensor, eps: f32) -> Result<(Tensor, Tensor)> {
-        if self.usable.norms {
-            return self.sum_and_norm(x, delta, weight, eps);
-        }
-        let sum = self.add(x, delta)?;
-        let normed = self.rms_norm(&sum, weight, eps)?;
-        Ok((sum, normed))
-    }
-
     fn rms_norm(&self, x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor> {
         match self.usable.norms {
             true => self.norm_rows(Norm::Rms, x, &[weight], eps),

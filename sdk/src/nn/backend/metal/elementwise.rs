@@ -18,8 +18,7 @@ const ELEMENT_THREADS: usize = 256;
 /// The most ranges of columns that are copied at once.
 pub(super) const RANGES: usize = 4;
 
-/// The kernels' tensors are the activation, for `add_rms_norm` what is added, the weight, and for `layer_norm` the bias; behind this
-/// shape come the sum, if there is one, and the norm.
+/// The kernels' tensors are the activation, the weight, and for `layer_norm` the bias; behind this shape comes the norm.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 #[repr(C)]
 pub(super) struct NormShape {
@@ -31,7 +30,6 @@ impl NormShape {
     pub(super) fn launch(norm: Norm, rows: usize) -> Launch {
         let kernel = match norm {
             Norm::Rms => "rms_norm",
-            Norm::AddRms => "add_rms_norm",
             Norm::Layer => "layer_norm",
         };
         Launch { kernel, groups: [rows, 1, 1], threads: NORM_THREADS, shared_bytes: 0 }
@@ -42,7 +40,6 @@ impl NormShape {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Norm {
     Rms,
-    AddRms,
     Layer,
 }
 

@@ -132,29 +132,6 @@ impl<D: Driver> MetalKernels<D> {
         Ok(outs)
     }
 
-    /// `x + delta`, and its norm.
-    pub(super) fn sum_and_norm(
-        &self,
-        x: &Tensor,
-        delta: &Tensor,
-        weight: &Tensor,
-        eps: f32,
-    ) -> Result<(Tensor, Tensor)> {
-        let (rows, width) = x.dims2()?;
-        let shape = NormShape { width: width as u32, eps };
-        let (sum, out) = (self.room(rows, width)?, self.room(rows, width)?);
-        let args = [
-            Arg::Read(x),
-            Arg::Read(delta),
-            Arg::Read(weight),
-            Arg::Bytes(bytemuck::bytes_of(&shape)),
-            Arg::Written(&sum),
-            Arg::Written(&out),
-        ];
-        self.launch(&NormShape::launch(Norm::AddRms, rows), &args)?;
-        Ok((sum, out))
-    }
-
     /// `add` or `gate`; `None` for more values than a kernel counts.
     pub(super) fn pairwise(
         &self,

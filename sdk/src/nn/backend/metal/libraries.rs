@@ -55,7 +55,7 @@ pub(super) static ATTENTION: Library = library!(
     "flash_f32_192_few", "flash_f32_256",
     "flash_f32_256_few", "flash_f32_512",
 );
-pub(super) static NORMS: Library = library!("norms" => "rms_norm", "add_rms_norm", "layer_norm", "rms_norm_heads");
+pub(super) static NORMS: Library = library!("norms" => "rms_norm", "layer_norm", "rms_norm_heads");
 pub(super) static PRODUCTS: Library = library!(
     "products" after "formats", "activations", "tiles" =>
     "product_1", "product_2", "product_4", "product_8", "product_many", "embed"

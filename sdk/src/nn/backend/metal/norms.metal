@@ -29,24 +29,6 @@ kernel void rms_norm(device const float *x [[buffer(0)]], device const float *we
     for (uint i = thread_index; i < shape.width; i += NORM_THREADS) out[row + i] = x[row + i] * scale * weight[i];
 }
 
-// x + delta, and its root-mean-square norm.
-kernel void add_rms_norm(device const float *x [[buffer(0)]], device const float *delta [[buffer(1)]],
-                         device const float *weight [[buffer(2)]], constant NormShape &shape [[buffer(3)]],
-                         device float *sum_out [[buffer(4)]], device float *out [[buffer(5)]],
-                         uint3 group [[threadgroup_position_in_grid]], uint thread_index [[thread_index_in_threadgroup]],
-                         uint lane [[thread_index_in_simdgroup]], uint simd [[simdgroup_index_in_threadgroup]]) {
-    SHARED float partial[NORM_SIMDS];
-    const ulong row = (ulong)group.x * shape.width;
-    float squares = 0.0f;
-    for (uint i = thread_index; i < shape.width; i += NORM_THREADS) {
-        const float value = x[row + i] + delta[row + i];
-        sum_out[row + i] = value;
-        squares += value * value;
-    }
-    const float scale = rsqrt(sum_of_all(squares, partial, lane, simd) / (float)shape.width + shape.eps);
-    for (uint i = thread_index; i < shape.width; i += NORM_THREADS) out[row + i] = sum_out[row + i] * scale * weight[i];
-}
-
 kernel void layer_norm(device const float *x [[buffer(0)]], device const float *weight [[buffer(1)]],
                        device const float *bias [[buffer(2)]], constant NormShape &shape [[buffer(3)]],
                        device float *out [[buffer(4)]], uint3 group [[threadgroup_position_in_grid]],

@@ -2,23 +2,17 @@
 #include "prepare.cuh"
 
 // Root-mean-square norm of x (+ delta); the sum is written if there is a delta.
-extern "C" __global__ void rms_norm(const float *x, const float *delta, const float *weight, float eps, int width,
-                                    float *sum_out, float *out) {
+extern "C" __global__ void rms_norm(const float *x, const float *weight, float eps, int width, float *out) {
     __shared__ float scratch[32];
     begin();
     const size_t row = (size_t)blockIdx.x * width;
     float squares = 0.0f;
     for (int i = threadIdx.x; i < width; i += blockDim.x) {
-        float value = x[row + i];
-        if (delta) {
-            value += delta[row + i];
-            sum_out[row + i] = value;
-        }
+        const float value = x[row + i];
         squares += value * value;
     }
     const float scale = rsqrtf(block_sum(squares, scratch) / width + eps);
-    const float *from = delta ? sum_out : x;
-    for (int i = threadIdx.x; i < width; i += blockDim.x) out[row + i] = from[row + i] * scale * weight[i];
+    for (int i = threadIdx.x; i < width; i += blockDim.x) out[row + i] = x[row + i] * scale * weight[i];
 }
 
 // For each row of logits: the index of the first maximum, the maximum, and the log-sum-exp, which is NaN if any logit
