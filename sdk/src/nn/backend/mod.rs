@@ -126,6 +126,9 @@ pub(in crate::nn) enum LowRankForm {
     Rows { dtype: Dtype, down: Vec<u8>, up: Vec<u8> },
     /// `down` is flat, as linear layers and embeddings shape it differently; `up` is `[rank, outputs]`.
     Tensors { down: Tensor, up: Tensor },
+    /// For the Metal kernels: as `Tensors`, but `up` is `[outputs, rank]`.
+    #[cfg_attr(not(any(test, target_os = "macos")), allow(dead_code))]
+    Metal { down: Tensor, up: Tensor },
 }
 
 impl LowRank {
@@ -133,7 +136,9 @@ impl LowRank {
     pub(in crate::nn) fn bytes(&self) -> u64 {
         match &self.form {
             LowRankForm::Rows { down, up, .. } => (down.len() + up.len()) as u64,
-            LowRankForm::Tensors { down, up } => 4 * (down.elem_count() + up.elem_count()) as u64,
+            LowRankForm::Tensors { down, up } | LowRankForm::Metal { down, up } => {
+                4 * (down.elem_count() + up.elem_count()) as u64
+            }
         }
     }
 }

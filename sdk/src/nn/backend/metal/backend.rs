@@ -16,8 +16,8 @@ use crate::{
     Batch, CandidateRows, Code, Error, Output, Result, Span, Want,
     nn::{
         backend::{
-            Backend, Columns, Compute, ExpertTable, Form, Formulas, Layer, Matrix, Routed, Routing, formulas_attention,
-            formulas_recurrence,
+            Backend, Changed, Columns, Compute, ExpertTable, Form, Formulas, Layer, LowRankForm, Matrix, Routed,
+            Routing, formulas_attention, formulas_recurrence,
         },
         memory::{
             pass::Pass,
@@ -247,6 +247,27 @@ impl<D: Driver> Backend for MetalKernels<D> {
         match self.usable.norms {
             true => self.norms_of_heads(x, weights, eps),
             false => self.formulas.norm_heads(x, weights, eps),
+        }
+    }
+
+    fn low_rank(&self, rank: usize, down: Vec<f32>, up: Vec<f32>, _single: bool) -> Result<LowRankForm> {
+        match self.usable.products {
+            true => self.factors(rank, down, &up),
+            false => self.formulas.low_rank(rank, down, up),
+        }
+    }
+
+    fn add_low_rank(&self, x: &Tensor, out: Tensor, groups: &[Changed<'_>]) -> Result<Tensor> {
+        match self.usable.products {
+            true => self.add_changes(x, out, groups),
+            false => self.formulas.add_low_rank(x, &out, groups),
+        }
+    }
+
+    fn add_low_rank_vectors(&self, tokens: &[u32], out: Tensor, groups: &[Changed<'_>]) -> Result<Tensor> {
+        match self.usable.products {
+            true => self.add_vectors(tokens, out, groups),
+            false => self.formulas.add_low_rank_vectors(tokens, &out, groups),
         }
     }
 

@@ -90,7 +90,7 @@ impl<D: Driver> MetalKernels<D> {
         self.rows_of(x, Dtype::F32, x.dim(1)?, rows)
     }
 
-    fn rows_of(&self, table: &Tensor, dtype: Dtype, width: usize, ids: &[u32]) -> Result<Option<Tensor>> {
+    pub(super) fn rows_of(&self, table: &Tensor, dtype: Dtype, width: usize, ids: &[u32]) -> Result<Option<Tensor>> {
         let Some(shape) = EmbedShape::new(ids.len(), width, dtype) else { return Ok(None) };
         let (ids, out) = (self.arena.ids(ids)?, self.room(ids.len(), width)?);
         let bytes = bytemuck::bytes_of(&shape);

@@ -23,6 +23,7 @@ mod launch;
 mod layers;
 #[cfg(any(test, target_os = "macos"))]
 mod libraries;
+mod low_rank;
 #[cfg(test)]
 mod mistakes;
 mod mixtures;

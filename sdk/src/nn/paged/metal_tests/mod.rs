@@ -1,5 +1,6 @@
 //! Whole models on the Metal backend, over the recording driver.
 
+mod adapters;
 mod chunks;
 mod mixture;
 
