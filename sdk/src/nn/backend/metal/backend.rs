@@ -2,7 +2,10 @@
 
 use candle_core::{DType, Tensor};
 use pensieve_kernels::{Activation, Glu};
-use std::sync::{Arc, atomic::Ordering};
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
 
 use super::{
     attention::parts_values_max,
@@ -295,7 +298,10 @@ impl<D: Driver> Backend for MetalKernels<D> {
         };
         let tensor = self.driver.tensor(&self.driver.allocate(bytes)?, dtype, &[kv_heads, slots, head_dim])?;
         self.driver.zero(&tensor)?;
-        Ok(Store::Shared(tensor.clone(), Box::new(SharedStore { driver: self.driver.clone(), tensor })))
+        Ok(Store::Shared(
+            tensor.clone(),
+            Box::new(SharedStore { driver: self.driver.clone(), tensor, is_pending: self.is_pending.clone() }),
+        ))
     }
 
     fn state_store(&self, shape: StoreShape) -> Result<Store> {
@@ -334,14 +340,25 @@ impl<D: Driver> Backend for MetalKernels<D> {
     }
 }
 
-/// A cache in memory that the host shares. Between steps nothing runs, so it is read and written in place.
+/// A cache in memory that the host shares. It is read and written in place once nothing runs.
 struct SharedStore<D: Driver> {
     driver: Arc<D>,
     tensor: Tensor,
+    is_pending: Arc<AtomicBool>,
+}
+
+impl<D: Driver> SharedStore<D> {
+    /// A step that ended with an error has left dispatches behind, which would write over what comes now. Its error was reported.
+    fn settle(&self) {
+        if self.is_pending.swap(false, Ordering::Relaxed) {
+            let _ = self.driver.finish();
+        }
+    }
 }
 
 impl<D: Driver> HostMemory for SharedStore<D> {
     fn read(&self, from: usize, bytes: &mut [u8]) -> Result<()> {
+        self.settle();
         match self.driver.read(&self.tensor, from, bytes)? {
             true => Ok(()),
             false => Err(failed("a cache lies where the host cannot read it")),
@@ -349,6 +366,7 @@ impl<D: Driver> HostMemory for SharedStore<D> {
     }
 
     fn write(&self, to: usize, bytes: &[u8]) -> Result<()> {
+        self.settle();
         self.driver.write(&self.tensor, to, bytes)
     }
 }

@@ -47,6 +47,10 @@ pub(in crate::nn) struct Record {
     pub(in crate::nn) failure: Option<(usize, &'static str)>,
     /// The words of a command buffer that has failed.
     failed: Option<&'static str>,
+    /// The number of dispatches after which the driver refuses the next one.
+    pub(in crate::nn) refuses_after: Option<usize>,
+    /// A kernel that computes something else.
+    pub(in crate::nn) wrong: Option<&'static str>,
     /// A kernel that the compiler has refused.
     pub(in crate::nn) missing: Option<&'static str>,
     /// Dispatches are recorded and not computed.
@@ -301,6 +305,11 @@ impl Driver for Double {
         assert!(self.takes(launch), "{} is missing", launch.kernel);
         let (is_idle, is_deferred) = {
             let mut record = self.record();
+            match &mut record.refuses_after {
+                Some(0) => return Err(failed("the dispatch is refused")),
+                Some(left) => *left -= 1,
+                None => {}
+            }
             record.encoded.push(launch.kernel);
             match &mut record.failure {
                 Some((0, words)) => (record.failed, record.failure) = (Some(*words), None),

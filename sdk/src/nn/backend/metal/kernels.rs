@@ -35,7 +35,7 @@ pub(super) struct MetalKernels<D: Driver> {
     /// By group of caches, for those with states.
     states: Mutex<Vec<Option<StepStates>>>,
     /// Something was encoded and not waited for.
-    pub(super) is_pending: AtomicBool,
+    pub(super) is_pending: Arc<AtomicBool>,
 }
 
 /// The libraries of kernels that compute what the formulas do on this device.
@@ -90,7 +90,7 @@ impl<D: Driver> MetalKernels<D> {
     pub(super) fn new(driver: D, formulas: Formulas) -> Self {
         let driver = Arc::new(driver);
         let arena = Arena::new(driver.clone());
-        let (inputs, states, is_pending) = (Mutex::default(), Mutex::default(), AtomicBool::new(false));
+        let (inputs, states, is_pending) = (Mutex::default(), Mutex::default(), Arc::default());
         Self { driver, arena, formulas, usable: Usable::ALL, declined: None, inputs, states, is_pending }
     }
 

@@ -285,6 +285,33 @@ fn a_failed_command_buffer_fails_its_step_with_the_driver_s_words_and_no_other()
 }
 
 #[test]
+fn a_step_that_fails_while_it_is_encoded_does_not_write_over_a_cache_that_is_imported_next() {
+    let (mut ours, double) = recorded::<2>(1 << 20);
+    double.record().is_deferred = true;
+    let decode = New { past: 40, len: 1, want: Want::Last, ..PROMPT };
+    step(&mut ours, &[PROMPT]).unwrap();
+    let expected = step(&mut ours, &[decode]).unwrap();
+    let kv = ours.kv_transfer().unwrap();
+    let mut blocks = vec![vec![0; kv.bytes(0)]; 3];
+    for (block, bytes) in (0..).zip(&mut blocks) {
+        kv.export(0, BLOCKS - 1 - block, bytes).unwrap();
+    }
+    // Another prompt into the same blocks, whose keys are on their way when it fails.
+    double.record().refuses_after = Some(12);
+    let other = with_batch(&[PROMPT], Output::Logits, |batch| {
+        let tokens = vec![7; batch.tokens.len()];
+        ours.forward(&Batch { tokens: &tokens, ..batch.clone() }, &mut [])
+    });
+    assert!(other.unwrap_err().message.contains("refused"), "it has to fail");
+    double.record().refuses_after = None;
+    let kv = ours.kv_transfer().unwrap();
+    for (block, bytes) in (0..).zip(&blocks) {
+        kv.import(0, BLOCKS - 1 - block, bytes).unwrap();
+    }
+    assert_eq!(step(&mut ours, &[decode]).unwrap(), expected);
+}
+
+#[test]
 fn a_greedy_token_of_16_layers_is_one_command_buffer_of_9_dispatches_a_layer_and_one_small_read_back() {
     const LAYERS: usize = 16;
     let (mut model, double) = recorded::<LAYERS>(1 << 20);
