@@ -83,12 +83,7 @@ fn shares(rows: usize) -> Result<Tensor> {
 }
 
 /// A weight of these values in a format, and what it means, on the CPU.
-pub(in crate::nn) fn quantized(
-    backend: &dyn Backend,
-    values: &Tensor,
-    ggml: GgmlDType,
-    dtype: Dtype,
-) -> Result<(Matrix, Tensor)> {
+fn quantized(backend: &dyn Backend, values: &Tensor, ggml: GgmlDType, dtype: Dtype) -> Result<(Matrix, Tensor)> {
     let (quantized, (outputs, inputs)) = (QTensor::quantize(values, ggml)?, values.dims2()?);
     let data = Bytes::copy_of(&quantized.data()?)?;
     let raw = RawTensor { name: "made up".into(), dtype, shape: vec![outputs, inputs], data };

@@ -13,8 +13,6 @@ use crate::{
 };
 
 pub(in crate::nn) use super::formulas::wave;
-#[cfg(any(test, target_os = "macos"))]
-pub(super) use mixture::quantized;
 pub(in crate::nn) use mixture::{MIXTURES, Mixture};
 pub(in crate::nn) use recurrent::RECURRENT;
 #[cfg(feature = "cuda")]
@@ -72,15 +70,15 @@ pub(in crate::nn) const CASES: [Case; 18] = [
     Case { name: "window of a tile", window: Some(32), ..PLAIN },
     Case { name: "window of 47", window: Some(47), ..PLAIN },
     Case { name: "window of 33, f32", window: Some(33), kv: KvType::F32, ..PLAIN },
-    Case { name: "phi", head_dim: 80, rotated: 32, heads: 3, kv_heads: 3, ..PLAIN },
+    Case { name: "phi", head_dim: 80, rotated: 32, heads: 3, kv_heads: 3, ..AT_LOAD },
     Case { name: "phi-3, window of 47", head_dim: 96, rotated: 96, heads: 4, kv_heads: 4, window: Some(47), ..PLAIN },
     Case { name: "qwen, odd group", heads: 7, kv_heads: 1, ..PLAIN },
-    Case { name: "gemma", head_dim: 256, rotated: 256, heads: 2, kv_heads: 1, softcap: Some(5.0), ..PLAIN },
-    Case { name: "gemma 4", head_dim: 512, rotated: 512, heads: 4, kv_heads: 1, ..PLAIN },
+    Case { name: "gemma", head_dim: 256, rotated: 256, heads: 2, kv_heads: 1, softcap: Some(5.0), ..AT_LOAD },
+    Case { name: "gemma 4", head_dim: 512, rotated: 512, heads: 4, kv_heads: 1, ..AT_LOAD },
     Case { name: "glm", head_dim: 96, rotated: 48, heads: 32, kv_heads: 2, style: RopeStyle::Interleaved, ..AT_LOAD },
     Case { name: "gpt-oss", heads: 16, window: Some(20), has_sinks: true, ..AT_LOAD },
     Case { name: "sinks and softcap, f32", softcap: Some(4.0), has_sinks: true, kv: KvType::F32, ..AT_LOAD },
-    Case { name: "deepseek", head_dim: 192, rotated: 64, heads: 2, ..PLAIN },
+    Case { name: "deepseek", head_dim: 192, rotated: 64, heads: 2, ..AT_LOAD },
     Case { name: "a head that no matrix kernel takes", head_dim: 72, rotated: 72, heads: 2, ..PLAIN },
 ];
 

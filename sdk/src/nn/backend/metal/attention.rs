@@ -168,6 +168,12 @@ static FLASH: [Flash; 13] = [
     flash!(512, "", 1, 4),
 ];
 
+/// The sizes of heads that have kernels on SIMD-group matrices.
+#[cfg(test)]
+pub(super) fn head_sizes() -> impl Iterator<Item = usize> {
+    FLASH.iter().map(|flash| flash.head_dim)
+}
+
 impl Flash {
     /// The kernel for tiles of `rows` rows: the one for few if they fit, else the one for many.
     fn of(head_dim: usize, rows: usize) -> Option<&'static Self> {

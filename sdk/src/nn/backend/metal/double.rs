@@ -330,8 +330,13 @@ impl Driver for Double {
             locked(&self.queue).push(Job { launch: *launch, args });
             return Ok(());
         }
-        for (arg, result) in args.iter().zip(run(launch, &buffers.collect::<Result<Vec<_>>>()?)?) {
+        let is_wrong = self.record().wrong == Some(launch.kernel);
+        for (arg, mut result) in args.iter().zip(run(launch, &buffers.collect::<Result<Vec<_>>>()?)?) {
             if let Arg::Written(tensor) = arg {
+                if is_wrong {
+                    // The first value becomes 12 as a number, or two of 1.8 in half precision.
+                    result.iter_mut().zip([0x3f, 0x3f, 0x41, 0x41]).for_each(|(byte, wrong)| *byte = wrong);
+                }
                 change(tensor, |bytes| bytes.copy_from_slice(&result))?;
             }
         }

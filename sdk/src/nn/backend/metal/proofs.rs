@@ -1,28 +1,37 @@
 //! The proof at load: each kernel is held against its formula on this device.
 
-use candle_core::{Device, Tensor, quantized::GgmlDType};
-use pensieve_kernels::Activation;
+use candle_core::{Device, Tensor};
+use pensieve_kernels::{Activation, dequantize};
 
 use super::{
     driver::Driver,
     kernels::{MetalKernels, Usable, failed},
+    products::READ,
 };
 use crate::{
     Batch, CandidateRows, Result,
     nn::{
         backend::{
-            Backend, Formulas,
-            cases::{Activations, CASES, Case, MIXTURES, Mixture, Part, RECURRENT, quantized, spans, tables},
+            Backend, Formulas, Matrix,
+            cases::{Activations, CASES, Case, MIXTURES, Mixture, Part, RECURRENT, spans, tables},
+            noise,
         },
         memory::{kv::KvCache, pass::Pass},
         spec::KvShape,
     },
-    weights::Dtype,
+    weights::{Bytes, Dtype, RawTensor},
 };
 
 /// A chunk of a prompt after a past of several tiles, two decodes, and two whose contexts begin with the same blocks.
 const SEQUENCES: [Part; 5] = [(81, 9), (40, 1), (0, 1), (300, 1), (290, 1)];
 const SHARED_BLOCKS: usize = 17;
+
+/// The size of made-up weights, whose outputs fill no threadgroup.
+const OUTPUTS: usize = 50;
+const INPUTS: usize = 512;
+
+/// Formats of several kinds: dense, with a scale for a block, and with one for each part of a block, with minimums and without.
+const USED: [Dtype; 4] = [Dtype::F16, Dtype::Q8_0, Dtype::Q4K, Dtype::Q6K];
 
 /// Checks that a kernel's output is its formula's, within `most`; NaN and infinities are not.
 fn same(what: &str, ours: &Tensor, formula: &Tensor, most: f32) -> Result<()> {
@@ -83,44 +92,46 @@ impl<D: Driver> MetalKernels<D> {
         same("layer_norm", &ours, &formula, 1e-4)
     }
 
-    /// Every kernel, by the number of rows, over formats of several kinds.
+    /// Every kernel, by the number of rows, over every format; and every use of a product, over formats of several kinds.
     fn prove_products(&self) -> Result<()> {
-        const OUTPUTS: usize = 50;
-        const INPUTS: usize = 512;
-        let values = Formulas::plain(Device::Cpu).wave(OUTPUTS, INPUTS)?;
-        for (ggml, dtype) in [
-            (GgmlDType::F16, Dtype::F16),
-            (GgmlDType::Q8_0, Dtype::Q8_0),
-            (GgmlDType::Q4K, Dtype::Q4K),
-            (GgmlDType::Q6K, Dtype::Q6K),
-        ] {
-            let (matrix, dense) = quantized(self, &values, ggml, dtype)?;
-            let dense = dense.to_device(&self.formulas.device)?;
-            for rows in [1, 2, 3, 7, 40] {
-                let x = self.formulas.wave(rows, INPUTS)?;
-                let formula = x.matmul(&dense.t()?)?;
-                let what = format!("a product of {rows} rows with {}", dtype.name());
-                near(&what, &self.linear(&x, &matrix, None)?, &formula, 5e-3)?;
-            }
-            let x = self.formulas.wave(3, INPUTS)?;
-            let (product, residual) = (x.matmul(&dense.t()?)?, self.formulas.wave(3, OUTPUTS)?);
-            near(
-                "a sum with a product",
-                &self.add_linear(&residual, &x, &matrix, None)?,
-                &(residual + &product)?,
-                5e-3,
-            )?;
-            let x = (x * 0.05)?;
-            let product = (product * 0.05)?;
-            let gated = (self.formulas.activate(&product, Activation::Silu)? * &product)?;
-            let activated = self.linear_act(&x, &matrix, None, Activation::Silu)?;
-            near("an activated product", &activated, &self.formulas.activate(&product, Activation::Silu)?, 2e-2)?;
-            let layers = [(&matrix, None), (&matrix, None)];
-            near("a gated product", &self.gated(&x, layers, Activation::Silu)?, &gated, 2e-2)?;
-            let rows = self.look_up(&matrix, &[7, 0, 49])?.ok_or_else(|| failed("no table is looked up"))?;
-            near("rows of a table", &rows, &dense.index_select(&self.formulas.ids(&[7, 0, 49])?, 0)?, 1e-3)?;
+        READ.iter().try_for_each(|dtype| self.prove_format(*dtype))?;
+        USED.iter().try_for_each(|dtype| self.prove_uses(*dtype))
+    }
+
+    fn prove_format(&self, dtype: Dtype) -> Result<()> {
+        let (matrix, dense) = self.made_up(dtype)?;
+        for rows in [1, 2, 3, 7, 40] {
+            let x = self.formulas.wave(rows, INPUTS)?;
+            let what = format!("a product of {rows} rows with {}", dtype.name());
+            near(&what, &self.linear(&x, &matrix, None)?, &x.matmul(&dense.t()?)?, 5e-3)?;
         }
-        Ok(())
+        let rows = self.look_up(&matrix, &[7, 0, 49])?.ok_or_else(|| failed("no table is looked up"))?;
+        let formula = dense.index_select(&self.formulas.ids(&[7, 0, 49])?, 0)?;
+        near(&format!("rows of a table of {}", dtype.name()), &rows, &formula, 1e-3)
+    }
+
+    fn prove_uses(&self, dtype: Dtype) -> Result<()> {
+        let (matrix, dense) = self.made_up(dtype)?;
+        let x = self.formulas.wave(3, INPUTS)?;
+        let (product, residual) = (x.matmul(&dense.t()?)?, self.formulas.wave(3, OUTPUTS)?);
+        let sum = self.add_linear(&residual, &x, &matrix, None)?;
+        near("a sum with a product", &sum, &(residual + &product)?, 5e-3)?;
+        // Small enough for an activation to be no straight line.
+        let small = 3.0 / f64::from(product.abs()?.max_all()?.to_scalar::<f32>()?);
+        let (x, product) = ((x * small)?, (product * small)?);
+        let gated = (self.formulas.activate(&product, Activation::Silu)? * &product)?;
+        let activated = self.linear_act(&x, &matrix, None, Activation::Silu)?;
+        near("an activated product", &activated, &self.formulas.activate(&product, Activation::Silu)?, 2e-2)?;
+        let layers = [(&matrix, None), (&matrix, None)];
+        near("a gated product", &self.gated(&x, layers, Activation::Silu)?, &gated, 2e-2)
+    }
+
+    /// A weight in a format, and what it means.
+    fn made_up(&self, dtype: Dtype) -> Result<(Matrix, Tensor)> {
+        let data = Bytes::copy_of(&noise::weight(dtype, OUTPUTS, INPUTS, 1))?;
+        let raw = RawTensor { name: "made up".into(), dtype, shape: vec![OUTPUTS, INPUTS], data };
+        let dense = Tensor::from_vec(dequantize(&raw)?, (OUTPUTS, INPUTS), &self.formulas.device)?;
+        Ok((Matrix { outputs: OUTPUTS, inputs: INPUTS, place: 0, form: self.matrix(&raw)? }, dense))
     }
 
     fn prove_elementwise(&self) -> Result<()> {
@@ -210,8 +221,8 @@ impl<D: Driver> MetalKernels<D> {
 mod tests {
     use candle_core::Device;
 
-    use super::super::{double::Double, kernels::MetalKernels};
-    use super::{Formulas, Usable};
+    use super::super::{attention::head_sizes, double::Double, kernels::MetalKernels, libraries::LIBRARIES};
+    use super::{CASES, Formulas, Usable};
 
     #[test]
     fn kernels_that_compute_the_formulas_are_all_used() {
@@ -225,5 +236,39 @@ mod tests {
         double.record().is_idle = true;
         let Err(error) = MetalKernels::on(double, Formulas::plain(Device::Cpu)) else { panic!("all are used") };
         assert!(error.message.contains("differs by"), "{error}");
+    }
+
+    #[test]
+    fn every_size_of_head_that_has_a_kernel_is_proved_at_load() {
+        for size in head_sizes() {
+            assert!(CASES.iter().any(|case| case.at_load && case.head_dim == size), "none of {size}");
+        }
+    }
+
+    type Flag = fn(&mut Usable) -> &mut bool;
+
+    /// A kernel of each library, and the library that is not used when it is wrong.
+    #[test]
+    fn a_wrong_kernel_takes_its_library_with_it_and_no_other() {
+        let wrong: [(&str, Flag); 7] = [
+            ("flash_f16_512", |usable| &mut usable.attention),
+            ("layer_norm", |usable| &mut usable.norms),
+            ("product_4", |usable| &mut usable.products),
+            ("columns", |usable| &mut usable.elementwise),
+            ("candidates", |usable| &mut usable.logits),
+            ("short_conv", |usable| &mut usable.recurrence),
+            ("combine", |usable| &mut usable.experts),
+        ];
+        for library in LIBRARIES {
+            assert!(wrong.iter().any(|(kernel, _)| library.kernels.contains(kernel)), "none of '{}'", library.name);
+        }
+        for (kernel, flag) in wrong {
+            let double = Double::default();
+            double.record().wrong = Some(kernel);
+            let kernels = MetalKernels::on(double, Formulas::plain(Device::Cpu)).unwrap();
+            let mut expected = Usable::ALL;
+            *flag(&mut expected) = false;
+            assert_eq!(kernels.usable, expected, "{kernel}: {:?}", kernels.declined);
+        }
     }
 }
