@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use super::{
     experts::{CombineShape, ExpertShape, Half, Plan, RouteShape, SortShape},
     libraries::EXPERTS,
-    product_tests::{allowed, gated, near},
+    product_tests::{allowed, gated, near, read_by},
     program::{Program, bytes, close, values},
 };
 use crate::{
@@ -220,7 +220,7 @@ pub(super) fn check_mixture(program: &Program, case: &Mixture) -> Result<(), Str
     let buffers = [bytes(&made), bytes(&weights), bytemuck::bytes_of(&shape).to_vec(), empty(rows * WIDTH)];
     let out = values(&program.run(&shape.launch(), &buffers)?[3]);
 
-    let rows_of = |stack: &[Weight]| stack.iter().map(Weight::rows).collect::<Vec<_>>();
+    let rows_of = |stack: &[Weight]| stack.iter().map(|weight| read_by(kernel, weight)).collect::<Vec<_>>();
     let (gates, ups, downs) = (rows_of(&gates.0), rows_of(&ups.0), rows_of(&downs.0));
     let bias = |which: usize, expert: usize, output: usize, outputs: usize| match has_bias {
         true => f64::from(biases[which][expert * outputs + output]),
