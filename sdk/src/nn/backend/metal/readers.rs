@@ -4,7 +4,10 @@
 //! The first two take clang. Where there is none that is new enough, or no GPU, the tests say so and pass;
 //! `PENSIEVE_REQUIRE_CLANG=1` and `PENSIEVE_REQUIRE_CUDA=1` make that a failure.
 
-use std::process::{Command, Stdio};
+use std::{
+    io::Write as _,
+    process::{Command, Stdio},
+};
 
 use super::{
     elementwise_tests, experts_tests,
@@ -20,6 +23,13 @@ use crate::nn::backend::cases::CASES;
 const WITH_ADDRESS_SPACES: u32 = 17;
 const WITH_FAST_MATH: u32 = 19;
 
+/// Says that a check is left out, past the harness, which shows what a test prints only if it fails. The variable makes it a failure.
+fn skip(require: &str, why: &str) {
+    let is_required = std::env::var_os(require).is_some_and(|value| value == "1");
+    assert!(!is_required, "{require}=1, but {why}");
+    let _ = writeln!(std::io::stderr(), "SKIPPED: {why}");
+}
+
 /// A clang++ of this version or a later one. Apple's own has other versions, and is not needed beside its Metal compiler.
 fn clang(least: u32) -> Option<String> {
     let names = (least..=30).rev().map(|version| format!("clang++-{version}")).chain(["clang++".to_owned()]);
@@ -31,9 +41,10 @@ fn clang(least: u32) -> Option<String> {
     };
     let found = names.into_iter().find(|name| version(name).is_some_and(|version| version >= least));
     if found.is_none() {
-        let required = std::env::var_os("PENSIEVE_REQUIRE_CLANG").is_some_and(|value| value == "1");
-        assert!(!required, "PENSIEVE_REQUIRE_CLANG=1, but there is no clang++ {least} or newer");
-        println!("SKIPPED: the Metal sources' strict readers need clang++ {least} or newer (Debian: clang-19)");
+        skip(
+            "PENSIEVE_REQUIRE_CLANG",
+            &format!("the Metal sources' strict readers need clang++ {least} or newer (Debian: clang-19)"),
+        );
     }
     found
 }
@@ -300,16 +311,36 @@ fn the_kernels_compute_the_formulas_in_their_math_modes() {
 fn the_kernels_compute_the_formulas_on_an_nvidia_gpu() {
     let script = emulation().with_file_name("on_cuda").join("check.py");
     let tests = std::env::current_exe().unwrap();
-    let output = Command::new("python3").arg(script).arg("--tests").arg(tests).args(["compare", "libraries"]).output();
+    let output = Command::new("python3")
+        .arg(script)
+        .arg("--tests")
+        .arg(tests)
+        .args(["compare", "libraries", "racecheck"])
+        .output();
     let output = match output {
         Ok(output) => output,
         Err(error) => {
-            let required = std::env::var_os("PENSIEVE_REQUIRE_CUDA").is_some_and(|value| value == "1");
-            assert!(!required, "PENSIEVE_REQUIRE_CUDA=1, but python3 does not run: {error}");
-            return println!("SKIPPED: the kernels on an NVIDIA GPU need python3: {error}");
+            return skip("PENSIEVE_REQUIRE_CUDA", &format!("the kernels on an NVIDIA GPU need python3: {error}"));
         }
     };
     let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    println!("{said}");
+    let _ = writeln!(std::io::stderr(), "{said}");
     assert!(output.status.success(), "{said}");
+}
+
+/// A check that is left out must not look like one that passed.
+#[test]
+fn what_is_left_out_is_said_even_where_tests_keep_their_output() {
+    let test = format!("{}::the_sources_keep_to_metal_s_address_spaces_and_overloads", module_path!());
+    let test = test.split_once("::").unwrap().1;
+    let empty = tempfile::tempdir().unwrap();
+    let run = |required: &str| {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args([test, "--exact"]).env("PATH", empty.path()).env("PENSIEVE_REQUIRE_CLANG", required);
+        command.output().unwrap()
+    };
+    let output = run("0");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.contains("SKIPPED"), "{output:?}");
+    assert!(!run("1").status.success());
 }
