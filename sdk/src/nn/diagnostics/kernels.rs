@@ -12,13 +12,21 @@ use crate::{
             Backend, Formulas,
             cases::{Activations, CASES, Case, Part, wave},
         },
-        spec::KvType,
+        spec::{BLOCK_TOKENS, KvType},
     },
 };
 
 /// Sequences of the first step, which fills caches, and of the second: a decode, a chunk of a prompt after a past, and a whole prompt.
 const FIRST: [Part; 3] = [(0, 137), (0, 20), (0, 0)];
 const SECOND: [Part; 3] = [(137, 1), (20, 9), (0, 70)];
+
+/// A prompt, a second one behind its first blocks, and a decode of each, which share these blocks.
+const SHARING: [&[Part]; 3] =
+    [&[(0, 300), (0, 0)], &[(300, 0), (SHARED_BLOCKS * BLOCK_TOKENS, 18)], &[(300, 1), (290, 1)]];
+const SHARED_BLOCKS: usize = 17;
+
+/// The steps of a case, of which there is a row each.
+const STEPS: [&str; 3] = ["prompts", "a decode, a chunk and a prompt", "two decodes that share a prefix"];
 
 /// The difference that attention may have, where keys and values are rounded to f16 and where they are not.
 const TOLERANCES: [f32; 2] = [5e-3, 2e-3];
@@ -38,9 +46,11 @@ pub(super) fn cases(backend: &dyn Backend, progress: impl Fn(usize, usize, &str)
     for (at, case) in CASES.into_iter().enumerate() {
         progress(at, total, case.name);
         let tolerance = TOLERANCES[usize::from(case.kv == KvType::F32)];
-        match both_steps(backend, &formulas, case) {
+        let computed = both_steps(backend, &formulas, case)
+            .and_then(|[first, second]| Ok([first, second, shared_prefix(backend, &formulas, case)?]));
+        match computed {
             Ok(steps) => {
-                let named = ["prompts", "a decode, a chunk and a prompt"].into_iter().zip(steps);
+                let named = STEPS.into_iter().zip(steps);
                 let row = |(step, result)| row(&format!("attention: {}, {step}", case.name), Ok(result), tolerance);
                 rows.extend(named.map(row));
             }
@@ -104,6 +114,21 @@ fn both_steps(backend: &dyn Backend, formulas: &Formulas, case: Case) -> Result<
         difference(&attended, &reference.step(parts, &Activations::of(case, tokens, &Device::Cpu)?, 1)?)
     };
     Ok([step(&FIRST)?, step(&SECOND)?])
+}
+
+/// The difference of the last step of [`SHARING`], and its largest value.
+fn shared_prefix(backend: &dyn Backend, formulas: &Formulas, case: Case) -> Result<[f32; 2]> {
+    let compute = |backend: &dyn Backend| -> Result<Tensor> {
+        let mut layer = Layer::new(backend, case, &[301, 291])?;
+        layer.share(SHARED_BLOCKS);
+        let [first, second, decodes] = SHARING.map(|parts| {
+            let tokens = parts.iter().map(|(_, len)| len).sum();
+            let attended = layer.step(parts, &Activations::of(case, tokens, backend.device())?, 1)?;
+            backend.finish().map(|()| attended)
+        });
+        first.and(second).and(decodes)
+    };
+    difference(&compute(backend)?, &compute(formulas)?)
 }
 
 fn row(name: &str, result: Result<[f32; 2]>, tolerance: f32) -> Value {

@@ -30,6 +30,13 @@ impl<'a> Layer<'a> {
         Ok(Self { backend, cache, tables })
     }
 
+    /// Has all sequences begin with the first one's blocks.
+    pub(super) fn share(&mut self, blocks: usize) {
+        if let Some((first, others)) = self.tables.split_first_mut() {
+            others.iter_mut().for_each(|table| table[..blocks].copy_from_slice(&first[..blocks]));
+        }
+    }
+
     /// Attends for new tokens of the sequences, `times` over, as layers of one step do.
     pub(super) fn step(&mut self, parts: &[Part], x: &Activations, times: u32) -> Result<Tensor> {
         let ids = vec![0; parts.iter().map(|(_, len)| len).sum()];
