@@ -17,7 +17,7 @@ use std::{
 
 use super::{
     driver::{Arg, Driver},
-    figures::{Figures, cores_of},
+    figures::{Figures, cores_of, refusal},
     kernels::{MetalKernels, failed},
     launch::Launch,
     libraries::{LIBRARIES, Math},
@@ -82,11 +82,8 @@ struct Apple {
 impl Apple {
     fn new(device: &Device) -> Result<Self> {
         let metal = device.as_metal_device()?.clone();
-        // GPUs of virtual machines lack SIMD-group reductions, and return zeros for them.
-        if !metal.metal_device().as_ref().supportsFamily(MTLGPUFamily::Apple7) {
-            return Err(failed(
-                "our kernels need SIMD-group operations, which GPUs before the M1's and virtual ones lack",
-            ));
+        if let Some(why) = refusal(metal.metal_device().as_ref().supportsFamily(MTLGPUFamily::Apple7)) {
+            return Err(failed(why));
         }
         let mut pipelines = HashMap::new();
         for library in LIBRARIES {

@@ -26,6 +26,12 @@ impl Figures {
     }
 }
 
+/// Why our kernels do not run on a GPU; `is_apple7` is that of the M1 and later ones. Older GPUs and those of virtual machines lack
+/// SIMD-group reductions, and return zeros for them.
+pub(super) fn refusal(is_apple7: bool) -> Option<&'static str> {
+    (!is_apple7).then_some("our kernels need SIMD-group operations, which GPUs before the M1's and virtual ones lack")
+}
+
 /// Cores of a GPU, by the last letter of its architecture's name (`applegpu_g13s`), as Metal does not say how many there are: the
 /// fewest of the kind but for base chips, which share their letter with the Pro.
 pub(super) fn cores_of(architecture: &str) -> usize {
@@ -60,6 +66,12 @@ mod tests {
         assert_eq!(Figures { wired_limit_mb: 12 << 10, ..idle }.free(), 12 * GIB);
         assert_eq!(Figures { available_percent: Some(25), ..idle }.free() / GIB, 3);
         assert_eq!(Figures { available_percent: None, allocated: 12 * GIB, ..idle }.free(), 0);
+    }
+
+    #[test]
+    fn a_virtual_machine_s_gpu_is_left_to_the_formulas() {
+        assert_eq!(refusal(true), None);
+        assert!(refusal(false).is_some_and(|why| why.contains("virtual")));
     }
 
     #[test]

@@ -195,4 +195,21 @@ mod tests {
             assert_eq!(first_bytes(&kernels, &weights), [32, 65]);
         }
     }
+
+    #[test]
+    fn weights_take_no_memory_beside_their_file_but_those_that_are_not_aligned() {
+        let double = Double::default();
+        let kernels = MetalKernels::new(double.clone(), Formulas::plain(Device::Cpu));
+        // Every third one lies where no kernel can read it.
+        let places: Vec<usize> = (0..6).map(|at| 36 * at + usize::from(at % 3 == 2)).collect();
+        let weights = in_a_file(&places);
+        for _ in 0..3 {
+            first_bytes(&kernels, &weights);
+        }
+        let record = double.record();
+        assert_eq!((&record.mapped, &record.allocations), (&vec![32; 4], &vec![32; 2]));
+        // A copy lets go of its pages, so the file does not stay in memory with it.
+        let keeps: Vec<bool> = weights.iter().map(|weight| weight.data().is_some()).collect();
+        assert_eq!(keeps, [true, true, false, true, true, false]);
+    }
 }
