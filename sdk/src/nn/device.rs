@@ -171,10 +171,11 @@ fn metal_refusal(has_residency_sets: bool) -> Option<&'static str> {
     (!has_residency_sets).then_some("Metal needs macOS 15 or newer here (residency sets)")
 }
 
-/// Whether the system knows `MTLResidencySet`.
+/// True if the system knows `MTLResidencySet`. The class is asked for: `available!` is constantly true of a version that the
+/// build requires.
 fn has_residency_sets() -> bool {
     #[cfg(target_os = "macos")]
-    return objc2::available!(macos = 15.0);
+    return objc2::runtime::AnyClass::get(c"MTLResidencySetDescriptor").is_some();
     #[cfg(not(target_os = "macos"))]
     true
 }

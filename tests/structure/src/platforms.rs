@@ -3,7 +3,7 @@
 
 use std::{fs, path::PathBuf};
 
-use crate::root;
+use crate::{root, unsafe_code};
 
 /// What one system alone has, and the files of tests that may name it: those that are for one system, or say what holds on
 /// the other.
@@ -98,4 +98,53 @@ fn results_of_a_paravirtualised_gpu_do_not_count() {
     let (guard, removed) =
         ("        if: steps.gpu.outputs.counts == 'true'\n", workflow.replace("steps.gpu.outputs.counts ==", "x"));
     assert!(workflow.matches(guard).count() > 2 && unguarded(&removed).len() > 2);
+}
+
+/// The lowest macOS that binaries say they need.
+fn lowest_macos() -> (u32, u32) {
+    let config = fs::read_to_string(root().join(".cargo/config.toml")).unwrap();
+    let line = config.lines().find_map(|line| line.strip_prefix("MACOSX_DEPLOYMENT_TARGET = ")).unwrap();
+    version(line.trim().trim_matches('"')).unwrap()
+}
+
+fn version(text: &str) -> Option<(u32, u32)> {
+    let (major, minor) = text.trim().split_once('.').unwrap_or((text.trim(), "0"));
+    Some((major.parse().ok()?, minor.parse().ok()?))
+}
+
+/// Uses of `available!` in a source that are constantly true: the compiler takes the lowest version for granted.
+fn taken_for_granted(text: &str, lowest: (u32, u32)) -> Vec<&str> {
+    let lines = text.lines().filter(|line| !line.trim_start().starts_with("//"));
+    let is_constant = |line: &&str| {
+        let mut arguments = line.split("available!(").skip(1).filter_map(|rest| rest.split(')').next());
+        arguments.any(|arguments| {
+            let versions = arguments.split(',').filter_map(|argument| argument.split_once('='));
+            let of_macos = versions.filter(|(system, _)| system.trim() == "macos");
+            of_macos.map(|(_, text)| version(text)).any(|asked| asked.is_none_or(|asked| asked <= lowest))
+        })
+    };
+    lines.filter(is_constant).collect()
+}
+
+#[test]
+fn no_source_asks_for_a_macos_that_every_build_requires() {
+    let lowest = lowest_macos();
+    assert!(lowest >= (11, 0), "{lowest:?}");
+    for path in unsafe_code::FOLDERS.iter().flat_map(|folder| unsafe_code::sources(root().join(folder))) {
+        let text = fs::read_to_string(&path).unwrap();
+        assert_eq!(taken_for_granted(&text, lowest), [""; 0], "{}: ask for a class instead", path.display());
+    }
+}
+
+#[test]
+fn a_check_that_is_constantly_true_is_found() {
+    for line in ["if objc2::available!(macos = 15.0) {", "available!(ios = 18.0, macos = 14)", "available!(macos = X)"]
+    {
+        assert_eq!(taken_for_granted(line, (15, 0)), [line], "{line}");
+    }
+    for line in
+        ["available!(macos = 15.1)", "available!(macos = 26)", "// available!(macos = 11.0)", "available!(ios = 9)"]
+    {
+        assert_eq!(taken_for_granted(line, (15, 0)), [""; 0], "{line}");
+    }
 }

@@ -5,10 +5,10 @@ use std::{collections::BTreeMap, fs, path::PathBuf};
 use crate::root;
 
 /// Code that ships. Tests may use unsafe code to break things.
-const FOLDERS: [&str; 5] = ["plugin-api", "sdk", "host", "plugins", "examples"];
+pub const FOLDERS: [&str; 5] = ["plugin-api", "sdk", "host", "plugins", "examples"];
 
 /// The Rust files below a folder, but for what cargo has built there.
-fn sources(folder: PathBuf) -> Vec<PathBuf> {
+pub fn sources(folder: PathBuf) -> Vec<PathBuf> {
     let (mut found, mut open) = (Vec::new(), vec![folder]);
     while let Some(path) = open.pop() {
         if path.is_dir() && !path.ends_with("target") {
