@@ -73,14 +73,21 @@ fn enter(policy: &Policy) -> Fenced {
         fenced.notes.push(format!("a crash is reported to the system, which delays its end: {why}"));
     }
     #[cfg(target_os = "macos")]
-    if policy.open {
-        fenced.missing.push(OPEN.into());
-    } else {
-        fenced.note(seatbelt::HOLDS, seatbelt::enter(policy));
-    }
+    sandbox(policy, &mut fenced, seatbelt::enter);
     #[cfg(not(any(target_os = "linux", target_os = "macos")))]
     fenced.missing.push("files, network and processes: this system has neither Landlock nor seccomp".into());
     fenced
+}
+
+/// Enters the profile, unless the configuration trusts the plugin. A system that refuses, as it does inside another sandbox, is
+/// no reason to end: the server says what is missing.
+#[cfg(any(target_os = "macos", test))]
+fn sandbox(policy: &Policy, fenced: &mut Fenced, enter: impl FnOnce(&Policy) -> Result<(), String>) {
+    if policy.open {
+        fenced.missing.push(OPEN.into());
+    } else {
+        fenced.note(seatbelt::HOLDS, enter(policy));
+    }
 }
 
 #[cfg(target_os = "linux")]
@@ -216,5 +223,21 @@ mod tests {
         let limited: Vec<Resource> = resource_limits(&policy, false).into_iter().map(|(what, _)| what).collect();
         assert_eq!(limited, [Resource::Core, Resource::Stack, Resource::Nofile]);
         assert_eq!(resource_limits(&Policy::default(), true).len(), 3, "nothing where the policy has no limit");
+    }
+
+    #[test]
+    fn a_profile_that_the_system_refuses_is_missing_and_nothing_else() {
+        let entered = |open, outcome: Result<(), String>| {
+            let mut fenced = Fenced { holds: vec!["limits".into()], ..Fenced::default() };
+            sandbox(&Policy { open, ..Policy::default() }, &mut fenced, |_| outcome);
+            fenced
+        };
+        // What the system says inside another sandbox.
+        let refused = entered(false, Err("Operation not permitted".into()));
+        assert_eq!(refused.holds, ["limits"]);
+        assert_eq!(refused.missing, [format!("{}: Operation not permitted", seatbelt::HOLDS)]);
+        let held = entered(false, Ok(()));
+        assert_eq!((held.holds.last().map(String::as_str), held.missing.len()), (Some(seatbelt::HOLDS), 0));
+        assert_eq!(entered(true, Err("not asked".into())).missing, [OPEN]);
     }
 }

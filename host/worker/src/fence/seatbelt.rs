@@ -30,6 +30,9 @@ const METAL: &str = "(allow iokit-open
   (xpc-service-name \"com.apple.MTLCompilerService\"))
 ";
 
+/// Folders of what Metal has compiled: pipelines, and libraries from their sources. Without the latter each load compiles anew.
+const KEPT: [&str; 2] = ["com.apple.metal", "com.apple.metalfe"];
+
 /// Figures of the system. By name, as `kern.procargs2` would show the environments of the user's other processes, keys included.
 const SYSCTLS: &str = "(allow sysctl-read
   (sysctl-name-prefix \"hw.\")
@@ -71,8 +74,8 @@ fn profile(policy: &Policy, surroundings: &Surroundings) -> String {
         text.push_str(METAL);
         // Metal keeps what it has compiled under the name of the program.
         let name = program.file_name().map(PathBuf::from).unwrap_or_default();
-        let kept = |folder: &PathBuf| [folder.join("com.apple.metal"), folder.join(&name).join("com.apple.metal")];
-        write.extend(caches.iter().flat_map(kept));
+        let folders = caches.iter().flat_map(|caches| [caches.clone(), caches.join(&name)]);
+        write.extend(folders.flat_map(|folder| KEPT.map(|kept| folder.join(kept))));
     }
     allow(&mut text, "file-read* file-map-executable", &code);
     allow(&mut text, "file-read* file-write*", &write.iter().map(PathBuf::as_path).collect::<Vec<_>>());
@@ -92,8 +95,11 @@ fn quoted(path: &Path) -> Option<String> {
     Some(format!("\"{}\"", path.replace('\\', "\\\\").replace('"', "\\\"")))
 }
 
+pub(super) const HOLDS: &str =
+    "reads its model and plugins, writes its own cache, no network, no programs (sandbox profile)";
+
 #[cfg(target_os = "macos")]
-pub(super) use entering::{HOLDS, enter};
+pub(super) use entering::enter;
 
 #[cfg(target_os = "macos")]
 mod entering {
@@ -105,8 +111,6 @@ mod entering {
         ptr::null_mut,
     };
 
-    pub(in super::super) const HOLDS: &str =
-        "reads its model and plugins, writes its own cache, no network, no programs (sandbox profile)";
     const SEARCHED: [&str; 2] = ["DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH"];
 
     unsafe extern "C" {
@@ -213,7 +217,9 @@ mod tests {
             "(iokit-user-client-class \"AGXDeviceUserClient\")",
             "(global-name \"com.apple.MTLCompilerService\")",
             "(xpc-service-name \"com.apple.MTLCompilerService\")",
-            "/private/var/folders/x/C/pensieve/com.apple.metal",
+            "\"/private/var/folders/x/C/pensieve/com.apple.metal\"",
+            "\"/private/var/folders/x/C/pensieve/com.apple.metalfe\"",
+            "\"/private/var/folders/x/C/com.apple.metalfe\"",
         ] {
             assert!(text.contains(word), "{word}: {text}");
             for kind in [Kind::Look, Kind::Prompt, Kind::Worker] {
@@ -233,5 +239,158 @@ mod tests {
             assert!(text.contains(quoted), "{quoted}: {text}");
         }
         assert!(!text.contains("relative") && !text.contains("line"), "{text}");
+    }
+
+    /// An expression of a profile.
+    #[derive(Debug, PartialEq)]
+    enum Expression {
+        Word(String),
+        Text(String),
+        List(Vec<Expression>),
+    }
+
+    /// Reads expressions up to the end of the list that they are in.
+    fn read(letters: &mut std::iter::Peekable<std::str::Chars<'_>>) -> Vec<Expression> {
+        let mut found = Vec::new();
+        while let Some(letter) = letters.next() {
+            match letter {
+                '(' => found.push(Expression::List(read(letters))),
+                ')' => break,
+                '"' => {
+                    let mut text = String::new();
+                    while let Some(letter) = letters.next().filter(|letter| *letter != '"') {
+                        text.push(if letter == '\\' { letters.next().expect("a letter is quoted") } else { letter });
+                    }
+                    found.push(Expression::Text(text));
+                }
+                letter if letter.is_whitespace() => {}
+                letter => {
+                    let mut word = String::from(letter);
+                    while let Some(letter) =
+                        letters.next_if(|letter| !letter.is_whitespace() && !"()\"".contains(*letter))
+                    {
+                        word.push(letter);
+                    }
+                    found.push(Expression::Word(word));
+                }
+            }
+        }
+        found
+    }
+
+    /// A filter's answer about the path or name that an operation is about.
+    fn fits(filter: &Expression, subject: &str) -> bool {
+        let Expression::List(parts) = filter else { panic!("{filter:?} is no filter") };
+        match &parts[..] {
+            [Expression::Word(kind), Expression::Text(text)] => match kind.as_str() {
+                "subpath" => Path::new(subject).starts_with(text),
+                "sysctl-name-prefix" => subject.starts_with(text.as_str()),
+                "sysctl-name" | "global-name" | "xpc-service-name" | "iokit-user-client-class" => subject == text,
+                _ => panic!("no filter is known as {kind}"),
+            },
+            [Expression::Word(kind), Expression::Word(own)] if kind == "target" && own == "self" => subject == "self",
+            _ => panic!("{parts:?} is no filter"),
+        }
+    }
+
+    /// The verdict of a profile on an operation: the last matching rule's.
+    fn allows(profile: &str, operation: &str, subject: &str) -> bool {
+        let mut allowed = None;
+        for rule in read(&mut profile.chars().peekable()) {
+            let Expression::List(parts) = rule else { panic!("{rule:?} is no rule") };
+            let (Some(Expression::Word(verb)), rest) = (parts.first(), &parts[1..]) else { panic!("{parts:?}") };
+            if !["allow", "deny"].contains(&verb.as_str()) {
+                continue;
+            }
+            let matches = |part: &Expression| match part {
+                Expression::Word(word) => match word.strip_suffix('*') {
+                    Some(start) => operation.starts_with(start),
+                    None => word == operation || word == "default",
+                },
+                _ => false,
+            };
+            let filters = || rest.iter().filter(|part| matches!(part, Expression::List(_)));
+            if rest.iter().any(matches) && (filters().count() == 0 || filters().any(|filter| fits(filter, subject))) {
+                allowed = Some(verb == "allow");
+            }
+        }
+        allowed.expect("a profile has a default")
+    }
+
+    /// Operations on which a profile does not decide as it must. Apple's `system.sb` counts as allowing all that must not be.
+    fn wrong(profile: &str, is_gpu: bool) -> Vec<String> {
+        let imported = "(allow network* process-fork process-exec* sysctl-read)";
+        let profile = profile.replace("(import \"system.sb\")", imported);
+        let cases = [
+            ("file-read-data", "/models/m/model.gguf", true),
+            ("file-read-data", "/plugins/p.dylib", true),
+            ("file-map-executable", "/plugins/p.dylib", true),
+            ("file-read-data", "/own/cache/block", true),
+            ("file-write-create", "/own/cache/block", true),
+            ("file-read-metadata", "/Users/me/.ssh", true),
+            ("sysctl-read", "hw.memsize", true),
+            ("signal", "self", true),
+            ("file-read-data", "/Users/me/.ssh/id_ed25519", false),
+            ("file-read-data", "/models/mine/model.gguf", false),
+            ("file-read-data", "/etc/master.passwd", false),
+            ("file-write-data", "/models/m/model.gguf", false),
+            ("file-write-data", "/plugins/p.dylib", false),
+            ("file-write-create", "/Users/me/.zshrc", false),
+            ("file-write-create", "/opt/pensieve", false),
+            ("file-map-executable", "/own/cache/block", false),
+            ("network-outbound", "203.0.113.7:443", false),
+            ("network-bind", "*:80", false),
+            ("process-fork", "", false),
+            ("process-exec", "/bin/sh", false),
+            ("signal", "others", false),
+            ("sysctl-read", "kern.procargs2", false),
+            ("mach-lookup", "com.apple.securityd", false),
+            ("iokit-open", "IOHIDLibUserClient", false),
+            ("mach-lookup", "com.apple.MTLCompilerService", is_gpu),
+            ("iokit-open", "AGXDeviceUserClient", is_gpu),
+            ("file-write-create", "/private/var/folders/x/C/pensieve/com.apple.metalfe/functions.data", is_gpu),
+            ("file-write-create", "/private/var/folders/x/C/com.example.other/data", false),
+        ];
+        let wrong = cases.into_iter().filter(|(what, subject, expect)| allows(&profile, what, subject) != *expect);
+        wrong.map(|(what, subject, expect)| format!("{what} {subject}: not {expect}")).collect()
+    }
+
+    fn own_profile(kind: Kind) -> String {
+        let (read, write) = (vec!["/models/m".into(), "/plugins/p.dylib".into()], vec!["/own/cache".into()]);
+        profile(&Policy { kind, read, write, ..Policy::default() }, &surroundings())
+    }
+
+    #[test]
+    fn a_profile_decides_as_the_system_will_read_it() {
+        for kind in [Kind::Worker, Kind::GpuWorker] {
+            assert_eq!(wrong(&own_profile(kind), kind.has_drivers()), [""; 0], "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn a_mistake_in_a_profile_is_found() {
+        let right = own_profile(Kind::GpuWorker);
+        for (part, instead, what) in [
+            ("(deny default)", "(allow default)", "file-write-create /Users/me/.zshrc"),
+            ("(deny network*)", "", "network-outbound"),
+            ("(deny process-fork)", "", "process-fork"),
+            ("(deny process-exec*)", "", "process-exec"),
+            ("(deny sysctl-read (sysctl-name-prefix \"kern.procargs\"))", "", "sysctl-read"),
+            ("(allow file-read-metadata)", "(allow file-read*)", "file-read-data /Users/me"),
+            ("(subpath \"/models/m\")", "(subpath \"/models\")", "file-read-data /models/mine"),
+            ("(subpath \"/own/cache\")", "(subpath \"/\")", "file-write-data /models/m"),
+            ("file-read* file-map-executable", "file-read* file-write*", "file-write-data /plugins"),
+            ("(allow file-read* file-write*", "(allow file*", "file-map-executable /own/cache"),
+            ("(subpath \"/models/m\")", "(subpath \"/models/n\")", "file-read-data /models/m/"),
+            ("com.apple.metalfe", "com.apple.metal", "com.apple.metalfe"),
+            ("(target self)", "", "signal others"),
+            ("(iokit-user-client-class \"AGXDeviceUserClient\")", "", "iokit-open IOHID"),
+        ] {
+            assert!(right.contains(part), "{part}");
+            let found = wrong(&right.replace(part, instead), true);
+            assert!(found.iter().any(|found| found.contains(what)), "'{part}' as '{instead}': {found:?}");
+        }
+        let late = format!("{right}(allow network-outbound)\n");
+        assert_eq!(wrong(&late, true), ["network-outbound 203.0.113.7:443: not false"]);
     }
 }
