@@ -12,7 +12,7 @@ use crate::{Services, nn::diagnostics};
 pub(super) static TABLE: Diagnostics = Diagnostics { sections, measure };
 
 extern "C" fn sections() -> RVec<RString> {
-    diagnostics::sections().map(RString::from).collect()
+    guard("sections", || Ok(diagnostics::sections().map(RString::from).collect())).unwrap_or(RVec::new())
 }
 
 extern "C" fn measure(section: RStr<'_>, settings: RStr<'_>, services: ServicesArc) -> RResult<RString, PluginError> {

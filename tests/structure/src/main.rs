@@ -4,6 +4,7 @@
 
 mod comments;
 mod dependencies;
+mod entries;
 mod layers;
 mod pages;
 mod platforms;
