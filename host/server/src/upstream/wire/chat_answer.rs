@@ -7,6 +7,7 @@ use serde_json::value::RawValue;
 use super::{
     super::failure,
     bounded::{self, Few, FewOf},
+    pieces::{self, Pieces},
 };
 use crate::{
     chat::{Delta, TokenLogprob},
@@ -68,7 +69,8 @@ struct Chunk<'a> {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Choice<'a> {
-    delta: Option<ChunkDelta>,
+    #[serde(borrow)]
+    delta: Option<ChunkDelta<'a>>,
     text: Option<String>,
     finish_reason: Option<String>,
     /// vLLM's: the stop string or token.
@@ -84,8 +86,10 @@ struct Choice<'a> {
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct ChunkDelta {
-    content: Option<String>,
+struct ChunkDelta<'a> {
+    /// A text, or a list of pieces.
+    #[serde(borrow)]
+    content: Option<&'a RawValue>,
     reasoning_content: Option<String>,
     reasoning: Option<String>,
     refusal: Option<String>,
@@ -110,22 +114,22 @@ struct Function {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct ChunkUsage {
-    prompt_tokens: Option<u64>,
-    completion_tokens: Option<u64>,
+    prompt_tokens: Option<f64>,
+    completion_tokens: Option<f64>,
     prompt_tokens_details: Option<PromptDetails>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct PromptDetails {
-    cached_tokens: Option<u64>,
+    cached_tokens: Option<f64>,
 }
 
 /// llama.cpp's.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Timings {
-    cache_n: Option<u64>,
+    cache_n: Option<f64>,
 }
 
 /// Of chat completions, or of completions.
@@ -193,11 +197,16 @@ impl ChatReader {
 
     fn choice(&mut self, choice: Choice<'_>, deltas: &mut Vec<Delta>) -> Result<(), Failure> {
         let delta = choice.delta.unwrap_or_default();
-        if let Some(thought) = delta.reasoning_content.or(delta.reasoning).filter(|text| !text.is_empty()) {
+        let Pieces { text, thoughts } = match delta.content {
+            Some(content) => pieces::read(content).ok_or_else(|| self.nonsense("sent content in another form"))?,
+            None => Pieces::default(),
+        };
+        let thoughts = delta.reasoning_content.or(delta.reasoning).or(thoughts);
+        if let Some(thought) = thoughts.filter(|text| !text.is_empty()) {
             self.pieces = self.pieces.saturating_add(1);
             deltas.push(Delta::Thinking(thought));
         }
-        let text = delta.content.or(choice.text).or(delta.refusal).unwrap_or_default();
+        let text = text.or(choice.text).or(delta.refusal).unwrap_or_default();
         let logprobs = match choice.logprobs.filter(|_| self.expected.logprobs) {
             Some(logprobs) => self.likelihoods(logprobs)?,
             None => Vec::new(),
@@ -264,7 +273,9 @@ impl ChatReader {
     }
 
     fn count(&mut self, usage: &ChunkUsage, timings: Option<&Timings>) {
-        let tokens = |count: Option<u64>| count.map(|count| u32::try_from(count).unwrap_or(u32::MAX));
+        // Some servers count in other numbers, and llama.cpp says -1 for "not known".
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the range is checked or saturates")]
+        let tokens = |count: Option<f64>| count.filter(|count| *count >= 0.0).map(|count| count as u32);
         let cached = usage.prompt_tokens_details.as_ref().and_then(|details| details.cached_tokens);
         let cached = cached.or_else(|| timings.and_then(|timings| timings.cache_n));
         let prompt = tokens(usage.prompt_tokens).unwrap_or(self.expected.prompt);

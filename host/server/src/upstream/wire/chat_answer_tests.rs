@@ -70,6 +70,9 @@ fn text_reasoning_and_usage_come_through() {
         "usage": {"prompt_tokens": 10, "completion_tokens": 2}, "timings": {"cache_n": 8}});
     assert_eq!(shown(&read(&[timed]).unwrap()), ["Length 10 8 2"], "llama.cpp counts its cache apart");
     assert_eq!(shown(&read(&[delta(json!({"content": "a"})), end("stop")]).unwrap())[1], "EndOfTurn 5 0 1");
+    let odd = json!({"choices": [{"delta": {"content": [{"type": "text", "text": "a"}]}, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 10.0, "completion_tokens": 2}, "timings": {"cache_n": -1}});
+    assert_eq!(shown(&read(&[odd]).unwrap()), ["text a", "EndOfTurn 10 0 2"], "pieces, and numbers of another kind");
 }
 
 #[test]

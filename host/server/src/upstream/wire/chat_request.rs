@@ -17,24 +17,47 @@ use pensieve_protocol::{
     job::{Failure, FailureCode},
 };
 
-/// Fields by which a client would choose what the upstream's key pays for, or which models, hosts and slots are used. The
-/// configuration alone decides that.
-const REFUSED: [&str; 14] = [
+/// Fields by which a client would choose what the upstream's key pays for, which models, hosts, files and slots are used, or
+/// what runs there: of gateways, of SGLang, of vLLM and of llama.cpp. The configuration alone decides that.
+const REFUSED: [&str; 35] = [
     "models",
+    "model_list",
     "provider",
     "route",
     "fallbacks",
+    "context_window_fallback_dict",
     "plugins",
-    "lora",
-    "id_slot",
-    "kv_transfer_params",
     "api_base",
     "base_url",
     "api_key",
+    "api_type",
+    "api_version",
+    "headers",
     "extra_headers",
     "extra_body",
+    "extra_query",
     "custom_llm_provider",
+    "deployment_id",
+    "organization",
+    "user_config",
+    "region_name",
+    "mock_response",
+    "bootstrap_host",
+    "bootstrap_port",
+    "bootstrap_room",
+    "custom_logit_processor",
+    "session_params",
+    "return_hidden_states",
+    "data_parallel_rank",
+    "routed_dp_rank",
+    "lora",
+    "lora_path",
+    "lora_request",
+    "kv_transfer_params",
+    "id_slot",
 ];
+/// Beginnings of such fields.
+const REFUSED_PREFIXES: [&str; 6] = ["aws_", "azure_", "vertex_", "watsonx_", "litellm_", "mock_"];
 
 /// The path below the API's root, and the body. `max_tokens` is what fits, if it is known.
 pub(crate) fn write(
@@ -93,7 +116,7 @@ pub(crate) fn write(
         body.insert("cache_salt".into(), URL_SAFE_NO_PAD.encode(salt).into());
     }
     for (name, value) in &request.unknown {
-        if REFUSED.contains(&name.as_str()) {
+        if REFUSED.contains(&name.as_str()) || REFUSED_PREFIXES.iter().any(|prefix| name.starts_with(prefix)) {
             return Err(to.cannot(&format!("take '{name}' from a client"), name));
         }
         // What this server has written itself stays as it is.

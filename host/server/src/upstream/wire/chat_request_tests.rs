@@ -217,7 +217,7 @@ fn fields_that_this_server_does_not_know_are_passed_on_but_change_nothing_that_i
 
 #[test]
 fn fields_that_decide_for_the_operator_are_refused() {
-    for name in REFUSED {
+    for name in REFUSED.into_iter().chain(["aws_region_name", "vertex_project"]) {
         let unknown = json!({ name: "x", "service_tier": "flex" });
         let request = Request { unknown: unknown.as_object().unwrap().clone(), ..chat(Conversation::default()) };
         let failure = write(&request, &to(UpstreamKind::OpenAi, &[]), None).unwrap_err();

@@ -99,11 +99,12 @@ impl MessagesReader {
             }
             "content_block_delta" => {
                 let delta = event.delta.unwrap_or_default();
-                if let Some(text) = delta.text {
+                let filled = |text: Option<String>| text.filter(|text| !text.is_empty());
+                if let Some(text) = filled(delta.text) {
                     deltas.push(Delta::Text { text, logprobs: Vec::new() });
-                } else if let Some(thought) = delta.thinking {
+                } else if let Some(thought) = filled(delta.thinking) {
                     deltas.push(Delta::Thinking(thought));
-                } else if let Some(json) = delta.partial_json.filter(|_| self.is_call) {
+                } else if let Some(json) = filled(delta.partial_json).filter(|_| self.is_call) {
                     deltas.push(Delta::ToolArguments(json));
                 }
             }
@@ -164,3 +165,7 @@ impl MessagesReader {
         failure::nonsense(&self.expected.model, what)
     }
 }
+
+#[cfg(test)]
+#[path = "messages_answer_tests.rs"]
+mod tests;

@@ -1,6 +1,12 @@
 //! Requests as Anthropic's Messages, for upstreams that speak nothing else, and for counting tokens.
 
+use std::{
+    borrow::Cow,
+    hash::{Hash, Hasher},
+};
+
 use serde_json::{Map, Value, json};
+use siphasher::sip::SipHasher13;
 
 use super::{
     Addressee,
@@ -129,7 +135,7 @@ fn content_of(parts: &[Part], to: &Addressee<'_>) -> Result<Vec<Value>, Failure>
             Part::Image(item) => content.push(picture(to, *item)?),
             Part::ToolCall { id, name, arguments } => {
                 let input = if arguments.is_object() { arguments.clone() } else { json!({}) };
-                content.push(json!({ "type": "tool_use", "id": id, "name": name, "input": input }));
+                content.push(json!({ "type": "tool_use", "id": call_id(id), "name": name, "input": input }));
             }
             Part::ToolResult { id, text, images, is_error } => {
                 let mut inner = Vec::new();
@@ -139,7 +145,7 @@ fn content_of(parts: &[Part], to: &Addressee<'_>) -> Result<Vec<Value>, Failure>
                         Piece::Picture(item) => picture(to, item)?,
                     });
                 }
-                let mut result = json!({ "type": "tool_result", "tool_use_id": id, "content": inner });
+                let mut result = json!({ "type": "tool_result", "tool_use_id": call_id(id), "content": inner });
                 if *is_error {
                     result["is_error"] = true.into();
                 }
@@ -148,6 +154,17 @@ fn content_of(parts: &[Part], to: &Addressee<'_>) -> Result<Vec<Value>, Failure>
         }
     }
     Ok(content)
+}
+
+/// The id of a call as the API takes it: letters, digits, `_` and `-`. Clients send others that they had elsewhere
+/// (`functions.look:0`); equal ones stay equal.
+fn call_id(id: &str) -> Cow<'_, str> {
+    if !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-') {
+        return Cow::Borrowed(id);
+    }
+    let mut hasher = SipHasher13::new();
+    id.hash(&mut hasher);
+    Cow::Owned(format!("call_{:016x}", hasher.finish()))
 }
 
 fn picture(to: &Addressee<'_>, item: u32) -> Result<Value, Failure> {
@@ -216,6 +233,28 @@ mod tests {
         };
         let sampling = SamplingParams { top_p: Some(top_p), temperature: Some(0.5), ..SamplingParams::default() };
         body(&Request { input: Input::Chat(conversation), sampling, ..Request::default() })
+    }
+
+    #[test]
+    fn ids_of_calls_become_what_the_api_takes_and_still_match() {
+        let turns = |id: &str| {
+            let call = Part::ToolCall { id: id.into(), name: "f".into(), arguments: json!({}) };
+            let result = Part::ToolResult { id: id.into(), text: "x".into(), images: vec![], is_error: false };
+            let turn = |role, part| Turn { role, parts: vec![part] };
+            vec![turn(Role::Assistant, call), turn(Role::User, result)]
+        };
+        let ids = |id: &str| {
+            let conversation = Conversation { turns: turns(id), ..Conversation::default() };
+            let body = body(&Request { input: Input::Chat(conversation), ..Request::default() });
+            let id = |place: &str| body["messages"].pointer(place).and_then(Value::as_str).unwrap().to_owned();
+            let (call, result) = (id("/0/content/0/id"), id("/1/content/0/tool_use_id"));
+            assert_eq!(call, result);
+            call
+        };
+        assert_eq!(ids("toolu_01-A"), "toolu_01-A");
+        let (dotted, other) = (ids("functions.f:0"), ids("functions:f.0"));
+        assert!(dotted != other && dotted.starts_with("call_") && dotted.len() == 21, "{dotted} {other}");
+        assert!(ids("").starts_with("call_"));
     }
 
     #[test]

@@ -7,6 +7,7 @@ pub(super) mod messages_request;
 
 mod bounded;
 mod content;
+mod pieces;
 
 use std::sync::Arc;
 
