@@ -10,7 +10,7 @@ pub use context::{AppliedEdit, ClearTrigger, ClearedInputs, Compaction, ContextE
 pub use image::{Image, ImageFile};
 pub use pensieve_protocol::conversation::{Conversation, Part, PlacedImage, Role, Tool, ToolChoice, Turn};
 
-use std::sync::Arc;
+use std::{fmt::Display, sync::Arc};
 
 use serde_json::{Map, Value};
 
@@ -86,6 +86,15 @@ impl Input {
         let budget = conversation.variables.get("thinking_budget")?.as_u64()?;
         Some(u32::try_from(budget).unwrap_or(u32::MAX))
     }
+}
+
+/// The refusal of a prompt without room for an answer. Clients recognize it by its words, and compact or say what to do:
+/// Claude Code, opencode, Qwen Code and LangChain by the first half, LiteLLM, aider and pydantic-ai by the second.
+pub fn prompt_too_long(tokens: impl Display, tokens_max: u32) -> Failure {
+    let context = tokens_max.saturating_add(1);
+    let first = format!("prompt is too long: {tokens} tokens > {tokens_max} maximum");
+    let message = format!("{first}; this model's maximum context length is {context} tokens");
+    Failure::new(FailureCode::TooLong, message)
 }
 
 /// How much reasoning a client asks for, in the APIs' words.

@@ -33,7 +33,7 @@ use self::{
 };
 use crate::{
     answers::{Outline, PromptHistory},
-    chat::{Client, Conversation, Input, Request, ResponseFormat, Role, Tool, ToolChoice},
+    chat::{Client, Conversation, Input, Request, ResponseFormat, Role, Tool, ToolChoice, prompt_too_long},
     constraints::Rules,
     fleet::{Config, Fleet, HandoverReason, HandoverRules, Target},
     formats::{Signature, Thoughts},
@@ -189,7 +189,7 @@ impl Chats {
         let count = prompt.tokens.len();
         let input_tokens = u32::try_from(count).unwrap_or(u32::MAX);
         if input_tokens > maximum {
-            return Err(size::too_long(count, maximum));
+            return Err(prompt_too_long(count, maximum));
         }
         if let Some(spec) = &prompt.spec {
             let written = spec.written_tokens();

@@ -3,24 +3,10 @@
 //! Rendering and tokenizing take memory and time in proportion to the text's length, with a large factor. A text with
 //! more bytes than a model's context can represent is therefore refused by its length alone.
 
-use std::fmt::Display;
-
 use serde_json::Value;
 
-use crate::chat::{Conversation, Input, Part};
-use pensieve_protocol::{
-    job::{Failure, FailureCode},
-    vocabulary::Vocabulary,
-};
-
-/// The refusal of a prompt without room for an answer. Clients recognize it by its words, and compact or say what to do:
-/// Claude Code, opencode, Qwen Code and LangChain by the first half, LiteLLM, aider and pydantic-ai by the second.
-pub(super) fn too_long(tokens: impl Display, tokens_max: u32) -> Failure {
-    let context = tokens_max.saturating_add(1);
-    let first = format!("prompt is too long: {tokens} tokens > {tokens_max} maximum");
-    let message = format!("{first}; this model's maximum context length is {context} tokens");
-    Failure::new(FailureCode::TooLong, message)
-}
+use crate::chat::{Conversation, Input, Part, prompt_too_long};
+use pensieve_protocol::{job::Failure, vocabulary::Vocabulary};
 
 /// Refuses an input whose length in bytes proves that it exceeds `tokens_max`.
 pub(super) fn check(input: &Input, vocabulary: &Vocabulary, tokens_max: u32) -> Result<(), Failure> {
@@ -32,7 +18,7 @@ pub(super) fn check(input: &Input, vocabulary: &Vocabulary, tokens_max: u32) -> 
     };
     let tokens = vocabulary.tokens_min(bytes);
     if tokens > tokens_max as usize {
-        return Err(too_long(format_args!("at least {tokens}"), tokens_max));
+        return Err(prompt_too_long(format_args!("at least {tokens}"), tokens_max));
     }
     Ok(())
 }

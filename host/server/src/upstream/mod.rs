@@ -32,7 +32,7 @@ use serde_json::{Map, Value};
 use tokio::time::Instant;
 
 use crate::{
-    chat::{Delta, Image, Input, Request},
+    chat::{Delta, Image, Input, Request, prompt_too_long},
     fleet::{Elsewhere, Upstream, UpstreamKind, UpstreamUrl},
 };
 use call::Call;
@@ -87,7 +87,7 @@ impl Upstreams {
             if count.tokens.saturating_mul(2).saturating_add(wanted) > context {
                 count = count::count(&remote, facts, request).await?;
                 limit = fitting(wanted, context, count, request.limit_is_usual)
-                    .ok_or_else(|| too_long(&remote.id, count.tokens, context))?;
+                    .ok_or_else(|| prompt_too_long(count.tokens, context.saturating_sub(1)))?;
             }
         }
         let (prompt, max_tokens) = (count.tokens, limit.tokens);
@@ -294,12 +294,6 @@ fn fitting(wanted: u32, context: u32, prompt: Count, is_usual: bool) -> Option<L
         return Some(Limit { tokens: Some(wanted).filter(|_| is_small), clamped: !is_small });
     }
     (room > 0).then(|| Limit { tokens: Some(wanted.min(room)), clamped: wanted > room })
-}
-
-fn too_long(model: &str, prompt: u32, context: u32) -> Failure {
-    let message =
-        format!("the prompt has {prompt} tokens, and model '{model}' reads at most {}", context.saturating_sub(1));
-    Failure::new(FailureCode::TooLong, message).with_help("shorten the conversation")
 }
 
 /// True for a conversation, the only input that is sent to upstreams.
