@@ -1,9 +1,10 @@
 //! A server that speaks chat completions as a test tells it to: well, badly, or maliciously.
 
+use rustls::{ServerConfig, ServerConnection, StreamOwned};
 use serde_json::{Value, json};
 use std::{
     io::{BufRead, BufReader, Read, Write},
-    net::{SocketAddr, TcpListener, TcpStream},
+    net::{SocketAddr, TcpListener},
     sync::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
@@ -19,6 +20,12 @@ pub enum Behaviour {
     Say(Vec<Value>),
     /// Streams these pieces, each after a pause.
     Slowly(Vec<Value>, Duration),
+    /// Takes this long to begin, and streams these pieces.
+    Late(Vec<Value>, Duration),
+    /// Streams these pieces once on each connection, and hangs up when it is asked again.
+    Once(Vec<Value>),
+    /// Streams the first pieces as a whole response, and the second ones as another one, to one request, after this pause.
+    Twice(Vec<Value>, Vec<Value>, Duration),
     /// Streams these pieces, and closes the connection without an end.
     Drop(Vec<Value>),
     /// Streams these pieces, and then nothing for ever.
@@ -51,10 +58,15 @@ pub struct Fake {
 
 impl Fake {
     pub fn start(behaviour: Behaviour) -> Self {
-        Self::listen(TcpListener::bind("127.0.0.1:0").unwrap(), behaviour)
+        Self::listen(TcpListener::bind("127.0.0.1:0").unwrap(), behaviour, None)
     }
 
-    fn listen(listener: TcpListener, behaviour: Behaviour) -> Self {
+    /// One that is reached over TLS, at [`Self::secure_url`].
+    pub fn secure(behaviour: Behaviour, tls: ServerConfig) -> Self {
+        Self::listen(TcpListener::bind("127.0.0.1:0").unwrap(), behaviour, Some(Arc::new(tls)))
+    }
+
+    fn listen(listener: TcpListener, behaviour: Behaviour, tls: Option<Arc<ServerConfig>>) -> Self {
         let fake = Self {
             address: listener.local_addr().unwrap(),
             behaviour: Arc::new(Mutex::new(behaviour)),
@@ -65,8 +77,14 @@ impl Fake {
         thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
                 let (behaviour, seen, abandoned) = (behaviour.clone(), seen.clone(), abandoned.clone());
+                stream.set_nodelay(true).unwrap();
+                let tls = tls.clone().map(|tls| ServerConnection::new(tls).unwrap());
                 thread::spawn(move || {
-                    if serve(stream, &behaviour, &seen).is_none() {
+                    let served = match tls {
+                        None => serve(stream, &behaviour, &seen),
+                        Some(tls) => serve(StreamOwned::new(tls, stream), &behaviour, &seen),
+                    };
+                    if served.is_none() {
                         abandoned.fetch_add(1, Ordering::SeqCst);
                     }
                 });
@@ -77,6 +95,10 @@ impl Fake {
 
     pub fn url(&self) -> String {
         format!("http://{}/v1", self.address)
+    }
+
+    pub fn secure_url(&self, host: &str) -> String {
+        format!("https://{host}:{}/v1", self.address.port())
     }
 
     pub fn set(&self, behaviour: Behaviour) {
@@ -129,9 +151,9 @@ pub fn response(status: &str, headers: &str, body: &str) -> Behaviour {
 }
 
 /// Serves a connection; `None` if it ends in the middle of an answer.
-fn serve(stream: TcpStream, behaviour: &Mutex<Behaviour>, seen: &Mutex<Vec<Seen>>) -> Option<()> {
-    stream.set_nodelay(true).ok()?;
+fn serve(stream: impl Read + Write, behaviour: &Mutex<Behaviour>, seen: &Mutex<Vec<Seen>>) -> Option<()> {
     let mut reader = BufReader::new(stream);
+    let mut has_answered = false;
     loop {
         let Some(request) = read(&mut reader) else { return Some(()) };
         let path = request.path.clone();
@@ -155,11 +177,21 @@ fn serve(stream: TcpStream, behaviour: &Mutex<Behaviour>, seen: &Mutex<Vec<Seen>
         let behaviour = behaviour.lock().unwrap().clone();
         let stream = reader.get_mut();
         match behaviour {
-            Behaviour::Say(chunks) => {
-                begin(stream)?;
-                chunks.iter().try_for_each(|chunk| event(stream, &chunk.to_string()))?;
-                event(stream, "[DONE]")?;
-                stream.write_all(b"0\r\n\r\n").ok()?;
+            Behaviour::Say(chunks) => whole(stream, &chunks)?,
+            Behaviour::Late(chunks, pause) => {
+                thread::sleep(pause);
+                whole(stream, &chunks)?;
+            }
+            Behaviour::Once(chunks) => {
+                if std::mem::replace(&mut has_answered, true) {
+                    return Some(());
+                }
+                whole(stream, &chunks)?;
+            }
+            Behaviour::Twice(first, second, pause) => {
+                whole(stream, &first)?;
+                thread::sleep(pause);
+                whole(stream, &second)?;
             }
             Behaviour::Slowly(chunks, pause) => {
                 begin(stream)?;
@@ -192,22 +224,30 @@ fn serve(stream: TcpStream, behaviour: &Mutex<Behaviour>, seen: &Mutex<Vec<Seen>
 }
 
 /// Waits until the other side has gone.
-fn gone(stream: &mut TcpStream) -> Option<()> {
+fn gone(stream: &mut impl Read) -> Option<()> {
     let _ = stream.read(&mut [0]);
     None
 }
 
-fn begin(stream: &mut TcpStream) -> Option<()> {
+/// A response with these pieces.
+fn whole(stream: &mut impl Write, chunks: &[Value]) -> Option<()> {
+    begin(stream)?;
+    chunks.iter().try_for_each(|chunk| event(stream, &chunk.to_string()))?;
+    event(stream, "[DONE]")?;
+    stream.write_all(b"0\r\n\r\n").ok()
+}
+
+fn begin(stream: &mut impl Write) -> Option<()> {
     let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n";
     stream.write_all(head.as_bytes()).ok()
 }
 
-fn event(stream: &mut TcpStream, data: &str) -> Option<()> {
+fn event(stream: &mut impl Write, data: &str) -> Option<()> {
     let event = format!("data: {data}\n\n");
     stream.write_all(format!("{:x}\r\n{event}\r\n", event.len()).as_bytes()).ok()
 }
 
-fn read(reader: &mut BufReader<TcpStream>) -> Option<Seen> {
+fn read(reader: &mut impl BufRead) -> Option<Seen> {
     let mut line = || {
         let mut line = String::new();
         reader.read_line(&mut line).ok().filter(|read| *read > 0)?;

@@ -4,6 +4,7 @@ mod fake;
 mod hostile;
 mod pensieve;
 mod replicas;
+mod tls;
 
 use serde_json::{Value, json};
 use std::{

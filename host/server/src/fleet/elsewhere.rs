@@ -18,7 +18,7 @@ pub struct Upstream {
     /// `None` to ask the servers.
     pub kind: Option<UpstreamKind>,
     pub key: Option<Secret>,
-    /// Certificates in PEM of the only authorities that are trusted; `None` for the usual ones.
+    /// Certificates in PEM of the only authorities that are trusted; `None` for the system's.
     pub authorities: Option<Vec<u8>>,
     /// This server's own certificate and its private key, in PEM.
     pub identity: Option<Identity>,

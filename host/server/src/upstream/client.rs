@@ -2,7 +2,7 @@
 //! read whole, the time without a byte. Redirects are not followed, and nothing is decompressed. The key goes to the
 //! configured addresses alone.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
@@ -16,13 +16,10 @@ use hyper_util::{
     client::legacy::{Client as Pool, connect::HttpConnector},
     rt::{TokioExecutor, TokioTimer},
 };
-use rustls::{
-    ClientConfig, RootCertStore,
-    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
-};
 use tokio::time::timeout;
 
-use crate::fleet::{Secret, Upstream, UpstreamKind};
+use super::tls;
+use crate::fleet::{Upstream, UpstreamKind};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -67,7 +64,7 @@ impl Client {
         connector.set_nodelay(true);
         connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
         let connector = HttpsConnectorBuilder::new()
-            .with_tls_config(tls(upstream)?)
+            .with_tls_config(tls::config(upstream)?)
             .https_or_http()
             .enable_http1()
             .wrap_connector(connector);
@@ -207,42 +204,4 @@ fn chain(error: &dyn std::error::Error) -> String {
         cause = error.source();
     }
     text
-}
-
-fn tls(upstream: &Upstream) -> Result<ClientConfig, String> {
-    let mut roots = RootCertStore::empty();
-    match &upstream.authorities {
-        None => roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned()),
-        Some(pem) => {
-            for certificate in certificates(pem, "upstream_ca")? {
-                roots.add(certificate).map_err(|error| format!("upstream_ca: {error}"))?;
-            }
-        }
-    }
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .map_err(|error| error.to_string())?
-        .with_root_certificates(roots);
-    match &upstream.identity {
-        None => Ok(config.with_no_client_auth()),
-        Some(identity) => {
-            let key = private_key(&identity.key)?;
-            let chain = certificates(&identity.certificate, "upstream_certificate")?;
-            config.with_client_auth_cert(chain, key).map_err(|error| format!("upstream_certificate: {error}"))
-        }
-    }
-}
-
-fn certificates(pem: &[u8], key: &str) -> Result<Vec<CertificateDer<'static>>, String> {
-    let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
-    match all {
-        Ok(all) if !all.is_empty() => Ok(all),
-        Ok(_) => Err(format!("{key} holds no certificate in PEM")),
-        Err(error) => Err(format!("{key}: {error}")),
-    }
-}
-
-fn private_key(pem: &Secret) -> Result<PrivateKeyDer<'static>, String> {
-    PrivateKeyDer::from_pem_slice(pem.reveal()).map_err(|error| format!("upstream_certificate_key: {error}"))
 }

@@ -15,6 +15,7 @@ mod events;
 mod facts;
 mod failure;
 mod replicas;
+mod tls;
 mod wire;
 
 pub use count::Count;
