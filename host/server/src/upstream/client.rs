@@ -18,7 +18,7 @@ use hyper_util::{
 };
 use tokio::time::timeout;
 
-use super::tls;
+use super::{retry_after, tls};
 use crate::fleet::{Upstream, UpstreamKind};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -136,10 +136,9 @@ impl Client {
         }
         let is_event_stream =
             text(&head.headers, header::CONTENT_TYPE).is_some_and(|kind| kind.starts_with("text/event-stream"));
-        let retry_after = text(&head.headers, header::RETRY_AFTER).and_then(|text| text.trim().parse().ok());
         Ok(Answer {
             status: head.status,
-            retry_after: retry_after.map(Duration::from_secs),
+            retry_after: retry_after::of(&head.headers, jiff::Timestamp::now()),
             is_event_stream,
             body,
             silence: self.silence,

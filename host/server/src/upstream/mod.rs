@@ -15,6 +15,7 @@ mod events;
 mod facts;
 mod failure;
 mod replicas;
+mod retry_after;
 mod tls;
 mod wire;
 
