@@ -13,7 +13,7 @@ use pensieve_server::fleet::{Identity, Secret, Upstream, UpstreamKind};
 
 /// Limit of a file with a key or certificates.
 const FILE_BYTES_MAX: u64 = 1 << 20;
-const KEYS: [&str; 10] = [
+const KEYS: [&str; 12] = [
     "upstream_model",
     "upstream_key_env",
     "upstream_key_file",
@@ -22,6 +22,8 @@ const KEYS: [&str; 10] = [
     "upstream_certificate",
     "upstream_certificate_key",
     "upstream_streams_max",
+    "upstream_requests_per_minute",
+    "upstream_tokens_per_minute",
     "upstream_timeout",
     "upstream_images",
 ];
@@ -99,6 +101,9 @@ pub(super) fn of(section: &Section<'_, '_>, id: &str, folder: &Path) -> Option<U
     section.some_text("upstream_certificate_key", &mut certificate_key);
     let (mut streams_max, mut silence, mut images) = (256, Duration::from_secs(300), true);
     section.integer("upstream_streams_max", 1..=100_000, &mut streams_max);
+    let (mut requests, mut tokens) = (0, 0);
+    section.integer("upstream_requests_per_minute", 0..=1_000_000, &mut requests);
+    section.integer("upstream_tokens_per_minute", 0..=1_000_000_000, &mut tokens);
     section.duration("upstream_timeout", Duration::from_secs(1)..=Duration::from_secs(3600), &mut silence);
     section.flag("upstream_images", &mut images);
     if urls.is_empty() {
@@ -127,6 +132,8 @@ pub(super) fn of(section: &Section<'_, '_>, id: &str, folder: &Path) -> Option<U
         kind
     });
     (upstream.streams_max, upstream.silence) = (streams_max, silence);
+    upstream.requests_per_minute = Some(requests).filter(|requests| *requests > 0);
+    upstream.tokens_per_minute = Some(tokens).filter(|tokens| *tokens > 0);
     upstream.context = Some(context).filter(|context| *context > 0);
     upstream.images = section.has("upstream_images").then_some(images);
     if certificate.is_some() != certificate_key.is_some() {
@@ -179,6 +186,19 @@ mod tests {
     }
 
     #[test]
+    fn limits_are_none_unless_they_are_named() {
+        let limits = |rest: &str| {
+            let text = format!("[[models]]\nid = \"big\"\nupstream = \"http://h/v1\"\n{rest}");
+            let Upstream { streams_max, requests_per_minute, tokens_per_minute, .. } =
+                source(&text, Path::new("/x")).upstream;
+            (streams_max, requests_per_minute, tokens_per_minute)
+        };
+        assert_eq!(limits(""), (256, None, None));
+        let all = "upstream_streams_max = 2\nupstream_requests_per_minute = 60\nupstream_tokens_per_minute = 90000";
+        assert_eq!(limits(all), (2, Some(60), Some(90_000)));
+    }
+
+    #[test]
     fn mistakes_are_told_with_their_lines() {
         let check = |rest: &str, what: &str| {
             let text = format!("[[models]]\nid = \"big\"\n{rest}");
@@ -189,6 +209,7 @@ mod tests {
         check("upstream = \"http://h/v1\"\nupstream_kind = \"tgi\"", "it is one of vllm, sglang, llama.cpp");
         check("upstream = \"http://h/v1\"\nsource = \"starter\"", "has both 'source' and 'upstream'");
         check("source = \"starter\"\nupstream_model = \"m\"", "has 'upstream_model', but no 'upstream'");
+        check("source = \"starter\"\nupstream_requests_per_minute = 9", "has 'upstream_requests_per_minute', but no");
         check("upstream = \"http://h/v1\"\nthreads = 3", "threads");
         check("upstream = \"http://h/v1\"\nupstream_certificate = \"c\"", "one of upstream_certificate");
     }

@@ -22,7 +22,7 @@ pub enum Behaviour {
     Slowly(Vec<Value>, Duration),
     /// Takes this long to begin, and streams these pieces.
     Late(Vec<Value>, Duration),
-    /// Streams these pieces once on each connection, and hangs up when it is asked again.
+    /// Streams these pieces, and hangs up instead on a connection that it has been asked on before, also for something else.
     Once(Vec<Value>),
     /// Streams the first pieces as a whole response, and the second ones as another one, to one request, after this pause.
     Twice(Vec<Value>, Vec<Value>, Duration),
@@ -110,6 +110,11 @@ impl Fake {
         self.seen().into_iter().filter(|seen| seen.path.ends_with("completions")).collect()
     }
 
+    /// The number of requests for answers so far.
+    pub fn asked_count(&self) -> usize {
+        self.seen.lock().unwrap().iter().filter(|seen| seen.path.ends_with("completions")).count()
+    }
+
     /// All requests so far.
     pub fn seen(&self) -> Vec<Seen> {
         self.seen.lock().unwrap().clone()
@@ -153,10 +158,11 @@ pub fn response(status: &str, headers: &str, body: &str) -> Behaviour {
 /// Serves a connection; `None` if it ends in the middle of an answer.
 fn serve(stream: impl Read + Write, behaviour: &Mutex<Behaviour>, seen: &Mutex<Vec<Seen>>) -> Option<()> {
     let mut reader = BufReader::new(stream);
-    let mut has_answered = false;
+    let mut requests = 0;
     loop {
         let Some(request) = read(&mut reader) else { return Some(()) };
         let path = request.path.clone();
+        requests += 1;
         seen.lock().unwrap().push(request);
         if matches!(*behaviour.lock().unwrap(), Behaviour::Stopped) {
             return gone(reader.get_mut());
@@ -183,7 +189,7 @@ fn serve(stream: impl Read + Write, behaviour: &Mutex<Behaviour>, seen: &Mutex<V
                 whole(stream, &chunks)?;
             }
             Behaviour::Once(chunks) => {
-                if std::mem::replace(&mut has_answered, true) {
+                if requests > 1 {
                     return Some(());
                 }
                 whole(stream, &chunks)?;

@@ -7,7 +7,10 @@ use std::{
 };
 
 use super::{APIS, ask, fake::*, serve};
-use crate::{http::client::post, processes::memory};
+use crate::{
+    http::client::{Connection, post},
+    processes::memory,
+};
 
 /// Growth of the server that one bad upstream may cause.
 const GROWTH_BYTES_MAX: u64 = 64 << 20;
@@ -27,6 +30,7 @@ fn flood(head: &str, more: &[u8]) -> Behaviour {
 fn attacks(elsewhere: &Fake) -> Vec<(&'static str, Behaviour)> {
     let redirect = format!("HTTP/1.1 307 Temporary Redirect\r\nlocation: {}/chat/completions\r\n", elsewhere.url());
     let chunked = format!("{STREAM}transfer-encoding: chunked\r\n\r\n");
+    let long = "0123456789".repeat(50);
     vec![
         (
             "headers without an end",
@@ -61,6 +65,12 @@ fn attacks(elsewhere: &Fake) -> Vec<(&'static str, Behaviour)> {
                 ]
                 .concat(),
             ),
+        ),
+        ("comments without an end", flood(&format!("{STREAM}\r\n"), format!(": {long}\n").as_bytes())),
+        ("unknown fields without an end", flood(&format!("{STREAM}\r\n"), format!("id: {long}\n\n").as_bytes())),
+        (
+            "empty pieces without an end",
+            flood(&format!("{STREAM}\r\n"), format!("data: {{\"id\":\"{long}\"}}\n\n").as_bytes()),
         ),
         ("nothing at all", Behaviour::Silent),
         ("an end before the beginning", Behaviour::Drop(vec![])),
@@ -138,4 +148,64 @@ fn an_answer_that_breaks_off_ends_in_an_error_of_its_api() {
         }
     }
     assert!(fake.abandoned.load(Ordering::SeqCst) > 0, "it was disconnected when it stalled");
+}
+
+#[test]
+fn a_stream_that_goes_on_without_saying_anything_ends() {
+    let fake = Fake::start(hello());
+    let server = serve(&[&fake], "upstream_timeout = \"1s\"");
+    let nothing = json!({ "choices": [{ "index": 0, "delta": {} }] });
+    for (pieces, expected) in [(vec![], 502), (vec![text("Hel")], 200)] {
+        // A minute of it, never silent for a second.
+        let drips = pieces.into_iter().chain(vec![nothing.clone(); 200]).collect();
+        fake.set(Behaviour::Slowly(drips, Duration::from_millis(300)));
+        let began = Instant::now();
+        let reply = ask(&server, "chat", expected == 200);
+        let taken = began.elapsed();
+        assert!(reply.status() == expected && reply.text().contains("error"), "{reply:?}");
+        assert!(taken > Duration::from_secs(9) && taken < TIME_MAX, "{taken:?}");
+    }
+}
+
+#[test]
+fn an_answer_to_another_request_is_shown_to_nobody() {
+    let answer = |said: &str| [text(said)].into_iter().chain(end("stop")).collect::<Vec<_>>();
+    let fake = Fake::start(hello());
+    let server = serve(&[&fake], "");
+    for pause in [Duration::ZERO, Duration::from_millis(20)] {
+        fake.set(Behaviour::Twice(answer("first"), answer("second"), pause));
+        let reply = ask(&server, "chat", false);
+        assert!(reply.text().contains("first") && !reply.text().contains("second"), "{reply:?}");
+        std::thread::sleep(pause * 2);
+        fake.set(hello());
+        for _ in 0..20 {
+            let reply = ask(&server, "chat", false);
+            assert!(reply.status() == 200 && reply.text().contains("Hello"), "{reply:?}");
+        }
+    }
+}
+
+#[test]
+fn several_answers_share_the_body_of_their_request() {
+    const PICTURE_BYTES: usize = 16 << 20;
+    let fake = Fake::start(Behaviour::Silent);
+    let known = "upstream_kind = \"vllm\"\ncontext = 1000000000\nupstream_images = true\n";
+    let server = serve(&[&fake], known);
+    let before = memory(server.pid()).unwrap().resident;
+    let picture = format!("data:image/png;base64,iVBORw0KGgo{}A", "A".repeat(PICTURE_BYTES));
+    let content = json!([{ "type": "image_url", "image_url": { "url": picture } }]);
+    let body = json!({ "model": "big", "n": 8, "messages": [{ "role": "user", "content": content }] }).to_string();
+    let mut connection = Connection::open(server.address);
+    connection.ask("POST", "/v1/chat/completions", &[("content-type", "application/json")], body.as_bytes());
+    let deadline = Instant::now() + 6 * TIME_MAX;
+    while fake.asked_count() < 8 {
+        assert!(Instant::now() < deadline, "{} of 8 were sent on", fake.asked_count());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let growth = memory(server.pid()).unwrap().peak.saturating_sub(before);
+    println!("{} MiB more at the most", growth >> 20);
+    // The body, the picture, and what is sent, once each; some of it twice for a moment.
+    assert!(growth < 9 * PICTURE_BYTES as u64, "the server grew by {} MiB", growth >> 20);
+    connection.leave();
+    assert_eq!(server.get("/health").status(), 200);
 }

@@ -1,5 +1,6 @@
 //! Models that other servers compute: every API works on them, bad servers harm no other request, and one of several may die.
 
+mod failover;
 mod fake;
 mod hostile;
 mod pensieve;
@@ -14,7 +15,7 @@ use std::{
 };
 
 use crate::http::{
-    client::{Incoming, Reply, post, request},
+    client::{Connection, Incoming, Reply, post, request},
     server::{Options, Server},
 };
 use fake::{Behaviour, Fake, end, hello, response, text};
@@ -158,7 +159,8 @@ fn errors_of_an_upstream_come_in_the_clients_own_form() {
     let too_long = r#"{"object":"error","message":"This model's maximum context length is 4096 tokens."}"#;
     let cases = [
         ("400 Bad Request", "", r#"{"error":{"message":"no such template"}}"#, 400, "no such template"),
-        ("400 Bad Request", "", too_long, 400, "maximum context length"),
+        ("400 Bad Request", "", too_long, 400, "prompt is too long: This model's maximum context length"),
+        ("402 Payment Required", "", r#"{"error":{"message":"no credit"}}"#, 502, "no credit"),
         ("429 Too Many Requests", "retry-after: 9\r\n", r#"{"error":{"message":"slow down"}}"#, 429, "slow down"),
         ("500 Internal Server Error", "", "<html>", 502, "answered 500"),
     ];
@@ -223,6 +225,49 @@ fn hanging_up_ends_the_upstreams_work() {
             thread::sleep(Duration::from_millis(20));
         }
     }
+}
+
+#[test]
+fn hanging_up_before_the_first_byte_and_on_whole_answers_ends_the_upstreams_work() {
+    let fake = Fake::start(hello());
+    let server = serve(&[&fake], "");
+    for (behaviour, stream) in
+        [(Behaviour::Silent, true), (Behaviour::Silent, false), (Behaviour::Hang(vec![text("Hel")]), false)]
+    {
+        fake.set(behaviour.clone());
+        let (asked, before) = (fake.asked().len(), fake.abandoned.load(Ordering::SeqCst));
+        let (path, body) = body("messages", stream);
+        let mut connection = Connection::open(server.address);
+        connection.ask("POST", &path, &[("content-type", "application/json")], body.to_string().as_bytes());
+        let deadline = Instant::now() + Duration::from_secs(10);
+        let wait = |what: &str| {
+            assert!(Instant::now() < deadline, "{behaviour:?}, {stream}: {what}");
+            thread::sleep(Duration::from_millis(20));
+        };
+        while fake.asked().len() == asked {
+            wait("it was not asked");
+        }
+        connection.leave();
+        while fake.abandoned.load(Ordering::SeqCst) == before {
+            wait("the upstream still works");
+        }
+    }
+}
+
+#[test]
+fn several_answers_to_one_request_begin_together() {
+    let pieces = [text("Hi")].into_iter().chain(end("stop")).collect();
+    let fake = Fake::start(Behaviour::Late(pieces, Duration::from_millis(700)));
+    let server = serve(&[&fake], "");
+    let body = json!({ "model": "big", "n": 4, "seed": 7, "messages": [{ "role": "user", "content": "hi" }] });
+    let began = Instant::now();
+    let reply = post(server.address, "/v1/chat/completions", &body);
+    assert_eq!(reply.json()["choices"].as_array().map(Vec::len), Some(4), "{reply:?}");
+    assert!(began.elapsed() < Duration::from_millis(2000), "{:?}", began.elapsed());
+    let mut seeds: Vec<u64> = fake.asked().iter().map(|seen| seen.body["seed"].as_u64().unwrap()).collect();
+    seeds.sort_unstable();
+    assert_eq!(seeds, [7, 8, 9, 10]);
+    assert!(fake.asked().iter().all(|seen| seen.body["messages"] == body["messages"]));
 }
 
 #[test]

@@ -33,8 +33,8 @@ impl Authority {
         fs::write(own.path("openssl.cnf"), EXTENSIONS).unwrap();
         let key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -config openssl.cnf";
         let steps = [
-            format!("req -x509 {key} -days 2 -extensions authority -keyout ca.key -out ca.pem"),
-            format!("req -new {key} -keyout leaf.key -out leaf.csr"),
+            format!("req -x509 {key} -subj /CN=authority -days 2 -extensions authority -keyout ca.key -out ca.pem"),
+            format!("req -new {key} -subj /CN=leaf -keyout leaf.key -out leaf.csr"),
             "x509 -req -in leaf.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile openssl.cnf \
              -extensions leaf -out leaf.pem"
                 .to_owned(),
@@ -91,14 +91,15 @@ fn a_server_is_trusted_if_an_authority_of_the_system_or_of_the_configuration_kno
     let Some(authority) = Authority::new() else { return };
     let fake = Fake::secure(hello(), authority.server(false));
     let (url, ca) = (fake.secure_url("localhost"), authority.path("ca.pem"));
+    let of_system: [(&str, &Path); 1] = [("SSL_CERT_FILE", &ca)];
     assert_eq!(status(&url, "", &[]), 502, "nobody knows it");
-    assert_eq!(status(&url, "", &[("SSL_CERT_FILE", &ca)]), 200, "the system does");
+    assert_eq!(status(&url, "", &of_system), 200, "the system does");
     let named = format!("upstream_ca = {ca:?}");
     assert_eq!(status(&url, &named, &[]), 200);
     assert_eq!(status(&fake.secure_url("127.0.0.1"), &named, &[]), 502, "the certificate has another name");
     let Some(other) = Authority::new() else { return };
     let named = format!("upstream_ca = {:?}", other.path("ca.pem"));
-    assert_eq!(status(&url, &named, &[("SSL_CERT_FILE", &ca)]), 502, "the configuration's are the only ones");
+    assert_eq!(status(&url, &named, &of_system), 502, "the configuration's are the only ones");
 }
 
 #[test]

@@ -1,10 +1,12 @@
 //! Streaming for all dialects: opening events, deltas, keep-alives during silence, the end, and errors in the middle. A
 //! dialect implements [`EventEncoder`], which knows its events but nothing about timing.
 
-use std::{pin::Pin, time::Duration};
+use std::{mem, pin::Pin, time::Duration};
 
+use bytes::Bytes;
 use futures_util::{
     Stream, StreamExt,
+    future::try_join_all,
     stream::{SelectAll, unfold},
 };
 use tokio::time::{Instant, timeout_at};
@@ -19,7 +21,7 @@ use crate::{
     chat::{Delta, TokenLogprob},
     requests::Prepared,
 };
-use pensieve_protocol::job::Failure;
+use pensieve_protocol::job::{Failure, FailureCode};
 
 /// Silence after which a keep-alive is sent; clients give up after 10 seconds or more.
 pub(super) const KEEP_ALIVE: Duration = Duration::from_secs(5);
@@ -67,12 +69,14 @@ impl Generations {
         Ok(Self { meter, ..started? })
     }
 
-    async fn listening(call: &ApiRequest, prepared: Vec<Prepared>, first_event: Instant) -> Result<Self, Failure> {
+    async fn listening(call: &ApiRequest, mut prepared: Vec<Prepared>, first_event: Instant) -> Result<Self, Failure> {
+        charge(&call.memory, &mut prepared)?;
         let started = prepared.into_iter().map(|prepared| prepared.start(&call.request_id));
-        let started = started.collect::<Result<Vec<Generation>, Failure>>()?;
+        let mut started = started.collect::<Result<Vec<Generation>, Failure>>()?;
+        // All at once: an upstream gets its request when it is listened to.
+        try_join_all(started.iter_mut().map(|generation| generation.listen(first_event))).await?;
         let mut generations = Self { memory: call.memory.clone(), ..Self::empty() };
-        for (choice, mut generation) in started.into_iter().enumerate() {
-            generation.listen(first_event).await?;
+        for (choice, generation) in started.into_iter().enumerate() {
             generations.push(
                 choice,
                 unfold(generation, |mut generation| async move { Some((generation.next().await?, generation)) }),
@@ -115,6 +119,23 @@ impl Generations {
     pub(super) fn push(&mut self, choice: usize, deltas: impl Stream<Item = Delta> + Send + 'static) {
         self.deltas.push(Box::pin(deltas.map(move |delta| (choice, delta))));
     }
+}
+
+/// Charges what is sent to upstreams until it is not needed any more. Choices of one request share it.
+fn charge(memory: &RequestMemory, prepared: &mut [Prepared]) -> Result<(), Failure> {
+    let mut last: Option<Bytes> = None;
+    for body in prepared.iter_mut().filter_map(Prepared::body_mut) {
+        let charged = match last.take().filter(|last| last.as_ptr() == body.as_ptr()) {
+            Some(shared) => shared,
+            None => {
+                let charged = memory.bytes(mem::take(body));
+                charged.map_err(|error| Failure::new(FailureCode::Busy, error.message))?
+            }
+        };
+        *body = charged.clone();
+        last = Some(charged);
+    }
+    Ok(())
 }
 
 /// Approximate bytes of a collected delta.

@@ -24,6 +24,10 @@ pub struct Upstream {
     pub identity: Option<Identity>,
     /// Requests that one server is given at a time.
     pub streams_max: u32,
+    /// Requests that one server is given in any minute.
+    pub requests_per_minute: Option<u32>,
+    /// Tokens of prompts and answers, as they are estimated, that one server is given in any minute.
+    pub tokens_per_minute: Option<u32>,
     /// Time without a byte after which an answer is given up.
     pub silence: Duration,
     /// The longest sequence in tokens; `None` for what the servers say.
@@ -182,6 +186,8 @@ impl Upstream {
             authorities: None,
             identity: None,
             streams_max: 256,
+            requests_per_minute: None,
+            tokens_per_minute: None,
             silence: Duration::from_secs(300),
             context: None,
             images: None,

@@ -146,8 +146,8 @@ impl Chats {
     async fn hand_over(&self, request: Request, rules: &HandoverRules, reason: HandoverReason) -> Option<Prepared> {
         let HandoverRules { id, rules } = rules;
         match self.prepare_as_named(Request { model: rules.to.clone(), ..request }).await {
-            Ok(prepared) if prepared.is_down() => {
-                tracing::warn!(model = id, to = rules.to, "a request cannot be handed over: no server answers");
+            Ok(prepared) if !prepared.can_be_taken() => {
+                tracing::warn!(model = id, to = rules.to, "a request cannot be handed over: no server takes it now");
                 None
             }
             Ok(prepared) => {

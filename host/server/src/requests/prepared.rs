@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
+
 use super::{Reading, convention::Convention, convention::ToolDialect};
 use crate::{
     answers::{AnswerReader, Generation, Origin, Outline, Prompt as KnownPrompt, PromptHistory, ToolParser},
@@ -63,11 +65,19 @@ impl Prepared {
         self.handover
     }
 
-    /// No server that could answer it is well.
-    pub(super) fn is_down(&self) -> bool {
+    /// It can begin now, as far as is known.
+    pub(super) fn can_be_taken(&self) -> bool {
         match &self.place {
-            Place::Here(_) => false,
-            Place::Elsewhere(call) => call.is_down(),
+            Place::Here(_) => true,
+            Place::Elsewhere(call) => call.can_be_taken(),
+        }
+    }
+
+    /// What is sent to an upstream, which is as long as the client makes it; choices share it. Nobody is charged for it yet.
+    pub(crate) fn body_mut(&mut self) -> Option<&mut Bytes> {
+        match &mut self.place {
+            Place::Here(_) => None,
+            Place::Elsewhere(call) => Some(call.body_mut()),
         }
     }
 

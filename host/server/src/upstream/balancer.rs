@@ -12,6 +12,8 @@ use std::{
 
 use siphasher::sip::SipHasher13;
 
+use minute::Minute;
+
 /// Failures in a row after which a server is left out.
 const FAILURES_MAX: u32 = 3;
 const PAUSE_MIN: Duration = Duration::from_millis(500);
@@ -26,8 +28,17 @@ const REST_MAX: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub(super) struct Balancer {
     replicas: Vec<Replica>,
-    /// Requests that one server is given at a time.
     streams_max: u32,
+}
+
+/// How much one server is given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Limits {
+    /// At a time.
+    pub(super) streams: u32,
+    pub(super) requests_per_minute: Option<u32>,
+    /// Estimated, of prompts and answers.
+    pub(super) tokens_per_minute: Option<u32>,
 }
 
 #[derive(Debug)]
@@ -42,6 +53,8 @@ struct Replica {
     pause: Duration,
     /// It has asked to be left alone until then.
     rests_until: Duration,
+    requests_given: Minute,
+    tokens_given: Minute,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,7 +100,7 @@ pub(super) enum Unavailable {
 }
 
 impl Balancer {
-    pub(super) fn new(names: impl IntoIterator<Item = String>, streams_max: u32) -> Self {
+    pub(super) fn new(names: impl IntoIterator<Item = String>, limits: Limits) -> Self {
         let replica = |name| Replica {
             name,
             streams: 0,
@@ -95,8 +108,21 @@ impl Balancer {
             circuit: Circuit::Closed { failures: 0 },
             pause: PAUSE_MIN,
             rests_until: Duration::ZERO,
+            requests_given: Minute::new(limits.requests_per_minute),
+            tokens_given: Minute::new(limits.tokens_per_minute),
         };
-        Self { replicas: names.into_iter().map(replica).collect(), streams_max }
+        Self { replicas: names.into_iter().map(replica).collect(), streams_max: limits.streams }
+    }
+
+    /// Takes over what is known about servers of the same name, but not their requests, which end where they began.
+    pub(super) fn go_on_from(&mut self, before: &Self) {
+        for replica in &mut self.replicas {
+            if let Some(old) = before.replicas.iter().find(|old| old.name == replica.name) {
+                (replica.circuit, replica.pause, replica.rests_until) = (old.circuit, old.pause, old.rests_until);
+                replica.requests_given.go_on_from(&old.requests_given);
+                replica.tokens_given.go_on_from(&old.tokens_given);
+            }
+        }
     }
 
     /// Takes a place for a request of `conversation` with about this many tokens, at none of the servers that were `tried`.
@@ -107,14 +133,11 @@ impl Balancer {
         tried: &[usize],
         now: Duration,
     ) -> Result<Place, Unavailable> {
-        let is_free = |place: &usize| {
-            let replica = &self.replicas[*place];
-            replica.is_closed() && replica.rests_until <= now && replica.streams < self.streams_max
-        };
+        let is_free = |place: &usize| self.is_free(*place, tokens, now);
         let mut ranked: Vec<usize> =
             (0..self.replicas.len()).filter(|place| !tried.contains(place)).filter(is_free).collect();
         ranked.sort_by_key(|place| std::cmp::Reverse(self.replicas[*place].rank(conversation)));
-        let Some(first) = ranked.first() else { return Err(self.unavailable(tried, now)) };
+        let Some(first) = ranked.first() else { return Err(self.unavailable(tokens, tried, now)) };
         let bound = self.bound(tokens);
         let fits = |place: &usize| self.replicas[*place].tokens + tokens <= bound;
         let replica = if fits(first) {
@@ -124,9 +147,22 @@ impl Balancer {
             let others = ranked[1..].iter().take(2).copied();
             others.chain([*first]).min_by_key(|place| self.replicas[*place].tokens).unwrap_or(*first)
         };
-        self.replicas[replica].streams += 1;
-        self.replicas[replica].tokens += tokens;
+        let chosen = &mut self.replicas[replica];
+        chosen.streams += 1;
+        chosen.tokens += tokens;
+        chosen.requests_given.add(1, now);
+        chosen.tokens_given.add(tokens, now);
         Ok(Place { replica, tokens })
+    }
+
+    /// True if a server would take a request with about this many tokens.
+    pub(super) fn can_take(&self, tokens: u64, now: Duration) -> bool {
+        (0..self.replicas.len()).any(|place| self.is_free(place, tokens, now))
+    }
+
+    fn is_free(&self, place: usize, tokens: u64, now: Duration) -> bool {
+        let replica = &self.replicas[place];
+        replica.is_closed() && replica.streams < self.streams_max && replica.rest(tokens, now).is_zero()
     }
 
     /// Gives a place back. Returns true if the server is left out from now on.
@@ -202,8 +238,8 @@ impl Balancer {
         !self.replicas[replica].is_closed()
     }
 
-    /// True if all servers are left out.
-    pub(super) fn is_down(&self) -> bool {
+    #[cfg(test)]
+    fn is_down(&self) -> bool {
         self.replicas.iter().all(|replica| !replica.is_closed())
     }
 
@@ -226,12 +262,12 @@ impl Balancer {
         bound.max(TOKENS_FREE)
     }
 
-    fn unavailable(&self, tried: &[usize], now: Duration) -> Unavailable {
+    fn unavailable(&self, tokens: u64, tried: &[usize], now: Duration) -> Unavailable {
         if !tried.is_empty() {
             return Unavailable::Tried;
         }
         let well = self.replicas.iter().filter(|replica| replica.is_closed());
-        match well.map(|replica| replica.rests_until.saturating_sub(now)).min() {
+        match well.map(|replica| replica.rest(tokens, now)).min() {
             Some(rest) => Unavailable::Busy { retry_after: rest.max(PAUSE_MIN) },
             None => {
                 let probes = self.replicas.iter().filter_map(|replica| match replica.circuit {
@@ -267,6 +303,12 @@ impl Replica {
         self.pause = (self.pause * 2).min(PAUSE_MAX);
     }
 
+    /// Time until it may be given a request with about this many tokens.
+    fn rest(&self, tokens: u64, now: Duration) -> Duration {
+        let asked_for = self.rests_until.saturating_sub(now);
+        asked_for.max(self.requests_given.rest(1, now)).max(self.tokens_given.rest(tokens, now))
+    }
+
     fn rank(&self, conversation: u64) -> u64 {
         let mut hasher = SipHasher13::new_with_keys(conversation, 0);
         self.name.hash(&mut hasher);
@@ -274,5 +316,6 @@ impl Replica {
     }
 }
 
+mod minute;
 #[cfg(test)]
 mod simulation;

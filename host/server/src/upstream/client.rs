@@ -2,9 +2,9 @@
 //! read whole, the time without a byte. Redirects are not followed, and nothing is decompressed. The key goes to the
 //! configured addresses alone.
 
-use std::time::Duration;
+use std::{io, time::Duration};
 
-use bytes::Bytes;
+use bytes::{Buf, Bytes, buf::Chain};
 use http_body_util::{BodyExt, Full};
 use hyper::{
     HeaderMap, Method, Request, StatusCode,
@@ -22,7 +22,8 @@ use super::{retry_after, tls};
 use crate::fleet::{Upstream, UpstreamKind};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Shorter than servers keep a connection that is not used (uvicorn: five seconds), as a request that meets its end is lost.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(4);
 const IDLE_CONNECTIONS_MAX: usize = 64;
 const HEADERS_MAX: usize = 100;
 /// Limit of the status line with all headers, and of what is read at once.
@@ -34,9 +35,12 @@ pub(super) const COUNT_BYTES_MAX: usize = 16 << 20;
 /// Longest that a body which is read whole may take.
 const WHOLE_TIMEOUT: Duration = Duration::from_secs(20);
 
+/// A body whose long part several requests may share.
+type Content = Chain<Bytes, Bytes>;
+
 #[derive(Debug)]
 pub(super) struct Client {
-    pool: Pool<HttpsConnector<HttpConnector>, Full<Bytes>>,
+    pool: Pool<HttpsConnector<HttpConnector>, Full<Content>>,
     bearer: Option<HeaderValue>,
     plain_key: Option<HeaderValue>,
     silence: Duration,
@@ -49,12 +53,38 @@ pub(super) struct Answer {
     pub(super) retry_after: Option<Duration>,
     pub(super) is_event_stream: bool,
     body: Incoming,
-    silence: Duration,
+    /// Time without a byte after which it is given up.
+    pub(super) silence: Duration,
 }
 
 /// Why there is no answer, for messages and for the choice of another server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Broken(pub(super) String);
+pub(super) struct Broken {
+    pub(super) why: String,
+    pub(super) stage: Stage,
+}
+
+/// How far a request got that was not answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// There was no connection, so that the server has not seen it.
+    Unsent,
+    /// The connection ended before a status, as one does that the server had given up while it was not used.
+    HungUp,
+    Sent,
+}
+
+impl Broken {
+    pub(super) fn new(why: impl Into<String>) -> Self {
+        Self { why: why.into(), stage: Stage::Sent }
+    }
+
+    /// With the server's address, for the log.
+    #[must_use]
+    pub(super) fn at(self, url: &impl std::fmt::Display) -> Self {
+        Self { why: format!("{url}: {}", self.why), ..self }
+    }
+}
 
 impl Client {
     /// The error is a message for the user.
@@ -84,13 +114,24 @@ impl Client {
 
     /// Posts JSON, and waits for the status.
     pub(super) async fn post(&self, kind: UpstreamKind, url: &str, body: Bytes) -> Result<Answer, Broken> {
-        let request = self.request(kind, Method::POST, url, Full::new(body))?;
+        self.post_parts(kind, url, body, Bytes::new()).await
+    }
+
+    /// Posts JSON whose text is in two parts.
+    pub(super) async fn post_parts(
+        &self,
+        kind: UpstreamKind,
+        url: &str,
+        head: Bytes,
+        tail: Bytes,
+    ) -> Result<Answer, Broken> {
+        let request = self.request(kind, Method::POST, url, head.chain(tail))?;
         self.send(request, self.silence).await
     }
 
     /// Gets a small document within `time`.
     pub(super) async fn get(&self, kind: UpstreamKind, url: &str, time: Duration) -> Result<Answer, Broken> {
-        let request = self.request(kind, Method::GET, url, Full::default())?;
+        let request = self.request(kind, Method::GET, url, Bytes::new().chain(Bytes::new()))?;
         self.send(request, time).await
     }
 
@@ -99,10 +140,10 @@ impl Client {
         kind: UpstreamKind,
         method: Method,
         url: &str,
-        body: Full<Bytes>,
-    ) -> Result<Request<Full<Bytes>>, Broken> {
-        let mut request =
-            Request::builder().method(method).uri(url).body(body).map_err(|error| Broken(error.to_string()))?;
+        body: Content,
+    ) -> Result<Request<Full<Content>>, Broken> {
+        let request = Request::builder().method(method).uri(url).body(Full::new(body));
+        let mut request = request.map_err(|error| Broken::new(error.to_string()))?;
         let headers = request.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         headers.insert(header::ACCEPT, HeaderValue::from_static("application/json, text/event-stream"));
@@ -120,26 +161,30 @@ impl Client {
         Ok(request)
     }
 
-    async fn send(&self, request: Request<Full<Bytes>>, time: Duration) -> Result<Answer, Broken> {
+    async fn send(&self, request: Request<Full<Content>>, time: Duration) -> Result<Answer, Broken> {
         let response = match timeout(time, self.pool.request(request)).await {
-            Err(_) => return Err(Broken(format!("it did not answer within {} s", time.as_secs_f32()))),
-            Ok(Err(error)) => return Err(Broken(chain(&error))),
+            Err(_) => return Err(Broken::new(format!("it did not answer within {} s", time.as_secs_f32()))),
+            Ok(Err(error)) => {
+                let stage = if error.is_connect() { Stage::Unsent } else { stage_of(&error) };
+                return Err(Broken { why: chain(&error), stage });
+            }
             Ok(Ok(response)) => response,
         };
         let (head, body) = response.into_parts();
         if head.status.is_redirection() {
-            return Err(Broken(format!("it answered {}, a redirect, which is not followed", head.status.as_u16())));
+            return Err(Broken::new(format!(
+                "it answered {}, a redirect, which is not followed",
+                head.status.as_u16()
+            )));
         }
         let encoding = head.headers.get(header::CONTENT_ENCODING);
         if encoding.is_some_and(|encoding| encoding != "identity") {
-            return Err(Broken("it compressed its answer, although it was asked not to".into()));
+            return Err(Broken::new("it compressed its answer, although it was asked not to"));
         }
-        let is_event_stream =
-            text(&head.headers, header::CONTENT_TYPE).is_some_and(|kind| kind.starts_with("text/event-stream"));
         Ok(Answer {
             status: head.status,
             retry_after: retry_after::of(&head.headers, jiff::Timestamp::now()),
-            is_event_stream,
+            is_event_stream: is_event_stream(&head.headers),
             body,
             silence: self.silence,
         })
@@ -151,9 +196,9 @@ impl Answer {
     pub(super) async fn next(&mut self) -> Result<Option<Bytes>, Broken> {
         loop {
             let frame = match timeout(self.silence, self.body.frame()).await {
-                Err(_) => return Err(Broken(format!("it sent nothing for {} s", self.silence.as_secs_f32()))),
+                Err(_) => return Err(Broken::new(format!("it sent nothing for {} s", self.silence.as_secs_f32()))),
                 Ok(None) => return Ok(None),
-                Ok(Some(Err(error))) => return Err(Broken(chain(&error))),
+                Ok(Some(Err(error))) => return Err(Broken::new(chain(&error))),
                 Ok(Some(Ok(frame))) => frame,
             };
             // Trailers say nothing of interest.
@@ -174,18 +219,36 @@ impl Answer {
             let mut whole = Vec::new();
             while let Some(bytes) = self.next().await? {
                 if whole.len() + bytes.len() > bytes_max {
-                    return Err(Broken(format!("it sent more than {bytes_max} bytes where few were expected")));
+                    return Err(Broken::new(format!("it sent more than {bytes_max} bytes where few were expected")));
                 }
                 whole.extend_from_slice(&bytes);
             }
             Ok(whole)
         };
-        timeout(WHOLE_TIMEOUT, read).await.unwrap_or_else(|_| Err(Broken("its answer had no end".into())))
+        timeout(WHOLE_TIMEOUT, read).await.unwrap_or_else(|_| Err(Broken::new("its answer had no end")))
     }
 }
 
-fn text(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
-    headers.get(name)?.to_str().ok()
+/// Media types have no case, and parameters follow them.
+fn is_event_stream(headers: &HeaderMap) -> bool {
+    let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+    kind.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("text/event-stream")
+}
+
+/// The stage at which a connection failed that had been there.
+fn stage_of(error: &(dyn std::error::Error + 'static)) -> Stage {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        let is_incomplete = error.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_incomplete_message);
+        let is_reset = error
+            .downcast_ref::<io::Error>()
+            .is_some_and(|error| matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe));
+        if is_incomplete || is_reset {
+            return Stage::HungUp;
+        }
+        cause = error.source();
+    }
+    Stage::Sent
 }
 
 fn secret_header(bytes: &[u8]) -> Result<HeaderValue, String> {
@@ -203,4 +266,23 @@ fn chain(error: &dyn std::error::Error) -> String {
         cause = error.source();
     }
     text
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_media_type_of_events_has_no_case() {
+        let check = |kind: &'static str, is| {
+            let headers = [(header::CONTENT_TYPE, HeaderValue::from_static(kind))].into_iter().collect();
+            assert_eq!(is_event_stream(&headers), is, "{kind}");
+        };
+        check("text/event-stream", true);
+        check("Text/Event-Stream; charset=UTF-8", true);
+        check("text/event-streams", false);
+        check("application/json", false);
+        assert!(!is_event_stream(&HeaderMap::new()));
+    }
 }

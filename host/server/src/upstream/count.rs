@@ -13,15 +13,18 @@ use tokio::time::timeout;
 
 use super::{
     Remote,
+    balancer::Outcome,
+    call::TRIES_MAX,
     client::{Broken, COUNT_BYTES_MAX},
     estimate,
     facts::Facts,
     failure, is_chat,
+    replicas::Seat,
     wire::{Addressee, chat_request, messages_request},
 };
 use crate::{
     chat::{Input, Request},
-    fleet::{UpstreamKind, UpstreamUrl},
+    fleet::UpstreamKind,
 };
 use pensieve_protocol::job::Failure;
 
@@ -86,16 +89,28 @@ impl<'de> Deserialize<'de> for Length {
     }
 }
 
-/// Counts with the first server that answers. A server that cannot is no reason for an error: the request itself tells what
-/// is wrong with it.
+/// Counts at the conversation's own server, or at another one. A server that cannot is no reason for an error: the request
+/// itself tells what is wrong with it.
 pub(super) async fn count(remote: &Remote, facts: Facts, request: &Request) -> Result<Count, Failure> {
     let to = remote.addressee(facts.kind, &request.images);
-    for url in remote.replicas.urls() {
-        match exact(remote, facts.kind, url, request, &to).await? {
-            Ok(Some(tokens)) => return Ok(Count { tokens, is_estimate: false }),
-            Ok(None) => break,
-            // Known to the log, and tried again by the request.
-            Err(why) => drop(failure::broken(&remote.id, &why)),
+    let replicas = &remote.replicas;
+    let conversation = estimate::conversation(request);
+    let mut tried = Vec::new();
+    while tried.len() < TRIES_MAX {
+        let Ok(mut seat) = replicas.take(facts.kind, conversation, 0, &tried) else { break };
+        tried.push(seat.replica());
+        let counted = tokio::select! {
+            counted = timeout(COUNT_TIMEOUT, exact(facts.kind, &seat, request, &to)) => counted.ok(),
+            () = seat.lost() => None,
+        };
+        match counted {
+            Some(counted) => match counted? {
+                Ok(Some(tokens)) => return Ok(Count { tokens, is_estimate: false }),
+                Ok(None) => break,
+                Err(why) => seat.note(failure::broken(&remote.id, &why.at(seat.url())).outcome),
+            },
+            // A long prompt may be the reason.
+            None => seat.note(Outcome::Unknown),
         }
     }
     Ok(Count { tokens: estimate::tokens(&request.input), is_estimate: true })
@@ -103,27 +118,23 @@ pub(super) async fn count(remote: &Remote, facts: Facts, request: &Request) -> R
 
 /// `None` if this kind of server cannot count such a request.
 async fn exact(
-    remote: &Remote,
     kind: UpstreamKind,
-    url: &UpstreamUrl,
+    seat: &Seat,
     request: &Request,
     to: &Addressee<'_>,
 ) -> Result<Result<Option<u32>, Broken>, Failure> {
+    let url = seat.url();
     if let Input::Tokens(tokens) = &request.input {
         return Ok(Ok(u32::try_from(tokens.len()).ok()));
     }
     let ask = |url: String, body: Map<String, Value>| async move {
         let body = Bytes::from(Value::Object(body).to_string());
-        let asked = async {
-            let answer = remote.replicas.client.post(kind, &url, body).await?;
-            let status = answer.status;
-            if !status.is_success() {
-                return Ok(None);
-            }
-            let whole = answer.whole_of(COUNT_BYTES_MAX).await?;
-            Ok::<_, Broken>(serde_json::from_slice::<Counted>(&whole).ok())
-        };
-        timeout(COUNT_TIMEOUT, asked).await.unwrap_or_else(|_| Err(Broken("it did not count in time".into())))
+        let answer = seat.client().post(kind, &url, body).await?;
+        if !answer.status.is_success() {
+            return Ok(None);
+        }
+        let whole = answer.whole_of(COUNT_BYTES_MAX).await?;
+        Ok::<_, Broken>(serde_json::from_slice::<Counted>(&whole).ok())
     };
     Ok(match kind {
         UpstreamKind::Anthropic | UpstreamKind::Pensieve if is_chat(&request.input) => {

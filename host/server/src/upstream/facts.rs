@@ -64,7 +64,7 @@ async fn models(client: &Client, url: &UpstreamUrl, kind: UpstreamKind) -> Resul
     let status = answer.status;
     let body = answer.whole().await?;
     if status.is_server_error() || matches!(status.as_u16(), 408 | 429) {
-        return Err(Broken(format!("its list of models is a {}", status.as_u16())));
+        return Err(Broken::new(format!("its list of models is a {}", status.as_u16())));
     }
     Ok(serde_json::from_slice(&body).ok().filter(|_| status.is_success()))
 }

@@ -6,7 +6,10 @@ use std::time::Duration;
 use hyper::StatusCode;
 use serde_json::Value;
 
-use super::{balancer::Outcome, client::Broken};
+use super::{
+    balancer::Outcome,
+    client::{Broken, Stage},
+};
 use crate::fleet::Secret;
 use pensieve_protocol::{
     job::{Failure, FailureCode},
@@ -33,15 +36,17 @@ pub(super) struct Refused {
     pub(super) outcome: Outcome,
     /// Another server might answer it.
     pub(super) elsewhere: bool,
+    /// The request itself may have made the server fail.
+    pub(super) is_suspect: bool,
 }
 
 /// A server that could not be reached, or does not behave as one. The reason is for the log: it has addresses.
 pub(super) fn broken(model: &str, why: &Broken) -> Refused {
-    tracing::debug!(model, "an upstream failed: {}", Outside::new(why.0.as_str()));
+    tracing::debug!(model, "an upstream failed: {}", Outside::new(why.why.as_str()));
     let message = format!("the upstream of model '{model}' failed");
     let failure =
         Failure::new(FailureCode::Unreachable, message).with_help("try again later; the server's log has more");
-    Refused { failure, outcome: Outcome::Failed, elsewhere: true }
+    Refused { failure, outcome: Outcome::Failed, elsewhere: true, is_suspect: why.stage != Stage::Unsent }
 }
 
 /// The reason behind a status other than success.
@@ -54,12 +59,18 @@ pub(super) fn of_status(
 ) -> Refused {
     let said = message(body, key);
     let failed = |code, message: String| Failure::new(code, message).private();
+    let mut is_suspect = false;
     let (failure, outcome, elsewhere) = match status.as_u16() {
         // No client causes these, and another server may be set up as it should.
         401 | 403 => {
             let message = format!("the upstream of model '{model}' refuses this server's key");
             let help = "set upstream_key_env or upstream_key_file in its [[models]]";
             (Failure::new(FailureCode::Unreachable, message).with_help(help), Outcome::Unknown, true)
+        }
+        402 => {
+            let message = format!("the upstream of model '{model}' wants to be paid first: {said}");
+            let help = "see to the account that the key of its [[models]] belongs to";
+            (failed(FailureCode::Unreachable, message).with_help(help), Outcome::Unknown, true)
         }
         404 => {
             let message = format!("the upstream of model '{model}' does not have it, or not this API: {said}");
@@ -72,31 +83,52 @@ pub(super) fn of_status(
             (failure, Outcome::Busy { retry_after }, true)
         }
         400..=499 => {
-            let code = if is_too_long(body) { FailureCode::TooLong } else { FailureCode::Invalid };
-            (failed(code, format!("the upstream of model '{model}': {said}")), Outcome::Answered, false)
+            let failure = if is_too_long(body) {
+                failed(FailureCode::TooLong, too_long(&said))
+            } else {
+                failed(FailureCode::Invalid, format!("the upstream of model '{model}': {said}"))
+            };
+            (failure, Outcome::Answered, false)
         }
         502 | 504 => {
+            is_suspect = true;
             let message = format!("the upstream of model '{model}' failed: {said}");
             (failed(FailureCode::Unreachable, message), Outcome::Failed, true)
         }
-        _ if is_too_long(body) => {
-            (failed(FailureCode::TooLong, format!("the upstream of model '{model}': {said}")), Outcome::Answered, false)
-        }
+        _ if is_too_long(body) => (failed(FailureCode::TooLong, too_long(&said)), Outcome::Answered, false),
         // The request may be the reason, and must not make the server one that is left out.
         other => {
+            is_suspect = true;
             let message = format!("the upstream of model '{model}' answered {other}: {said}");
             (failed(FailureCode::Unreachable, message), Outcome::Unknown, true)
         }
     };
-    Refused { failure, outcome, elsewhere }
+    Refused { failure, outcome, elsewhere, is_suspect }
 }
 
 /// An error in the middle of a stream.
 pub(super) fn in_stream(model: &str, error: &Value, key: Option<&Secret>) -> Failure {
     let body = error.to_string();
-    let code = if is_too_long(body.as_bytes()) { FailureCode::TooLong } else { FailureCode::Unreachable };
     let said = message(body.as_bytes(), key);
-    Failure::new(code, format!("the upstream of model '{model}' broke off: {said}")).private()
+    let failure = if is_too_long(body.as_bytes()) {
+        Failure::new(FailureCode::TooLong, too_long(&said))
+    } else {
+        Failure::new(FailureCode::Unreachable, format!("the upstream of model '{model}' broke off: {said}"))
+    };
+    failure.private()
+}
+
+/// An upstream's refusal of a long prompt, with the words by which clients know one (see [`prompt_too_long`]).
+///
+/// [`prompt_too_long`]: crate::chat::prompt_too_long
+fn too_long(said: &str) -> String {
+    let lower = said.to_lowercase();
+    let mut message =
+        if lower.contains("prompt is too long") { said.to_owned() } else { format!("prompt is too long: {said}") };
+    if !lower.contains("maximum context length") {
+        message += "; it is beyond this model's maximum context length";
+    }
+    message
 }
 
 /// An answer that no server of its kind should send.
@@ -140,7 +172,7 @@ mod tests {
     #[test]
     fn whose_fault_an_error_is_follows_from_status_and_words() {
         let check = |status, body: &str, code, outcome, elsewhere| {
-            let Refused { failure, outcome: is, elsewhere: goes } = refused(status, body);
+            let Refused { failure, outcome: is, elsewhere: goes, .. } = refused(status, body);
             assert_eq!((failure.code, is, goes), (code, outcome, elsewhere), "{status} {body}");
         };
         let busy = Outcome::Busy { retry_after: Some(Duration::from_secs(7)) };
@@ -149,12 +181,30 @@ mod tests {
         check(400, vllm, FailureCode::TooLong, Outcome::Answered, false);
         let llama = r#"{"error":{"code":400,"type":"exceed_context_size_error","message":"too large"}}"#;
         check(400, llama, FailureCode::TooLong, Outcome::Answered, false);
-        for status in [401, 403, 404] {
+        for status in [401, 402, 403, 404] {
             check(status, "", FailureCode::Unreachable, Outcome::Unknown, true);
         }
         check(429, "", FailureCode::Busy, busy, true);
         check(500, "<html>", FailureCode::Unreachable, Outcome::Unknown, true);
         check(502, "", FailureCode::Unreachable, Outcome::Failed, true);
+        let suspects = [401, 402, 404, 429, 500, 502, 503].map(|status| refused(status, "").is_suspect);
+        assert_eq!(suspects, [false, false, false, false, true, true, false]);
+    }
+
+    #[test]
+    fn a_refusal_of_a_long_prompt_has_the_words_that_clients_look_for() {
+        let check = |said: &str, expected: &str| {
+            let body = serde_json::json!({ "error": { "message": said } });
+            assert_eq!(refused(400, &body.to_string()).failure.message, expected);
+            let in_stream = in_stream("big", &body["error"], None);
+            assert_eq!((in_stream.code, in_stream.message.as_str()), (FailureCode::TooLong, expected));
+        };
+        let anthropic = "prompt is too long: 9 tokens > 8 maximum";
+        check(anthropic, &format!("{anthropic}; it is beyond this model's maximum context length"));
+        let vllm = "This model's maximum context length is 8 tokens.";
+        check(vllm, &format!("prompt is too long: {vllm}"));
+        let llama = "the request exceeds the available context size";
+        check(llama, &format!("prompt is too long: {llama}; it is beyond this model's maximum context length"));
     }
 
     #[test]

@@ -14,6 +14,7 @@ mod estimate;
 mod events;
 mod facts;
 mod failure;
+mod known;
 mod replicas;
 mod retry_after;
 mod tls;
@@ -25,28 +26,22 @@ pub use replicas::UpstreamState;
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, PoisonError},
-    time::Duration,
 };
 
 use bytes::Bytes;
 use futures_util::stream::BoxStream;
-use serde_json::{Map, Value};
-use tokio::time::Instant;
+use serde_json::Value;
 
 use crate::{
     chat::{Delta, Image, Input, Request, prompt_too_long},
     fleet::{Elsewhere, Upstream, UpstreamKind, UpstreamUrl},
 };
 use call::Call;
-use facts::{Asked, Facts};
+use facts::Facts;
+use known::Known;
 use pensieve_protocol::job::{Failure, FailureCode};
 use replicas::Replicas;
 use wire::{Addressee, chat_answer::Expected, chat_request, messages_request};
-
-/// How long a server's word about itself holds.
-const FACTS_AGE_MAX: Duration = Duration::from_secs(300);
-/// How long nothing is asked again after nothing has answered.
-const FAILURE_AGE_MAX: Duration = Duration::from_secs(1);
 
 /// The upstreams of a server, by the ids of their models. One whose settings change is replaced; what it answers may finish.
 #[derive(Debug, Default)]
@@ -56,23 +51,13 @@ pub struct Upstreams(Mutex<HashMap<String, Arc<Remote>>>);
 struct Remote {
     id: String,
     replicas: Arc<Replicas>,
-    facts: tokio::sync::Mutex<Known>,
-}
-
-/// Facts of the servers, and their age.
-#[derive(Debug, Default)]
-enum Known {
-    #[default]
-    Nothing,
-    Facts(Instant, Facts),
-    Failed(Instant, Failure),
+    known: Known,
 }
 
 /// A request in its upstream's words, which has not been sent.
 #[derive(Clone, Debug)]
 pub struct RemoteCall {
     call: Call,
-    body: Map<String, Value>,
     input_tokens: u32,
     context: u32,
 }
@@ -94,7 +79,7 @@ impl Upstreams {
         }
         let (prompt, max_tokens) = (count.tokens, limit.tokens);
         let to = remote.addressee(facts.kind, &request.images);
-        let (path, body) = match facts.kind {
+        let (path, mut body) = match facts.kind {
             UpstreamKind::Anthropic => messages_request::write(request, &to, max_tokens)?,
             _ => chat_request::write(request, &to, max_tokens)?,
         };
@@ -108,17 +93,21 @@ impl Upstreams {
             logprobs: request.logprobs.is_some(),
             prompt,
         };
+        let seed = body.shift_remove("seed").as_ref().and_then(Value::as_u64);
+        let mut body = Value::Object(body).to_string();
+        body.truncate(body.len() - 1);
         let call = Call {
             replicas: remote.replicas.clone(),
             kind: facts.kind,
             path,
-            body: Bytes::new(),
+            body: body.into(),
+            seed,
             conversation: estimate::conversation(request),
             tokens: u64::from(prompt)
                 + u64::from(max_tokens.map_or(estimate::ANSWER_USUAL, |limit| limit.min(estimate::ANSWER_USUAL))),
             expected,
         };
-        Ok(RemoteCall { call, body, input_tokens: prompt, context: facts.context.unwrap_or(0) })
+        Ok(RemoteCall { call, input_tokens: prompt, context: facts.context.unwrap_or(0) })
     }
 
     /// Counts the tokens of a request's prompt.
@@ -172,56 +161,26 @@ impl Upstreams {
         {
             return Ok(remote.clone());
         }
-        let remote = Arc::new(Remote::new(id, upstream.clone())?);
+        let remote = Arc::new(Remote::new(id, upstream.clone(), all.get(id).map(|remote| &*remote.replicas))?);
         all.insert(id.clone(), remote.clone());
         Ok(remote)
     }
 }
 
 impl Remote {
-    fn new(id: &str, upstream: Arc<Upstream>) -> Result<Self, Failure> {
+    /// With what `before` knew of the same servers.
+    fn new(id: &str, upstream: Arc<Upstream>, before: Option<&Replicas>) -> Result<Self, Failure> {
         let failed = |what: String| {
             let message = format!("model '{id}' cannot be reached: {what}");
             Failure::new(FailureCode::Unreachable, message).with_help("correct its [[models]]")
         };
-        let replicas = Arc::new(Replicas::new(id, upstream).map_err(failed)?);
-        Ok(Self { id: id.to_owned(), replicas, facts: tokio::sync::Mutex::default() })
+        let replicas = Arc::new(Replicas::new(id, upstream, before).map_err(failed)?);
+        Ok(Self { id: id.to_owned(), replicas, known: Known::default() })
     }
 
-    /// The facts that the servers give about themselves; the first that answers speaks for all. One request asks, and others wait for it.
-    async fn facts(&self) -> Result<Facts, Failure> {
-        let mut known = self.facts.lock().await;
-        match &*known {
-            Known::Nothing => {}
-            Known::Facts(asked, facts) if asked.elapsed() < FACTS_AGE_MAX => return Ok(*facts),
-            Known::Facts(..) => {}
-            Known::Failed(asked, failure) if asked.elapsed() < FAILURE_AGE_MAX => return Err(failure.clone()),
-            Known::Failed(..) => {}
-        }
-        let settings = self.replicas.settings();
-        let mut failure = failure::nonsense(&self.id, "has no address");
-        let mut guess = None;
-        for url in self.replicas.urls() {
-            match facts::ask(&self.replicas.client, url, settings).await {
-                Ok(Asked { facts, is_guess: false }) => {
-                    *known = Known::Facts(Instant::now(), facts);
-                    return Ok(facts);
-                }
-                Ok(Asked { facts, is_guess: true }) => guess = guess.or(Some(facts)),
-                Err(why) => failure = failure::broken(&self.id, &client::Broken(format!("{url}: {}", why.0))).failure,
-            }
-        }
-        // What was true a while ago is better than nothing.
-        if let Known::Facts(asked, facts) = &mut *known {
-            *asked = Instant::now();
-            return Ok(*facts);
-        }
-        if let Some(facts) = guess {
-            *known = Known::Facts(Instant::now(), facts);
-            return Ok(facts);
-        }
-        *known = Known::Failed(Instant::now(), failure.clone());
-        Err(failure)
+    /// The facts that the servers give about themselves.
+    async fn facts(self: &Arc<Self>) -> Result<Facts, Failure> {
+        known::facts(self).await
     }
 
     fn addressee<'a>(&'a self, kind: UpstreamKind, images: &'a [Arc<Image>]) -> Addressee<'a> {
@@ -237,9 +196,14 @@ impl RemoteCall {
         self.context
     }
 
-    /// All servers are left out because they fail.
-    pub fn is_down(&self) -> bool {
-        self.call.replicas.is_down()
+    /// A server would take it now.
+    pub fn can_be_taken(&self) -> bool {
+        self.call.replicas.can_take(self.call.tokens)
+    }
+
+    /// What is sent, but for its last few bytes. It is not charged to anyone.
+    pub fn body_mut(&mut self) -> &mut Bytes {
+        &mut self.call.body
     }
 
     /// Of the prompt, as far as they can be told before the answer.
@@ -252,20 +216,17 @@ impl RemoteCall {
         &self.call.expected.model
     }
 
-    /// The request for one of several answers (`n`), from index 0; each has its own seed.
+    /// The request for one of several answers (`n`), from index 0; each has its own seed, and all share the rest.
     #[must_use]
     pub fn choice(&self, index: u32) -> Self {
         let mut choice = self.clone();
-        if let Some(seed) = choice.body.get("seed").and_then(Value::as_u64) {
-            choice.body.insert("seed".into(), (seed.wrapping_add(u64::from(index)) & (i64::MAX as u64)).into());
-        }
+        choice.call.seed = self.call.seed.map(|seed| seed.wrapping_add(u64::from(index)) & (i64::MAX as u64));
         choice
     }
 
     /// Sends it once the stream is read.
     pub fn deltas(self) -> BoxStream<'static, Delta> {
-        let body = Value::Object(self.body).to_string().into();
-        Call { body, ..self.call }.deltas()
+        self.call.deltas()
     }
 }
 

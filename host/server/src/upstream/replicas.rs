@@ -12,7 +12,7 @@ use std::{
 use tokio::{sync::watch, task::JoinSet, time::Instant};
 
 use super::{
-    balancer::{Balancer, Outcome, Place, Unavailable},
+    balancer::{Balancer, Limits, Outcome, Place, Unavailable},
     client::Client,
 };
 use crate::fleet::{Upstream, UpstreamKind, UpstreamUrl};
@@ -37,8 +37,8 @@ pub(super) struct Replicas {
     began: Instant,
     /// When each server was last heard, in milliseconds since the start.
     heard: Vec<AtomicU64>,
-    /// Changes whenever a server is left out.
-    losses: watch::Sender<u64>,
+    /// Changes whenever a server is left out, or well again.
+    changes: watch::Sender<u64>,
     is_watched: AtomicBool,
 }
 
@@ -61,16 +61,25 @@ pub(super) struct Seat {
 }
 
 impl Replicas {
-    /// The error is a message for the user.
-    pub(super) fn new(id: &str, settings: Arc<Upstream>) -> Result<Self, String> {
+    /// Servers that `before` has, too, are as they were there. The error is a message for the user.
+    pub(super) fn new(id: &str, settings: Arc<Upstream>, before: Option<&Self>) -> Result<Self, String> {
         let names = settings.urls.iter().map(|url| url.as_str().to_owned());
+        let limits = Limits {
+            streams: settings.streams_max,
+            requests_per_minute: settings.requests_per_minute,
+            tokens_per_minute: settings.tokens_per_minute,
+        };
+        let mut balancer = Balancer::new(names, limits);
+        if let Some(before) = before {
+            balancer.go_on_from(&before.balancer());
+        }
         Ok(Self {
             id: id.to_owned(),
             client: Client::new(&settings)?,
-            balancer: Mutex::new(Balancer::new(names, settings.streams_max)),
-            began: Instant::now(),
+            balancer: Mutex::new(balancer),
+            began: before.map_or_else(Instant::now, |before| before.began),
             heard: settings.urls.iter().map(|_| AtomicU64::new(0)).collect(),
-            losses: watch::Sender::new(0),
+            changes: watch::Sender::new(0),
             is_watched: AtomicBool::new(false),
             settings,
         })
@@ -84,14 +93,6 @@ impl Replicas {
         &self.settings.urls[replica]
     }
 
-    /// The servers' addresses, those that are well first.
-    pub(super) fn urls(&self) -> Vec<&UpstreamUrl> {
-        let balancer = self.balancer();
-        let mut places: Vec<usize> = (0..self.settings.urls.len()).collect();
-        places.sort_by_key(|place| balancer.is_open(*place));
-        places.into_iter().map(|place| self.url(place)).collect()
-    }
-
     /// Takes a seat for a request, at none of the servers that were `tried`.
     pub(super) fn take(
         self: &Arc<Self>,
@@ -100,17 +101,20 @@ impl Replicas {
         tokens: u64,
         tried: &[usize],
     ) -> Result<Seat, Unavailable> {
-        let place = self.balancer().choose(conversation, tokens, tried, self.now())?;
-        self.hear(place.replica);
+        let place = self.balancer().choose(conversation, tokens, tried, self.now());
+        if let Ok(place) = &place {
+            self.hear(place.replica);
+        }
+        // Also if none takes it: those that are left out have to be asked.
         if !self.is_watched.swap(true, Ordering::AcqRel) {
             tokio::spawn(watch_over(Arc::downgrade(self), kind));
         }
-        Ok(Seat { replicas: self.clone(), place, outcome: Outcome::Unknown })
+        Ok(Seat { replicas: self.clone(), place: place?, outcome: Outcome::Unknown })
     }
 
-    /// All servers are left out.
-    pub(super) fn is_down(&self) -> bool {
-        self.balancer().is_down()
+    /// A server would take a request with about this many tokens now.
+    pub(super) fn can_take(&self, tokens: u64) -> bool {
+        self.balancer().can_take(tokens, self.now())
     }
 
     pub(super) fn states(&self, model: &str) -> Vec<UpstreamState> {
@@ -144,7 +148,23 @@ impl Replicas {
 
     fn lost(&self, replica: usize) {
         tracing::warn!(model = self.id, "upstream {} is left out until it answers again", self.url(replica));
-        self.losses.send_modify(|losses| *losses += 1);
+        self.changes.send_modify(|changes| *changes += 1);
+    }
+
+    /// Notes the answer to a probe.
+    pub(super) fn probed(&self, replica: usize, is_well: bool) {
+        if is_well {
+            self.hear(replica);
+        }
+        let changed = self.balancer().probed(replica, is_well, self.now());
+        match (changed, is_well) {
+            (false, _) => {}
+            (true, true) => {
+                tracing::info!(model = self.id, "upstream {} answers again", self.url(replica));
+                self.changes.send_modify(|changes| *changes += 1);
+            }
+            (true, false) => self.lost(replica),
+        }
     }
 
     /// Asks a server whether it is well. Returns its place.
@@ -157,15 +177,7 @@ impl Replicas {
         };
         let answer = self.client.get(kind, &url, time).await;
         let is_well = answer.is_ok_and(|answer| !answer.status.is_server_error());
-        if is_well {
-            self.hear(replica);
-        }
-        let changed = self.balancer().probed(replica, is_well, self.now());
-        match (changed, is_well) {
-            (false, _) => {}
-            (true, true) => tracing::info!(model = self.id, "upstream {} answers again", self.url(replica)),
-            (true, false) => self.lost(replica),
-        }
+        self.probed(replica, is_well);
         replica
     }
 }
@@ -236,10 +248,19 @@ impl Seat {
 
     /// Resolves when the server is left out.
     pub(super) async fn lost(&self) {
-        let mut losses = self.replicas.losses.subscribe();
-        while !self.replicas.balancer().is_open(self.place.replica) {
+        self.until(true).await;
+    }
+
+    /// Resolves when it is not left out any more.
+    pub(super) async fn found(&self) {
+        self.until(false).await;
+    }
+
+    async fn until(&self, is_open: bool) {
+        let mut changes = self.replicas.changes.subscribe();
+        while self.replicas.balancer().is_open(self.place.replica) != is_open {
             // The sender lives as long as this.
-            if losses.changed().await.is_err() {
+            if changes.changed().await.is_err() {
                 return;
             }
         }
@@ -252,6 +273,24 @@ impl Drop for Seat {
         let is_lost = self.replicas.balancer().ended(self.place, self.outcome, now);
         if is_lost {
             self.replicas.lost(self.place.replica);
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+impl Replicas {
+    /// A seat at this server, which nothing watches.
+    pub(super) fn seat_of(self: &Arc<Self>, replica: usize) -> Seat {
+        let others: Vec<usize> = (0..self.settings.urls.len()).filter(|place| *place != replica).collect();
+        let place = self.balancer().choose(0, 0, &others, self.now()).unwrap();
+        Seat { replicas: self.clone(), place, outcome: Outcome::Unknown }
+    }
+
+    /// Fails until this server is left out.
+    pub(super) fn leave_out(self: &Arc<Self>, replica: usize) {
+        while !self.balancer().is_open(replica) {
+            self.seat_of(replica).note(Outcome::Failed);
         }
     }
 }

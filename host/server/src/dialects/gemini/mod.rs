@@ -61,6 +61,8 @@ pub(crate) async fn generate(chats: Arc<Chats>, call: ApiRequest, is_stream: boo
     let mut encoder = ContentEncoder::new(head, form, choices);
     // The range of choices makes the cast exact.
     let copies = (0..choices).map(|place| prepared.choice(place as u32)).collect();
+    // What is sent is not kept any longer than it is needed.
+    drop(prepared);
     let generations = Generations::start(&call, copies, Instant::now() + FIRST_EVENT).await;
     let mut generations = generations.map_err(ApiError::of_model)?;
     let answer = match permit {

@@ -154,8 +154,10 @@ impl Plan {
         let head = ResponseHead { id: self.id, object: self.object, created: now(), model, fingerprint };
         let input_tokens = prepared.iter().map(Prepared::input_tokens).collect();
         // The range of choices makes the cast exact.
-        let choices = prepared.iter().flat_map(|one| (0..self.copies).map(|place| one.choice(place as u32)));
-        let started = Generations::start(call, choices.collect(), Instant::now() + FIRST_EVENT).await;
+        let choices = prepared.iter().flat_map(|one| (0..self.copies).map(|place| one.choice(place as u32))).collect();
+        // What is sent is not kept any longer than it is needed.
+        drop(prepared);
+        let started = Generations::start(call, choices, Instant::now() + FIRST_EVENT).await;
         let generations = started.map_err(error::of_failure)?;
         let Self { encoders, copies, shown, include_usage, .. } = self;
         let builder = ResponseBuilder::new(Style { head, encoders, copies, shown, input_tokens, include_usage });

@@ -7,6 +7,10 @@ use super::*;
 
 const STREAMS_MAX: u32 = 50;
 
+fn limits(streams: u32) -> Limits {
+    Limits { streams, requests_per_minute: None, tokens_per_minute: None }
+}
+
 fn names(count: usize) -> impl Iterator<Item = String> {
     (0..count).map(|place| format!("http://10.0.0.{place}:8000/v1"))
 }
@@ -27,7 +31,7 @@ struct World {
 impl World {
     fn new(seed: u64, servers: usize, streams_max: u32) -> Self {
         Self {
-            balancer: Balancer::new(names(servers), streams_max),
+            balancer: Balancer::new(names(servers), limits(streams_max)),
             is_well: vec![true; servers],
             running: Vec::new(),
             now: Duration::ZERO,
@@ -182,7 +186,7 @@ fn one_long_conversation_does_not_pile_up_on_its_server() {
 
 #[test]
 fn a_dead_server_is_left_out_at_once_and_comes_back_with_a_probe() {
-    let mut balancer = Balancer::new(names(2), STREAMS_MAX);
+    let mut balancer = Balancer::new(names(2), limits(STREAMS_MAX));
     let take = |balancer: &mut Balancer, key, now| balancer.choose(key, 10, &[], now);
     let key = (0..).find(|key| take(&mut balancer, *key, seconds(0)).is_ok_and(|place| place.replica == 0)).unwrap();
     let mut opened = 0;
@@ -203,7 +207,7 @@ fn a_dead_server_is_left_out_at_once_and_comes_back_with_a_probe() {
 
 #[test]
 fn a_busy_server_rests_as_long_as_it_asks_for() {
-    let mut balancer = Balancer::new(names(1), 2);
+    let mut balancer = Balancer::new(names(1), limits(2));
     let place = balancer.choose(1, 10, &[], seconds(0)).unwrap();
     balancer.ended(place, Outcome::Busy { retry_after: Some(seconds(7)) }, seconds(0));
     let busy = |seconds_left| Err(Unavailable::Busy { retry_after: seconds(seconds_left) });
@@ -220,7 +224,7 @@ fn a_busy_server_rests_as_long_as_it_asks_for() {
 
 #[test]
 fn errors_that_a_request_may_cause_take_no_server_away() {
-    let mut balancer = Balancer::new(names(1), STREAMS_MAX);
+    let mut balancer = Balancer::new(names(1), limits(STREAMS_MAX));
     for _ in 0..100 {
         let place = balancer.choose(1, 10, &[], seconds(0)).unwrap();
         assert!(!balancer.ended(place, Outcome::Unknown, seconds(0)));
@@ -234,7 +238,7 @@ fn errors_that_a_request_may_cause_take_no_server_away() {
 
 #[test]
 fn a_server_that_only_answers_probes_is_asked_ever_less_often() {
-    let mut balancer = Balancer::new(names(1), STREAMS_MAX);
+    let mut balancer = Balancer::new(names(1), limits(STREAMS_MAX));
     let (mut now, mut pauses) = (seconds(1), Vec::new());
     let end = |balancer: &mut Balancer, outcome: Outcome, now: Duration| {
         let place = balancer.choose(1, 10, &[], now).unwrap();
@@ -258,7 +262,7 @@ fn a_server_that_only_answers_probes_is_asked_ever_less_often() {
 
 #[test]
 fn a_silent_server_is_left_out_with_the_first_probe_that_fails_unless_it_is_the_last() {
-    let mut balancer = Balancer::new(names(2), STREAMS_MAX);
+    let mut balancer = Balancer::new(names(2), limits(STREAMS_MAX));
     assert!(!balancer.probed(0, false, seconds(0)), "without streams it may count to three");
     for other in [1, 0] {
         balancer.choose(1, 10, &[other], seconds(0)).unwrap();
@@ -269,4 +273,63 @@ fn a_silent_server_is_left_out_with_the_first_probe_that_fails_unless_it_is_the_
     assert!(!balancer.probed(1, false, seconds(2)));
     assert!(balancer.probed(1, false, seconds(3)));
     assert!(balancer.is_down());
+}
+
+#[test]
+fn no_server_is_given_more_in_a_minute_than_it_may_have() {
+    for seed in 0..20 {
+        let (servers, requests, tokens) = (1 + (seed % 3) as usize, 30, 20_000);
+        let mut world = World::new(seed, servers, STREAMS_MAX);
+        let limits =
+            Limits { streams: STREAMS_MAX, requests_per_minute: Some(requests), tokens_per_minute: Some(tokens) };
+        world.balancer = Balancer::new(names(servers), limits);
+        let mut given: Vec<(Duration, usize, u64)> = Vec::new();
+        for _ in 0..2000 {
+            world.now += Duration::from_millis(world.random.u64(..500));
+            let (conversation, size) = (world.random.u64(..40), world.random.u64(1..2000));
+            let can_take = world.balancer.can_take(size, world.now);
+            match world.send(conversation, size) {
+                Ok(replica) => {
+                    assert!(can_take);
+                    given.push((world.now, replica, size));
+                }
+                Err(Unavailable::Busy { retry_after }) => {
+                    assert!(!can_take && world.balancer.can_take(size, world.now + retry_after), "seed {seed}");
+                }
+                Err(why) => panic!("{why:?}"),
+            }
+            // Answers are short, so that streams are never what is lacking.
+            while world.running.len() > 10 {
+                let (place, _) = world.running.remove(0);
+                world.balancer.ended(place, Outcome::Answered, world.now);
+            }
+            given.retain(|(at, ..)| world.now - *at < seconds(60));
+            for server in 0..servers {
+                let own = || given.iter().filter(|(_, replica, _)| *replica == server);
+                assert!(own().count() <= requests as usize, "seed {seed}");
+                assert!(own().map(|(.., size)| size).sum::<u64>() <= u64::from(tokens), "seed {seed}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_known_about_a_server_outlives_a_change_of_the_others() {
+    let limits = Limits { requests_per_minute: Some(4), ..limits(STREAMS_MAX) };
+    let mut before = Balancer::new(names(2), limits);
+    for _ in 0..3 {
+        let place = before.choose(1, 10, &[0], seconds(0)).unwrap();
+        before.ended(place, Outcome::Failed, seconds(0));
+    }
+    for _ in 0..3 {
+        before.choose(1, 10, &[1], seconds(0)).unwrap();
+    }
+    let mut after = Balancer::new(names(3).skip(1).chain(names(1)), limits);
+    after.go_on_from(&before);
+    // The servers 1, 2 and 0: one is left out, one is new, one has room for one more.
+    let states: Vec<(u32, bool)> = after.states().map(|(_, streams, is_well)| (streams, is_well)).collect();
+    assert_eq!(states, [(0, false), (0, true), (0, true)], "streams end where they began");
+    assert_eq!(after.due(seconds(1)), [0]);
+    assert!(after.choose(1, 10, &[0, 1], seconds(1)).is_ok());
+    assert_eq!(after.choose(1, 10, &[0, 1], seconds(1)), Err(Unavailable::Tried));
 }
