@@ -188,6 +188,9 @@ async fn models(findings: &mut Findings, config: &Config) {
     // The doctor downloads nothing.
     let mut local: Vec<Model> = Vec::new();
     for model in &config.models {
+        if let Some(handover) = &model.handover {
+            findings.good("handover", &format!("'{}' {}", model.id, handover.told()));
+        }
         if let Source::Upstream(source) = &model.source {
             upstream(findings, &model.id, source);
             continue;

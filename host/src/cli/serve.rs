@@ -221,6 +221,9 @@ pub(super) async fn check_models(fleet: &Arc<Fleet>, resolved: &ResolvedConfig) 
     let mut checks = JoinSet::new();
     for model in fleet.models() {
         let (fleet, id) = (fleet.clone(), model.id.clone());
+        if let Some(handover) = &model.handover {
+            tracing::info!("model '{id}' {}", handover.told());
+        }
         if let Some(upstream) = &model.upstream {
             log_upstream(&id, upstream);
             checks.spawn(async { Ok(()) });

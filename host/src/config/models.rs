@@ -20,7 +20,7 @@ use pensieve_protocol::{
     wire::{self, Location, ModelSpec},
 };
 pub use pensieve_server::fleet::Variant;
-use pensieve_server::fleet::{self, Handover, check_adapter_name};
+use pensieve_server::fleet::{self, Handover, Hours, check_adapter_name};
 
 const ID_LEN_MAX: usize = 128;
 const SCALE_MAX: f64 = 16.0;
@@ -186,9 +186,17 @@ fn handover(section: Section<'_, '_>) -> Option<Handover> {
     section.flag("too_long", &mut too_long);
     section.integer("streams", 0..=100_000, &mut streams);
     section.flag("memory", &mut memory);
+    let mut hours = None;
+    section.some_text("hours", &mut hours);
+    let hours = hours.and_then(|text| {
+        let hours = Hours::parse(&text).map_err(|what| {
+            section.note("hours", format!("'hours' in [models.handover] {what}"), "write \"22:00-07:00\"");
+        });
+        hours.ok()
+    });
     section.finish();
     let streams = Some(streams).filter(|streams| *streams > 0);
-    (!to.is_empty()).then_some(Handover { to, too_long, streams, memory })
+    (!to.is_empty()).then_some(Handover { to, too_long, streams, memory, hours })
 }
 
 /// A model that other servers compute: keys of workers are mistakes here.

@@ -3,6 +3,7 @@
 mod failover;
 mod fake;
 mod hostile;
+mod local;
 mod pensieve;
 mod replicas;
 mod tls;

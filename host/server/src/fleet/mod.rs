@@ -43,7 +43,7 @@ pub use config::{AnswerSettings, Config, Deadlines, Efforts, KeepAlive, ModelCon
 pub use departures::{Departure, DepartureReason};
 pub use elsewhere::{Identity, Secret, Upstream, UpstreamKind, UpstreamUrl};
 pub use footprint::footprint;
-pub use handover::{Handover, HandoverReason, HandoverRules};
+pub use handover::{Handover, HandoverReason, HandoverRules, Hours};
 pub use machine::{default_budget, installed_bytes};
 pub use sources::Sources;
 pub use space::{free_bytes, is_full};
