@@ -39,6 +39,15 @@ pub struct UpstreamSource {
 }
 
 impl UpstreamSource {
+    /// The files that [`Self::resolve`] reads.
+    pub fn files(&self) -> impl Iterator<Item = &Path> {
+        let (certificate, key) = self.certificate.as_ref().map(|(certificate, key)| (certificate, key)).unzip();
+        [self.key_file.as_ref(), self.authorities.as_ref(), certificate, key]
+            .into_iter()
+            .flatten()
+            .map(PathBuf::as_path)
+    }
+
     /// Reads keys and certificates. The error is a message for the user, without the secrets.
     pub fn resolve(&self) -> Result<Upstream, String> {
         let mut upstream = self.upstream.clone();

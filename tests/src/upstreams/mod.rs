@@ -1,5 +1,6 @@
 //! Models that other servers compute: every API works on them, bad servers harm no other request, and one of several may die.
 
+mod changes;
 mod failover;
 mod fake;
 mod hostile;

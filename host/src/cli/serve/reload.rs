@@ -19,7 +19,7 @@ use tokio::{
 use super::Serve;
 use crate::{
     cli::{common_args::ResolvedConfig, error::CliError},
-    config::{self, Config, ServerSettings},
+    config::{self, Config, ServerSettings, Source},
 };
 use pensieve_protocol::outside::Outside;
 use pensieve_server::{
@@ -40,7 +40,8 @@ pub(super) async fn watch(serve: Arc<Serve>, chats: Arc<Chats>, resolved: Resolv
     let mut hangup = signal(SignalKind::hangup())
         .inspect_err(|error| tracing::warn!("SIGHUP is not heard ({error}); the configuration's file is still watched"))
         .ok();
-    let candidates = config::candidates(serve.common.file().as_deref(), &resolved.config.home);
+    let sources = config::candidates(serve.common.file().as_deref(), &resolved.config.home);
+    let mut candidates = watched(&sources, &resolved.config);
     let had_terminal = io::stderr().is_terminal();
     let (mut seen, mut state) = (Stamp::of(&candidates), State::new(resolved.config));
     // The state of the file that was read last. An editor writes in several steps, so a change is read once it rests.
@@ -67,11 +68,24 @@ pub(super) async fn watch(serve: Arc<Serve>, chats: Arc<Chats>, resolved: Resolv
         let serve = serve.clone();
         let resolving = tokio::task::spawn_blocking(move || serve.resolve().and_then(|new| Ok((new.fleet()?, new))));
         match resolving.await {
-            Ok(Ok((config, new))) => state.apply(&chats, config, &new, is_asked),
+            Ok(Ok((config, new))) => {
+                candidates = watched(&sources, &new.config);
+                state.apply(&chats, config, &new, is_asked);
+            }
             Ok(Err(error)) => state.refuse(&error),
             Err(_) => tracing::error!("the configuration could not be read again; it stays as it is"),
         }
     }
+}
+
+/// The files that the configuration is read from, with those in which upstreams have keys and certificates.
+fn watched(sources: &[PathBuf], config: &Config) -> Vec<PathBuf> {
+    let upstreams = config.models.iter().filter_map(|model| match &model.source {
+        Source::Upstream(source) => Some(source),
+        _ => None,
+    });
+    let secrets = upstreams.flat_map(|source| source.files().map(Path::to_path_buf));
+    sources.iter().cloned().chain(secrets).collect()
 }
 
 /// Waits for the next signal; for ever if there is no handler, or none any more.
