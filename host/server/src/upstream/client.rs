@@ -10,10 +10,14 @@ use hyper::{
     HeaderMap, Method, Request, StatusCode,
     body::Incoming,
     header::{self, HeaderName, HeaderValue},
+    http::uri::Scheme,
 };
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::{
-    client::legacy::{Client as Pool, connect::HttpConnector},
+    client::legacy::{
+        Client as Pool,
+        connect::{HttpConnector, capture_connection},
+    },
     rt::{TokioExecutor, TokioTimer},
 };
 use tokio::time::timeout;
@@ -125,8 +129,17 @@ impl Client {
         head: Bytes,
         tail: Bytes,
     ) -> Result<Answer, Broken> {
-        let request = self.request(kind, Method::POST, url, head.chain(tail))?;
-        self.send(request, self.silence).await
+        let mut request = self.request(kind, Method::POST, url, head.chain(tail))?;
+        // What a server sends too much would be read as the answer to the next request, so a connection has one answer. Over
+        // TLS a new one takes too long, and what has come before the next request is found.
+        let used = (request.uri().scheme() == Some(&Scheme::HTTP)).then(|| capture_connection(&mut request));
+        let answer = self.send(request, self.silence).await;
+        if let Some(used) = &used
+            && let Some(connected) = &*used.connection_metadata()
+        {
+            connected.poison();
+        }
+        answer
     }
 
     /// Gets a small document within `time`.
