@@ -8,6 +8,7 @@ mod docs;
 mod doctor;
 mod error;
 mod inspect;
+mod keys;
 mod launch;
 mod laws;
 mod list_plugins;
@@ -85,6 +86,9 @@ enum Verb {
     #[command(subcommand)]
     Plugins(plugins::Plugins),
     New(new::New),
+    /// Make keys for the people and programs that share a server.
+    #[command(subcommand)]
+    Keys(keys::Keys),
     /// Run the server as a service that starts at login.
     #[command(subcommand)]
     Service(service::Service),
@@ -132,6 +136,7 @@ pub fn run() -> ExitCode {
         Verb::Models(models) => end(models.run()),
         Verb::Plugins(plugins) => plugins.run(),
         Verb::New(new) => end(new.run()),
+        Verb::Keys(keys) => end(keys.run()),
         Verb::Service(service) => end(service.run()),
         Verb::Update(update) => end(update.run()),
         Verb::Bench(bench) => end(bench.run()),

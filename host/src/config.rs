@@ -5,6 +5,7 @@
 //! `examples/pensieve.toml` documents every key, and a test holds it to that.
 
 mod file;
+mod keys;
 mod models;
 mod reader;
 mod server;
@@ -142,6 +143,8 @@ impl Config {
         config.cache.read(root.section("cache"), folder);
         (config.models, config.variants) = models::read(&root, folder);
         models::check(&config, &root);
+        config.server.named_keys = keys::read(&root);
+        keys::check(&config.server, &root);
         root.finish();
         let errors = document.errors();
         if errors.is_empty() {

@@ -43,6 +43,7 @@ mod fleet;
 mod grammars;
 mod http;
 mod items;
+mod keys;
 mod links;
 mod llama;
 mod loading;

@@ -14,6 +14,8 @@ use std::{fmt::Display, sync::Arc};
 
 use serde_json::{Map, Value};
 
+use crate::keys::{Account, DEFAULT_NAME};
+
 use pensieve_protocol::{
     grammar::Grammar,
     job::{AdapterUse, Failure, FailureCode, Finish, StageSpec, Usage},
@@ -30,6 +32,15 @@ pub struct Client {
     pub share: u64,
     /// Separates the prefix cache by key.
     pub salt: Vec<u8>,
+    /// Of a named key; `None` for one of the server's own, which may use everything.
+    pub(crate) account: Option<Arc<Account>>,
+}
+
+impl Client {
+    /// The name under which its usage is counted.
+    pub(crate) fn key_name(&self) -> &str {
+        self.account.as_ref().map_or(DEFAULT_NAME, |account| account.name())
+    }
 }
 
 /// A generation that a client asks for. Dialects have checked the range of every number.

@@ -32,7 +32,7 @@ pub(super) struct BannerInfo {
 
 impl BannerInfo {
     pub(super) fn new(resolved: &ResolvedConfig) -> Self {
-        Self { file: resolved.file.clone(), has_key: !resolved.config.server.keys.is_empty() }
+        Self { file: resolved.file.clone(), has_key: resolved.config.server.has_keys() }
     }
 }
 

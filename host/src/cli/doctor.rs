@@ -107,6 +107,7 @@ impl Doctor {
             None => {}
         }
         config.server.listen.iter().for_each(|listen| port(findings, config, listen));
+        keys(findings, config);
         caches(findings, config);
         super::runtime()?.block_on(models(findings, config));
         Ok(())
@@ -152,7 +153,7 @@ fn port(findings: &mut Findings, config: &Config, listen: &str) {
     match TcpListener::bind(listen) {
         Ok(listener) => {
             let is_exposed = listener.local_addr().is_ok_and(|address| !address.ip().is_loopback());
-            if is_exposed && config.server.keys.is_empty() {
+            if is_exposed && !config.server.has_keys() {
                 let line = format!("{listen} can be reached from other machines, and there is no key; set server.key");
                 findings.broken("address", &line);
             } else {
@@ -163,6 +164,16 @@ fn port(findings: &mut Findings, config: &Config, listen: &str) {
             findings.notice("address", &format!("{listen} is taken, perhaps by a pensieve that is already running"));
         }
         Err(error) => findings.broken("address", &format!("cannot listen on {listen}: {error}")),
+    }
+}
+
+/// Lists the names of keys; nothing else of them is for other eyes.
+fn keys(findings: &mut Findings, config: &Config) {
+    let own = (!config.server.keys.is_empty()).then_some("server.key");
+    let named = config.server.named_keys.iter().map(|named| named.name.as_str());
+    let names: Vec<&str> = own.into_iter().chain(named).collect();
+    if !names.is_empty() {
+        findings.good("keys", &names.join(", "));
     }
 }
 

@@ -164,6 +164,8 @@ impl Launch {
         let (mut resolved, model) = self.common.resolve_one(self.model.as_deref())?;
         let server = &mut resolved.config.server;
         (server.listen, server.limits.drain) = (vec!["127.0.0.1:0".into()], DRAIN);
+        // Its only client is this user's.
+        server.named_keys.clear();
         let home = &resolved.config.home;
         let path = home.join("launch.log");
         let file = fs::create_dir_all(home).and_then(|()| File::create(&path));
@@ -173,7 +175,7 @@ impl Launch {
         let fleet = resolved.fleet()?;
         let runtime = super::runtime()?;
         let (server, fleet, target) = runtime.block_on(async {
-            let server = bind(&resolved).await?;
+            let server = bind(&resolved, None).await?;
             let fleet = Arc::new(Fleet::start(fleet).await?);
             let target = fleet.target(&model).await?;
             Ok::<_, CliError>((server, fleet, target))

@@ -6,7 +6,7 @@
 mod reload;
 
 use clap::Args;
-use std::{collections::HashSet, future::Future, io::IsTerminal, net::SocketAddr, sync::Arc};
+use std::{collections::HashSet, future::Future, io::IsTerminal, net::SocketAddr, path::PathBuf, sync::Arc};
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     task::JoinSet,
@@ -31,7 +31,7 @@ use pensieve_server::{
         self, Fleet, Upstream,
         plugins::{NO_SPACE_HELP, Status},
     },
-    http::Server,
+    http::{self, Server},
     requests::Chats,
 };
 use pensieve_worker::process;
@@ -39,6 +39,8 @@ use pensieve_worker::process;
 /// File descriptors set aside for everything but connections.
 const FILES_RESERVED: u64 = 128;
 const CONNECTIONS_MIN: usize = 16;
+/// The file with the usage of keys, in the home.
+const LEDGER: &str = "usage/keys.txt";
 
 /// Serve models over HTTP, with Anthropic's and OpenAI's APIs.
 ///
@@ -88,7 +90,8 @@ impl Serve {
         let runtime = super::runtime()?;
         // Bind first, so that a taken port is reported before anything is downloaded. Signal handlers come after the
         // downloads, so that Ctrl-C interrupts those as usual.
-        let server = runtime.block_on(bind(&resolved))?;
+        let ledger = resolved.config.home.join(LEDGER);
+        let server = runtime.block_on(bind(&resolved, Some(ledger)))?;
         if let Err(error) = log_file.open(&resolved.config.home, server.address().port()) {
             tracing::warn!("this log is not kept in a file: {error}");
         }
@@ -140,8 +143,9 @@ impl Serve {
 }
 
 /// Binds the addresses, and limits connections to what the descriptor limit allows.
-pub(super) async fn bind(resolved: &ResolvedConfig) -> Result<Server, Refusal> {
-    let mut settings = resolved.config.server.http();
+/// The usage of keys is kept in the file `ledger`, if there is to be one.
+pub(super) async fn bind(resolved: &ResolvedConfig, ledger: Option<PathBuf>) -> Result<Server, Refusal> {
+    let mut settings = http::Settings { ledger, ..resolved.config.server.http() };
     settings.limits.connections_max = connections(settings.limits.connections_max);
     Server::bind(settings).await
 }
@@ -172,7 +176,7 @@ async fn serve(server: Server, fleet: fleet::Config, resolved: ResolvedConfig, a
     let reloading = if arguments.in_process {
         tokio::spawn(async {})
     } else {
-        tokio::spawn(reload::watch(Arc::new(arguments), chats.clone(), resolved))
+        tokio::spawn(reload::watch(Arc::new(arguments), chats.clone(), server.keyring().clone(), resolved))
     };
     server.run(chats, ended).await;
     banner.abort();

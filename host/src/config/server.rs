@@ -18,6 +18,8 @@ pub struct ServerSettings {
     pub listen: Vec<String>,
     /// API keys; with none, a server on loopback needs no key.
     pub keys: Vec<String>,
+    /// Keys that have names and limits, from `[[keys]]`.
+    pub named_keys: Vec<http::NamedKey>,
     /// Host names that requests may use besides the machine's own.
     pub hosts: Vec<String>,
     /// Origins of web pages that may send requests.
@@ -41,12 +43,24 @@ impl ServerSettings {
         let other_hosts = self.listen.iter().skip(1).filter_map(|listen| Some(listen.rsplit_once(':')?.0.to_owned()));
         http::Settings {
             listen: self.listen.clone(),
-            keys: self.keys.iter().map(|key| http::Key::new(key)).collect(),
+            keys: self.own_keys(),
+            named_keys: self.named_keys.clone(),
             hosts: self.hosts.iter().cloned().chain(other_hosts).collect(),
             origins: self.origins.clone(),
             limits: self.limits,
             dialects: self.dialects.clone(),
+            ledger: None,
         }
+    }
+
+    /// The digests of the server's own keys.
+    pub fn own_keys(&self) -> Vec<http::Key> {
+        self.keys.iter().map(|key| http::Key::new(key)).collect()
+    }
+
+    /// False for a server that serves every client on this machine.
+    pub fn has_keys(&self) -> bool {
+        !self.keys.is_empty() || !self.named_keys.is_empty()
     }
 
     pub(super) fn read(&mut self, section: Section<'_, '_>, folder: &Path) {
@@ -135,6 +149,7 @@ impl Default for ServerSettings {
         Self {
             listen,
             keys: Vec::new(),
+            named_keys: Vec::new(),
             hosts: Vec::new(),
             origins: Vec::new(),
             adapter_folders: Vec::new(),

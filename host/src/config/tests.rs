@@ -42,10 +42,13 @@ fn takes_the_example_as_it_is_and_with_every_key() {
     );
     let config = read(&example()).unwrap();
     let defaults = Config::new(Path::new("/srv/pensieve"));
-    let ServerSettings { keys, hosts, origins, adapter_folders, .. } = config.server.clone();
+    let ServerSettings { keys, named_keys, hosts, origins, adapter_folders, .. } = config.server.clone();
     assert_eq!((keys.len(), hosts.len(), origins.len(), adapter_folders.len()), (1, 1, 1, 1));
-    let (keys, hosts, origins, adapter_folders) = <(Vec<_>, Vec<_>, Vec<_>, Vec<_>)>::default();
-    assert_eq!(ServerSettings { keys, hosts, origins, adapter_folders, ..config.server }, defaults.server);
+    let alice = (named_keys[0].name.as_str(), &named_keys[0].models[..], named_keys[0].tokens_per_day);
+    assert_eq!(alice, ("alice", &["pensieve-*".to_owned()][..], Some(2_000_000)));
+    assert_eq!((named_keys.len(), named_keys[0].requests_max), (1, Some(4)));
+    let (keys, named_keys, hosts, origins, adapter_folders) = <(Vec<_>, Vec<_>, Vec<_>, Vec<_>, Vec<_>)>::default();
+    assert_eq!(ServerSettings { keys, named_keys, hosts, origins, adapter_folders, ..config.server }, defaults.server);
     assert_eq!(config.plugins.unfenced, ["my-plugin"]);
     let indexes: Vec<_> =
         config.plugins.indexes.iter().map(|index| (index.location.as_str(), index.key.is_some())).collect();
@@ -328,4 +331,36 @@ fn a_configuration_that_is_deeper_than_any_stack_is_refused() {
         assert!(read(&format!("{}a = 1", "a.".repeat(100_000))).is_err());
     };
     std::thread::Builder::new().stack_size(256 << 10).spawn(reading).unwrap().join().unwrap();
+}
+
+#[test]
+fn keys_have_names_and_hashes_of_their_own() {
+    const HASH: &str = "sha256:ef9fbb2a4fba1d5a2d9f3b6a1a2b7d9c6f2a0b8f5d0c4e3a1b2c3d4e5f60718a";
+    let entry = |name: &str, hash: &str| format!("[[keys]]\nname = \"{name}\"\nhash = {hash}\n");
+    let quoted = format!("\"{HASH}\"");
+    let config = read(&entry("a", &format!("[\"{HASH}\", \"{}\"]", HASH.replace("ef", "AB")))).unwrap();
+    assert_eq!(config.server.named_keys[0].keys[0].hash(), HASH);
+    assert!(config.server.has_keys() && config.server.named_keys[0].models.is_empty());
+    check_wrong(
+        &entry("a", "\"my-secret\""),
+        &["the 'hash' of 'a' in [[keys]] is not one, line 3; it takes \"sha256:\""],
+    );
+    assert!(!read(&entry("a", "\"my-secret\"")).unwrap_err().to_string().contains("my-secret"));
+    check_wrong("[[keys]]\nname = \"a\"\n", &["'a' in [[keys]] has no 'hash'"]);
+    check_wrong(&entry("default", &quoted), &["the 'name' in [[keys]] 'default' stands for server.key, line 2"]);
+    check_wrong(&entry("a b", &quoted), &["the 'name' in [[keys]] has other characters"]);
+    check_wrong(
+        &format!("{}{}", entry("a", &quoted), entry("a", &quoted)),
+        &["'a' in [[keys]] has the same key as 'a'", "two [[keys]] have the name 'a', line 5"],
+    );
+    check_wrong(&format!("{}models = []\n", entry("a", &quoted)), &["'models' of 'a' in [[keys]] is an empty list"]);
+    check_wrong(
+        &format!("{}tokens_per_day = 0\nrequests = 0\n", entry("a", &quoted)),
+        &["from 1 to", "from 1 to 100000"],
+    );
+    let empty = "\"sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855\"";
+    check_wrong(&entry("a", empty), &["the key of 'a' in [[keys]] is no secret"]);
+    let own = pensieve_server::http::Key::new("own").hash();
+    let both = format!("[server]\nkey = \"own\"\n{}", entry("a", &format!("\"{own}\"")));
+    check_wrong(&both, &["'a' in [[keys]] has the same key as server.key"]);
 }

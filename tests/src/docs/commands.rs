@@ -138,6 +138,11 @@ pub const COMMANDS: &[(&str, Way)] = &[
     ),
     ("curl -X DELETE http://127.0.0.1:8000/v1/models/base/adapters/poet", Test(OVER_HTTP)),
     ("pensieve serve", Serves),
+    // docs/configuration.md
+    (
+        "pensieve keys new alice --models 'pensieve-*' --tokens-per-day 2000000 --requests 4 --write",
+        Test("a_key_is_made_shown_once_and_accepted_by_a_running_server"),
+    ),
     // docs/living-with-it.md
     ("pensieve ps", Test(LOOK_AFTER)),
     ("pensieve logs -f", Test("a_followed_log_goes_on_in_the_next_file")),

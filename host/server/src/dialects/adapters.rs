@@ -36,9 +36,11 @@ pub(crate) async fn attach(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiRes
 }
 
 /// `GET /v1/models/ID/adapters`.
-pub(crate) async fn list(chats: Arc<Chats>, ApiRequest { id, .. }: ApiRequest) -> Result<ApiResponse, ApiError> {
-    let adapters = chats.fleet().adapters(&id).await.map_err(absent)?;
-    let entries: Vec<Value> = adapters.iter().map(|state| entry(&id, state)).collect();
+pub(crate) async fn list(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
+    let id = &call.id;
+    chats.permit(&call.client(), id)?;
+    let adapters = chats.fleet().adapters(id).await.map_err(absent)?;
+    let entries: Vec<Value> = adapters.iter().map(|state| entry(id, state)).collect();
     Ok(ApiResponse::json(&json!({ "object": "list", "data": entries })))
 }
 

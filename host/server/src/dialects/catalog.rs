@@ -41,13 +41,17 @@ pub(super) struct ListedModel {
     pub(super) is_base: bool,
 }
 
-pub(super) async fn entries(chats: &Chats) -> Vec<ListedModel> {
-    join_all(chats.fleet().listed().into_iter().map(|listed| entry(chats, listed))).await
+/// The models that the client may use.
+pub(super) async fn entries(chats: &Chats, call: &ApiRequest) -> Vec<ListedModel> {
+    let client = call.client();
+    let listed = chats.fleet().listed().into_iter().filter(|listed| chats.permit(&client, &listed.id).is_ok());
+    join_all(listed.map(|listed| entry(chats, listed))).await
 }
 
-/// Finds a listed model; names that are only routed to the default model do not count.
-pub(super) async fn find(chats: &Chats, id: &str) -> Result<ListedModel, ApiError> {
-    let listed = chats.fleet().find_listed(id).ok_or_else(|| {
+/// Finds a listed model that the client may use; names that are only routed to the default model do not count.
+pub(super) async fn find(chats: &Chats, call: &ApiRequest, id: &str) -> Result<ListedModel, ApiError> {
+    let listed = chats.fleet().find_listed(id).filter(|_| chats.permit(&call.client(), id).is_ok());
+    let listed = listed.ok_or_else(|| {
         let message = format!("there is no model '{}'; GET /v1/models lists them", Quote(id));
         ApiError { field: Some("model".to_owned()), ..ApiError::new(ErrorCode::NotFound, message) }
     })?;
@@ -91,7 +95,7 @@ fn modified(source: &Path) -> Option<SystemTime> {
 
 /// `GET /v1/models`, in the form of the client's API.
 pub(crate) async fn models(chats: &Chats, call: &ApiRequest) -> Result<ApiResponse, ApiError> {
-    let entries = entries(chats).await;
+    let entries = entries(chats, call).await;
     Ok(ApiResponse::json(&match call.dialect {
         Dialect::Anthropic => anthropic_list(&entries, &call.shared.settings.claude_prefix),
         Dialect::Gemini => json!({ "models": entries.iter().map(gemini_entry).collect::<Vec<_>>() }),
@@ -107,7 +111,7 @@ pub(crate) async fn models(chats: &Chats, call: &ApiRequest) -> Result<ApiRespon
 /// `GET /v1/models/ID`, in the form of the client's API.
 pub(crate) async fn model(chats: &Chats, call: &ApiRequest) -> Result<ApiResponse, ApiError> {
     let id = without_prefix(&call.id, &call.shared.settings.claude_prefix);
-    let entry = ListedModel { id: call.id.clone(), ..find(chats, id).await? };
+    let entry = ListedModel { id: call.id.clone(), ..find(chats, call, id).await? };
     let form = match call.dialect {
         Dialect::Anthropic => anthropic_entry,
         Dialect::Gemini => gemini_entry,

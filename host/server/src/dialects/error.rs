@@ -41,6 +41,8 @@ pub enum ErrorCode {
     TooLong,
     /// Too many requests are waiting.
     Overloaded,
+    /// The client's key may not use more now.
+    KeyLimit,
     /// The server is shutting down, or the model is in quarantine.
     Unavailable,
     /// The body or the answer took too long.

@@ -51,6 +51,7 @@ use tokio::sync::Semaphore;
 
 use crate::{
     chat::Client,
+    keys::{Keyring, Ledger, Running},
     requests::{Chats, ImageLimits, Prepared},
     shares::{Share, Shares},
 };
@@ -200,6 +201,8 @@ pub struct Shared {
     pub(crate) responses: ResponseStore,
     pub(crate) background: Background,
     pub(crate) usage: UsageBoard,
+    pub(crate) keyring: Arc<Keyring>,
+    pub(crate) ledger: Arc<Ledger>,
     /// One permit, held while a model is being downloaded.
     pub(crate) download: Arc<Semaphore>,
 }
@@ -219,6 +222,8 @@ impl Shared {
             responses,
             background: Background::default(),
             usage: UsageBoard::default(),
+            keyring: Arc::default(),
+            ledger: Arc::default(),
             download: Arc::new(Semaphore::new(1)),
         }
     }
@@ -249,6 +254,8 @@ pub struct ApiRequest {
     pub(crate) handover: Arc<OnceLock<(String, &'static str)>>,
     /// Owns the responses that live no longer than the request's connection, which is a WebSocket.
     pub(crate) local: Option<u64>,
+    /// Its place among the requests of its key.
+    pub(crate) running: Option<Arc<Running>>,
     pub shared: Arc<Shared>,
 }
 

@@ -236,6 +236,14 @@ impl Fleet {
         Ok(model.upstream.as_ref().map(elsewhere))
     }
 
+    /// The ids that a name stands for: its model's, and a variant's if it is one.
+    pub fn ids_of(&self, name: &str) -> Result<Vec<String>, Failure> {
+        let config = self.config();
+        let route = self.names(&config, |names| names.resolve(name))?;
+        let variant = route.variant.map(|variant| config.variants[variant].id.clone());
+        Ok([config.models[route.model].id.clone()].into_iter().chain(variant).collect())
+    }
+
     /// Resolves a name. Fails if there is no such model, or if it cannot be served by a worker.
     pub async fn target(&self, name: &str) -> Result<Target, Failure> {
         let config = self.config();

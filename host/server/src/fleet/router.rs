@@ -2,6 +2,7 @@
 //! the default for anything else.
 
 use super::{ModelConfig, Variant, adapter_registry};
+use crate::wildcard::fits;
 use pensieve_protocol::job::{AdapterUse, Failure, FailureCode};
 
 #[derive(Clone, Debug, PartialEq)]
@@ -110,19 +111,6 @@ impl<'a> Names<'a> {
         let model = self.position(&variant.base)?;
         Some(Route { model, variant: Some(place), adapter: variant.adapter.clone() })
     }
-}
-
-/// Matches a name against a pattern in which each `*` matches any text.
-fn fits(pattern: &str, name: &str) -> bool {
-    let Some((head, rest)) = pattern.split_once('*') else { return pattern == name };
-    let Some(mut name) = name.strip_prefix(head) else { return false };
-    let mut parts: Vec<&str> = rest.split('*').collect();
-    let tail = parts.pop().unwrap_or_default();
-    for part in parts {
-        let Some(place) = name.find(part) else { return false };
-        name = &name[place + part.len()..];
-    }
-    name.ends_with(tail)
 }
 
 fn listed<'a>(names: impl Iterator<Item = &'a String>) -> String {

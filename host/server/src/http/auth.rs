@@ -9,41 +9,71 @@ use hyper::{
     header::{AUTHORIZATION, HOST, ORIGIN},
 };
 use percent_encoding::percent_decode_str;
+use sha2::{Digest, Sha256};
 use std::{
     borrow::Cow,
     net::{IpAddr, SocketAddr},
+    sync::Arc,
 };
 use subtle::Choice;
 
-use super::{Key, LOCAL_KEY, Settings};
+use super::{KEY_LEN_MIN, Key, Keyring, Settings};
 use crate::{
     chat::Client,
     dialects::{ApiError, ErrorCode},
+    keys::KeyTable,
 };
 use pensieve_protocol::{outside::Outside, share::ONLY_CLIENT};
 
 /// The accepted keys, host names and origins.
 #[derive(Debug)]
 pub(super) struct Auth {
-    keys: Vec<Key>,
-    is_local: bool,
-    /// There may be more than one client.
-    has_clients: bool,
+    keyring: Arc<Keyring>,
     hosts: Vec<String>,
     origins: Vec<String>,
 }
 
+/// A client, and the key that it came with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Identity {
+    pub(super) client: Client,
+    key: Key,
+    network: u64,
+}
+
+impl Identity {
+    fn new(table: &KeyTable, key: &Key, network: u64) -> Option<Self> {
+        let known = table.find(key)?;
+        let digest = match &known.account {
+            None => Sha256::new().chain_update(b"pensieve client\0").chain_update(key.digest()),
+            // By the name, so that stored responses and caches outlive a change of the key.
+            Some(account) => Sha256::new().chain_update(b"pensieve named key\0").chain_update(account.name()),
+        };
+        // Neither the id nor the salt reveals the key.
+        let salt: [u8; 32] = digest.finalize().into();
+        let (id, _) = salt.split_first_chunk().unwrap_or((&[0; 8], &[]));
+        let id = u64::from_le_bytes(*id);
+        let share = if table.has_clients { (id ^ network.rotate_left(32)).max(1) } else { ONLY_CLIENT };
+        let client = Client { id, share, salt: salt.to_vec(), account: known.account.clone() };
+        Some(Self { client, key: key.clone(), network })
+    }
+
+    /// The same client with what its key may do now; an error if the key is not accepted any more.
+    pub(super) fn renewed(&self, keyring: &Keyring) -> Result<Self, ApiError> {
+        let renewed = Self::new(&keyring.table(), &self.key, self.network);
+        renewed.ok_or_else(|| unauthenticated("the key is not valid any more"))
+    }
+}
+
 impl Auth {
-    pub(super) fn new(settings: &Settings, address: SocketAddr, has_clients: bool) -> Self {
-        let is_local = settings.keys.is_empty();
-        let keys = if is_local { vec![Key::new(LOCAL_KEY)] } else { settings.keys.clone() };
+    pub(super) fn new(settings: &Settings, address: SocketAddr, keyring: Arc<Keyring>) -> Self {
         let mut hosts = vec!["localhost".to_owned(), "127.0.0.1".into(), "[::1]".into(), "host.docker.internal".into()];
         if !address.ip().is_unspecified() {
             hosts.push(literal(address.ip()));
         }
         hosts.extend(settings.hosts.iter().map(|host| host.to_ascii_lowercase()));
         let origins = settings.origins.iter().map(|origin| origin.trim_end_matches('/').to_ascii_lowercase());
-        Self { keys, is_local, has_clients, hosts, origins: origins.collect() }
+        Self { keyring, hosts, origins: origins.collect() }
     }
 
     /// Refuses requests for other hosts. `local` is the address that the client connected to.
@@ -96,16 +126,12 @@ impl Auth {
     /// Identifies the client by its key. A server without keys is reachable only from this machine and accepts any key,
     /// as clients may send one for another service.
     /// `query` may hold the key as `key=…`; it is empty where that is not accepted.
-    pub(super) fn check_key(&self, headers: &HeaderMap, query: &str, network: u64) -> Result<Client, ApiError> {
-        let client = |key: &Key| {
-            let mut client = key.client(ONLY_CLIENT);
-            if self.has_clients {
-                client.share = (client.id ^ network.rotate_left(32)).max(1);
-            }
-            client
-        };
-        if self.is_local {
-            return Ok(client(&self.keys[0]));
+    pub(super) fn check_key(&self, headers: &HeaderMap, query: &str, network: u64) -> Result<Identity, ApiError> {
+        let table = self.keyring.table();
+        let identity = |key: &Key| Identity::new(&table, key, network);
+        if table.is_local {
+            let only = table.known.first().and_then(|known| identity(&known.key));
+            return only.ok_or_else(|| unauthenticated("this server has no keys"));
         }
         let bearer = headers.get_all(AUTHORIZATION).iter().filter_map(|value| bearer(value.to_str().ok()?));
         let plain = ["x-api-key", "x-goog-api-key"].into_iter().flat_map(|name| headers.get_all(name));
@@ -113,20 +139,27 @@ impl Auth {
         let asked = query.split('&').filter_map(|pair| pair.strip_prefix("key="));
         let asked = asked.filter_map(|key| percent_decode_str(key).decode_utf8().ok());
         let presented = bearer.chain(plain).map(Cow::Borrowed).chain(asked).filter(|key| !key.is_empty());
-        let presented: Vec<Key> = presented.map(|key| Key::new(&key)).take(4).collect();
+        let presented: Vec<(Key, bool)> =
+            presented.map(|key| (Key::new(&key), key.len() >= KEY_LEN_MIN)).take(4).collect();
         // All keys are compared even after a match, so that timing reveals nothing.
         let mut matched = None;
-        for key in &self.keys {
-            let matches = presented.iter().fold(Choice::from(0), |any, other| any | key.matches(other));
+        for known in &table.known {
+            // Whoever reads the configuration could guess a short one from its hash.
+            let may_match = |is_long: bool| Choice::from(u8::from(is_long || known.account.is_none()));
+            let matches = presented
+                .iter()
+                .fold(Choice::from(0), |any, (other, is_long)| any | (known.key.matches(other) & may_match(*is_long)));
             if bool::from(matches) {
-                matched = Some(key);
+                matched = Some(&known.key);
             }
         }
-        matched.map(client).ok_or_else(|| {
-            let what = if presented.is_empty() { "this server needs a key" } else { "the key is wrong" };
-            ApiError { help: KEY_HELP.to_owned(), ..ApiError::new(ErrorCode::Authentication, what) }
-        })
+        let what = if presented.is_empty() { "this server needs a key" } else { "the key is wrong" };
+        matched.and_then(identity).ok_or_else(|| unauthenticated(what))
     }
+}
+
+fn unauthenticated(what: &str) -> ApiError {
+    ApiError { help: KEY_HELP.to_owned(), ..ApiError::new(ErrorCode::Authentication, what) }
 }
 
 /// Help for every kind of client.
@@ -159,6 +192,7 @@ fn literal(address: IpAddr) -> String {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::keys::{LOCAL_KEY, NamedKey};
     use hyper::header::{HeaderName, HeaderValue};
 
     const LOCAL: SocketAddr = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 8000);
@@ -170,7 +204,8 @@ mod tests {
             origins: vec!["https://app.example/".into()],
             ..Settings::default()
         };
-        Auth::new(&settings, LOCAL, true)
+        let keyring = Keyring::new(&settings.keys, &settings.named_keys, true);
+        Auth::new(&settings, LOCAL, Arc::new(keyring))
     }
 
     fn headers(lines: &[(&'static str, &str)]) -> HeaderMap {
@@ -251,7 +286,7 @@ mod tests {
     #[test]
     fn a_share_is_a_keys_at_an_address() {
         let share = |key: &str, network: u64| {
-            auth(&["one", "two"]).check_key(&headers(&[("x-api-key", key)]), "", network).unwrap().share
+            auth(&["one", "two"]).check_key(&headers(&[("x-api-key", key)]), "", network).unwrap().client.share
         };
         assert_eq!(share("one", 1), share("one", 1));
         assert!(share("one", 1) != share("two", 1) && share("one", 1) != share("one", 2));
@@ -259,7 +294,10 @@ mod tests {
 
     #[test]
     fn with_a_key_set_nothing_else_will_do() {
-        let check = |lines: &[(&'static str, &str)]| auth(&["one", "two"]).check_key(&headers(lines), "", 1).ok();
+        let auth_of_two = auth(&["one", "two"]);
+        let check = |lines: &[(&'static str, &str)]| {
+            auth_of_two.check_key(&headers(lines), "", 1).ok().map(|identity| identity.client)
+        };
         let (one, two) = (check(&[("x-api-key", "one")]).unwrap(), check(&[("authorization", "bearer two")]).unwrap());
         assert!(one.id != two.id && one.salt != two.salt);
         assert_eq!(check(&[("authorization", "Bearer wrong"), ("x-api-key", "one")]), Some(one));
@@ -283,5 +321,24 @@ mod tests {
         for query in ["", "key=", "key=on", "key=%6", "Key=one", "akey=one"] {
             assert!(!google(&[("x-goog-api-key", "two")], query), "{query}");
         }
+    }
+
+    #[test]
+    fn a_named_key_keeps_its_client_when_it_is_replaced_and_is_not_short() {
+        const LONG: [&str; 2] = ["a-key-of-twenty-four-chars", "another-key-of-many-chars"];
+        let named =
+            |name: &str, key: &str| NamedKey { name: name.into(), keys: vec![Key::new(key)], ..NamedKey::default() };
+        let settings = Settings::default();
+        let keyring = Arc::new(Keyring::new(&[], &[named("a", LONG[0]), named("b", "short")], false));
+        let auth = Auth::new(&settings, LOCAL, keyring.clone());
+        let check = |key: &str| auth.check_key(&headers(&[("x-api-key", key)]), "", 1).ok();
+        let first = check(LONG[0]).unwrap();
+        assert_eq!(first.client.key_name(), "a");
+        assert_eq!((check("short"), check(""), check(LOCAL_KEY)), (None, None, None));
+        keyring.replace(&[], &[named("a", LONG[1]), named("b", "short")]).unwrap();
+        let second = check(LONG[1]).unwrap();
+        assert_eq!((check(LONG[0]), first.renewed(&keyring).is_err()), (None, true));
+        assert_eq!((second.client.id, &second.client.salt), (first.client.id, &first.client.salt));
+        assert_eq!(second.renewed(&keyring).unwrap(), second);
     }
 }

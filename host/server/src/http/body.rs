@@ -22,12 +22,13 @@ use super::{
     BYTES_PER_SECOND_MIN, Limits,
     connections::Reading,
     filters::{self, BodyError, Response},
+    state::Admission,
 };
 use crate::{
     dialects::{
         ApiBody, ApiError, ApiResponse, ErrorCode, Frame, FrameStream, RequestMemory, StreamPermit, counted, exhausted,
     },
-    shares::{Share, Shares},
+    shares::Shares,
 };
 use pensieve_protocol::outside::without_quoted;
 
@@ -146,7 +147,11 @@ pub(super) fn tell_handover(response: &mut Response, model: &str, reason: &'stat
 
 /// Converts an answer to a response. The request holds its permit until the last byte of the answer is handed over, so
 /// that a client that has read everything can send another, and its memory until that byte is written.
-pub(super) fn write(answer: ApiResponse, permit: Option<Share>, memory: &RequestMemory) -> Result<Response, ApiError> {
+pub(super) fn write(
+    answer: ApiResponse,
+    permit: Option<Admission>,
+    memory: &RequestMemory,
+) -> Result<Response, ApiError> {
     let ApiResponse { status, media_type, warnings, body } = answer;
     let mut response = match body {
         ApiBody::Full(body) => {
@@ -204,7 +209,7 @@ struct FrameBody {
     frames: Mutex<FrameStream>,
     /// Remaining buffers of the current frame.
     waiting: std::vec::IntoIter<Bytes>,
-    _permit: Option<Share>,
+    _permit: Option<Admission>,
     _stream_permit: StreamPermit,
 }
 

@@ -1,17 +1,18 @@
 //! `GET /metrics`, for Prometheus. Events in this process are counted where they happen, through the `metrics` crate;
-//! workers are asked for their statistics at each scrape. Labels are routes, statuses, models and adapters, so their
-//! number is bounded whatever clients do.
+//! workers are asked for their statistics at each scrape. Labels are routes, statuses, models, adapters and the names of
+//! keys, so their number is bounded whatever clients do.
 
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use std::{
     fmt::{self, Write as _},
-    sync::OnceLock,
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
 use crate::{
-    dialects::ApiResponse,
+    dialects::{ApiResponse, Shared},
     fleet::{FleetStats, ModelState, ModelStats},
+    keys::{Account, Ledger},
     requests::{Chats, UpstreamState},
 };
 
@@ -71,14 +72,20 @@ fn describe() {
     );
     metrics::describe_gauge!("pensieve_http_requests_in_flight", "Requests that are being served.");
     metrics::describe_histogram!("pensieve_http_request_seconds", "Time from a request's headers to its last byte.");
+    metrics::describe_counter!("pensieve_key_requests_total", "Requests that models computed, by key and model.");
+    metrics::describe_counter!(
+        "pensieve_key_tokens_total",
+        "Tokens by key, model and kind: input (those from the cache among them), cached, output."
+    );
     crate::answers::measures::describe();
 }
 
-pub(super) async fn answer(recorder: &Recorder, chats: &Chats) -> ApiResponse {
+pub(super) async fn answer(recorder: &Recorder, chats: &Chats, shared: &Shared) -> ApiResponse {
     let stats = chats.fleet().stats(true).await;
     let mut page = Page(recorder.0.render());
     page.fleet(&stats);
     page.upstreams(&chats.upstreams().states());
+    page.keys(&shared.keyring.table().accounts, &shared.ledger);
     page.process();
     ApiResponse::text("text/plain; version=0.0.4; charset=utf-8", page.0)
 }
@@ -125,6 +132,22 @@ impl Page {
         self.family("pensieve_upstream_streams", "gauge", "Answers that an upstream is asked for.", streams);
         let up = named().zip(states.iter().map(|state| u64::from(state.is_well)));
         self.family("pensieve_upstream_up", "gauge", "0 while an upstream is left out because it fails.", up);
+    }
+
+    /// Those that have names; a key without a limit lacks its sample.
+    fn keys(&mut self, accounts: &[Arc<Account>], ledger: &Ledger) {
+        if accounts.is_empty() {
+            return;
+        }
+        let labels: Vec<String> = accounts.iter().map(|account| labels(&[("key", account.name())])).collect();
+        let named = || labels.iter().map(String::as_str).zip(accounts);
+        let running = named().map(|(label, account)| (label, account.running() as u64));
+        self.family("pensieve_key_requests_running", "gauge", "Requests that models compute for a key.", running);
+        let spent = named().map(|(label, account)| (label, ledger.spent_today(account.name())));
+        let help = "Tokens that a key has used since midnight in UTC, without those from the cache.";
+        self.family("pensieve_key_tokens_today", "gauge", help, spent);
+        let limits = named().filter_map(|(label, account)| Some((label, account.tokens_per_day()?)));
+        self.family("pensieve_key_tokens_per_day", "gauge", "Tokens that a key may use in a day.", limits);
     }
 
     fn process(&mut self) {

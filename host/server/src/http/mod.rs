@@ -26,18 +26,14 @@ mod socket;
 mod state;
 mod upgrade;
 
-use sha2::{Digest, Sha256};
-use std::{fmt, time::Duration};
-use subtle::{Choice, ConstantTimeEq};
+use std::{path::PathBuf, time::Duration};
 
 pub use server::Server;
 
-pub use crate::dialects::DialectSettings;
-
-use crate::chat::Client;
-
-/// A key for local clients that insist on one when the server has none.
-pub const LOCAL_KEY: &str = "pensieve-local-key";
+pub use crate::{
+    dialects::DialectSettings,
+    keys::{KEY_LEN_MIN, Key, Keyring, LOCAL_KEY, NamedKey, check_key_name},
+};
 
 /// Clients that send or read more slowly than this for too long are cut off.
 const BYTES_PER_SECOND_MIN: f64 = 1024.0;
@@ -48,12 +44,16 @@ pub struct Settings {
     pub listen: Vec<String>,
     /// Accepted keys. Without any, the server accepts all clients on this machine and no others.
     pub keys: Vec<Key>,
+    /// Accepted keys that have names and limits.
+    pub named_keys: Vec<NamedKey>,
     /// Host names of the server besides those of this machine.
     pub hosts: Vec<String>,
     /// Origins of web pages that may send requests, such as `https://example.org`.
     pub origins: Vec<String>,
     pub limits: Limits,
     pub dialects: DialectSettings,
+    /// The file in which the usage of keys is kept; `None` for in memory alone.
+    pub ledger: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,19 +76,17 @@ pub struct Limits {
     pub drain: Duration,
 }
 
-/// A key, stored as a digest.
-#[derive(Clone)]
-pub struct Key([u8; 32]);
-
 impl Default for Settings {
     fn default() -> Self {
         Self {
             listen: vec!["127.0.0.1:8000".into()],
             keys: Vec::new(),
+            named_keys: Vec::new(),
             hosts: Vec::new(),
             origins: Vec::new(),
             limits: Limits::default(),
             dialects: DialectSettings::default(),
+            ledger: None,
         }
     }
 }
@@ -108,29 +106,5 @@ impl Default for Limits {
             write_stall: Duration::from_secs(60),
             drain: Duration::from_secs(10),
         }
-    }
-}
-
-impl Key {
-    pub fn new(text: &str) -> Self {
-        Self(Sha256::digest(text.as_bytes()).into())
-    }
-
-    /// Constant-time comparison.
-    fn matches(&self, other: &Self) -> Choice {
-        self.0.ct_eq(&other.0)
-    }
-
-    /// The client with this key. Neither its id nor its salt reveals the key.
-    fn client(&self, share: u64) -> Client {
-        let salt: [u8; 32] = Sha256::new().chain_update(b"pensieve client\0").chain_update(self.0).finalize().into();
-        let (id, _) = salt.split_first_chunk().unwrap_or((&[0; 8], &[]));
-        Client { id: u64::from_le_bytes(*id), share, salt: salt.to_vec() }
-    }
-}
-
-impl fmt::Debug for Key {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Key(…)")
     }
 }

@@ -15,7 +15,7 @@ mod tests {
     use super::*;
     use crate::{
         fleet::{Config, Fleet},
-        http::{Settings, routes, state::AppState},
+        http::{Keyring, Settings, routes, state::AppState},
         requests::{Chats, ImageLimits},
     };
     use std::{collections::BTreeSet, sync::Arc};
@@ -26,7 +26,8 @@ mod tests {
         let mut config = Config::new(&[], home.path());
         config.plugins.folders.clear();
         let fleet = Arc::new(Fleet::start(config).await.unwrap());
-        let app = AppState::new(Arc::new(Chats::new(fleet, ImageLimits::default())), &Settings::default());
+        let (chats, keyring) = (Arc::new(Chats::new(fleet, ImageLimits::default())), Arc::new(Keyring::default()));
+        let app = AppState::new(chats, &Settings::default(), keyring);
         let router = routes::router(&app);
         let served: BTreeSet<_> =
             router.methods().map(|(pattern, method)| (pattern.to_owned(), method.as_str().to_lowercase())).collect();

@@ -1,6 +1,6 @@
 //! Tracks a request from its headers to the last byte of its answer: its id, log line and metrics.
 //!
-//! The log line has method, path, client, dialect, the requested and the actual model, status, tokens and times, and
+//! The log line has method, path, client, dialect, the key's name if it has one, the requested and the actual model, status, tokens and times, and
 //! the reason of a refusal. It never contains prompts, answers or keys.
 
 use hyper::{
@@ -77,6 +77,7 @@ impl RequestLog {
             route,
             client,
             dialect,
+            key = Empty,
             asked = Empty,
             model = Empty,
             reason = Empty,

@@ -12,11 +12,11 @@ use super::{
     panics::catch_panic,
     router::{Route, Router},
     socket,
-    state::{AppState, RequestContext},
+    state::{AppState, RequestContext, Work},
 };
 use crate::dialects::{
-    ApiError, ApiRequest, ApiResponse, adapters, anthropic, catalog, embeddings, execute, gemini, ollama, openai,
-    residency, responses, token_stream, usage,
+    ApiError, ApiRequest, ApiResponse, ErrorCode, adapters, anthropic, catalog, embeddings, execute, gemini, ollama,
+    openai, residency, responses, token_stream, usage,
 };
 
 pub(super) fn router(app: &Arc<AppState>) -> Router {
@@ -71,7 +71,11 @@ fn own(app: &Arc<AppState>) -> Vec<Route> {
         get(app, "/v1/usage", |_, call| async move { usage::answer(&call) }),
         get(app, "/v1/requests", |_, call| async move { usage::requests(&call) }),
         get(app, "/health", |app, call| async move { Ok(info::health(&app, call.client.is_some()).await) }),
-        get(app, "/metrics", |app, _| async move { Ok(metrics::answer(&app.recorder, &app.chats).await) }),
+        get(
+            app,
+            "/metrics",
+            |app, _| async move { Ok(metrics::answer(&app.recorder, &app.chats, app.shared()).await) },
+        ),
         get(app, "/openapi.json", |_, _| async move { Ok(openapi::answer()) }),
         get(app, "/v1/live", |app, call| async move { live::answer(&app, &call) }),
         file("/page/{id}", page::named),
@@ -114,6 +118,41 @@ pub(super) const PUBLIC_PATHS: [&str; 4] = ["/", "/page/{id}", "/health", "/open
 /// `/v1/live`, which stay for hours, have a limit of their own.
 const UNCOUNTED_PATHS: [&str; 4] = ["/health", "/openapi.json", "/metrics", "/v1/live"];
 
+/// POST routes that cost no tokens: a key's limits do not apply to them.
+const FREE_PATHS: [&str; 8] = [
+    "/v1/messages/count_tokens",
+    "/v1/responses/input_tokens",
+    "/v1beta/models/{id}:countTokens",
+    "/v1/models/{id}/adapters",
+    "/v1/models/{id}/unload",
+    "/v1/models/{id}/pin",
+    "/api/show",
+    "/api/pull",
+];
+
+/// True for routes that change what the server does for everybody, or show what everybody does. They take a key of the
+/// server's own.
+fn is_for_operators(method: &Method, pattern: &str) -> bool {
+    matches!(
+        (method.as_str(), pattern),
+        ("GET", "/metrics")
+            | ("POST", "/v1/models/{id}/adapters" | "/v1/models/{id}/unload" | "/v1/models/{id}/pin" | "/api/pull")
+            | ("DELETE", "/v1/models/{id}/adapters/{name}" | "/v1/models/{id}/pin")
+    )
+}
+
+/// Refuses a named key where only the server's own will do.
+fn check_operator(method: &Method, pattern: &str, context: &RequestContext) -> Result<(), ApiError> {
+    match context.account() {
+        Some(account) if is_for_operators(method, pattern) => {
+            let message = format!("the key '{}' may not do this", account.name());
+            let help = "it takes the server's own key, server.key".to_owned();
+            Err(ApiError { help, ..ApiError::new(ErrorCode::Permission, message) })
+        }
+        _ => Ok(()),
+    }
+}
+
 /// An error, stored in the extensions of an empty response; the service formats it in the client's dialect.
 #[derive(Clone, Debug)]
 pub(super) struct Rejected(pub(super) ApiError);
@@ -151,19 +190,21 @@ fn with_body(app: Arc<AppState>, pattern: &'static str, handler: ApiHandler) -> 
         let (app, handler) = (app.clone(), handler.clone());
         async move {
             let client = context.share();
+            let work = if FREE_PATHS.contains(&pattern) { Work::Looks } else { Work::Computes };
             let read = async {
+                check_operator(&Method::POST, pattern, &context)?;
                 // Checked before the body is read, but taken only after it, so that a slow sender holds no permit.
-                drop(app.admit(client)?);
+                drop(app.admit(&context, work)?);
                 body::check(&headers, app.limits(), pattern.starts_with("/api/"))?;
                 let body = body::read(body, app.limits(), &app.memory, client, context.connection.reading()).await?;
-                Ok((app.admit(client)?, body))
+                Ok((app.admit(&context, work)?, body))
             };
             let (permit, body) = match read.await {
                 Ok(read) => read,
                 Err(error) => return rejected(error),
             };
             let (memory, request) = (app.memory_of(client), context.request_id.clone());
-            let call = context.into_request(body, memory.clone(), &app);
+            let call = context.into_request(body, memory.clone(), &app, permit.running.clone());
             let handover = call.handover.clone();
             let answer = catch_panic(handler(app.clone(), call)).await;
             if let Ok(answer) = &answer {
@@ -201,16 +242,18 @@ where
 /// A route without request bodies. hyper omits the body of a response to HEAD.
 fn without_body(app: Arc<AppState>, method: Method, pattern: &'static str, handler: ApiHandler) -> Route {
     let is_watched = UNCOUNTED_PATHS.contains(&pattern);
+    let of_route = method.clone();
     let answer = move |context: RequestContext| {
         let (app, handler) = (app.clone(), handler.clone());
+        let admitted = check_operator(&of_route, pattern, &context)
+            .and_then(|()| (!is_watched).then(|| app.admit(&context, Work::Looks)).transpose());
         async move {
-            let client = context.share();
-            let permit = match (!is_watched).then(|| app.admit(client)).transpose() {
+            let permit = match admitted {
                 Ok(permit) => permit,
                 Err(error) => return rejected(error),
             };
-            let memory = app.memory_of(client);
-            let call = context.into_request(Bytes::new(), memory.clone(), &app);
+            let memory = app.memory_of(context.share());
+            let call = context.into_request(Bytes::new(), memory.clone(), &app, None);
             let answer = catch_panic(handler(app, call)).await;
             answer.and_then(|answer| body::write(answer, permit, &memory)).unwrap_or_else(rejected)
         }
@@ -230,7 +273,7 @@ fn file(pattern: &'static str, answer: fn(&HeaderMap, &RequestContext) -> Result
 fn socket(app: &Arc<AppState>, pattern: &'static str) -> Route {
     let app = app.clone();
     let answer = move |headers: HeaderMap, context: RequestContext, _| {
-        let answer = app.admit(context.share()).and_then(|_permit| socket::accept(&app, context, &headers));
+        let answer = app.admit(&context, Work::Looks).and_then(|_permit| socket::accept(&app, context, &headers));
         std::future::ready(answer.unwrap_or_else(rejected))
     };
     Route { method: Method::GET, pattern, handler: filters::handler(filters::context_and_body().then(answer)) }

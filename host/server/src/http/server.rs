@@ -4,7 +4,7 @@ use futures_util::FutureExt;
 use std::{
     future::poll_fn,
     io,
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
     sync::Arc,
     task::Poll,
     time::{Duration, Instant},
@@ -16,12 +16,12 @@ use tokio::{
 };
 
 use super::{
-    Key, LOCAL_KEY, Settings, connection,
+    Keyring, Settings, connection,
     connections::{self, Connections},
     heap,
     service::Service,
 };
-use crate::requests::Chats;
+use crate::{keys::check_secret, requests::Chats};
 use pensieve_protocol::{
     refusal::{Refusal, RefusalKind},
     share::ONLY_CLIENT,
@@ -38,6 +38,7 @@ pub struct Server {
     /// Listeners with their addresses; the first one is the server's main address.
     listeners: Vec<(TcpListener, SocketAddr)>,
     settings: Settings,
+    keyring: Arc<Keyring>,
 }
 
 impl Server {
@@ -58,7 +59,7 @@ impl Server {
             };
             let addresses: Vec<SocketAddr> = tokio::net::lookup_host(listen).await.map_err(refusal)?.collect();
             if let Some(reachable) = addresses.iter().find(|address| !address.ip().to_canonical().is_loopback()) {
-                check_keys(&settings, reachable.ip())?;
+                check_secret(&settings.keys, &settings.named_keys, &reachable.ip().to_string())?;
             }
             let listener = TcpListener::bind(addresses.as_slice()).await.map_err(refusal)?;
             let address = listener.local_addr().map_err(refusal)?;
@@ -71,7 +72,15 @@ impl Server {
                 "name one with --listen",
             ));
         }
-        Ok(Self { listeners, settings })
+        // Other machines can connect.
+        let is_open = listeners.iter().any(|(_, address)| !address.ip().to_canonical().is_loopback());
+        let keyring = Arc::new(Keyring::new(&settings.keys, &settings.named_keys, is_open));
+        Ok(Self { listeners, settings, keyring })
+    }
+
+    /// The keys that it accepts, which can be replaced while it runs.
+    pub fn keyring(&self) -> &Arc<Keyring> {
+        &self.keyring
     }
 
     pub fn address(&self) -> SocketAddr {
@@ -93,17 +102,12 @@ impl Server {
         .await
     }
 
-    /// True if other machines can connect.
-    fn is_open(&self) -> bool {
-        self.addresses().any(|address| !address.ip().to_canonical().is_loopback())
-    }
-
     /// Serves until `stop`, drains running answers, and shuts the fleet down.
     pub async fn run(self, chats: Arc<Chats>, stop: impl Future<Output = ()>) {
         heap::prepare();
         let limits = self.settings.limits;
-        let (is_open, has_clients) = (self.is_open(), self.is_open() || self.settings.keys.len() > 1);
-        let service = Service::new(chats.clone(), &self.settings, self.address(), has_clients);
+        let is_open = self.keyring.is_open();
+        let service = Service::new(chats.clone(), &self.settings, self.address(), self.keyring.clone());
         let connections = Connections::new(limits.connections_max);
         let refusals = Arc::new(Semaphore::new(REFUSALS_MAX));
         let (stopping, told) = watch::channel(false);
@@ -144,16 +148,6 @@ impl Server {
         // Do not wait for clients that do not read the last event.
         let _ = timeout(LAST_WORDS, connections.all_ended()).await;
         upkeep.abort();
+        let _ = timeout(LAST_WORDS, service.keep_usage()).await;
     }
-}
-
-/// A server that other machines can reach must have a secret key.
-fn check_keys(settings: &Settings, address: IpAddr) -> Result<(), Refusal> {
-    let known = [Key::new(LOCAL_KEY), Key::new("")];
-    let is_known = |key: &Key| known.iter().any(|known| bool::from(key.matches(known)));
-    if settings.keys.is_empty() || settings.keys.iter().any(is_known) {
-        let reason = format!("{address} can be reached from other machines, but no secret key is set");
-        return Err(Refusal::new(RefusalKind::Keyless, reason, "set server.key, or listen on 127.0.0.1"));
-    }
-    Ok(())
 }

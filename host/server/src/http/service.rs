@@ -11,11 +11,12 @@ use std::{
     sync::Arc,
     time::Duration,
 };
+use tokio::task::spawn_blocking;
 use tracing::Instrument;
 
 use super::{
-    Limits, Settings,
-    auth::Auth,
+    Keyring, Limits, Settings,
+    auth::{Auth, Identity},
     body,
     connections::{self, ConnectionHandle},
     filters::{self, Response},
@@ -26,7 +27,6 @@ use super::{
     state::{AppState, RequestContext},
 };
 use crate::{
-    chat::Client,
     dialects::{ApiError, Dialect, ErrorCode, Signs},
     requests::Chats,
 };
@@ -51,10 +51,10 @@ pub(super) struct Service {
 }
 
 impl Service {
-    pub(super) fn new(chats: Arc<Chats>, settings: &Settings, address: SocketAddr, has_clients: bool) -> Arc<Self> {
-        let app = AppState::new(chats, settings);
+    pub(super) fn new(chats: Arc<Chats>, settings: &Settings, address: SocketAddr, keyring: Arc<Keyring>) -> Arc<Self> {
+        let app = AppState::new(chats, settings, keyring.clone());
         let router = routes::router(&app);
-        Arc::new(Self { app, auth: Auth::new(settings, address, has_clients), router })
+        Arc::new(Self { app, auth: Auth::new(settings, address, keyring), router })
     }
 
     pub(super) fn limits(&self) -> &Limits {
@@ -66,12 +66,19 @@ impl Service {
         self.app.readers.close();
     }
 
-    /// Background tasks: maintenance of the metrics, and the return of freed memory to the system.
+    /// Background tasks: maintenance of the metrics, the return of freed memory to the system, and the file of the ledger.
     pub(super) fn upkeep(&self) -> impl Future<Output = ()> + use<> {
         let (metrics, heap) = (self.app.recorder.clone().upkeep(), heap::give_back(self.app.memory.clone()));
+        let ledger = self.app.shared().ledger.clone().upkeep();
         async move {
-            tokio::join!(metrics, heap);
+            tokio::join!(metrics, heap, ledger);
         }
+    }
+
+    /// Writes the usage of keys for the last time.
+    pub(super) async fn keep_usage(&self) {
+        let ledger = self.app.shared().ledger.clone();
+        let _ = spawn_blocking(move || ledger.flush()).await;
     }
 
     pub(super) async fn answer(
@@ -97,7 +104,8 @@ impl Service {
         let query = request.uri().query().unwrap_or_default().to_owned();
         let request_id = log.id.clone();
         let agent = log.client.clone();
-        let context = |client, params| RequestContext { client, request_id, dialect, params, query, connection, agent };
+        let context =
+            |identity, params| RequestContext { identity, request_id, dialect, params, query, connection, agent };
         let serving = self.serve(request, dialect, ends, matched, context);
         let (mut response, origin) = serving.instrument(log.span.clone()).await;
         let mut retry_after = RETRY_AFTER;
@@ -139,7 +147,7 @@ impl Service {
         dialect: Dialect,
         ends: Ends,
         matched: RouteMatch<'_>,
-        context: impl FnOnce(Option<Client>, PathParams) -> RequestContext,
+        context: impl FnOnce(Option<Identity>, PathParams) -> RequestContext,
     ) -> (Response, Option<String>) {
         let checked = self.auth.check_host(request.uri(), request.headers(), ends.local);
         let origin = match checked.and_then(|()| self.auth.check_origin(request.headers())) {
@@ -156,8 +164,8 @@ impl Service {
         let is_public = matches!(&matched, RouteMatch::Found(route, _) if PUBLIC_PATHS.contains(&route.pattern));
         // Only Google's clients put keys into addresses, which end up in logs.
         let query = request.uri().query().filter(|_| dialect == Dialect::Gemini).unwrap_or_default();
-        let client = match self.auth.check_key(headers, query, connections::network(ends.peer)) {
-            Ok(client) => Some(client),
+        let identity = match self.auth.check_key(headers, query, connections::network(ends.peer)) {
+            Ok(identity) => Some(identity),
             Err(_) if is_public => None,
             Err(error) => return (routes::rejected(error), origin),
         };
@@ -173,7 +181,10 @@ impl Service {
                 return (response, origin);
             }
         };
-        request.extensions_mut().insert(context(client, params));
+        if let Some(account) = identity.as_ref().and_then(|identity| identity.client.account.as_ref()) {
+            tracing::Span::current().record("key", account.name());
+        }
+        request.extensions_mut().insert(context(identity, params));
         ((route.handler)(request).await, origin)
     }
 }

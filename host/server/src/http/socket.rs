@@ -38,7 +38,7 @@ use super::{
     filters::{self, Response},
     panics::catch_panic,
     request_log::RequestLog,
-    state::{AppState, RequestContext},
+    state::{AppState, RequestContext, Work},
     upgrade::{Duplex, Upgrade, Upgraded},
 };
 use crate::{
@@ -164,10 +164,14 @@ impl Session {
             answering,
         );
         context.request_id = log.id.clone();
-        let (client, span) = (context.share(), log.span.clone());
+        let span = log.span.clone();
         let turn = async {
-            let _permit = self.app.admit(client)?;
-            let call = context.into_request(body, self.app.memory_of(client), &self.app);
+            // Its key may have been replaced since the last turn.
+            let keyring = &self.app.shared().keyring;
+            context.identity = context.identity.map(|identity| identity.renewed(keyring)).transpose()?;
+            let permit = self.app.admit(&context, Work::Computes)?;
+            let memory = self.app.memory_of(context.share());
+            let call = context.into_request(body, memory, &self.app, permit.running.clone());
             let mut begun = pin!(catch_panic(conversation.answer(self.app.chats.clone(), call)));
             let mut answer = loop {
                 tokio::select! {

@@ -4,10 +4,14 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::{Limits, Settings, connections::ConnectionHandle, metrics::Recorder, readers::Readers, router::PathParams};
+use super::{
+    Keyring, Limits, Settings, auth::Identity, connections::ConnectionHandle, metrics::Recorder, readers::Readers,
+    router::PathParams,
+};
 use crate::{
     chat::Client,
     dialects::{ApiError, ApiRequest, Dialect, ErrorCode, RequestMemory, Shared, StreamLimit},
+    keys::{Account, Ledger, Running, until_midnight},
     requests::Chats,
     shares::{Share, Shares},
 };
@@ -28,7 +32,7 @@ pub(super) struct AppState {
 /// Context of a request before its body is read, stored in its extensions.
 #[derive(Clone, Debug)]
 pub(super) struct RequestContext {
-    pub(super) client: Option<Client>,
+    pub(super) identity: Option<Identity>,
     pub(super) request_id: String,
     pub(super) dialect: Dialect,
     pub(super) params: PathParams,
@@ -38,25 +42,74 @@ pub(super) struct RequestContext {
     pub(super) agent: Arc<str>,
 }
 
+/// A request's place among those at hand, all of them and its key's.
+#[derive(Debug)]
+pub(super) struct Admission {
+    _share: Share,
+    /// Shared with what goes on when the answer is written, such as a response in the background.
+    pub(super) running: Option<Arc<Running>>,
+}
+
+/// Tells requests that cost tokens from others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Work {
+    /// A model reads or writes tokens.
+    Computes,
+    Looks,
+}
+
 impl RequestContext {
     /// The client whose share of requests and memory it uses.
     pub(super) fn share(&self) -> u64 {
-        self.client.as_ref().map_or(ONLY_CLIENT, |client| client.share)
+        self.client().map_or(ONLY_CLIENT, |client| client.share)
     }
 
-    pub(super) fn into_request(self, body: Bytes, memory: RequestMemory, app: &AppState) -> ApiRequest {
-        let Self { client, request_id, dialect, params: PathParams { id, name }, query, agent, connection: _ } = self;
+    /// `None` without a key that is right.
+    pub(super) fn client(&self) -> Option<&Client> {
+        self.identity.as_ref().map(|identity| &identity.client)
+    }
+
+    /// The client, if it came with a named key.
+    pub(super) fn account(&self) -> Option<&Arc<Account>> {
+        self.client().and_then(|client| client.account.as_ref())
+    }
+
+    pub(super) fn into_request(
+        self,
+        body: Bytes,
+        memory: RequestMemory,
+        app: &AppState,
+        running: Option<Arc<Running>>,
+    ) -> ApiRequest {
+        let Self { identity, request_id, dialect, params: PathParams { id, name }, query, agent, connection: _ } = self;
+        let client = identity.map(|identity| identity.client);
         let shared = app.shared.clone();
         let handover = Arc::default();
         let local = None;
-        ApiRequest { id, name, query, dialect, body, memory, client, request_id, agent, handover, local, shared }
+        ApiRequest {
+            id,
+            name,
+            query,
+            dialect,
+            body,
+            memory,
+            client,
+            request_id,
+            agent,
+            handover,
+            local,
+            running,
+            shared,
+        }
     }
 }
 
 impl AppState {
-    pub(super) fn new(chats: Arc<Chats>, settings: &Settings) -> Arc<Self> {
+    pub(super) fn new(chats: Arc<Chats>, settings: &Settings, keyring: Arc<Keyring>) -> Arc<Self> {
         let limits = settings.limits;
+        let ledger = Arc::new(Ledger::open(settings.ledger.as_deref()));
         let shared = Shared::new(settings.dialects.clone(), StreamLimit::new(limits.streams_max));
+        let shared = Shared { keyring, ledger, ..shared };
         let (requests, memory) = (Shares::new(limits.requests_max), Shares::new(limits.bodies_bytes_max));
         let (recorder, shared, readers) = (Recorder::install(), Arc::new(shared), Readers::default());
         Arc::new(Self { chats, recorder, limits, requests, memory, shared, readers })
@@ -79,11 +132,36 @@ impl AppState {
         RequestMemory::new(&self.memory, client)
     }
 
-    pub(super) fn admit(&self, client: u64) -> Result<Share, ApiError> {
-        self.requests.take(client, 1).ok_or_else(|| {
+    /// Admits a request into its client's share and within the limits of its key.
+    pub(super) fn admit(&self, context: &RequestContext, work: Work) -> Result<Admission, ApiError> {
+        let share = self.requests.take(context.share(), 1).ok_or_else(|| {
             let max = self.limits.requests_max;
             let message = format!("this client's share of the {max} requests at hand is taken; try again later");
             ApiError::new(ErrorCode::Overloaded, message)
+        })?;
+        let account = context.account().filter(|_| work == Work::Computes);
+        let running = account.map(|account| self.begin(account)).transpose()?;
+        Ok(Admission { _share: share, running: running.map(Arc::new) })
+    }
+
+    /// Counts a request among those of its key. One that begins while tokens are left is answered whole.
+    fn begin(&self, account: &Account) -> Result<Running, ApiError> {
+        let name = account.name();
+        if let Some(max) = account.tokens_per_day() {
+            let spent = self.shared.ledger.spent_today(name);
+            if spent >= max {
+                let message = format!("the key '{name}' has used {spent} tokens today, and may use {max} a day");
+                return Err(ApiError {
+                    help: "its next day begins at midnight in UTC; [[keys]] has its limit".to_owned(),
+                    retry_after: Some(until_midnight()),
+                    ..ApiError::new(ErrorCode::KeyLimit, message)
+                });
+            }
+        }
+        account.begin().map_err(|max| {
+            let message = format!("the key '{name}' has {max} requests at hand, and may not have more at once");
+            let help = "try again when one has ended; [[keys]] has its limit".to_owned();
+            ApiError { help, ..ApiError::new(ErrorCode::KeyLimit, message) }
         })
     }
 }

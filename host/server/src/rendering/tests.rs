@@ -52,7 +52,7 @@ impl Program {
 }
 
 fn client(name: u8) -> Client {
-    Client { id: u64::from(name), share: u64::from(name), salt: vec![name; 32] }
+    Client { id: u64::from(name), share: u64::from(name), salt: vec![name; 32], account: None }
 }
 
 fn alphabet() -> Alphabet {

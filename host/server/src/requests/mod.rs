@@ -5,6 +5,7 @@ mod context;
 mod convention;
 mod images;
 mod infill;
+mod permission;
 mod pieces;
 mod prepared;
 mod rows;
@@ -109,6 +110,7 @@ impl Chats {
     /// is [`FailureCode::TooLong`].
     pub async fn prepare(&self, request: Request) -> Result<Prepared, Failure> {
         // Another model has no such adapter.
+        self.permit(&request.client, &request.model)?;
         let rules = if request.adapter.name.is_some() { None } else { self.fleet.handover(&request.model)? };
         let Some(rules) = rules else { return self.prepare_as_named(request).await };
         if let Some(reason) = self.fleet.overflow(&rules).await
@@ -136,6 +138,7 @@ impl Chats {
     }
 
     async fn prepare_as_named(&self, request: Request) -> Result<Prepared, Failure> {
+        self.permit(&request.client, &request.model)?;
         match self.fleet.elsewhere(&request.model)? {
             Some(elsewhere) => self.upstreams.prepare(&elsewhere, &request).await.map(Prepared::elsewhere),
             None => self.prepare_job(request).await.map(Prepared::here),
@@ -251,6 +254,7 @@ impl Chats {
     /// Returns the number of tokens in a request's prompt, even if it does not fit, unless its size in bytes alone proves
     /// that. It is exact, but for upstreams that cannot count.
     pub async fn count(&self, request: Request) -> Result<Count, Failure> {
+        self.permit(&request.client, &request.model)?;
         if let Some(elsewhere) = self.fleet.elsewhere(&request.model)? {
             return self.upstreams.count(&elsewhere, &request).await;
         }

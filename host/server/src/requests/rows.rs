@@ -36,6 +36,7 @@ impl Chats {
     /// Makes rows of texts by a model for `kind`. Scores come with the model's activation applied. Dropping the future
     /// cancels what is left.
     pub(crate) async fn rows(&self, request: RowsRequest, kind: Kind) -> Result<Rows, Failure> {
+        self.permit(&request.client, &request.model)?;
         let target = self.fleet.target(&request.model).await?;
         let rows = checked(&target, kind)?;
         let mut warnings = Vec::new();

@@ -60,6 +60,7 @@ impl Chats {
 
     /// Scores documents: by a reranker with its own activation, usually a sigmoid, and by an embedding model as cosines.
     pub(crate) async fn scores(&self, ranking: Ranking) -> Result<Scores, Failure> {
+        self.permit(&ranking.client, &ranking.model)?;
         check_pairs(&ranking)?;
         let rows = self.rows_use(&ranking.model).await?;
         if rows.is_some_and(|rows| rows.kind == Kind::Embed && rows.made_for) {

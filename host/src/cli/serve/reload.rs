@@ -1,5 +1,5 @@
 //! The configuration of a running server: read again on SIGHUP, and when the file has changed. A file with errors changes
-//! nothing. Models, their names and the fleet's limits take effect at once; what needs a restart is said.
+//! nothing. Models, their names, keys and the fleet's limits take effect at once; what needs a restart is said.
 
 use rustix::process::{Signal, getpid, kill_process};
 use std::{
@@ -24,7 +24,7 @@ use crate::{
 use pensieve_protocol::outside::Outside;
 use pensieve_server::{
     fleet,
-    http::{DialectSettings, Limits},
+    http::{DialectSettings, Keyring, Limits},
     requests::Chats,
 };
 
@@ -36,7 +36,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 struct Stamp(Vec<(PathBuf, u64, u64, i64, i64)>);
 
 /// Watches the configuration until it is dropped.
-pub(super) async fn watch(serve: Arc<Serve>, chats: Arc<Chats>, resolved: ResolvedConfig) {
+pub(super) async fn watch(serve: Arc<Serve>, chats: Arc<Chats>, keyring: Arc<Keyring>, resolved: ResolvedConfig) {
     let mut hangup = signal(SignalKind::hangup())
         .inspect_err(|error| tracing::warn!("SIGHUP is not heard ({error}); the configuration's file is still watched"))
         .ok();
@@ -70,7 +70,7 @@ pub(super) async fn watch(serve: Arc<Serve>, chats: Arc<Chats>, resolved: Resolv
         match resolving.await {
             Ok(Ok((config, new))) => {
                 candidates = watched(&sources, &new.config);
-                state.apply(&chats, config, &new, is_asked);
+                state.apply(&chats, &keyring, config, &new, is_asked);
             }
             Ok(Err(error)) => state.refuse(&error),
             Err(_) => tracing::error!("the configuration could not be read again; it stays as it is"),
@@ -113,8 +113,12 @@ impl State {
         Self { started, waiting: Vec::new(), is_refused: false }
     }
 
-    fn apply(&mut self, chats: &Chats, config: fleet::Config, new: &ResolvedConfig, is_asked: bool) {
+    fn apply(&mut self, chats: &Chats, keyring: &Keyring, config: fleet::Config, new: &ResolvedConfig, is_asked: bool) {
         let mut lines = chats.reconfigure(config);
+        match keyring.replace(&new.config.server.own_keys(), &new.config.server.named_keys) {
+            Ok(changes) => lines.extend(changes),
+            Err(refusal) => tracing::error!("configuration: the keys stay as they are: {refusal}"),
+        }
         for line in new.config.missing_samplers(&crate::cli::sampler_names(chats.fleet())) {
             tracing::warn!("{line}");
         }
@@ -161,7 +165,9 @@ impl State {
 fn needing_restart(old: &Config, new: &Config) -> Vec<&'static str> {
     let ServerSettings {
         listen,
-        keys,
+        // The keyring takes these over at once.
+        keys: _,
+        named_keys: _,
         hosts,
         origins,
         // The fleet takes these over at once.
@@ -199,7 +205,6 @@ fn needing_restart(old: &Config, new: &Config) -> Vec<&'static str> {
     let (server, was, api) = (&old.server, &old.server.limits, &old.server.dialects);
     let settings = [
         ("server.listen", server.listen != *listen),
-        ("server.key", server.keys != *keys),
         ("server.hosts", server.hosts != *hosts),
         ("server.origins", server.origins != *origins),
         ("server.log", server.log != *log),
@@ -251,7 +256,7 @@ mod tests {
         check(
             "[server]\nlisten = \"127.0.0.1:8001\"",
             "[server]\nlisten = \"127.0.0.1:8002\"\nkey = \"k\"",
-            &["server.listen", "server.key"],
+            &["server.listen"],
         );
         check("", "[server]\nmax_tokens = 7\n[plugins]\nfolders = [\"a\"]", &["server.max_tokens", "[plugins]"]);
         check("", "[server]\nlog = \"debug\"\nrequests_max = 5", &["server.log", "server.requests_max"]);

@@ -34,6 +34,7 @@ fn kind(kind: ErrorCode) -> (u16, &'static str) {
         ErrorCode::Timeout => (408, "timeout_error"),
         ErrorCode::TooLarge => (413, "request_too_large"),
         ErrorCode::MediaType => (415, "invalid_request_error"),
+        ErrorCode::KeyLimit => (429, "rate_limit_error"),
         ErrorCode::Internal => (500, "api_error"),
         ErrorCode::Upstream => (502, "api_error"),
         // Anthropic's clients retry both later.

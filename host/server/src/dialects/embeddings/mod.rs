@@ -190,7 +190,7 @@ fn of_client(request: RowsRequest, call: &ApiRequest) -> RowsRequest {
 /// Computes rows as one of the requests that are listed.
 async fn compute(chats: &Chats, call: &ApiRequest, request: RowsRequest, kind: Kind) -> Result<Rows, ApiError> {
     let model = request.model.clone();
-    Meter::of_rows(call, &model, chats.rows(request, kind), |rows| rows.tokens).await
+    Meter::of_rows(call, &model, chats.rows(request, kind), |rows| (rows.model.as_str(), rows.tokens)).await
 }
 
 /// An answer with numbers as short as they can be.

@@ -77,6 +77,7 @@ async fn compute(chats: &Chats, call: &ApiRequest, parsed: Parsed) -> Result<Opt
     let model = validation::asked_model(call, ollama::model_name(&parsed.request.model));
     let request = RowsRequest { client: call.client(), model: model.clone(), ..parsed.request };
     let rows = if request.texts.is_empty() {
+        chats.permit(&call.client(), &model).map_err(ApiError::of_model)?;
         chats.fleet().target(&model).await.map_err(ApiError::of_model)?;
         None
     } else {

@@ -195,5 +195,5 @@ async fn scored(ranking: Ranking, chats: &Chats, call: &ApiRequest) -> Result<Sc
         named => validation::asked_model(call, named),
     };
     let ranking = Ranking { client: call.client(), model: model.clone(), ..ranking };
-    Meter::of_rows(call, &model, chats.scores(ranking), |scores| scores.tokens).await
+    Meter::of_rows(call, &model, chats.scores(ranking), |scores| (scores.model.as_str(), scores.tokens)).await
 }

@@ -36,7 +36,7 @@ fn class(code: ErrorCode) -> (u16, &'static str) {
         ErrorCode::Conflict => (409, "ALREADY_EXISTS"),
         ErrorCode::TooLarge => (413, "INVALID_ARGUMENT"),
         ErrorCode::MediaType => (415, "INVALID_ARGUMENT"),
-        ErrorCode::Overloaded => (429, "RESOURCE_EXHAUSTED"),
+        ErrorCode::Overloaded | ErrorCode::KeyLimit => (429, "RESOURCE_EXHAUSTED"),
         ErrorCode::Internal => (500, "INTERNAL"),
         ErrorCode::Upstream => (502, "UNAVAILABLE"),
         ErrorCode::Unavailable => (503, "UNAVAILABLE"),

@@ -63,6 +63,7 @@ pub(crate) fn envelope(error: &ApiError) -> (u16, Vec<u8>) {
         ErrorCode::Conflict => 409,
         ErrorCode::TooLarge => 413,
         ErrorCode::MediaType => 415,
+        ErrorCode::KeyLimit => 429,
         ErrorCode::Internal => 500,
         ErrorCode::Upstream => 502,
         ErrorCode::Overloaded | ErrorCode::Unavailable => 503,
@@ -90,6 +91,7 @@ async fn answer(
     let Some(request) = request else {
         // Without a prompt a client only wants the model to be in memory, or not.
         let model = validation::model_name(call, model_name(&name));
+        chats.permit(&call.client(), model).map_err(ApiError::of_model)?;
         let target = chats.fleet().target(model).await.map_err(ApiError::of_model)?;
         let mut body = shape.entry(&name, "", "");
         body["done"] = true.into();

@@ -20,17 +20,17 @@ pub(crate) fn version() -> ApiResponse {
 }
 
 /// `GET /api/tags`.
-pub(crate) async fn tags(chats: Arc<Chats>, _: ApiRequest) -> Result<ApiResponse, ApiError> {
-    let models: Vec<Value> = catalog::entries(&chats).await.iter().map(tag).collect();
+pub(crate) async fn tags(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
+    let models: Vec<Value> = catalog::entries(&chats, &call).await.iter().map(tag).collect();
     Ok(ApiResponse::json(&json!({ "models": models })))
 }
 
 /// `GET /api/ps`: models in memory, and until when they stay.
-pub(crate) async fn ps(chats: Arc<Chats>, _: ApiRequest) -> Result<ApiResponse, ApiError> {
+pub(crate) async fn ps(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
     let stats = chats.fleet().stats(false).await;
     let mut models = Vec::new();
     for model in stats.models.iter().filter(|model| model.loaded.is_some()) {
-        let Ok(entry) = catalog::find(&chats, &model.id).await else { continue };
+        let Ok(entry) = catalog::find(&chats, &call, &model.id).await else { continue };
         let mut value = tag(&entry);
         value["size"] = model.bytes.into();
         let is_cpu = model.loaded.as_ref().is_none_or(|loaded| loaded.device.starts_with("cpu"));
@@ -85,7 +85,7 @@ pub(super) fn name_of(body: &Field<'_>) -> Result<String, ApiError> {
 }
 
 pub(super) async fn named(chats: &Chats, call: &ApiRequest, name: &str) -> Result<ListedModel, ApiError> {
-    catalog::find(chats, validation::model_name(call, model_name(name))).await
+    catalog::find(chats, call, validation::model_name(call, model_name(name))).await
 }
 
 fn tag(entry: &ListedModel) -> Value {

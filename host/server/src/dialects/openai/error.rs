@@ -45,7 +45,7 @@ fn class(error: &ApiError) -> (u16, &'static str, Option<&'static str>) {
         ErrorCode::MediaType => (415, invalid, Some("unsupported_media_type")),
         ErrorCode::TooLarge => (413, invalid, Some("request_too_large")),
         ErrorCode::TooLong => (400, invalid, Some("context_length_exceeded")),
-        ErrorCode::Overloaded => (429, "rate_limit_error", Some("rate_limit_exceeded")),
+        ErrorCode::Overloaded | ErrorCode::KeyLimit => (429, "rate_limit_error", Some("rate_limit_exceeded")),
         ErrorCode::Unavailable => (503, "server_error", Some("server_unavailable")),
         ErrorCode::Timeout => (408, invalid, Some("request_timeout")),
         ErrorCode::Internal => (500, "server_error", None),

@@ -429,6 +429,7 @@ fn code(error: &ApiError) -> &'static str {
     match error.code {
         ErrorCode::TooLong => "context_length_exceeded",
         ErrorCode::Overloaded | ErrorCode::Unavailable => "server_is_overloaded",
+        ErrorCode::KeyLimit => "rate_limit_exceeded",
         ErrorCode::InvalidRequest => "invalid_prompt",
         _ => "server_error",
     }

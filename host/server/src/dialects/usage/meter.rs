@@ -15,6 +15,7 @@ use super::{
 use crate::{
     chat::Delta,
     dialects::{ApiError, ApiRequest, Shared},
+    keys::{Running, Tally},
     requests::Prepared,
 };
 use pensieve_protocol::job::{Failure, Finish, Usage};
@@ -57,7 +58,14 @@ pub(in crate::dialects) struct Meter {
     open: u32,
     usage: Usage,
     is_over: bool,
+    /// Of summaries that were made before the answer.
+    before: Usage,
+    key: String,
+    /// False for rows of a model whose name is only the client's word yet.
+    is_model_known: bool,
     span: Span,
+    /// Its key has one request less at hand once it is over.
+    _running: Option<Arc<Running>>,
 }
 
 impl Meter {
@@ -78,21 +86,30 @@ impl Meter {
             open: choices,
             usage: Usage::default(),
             is_over: false,
+            before: Usage::default(),
+            key: call.client().key_name().to_owned(),
+            is_model_known: true,
             span: Span::current(),
+            _running: call.running.clone(),
         }
     }
 
-    /// Counts a request for vectors or scores while it is computed; `tokens` is the length of its texts.
+    /// Counts a request for vectors or scores while it is computed; `counts` is the model that computed it, and the length of
+    /// its texts.
     pub(in crate::dialects) async fn of_rows<T>(
         call: &ApiRequest,
         model: &str,
         work: impl Future<Output = Result<T, Failure>>,
-        tokens: impl FnOnce(&T) -> u64,
+        counts: impl FnOnce(&T) -> (&str, u64),
     ) -> Result<T, ApiError> {
         let mut meter = Self::new(call, Counted { model: model.to_owned(), context: 0, input_tokens: 0, choices: 1 });
+        meter.is_model_known = false;
         match work.await {
             Ok(answer) => {
-                meter.usage.prompt = u32::try_from(tokens(&answer)).unwrap_or(u32::MAX);
+                let (model, tokens) = counts(&answer);
+                (meter.record.model, meter.is_model_known) = (model.to_owned(), true);
+                meter.usage.prompt = u32::try_from(tokens).unwrap_or(u32::MAX);
+                meter.open = 0;
                 meter.end("row", None, 0.0);
                 Ok(answer)
             }
@@ -113,7 +130,8 @@ impl Meter {
                 (self.began, self.told) = (Some(now), now);
             }
             Delta::Compacted { usage, is_last: true, .. } => return self.finish(*usage, "compacted"),
-            Delta::Compacted { .. } => {
+            Delta::Compacted { usage, .. } => {
+                self.before = *usage;
                 (record.progress, record.generated, record.first) = (Reading::default(), 0, None);
             }
             Delta::Prompt { computed, total } => {
@@ -172,9 +190,32 @@ impl Meter {
         if std::mem::replace(&mut self.is_over, true) {
             return;
         }
+        self.charge();
         let took = self.record.since.elapsed();
         let end = End { number: 0, took, outcome, error, usage: self.usage, tokens_per_second };
         self.shared.usage.end(self.number, Record { end: Some(end), ..self.record.clone() });
+    }
+}
+
+impl Meter {
+    /// Enters what was used into the ledger; of an answer that broke off, what was read and written until then.
+    fn charge(&self) {
+        if !self.is_model_known {
+            return;
+        }
+        let Reading { prompt, reused, computed, .. } = self.record.progress;
+        let generated = self.record.generated;
+        let read = if generated > 0 { prompt } else { computed };
+        let broke_off = Usage { prompt: read, reused, generated };
+        let Usage { prompt, reused, generated } = if self.open == 0 { self.usage } else { broke_off };
+        let sum = |one: u32, two: u32| u64::from(one) + u64::from(two);
+        let tally = Tally {
+            requests: 1,
+            input: sum(prompt, self.before.prompt),
+            cached: sum(reused, self.before.reused),
+            output: sum(generated, self.before.generated),
+        };
+        self.shared.ledger.add(&self.key, &self.record.model, tally);
     }
 }
 

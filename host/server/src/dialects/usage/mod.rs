@@ -1,8 +1,9 @@
 //! `GET /v1/usage` and `GET /v1/requests`: how full each model's context was after the client's last answer, how far its
-//! running requests are, and how the last ones ended. For status lines, the page, and people who wonder why an answer was
+//! running requests are, how the last ones ended, and what keys have used. For status lines, the page, and people who wonder why an answer was
 //! slow. A client sees only its own requests, and never their texts but for a changed line.
 
 mod cache;
+mod keys;
 mod meter;
 mod reading;
 mod record;
@@ -191,7 +192,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(crate) fn answer(call: &ApiRequest) -> Result<ApiResponse, ApiError> {
     let (usage, client) = (&call.shared.usage, call.client().id);
     let (data, running) = (usage.of(client), usage.running(client, Record::progress_json));
-    Ok(ApiResponse::json(&json!({ "object": "list", "data": data, "running": running })))
+    let keys = keys::usage_of(call)?;
+    Ok(ApiResponse::json(&json!({ "object": "list", "data": data, "running": running, "keys": keys })))
 }
 
 /// `GET /v1/requests`.

@@ -67,6 +67,7 @@ impl Chats {
         if edits.is_empty() {
             return Ok(Fitted::unchanged(request));
         }
+        self.permit(&request.client, &request.model)?;
         if let Some(elsewhere) = self.fleet.elsewhere(&request.model)? {
             let context = self.upstreams.context(&elsewhere).await.unwrap_or(u32::MAX);
             // Nothing here can count an upstream's tokens.
