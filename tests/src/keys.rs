@@ -120,7 +120,7 @@ fn stream(server: &Server, key: &str, text: &str) -> Incoming {
 fn text(incoming: Incoming) -> String {
     let events = incoming.events();
     assert_eq!(events.last().unwrap().data, "[DONE]", "{events:?}");
-    let chunks = events.iter().filter(|event| event.data != "[DONE]").map(|event| event.json());
+    let chunks = events.iter().filter(|event| event.data != "[DONE]").map(super::http::client::ServerEvent::json);
     chunks.filter_map(|chunk| Some(chunk["choices"][0]["delta"]["content"].as_str()?.to_owned())).collect()
 }
 
