@@ -61,7 +61,7 @@ fn is_guarded(body: &str) -> bool {
         let call = format!("{name}(");
         body.match_indices(&call).any(|(at, _)| !body[..at].ends_with(is_letter))
     };
-    GUARDS.iter().any(|name| calls(&name))
+    GUARDS.iter().any(calls)
 }
 
 /// The source without its tests and comments.
