@@ -24,7 +24,7 @@ mod store;
 mod trust;
 
 pub use archive::{Package, pack};
-pub use digest::{Sha256Hex, of_file};
+pub use digest::{Sha256Hex, of_checkpoint, of_file};
 pub use error::{PackageError, PackageErrorKind};
 pub use index::{Index, Release, Revocation};
 pub use installed::{Installed, Suggestion, suggestions};

@@ -15,6 +15,8 @@ const ARTIFACTS_MAX: usize = 64;
 const CERTIFICATES_MAX: usize = 256;
 const LIBRARY_BYTES_MAX: u64 = 1 << 30;
 const NAME_LEN_MAX: usize = 64;
+/// The longest name that fits into a header of an archive beside its folder's.
+const FILE_LEN_MAX: usize = 100;
 const TEXT_LEN_MAX: usize = 512;
 
 /// The manifest of a package.
@@ -75,15 +77,21 @@ pub struct Certificate {
     pub plugin: Sha256Hex,
     /// The architecture in it.
     pub architecture: String,
-    /// The checkpoint's fingerprint, and a name for people.
+    /// The plugin's own word for the checkpoint, for people.
     pub fingerprint: String,
+    /// The digest of the checkpoint's files, as [`of_checkpoint`](crate::of_checkpoint) computes it; an earlier version's
+    /// certificates have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<Sha256Hex>,
+    /// A name of the checkpoint for people; may be empty.
     pub model: String,
     pub device: String,
     /// Number of laws that held.
     pub laws: u32,
-    /// The largest difference of a logit from the reference; `None` without a reference.
+    /// The largest difference of a logit from the reference, as a fraction of the range of the reference's logits; `None`
+    /// without a reference.
     pub difference: Option<f64>,
-    /// Tokens per second of one stream.
+    /// Tokens per second of one stream, decoded one at a time.
     pub tokens_per_second: Option<f64>,
 }
 
@@ -183,8 +191,7 @@ impl Artifact {
         name("target", &self.target)?;
         name("variant", &self.variant)?;
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
-        let is_plain =
-            self.file.len() <= 2 * NAME_LEN_MAX && self.file.bytes().all(plain) && !self.file.starts_with('.');
+        let is_plain = self.file.len() <= FILE_LEN_MAX && self.file.bytes().all(plain) && !self.file.starts_with('.');
         if !is_plain || !(self.file.ends_with(".so") || self.file.ends_with(".dylib")) {
             return Err(format!("names the library '{}', which is not a plain name", self.file.escape_debug()));
         }
@@ -212,6 +219,11 @@ impl Certificate {
         let known = manifest.plugin.architectures.iter().any(|claim| claim.architecture == self.architecture);
         if !known {
             return Err(format!("has a certificate of '{}', which its plugin does not provide", self.architecture));
+        }
+        for number in [self.difference, self.tokens_per_second].into_iter().flatten() {
+            if !(number.is_finite() && number >= 0.0) {
+                return Err(format!("has a certificate of '{}' with the number {number}", self.architecture));
+            }
         }
         Ok(())
     }

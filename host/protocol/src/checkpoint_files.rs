@@ -37,7 +37,7 @@ pub const BESIDE_WEIGHTS: [&str; 14] = [
     "processor_config.json",
 ];
 /// Suffixes of weights and of the index of sharded weights.
-const WEIGHTS: [&str; 3] = [".safetensors", ".safetensors.index.json", ".gguf"];
+pub const WEIGHTS: [&str; 3] = [".safetensors", ".safetensors.index.json", ".gguf"];
 const TOKENIZER: &str = "tokenizer.json";
 /// Entries per folder; a folder with more is most likely not a checkpoint.
 const ENTRIES_MAX: usize = 4096;

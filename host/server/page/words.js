@@ -139,8 +139,11 @@ export const words = {
     certificates: "Certificates",
     certified: "Certified",
     uncertified: "Its package has no certificate of correctness.",
-    certificate: ({ architecture, model, device, laws, difference }) =>
-      `${architecture} on ${model} (${device}): ${laws} laws${difference === null || difference === undefined ? "" : `, logits within ${difference.toPrecision(2)}`}`,
+    certificate: ({ architecture, model, device, laws, difference, tokens_per_second: rate }) => {
+      const isKnown = (value) => value !== null && value !== undefined;
+      const logits = isKnown(difference) ? `, logits within ${(100 * difference).toPrecision(2)} % of the reference's range` : "";
+      return `${architecture} on ${model} (${device}): ${laws} laws${logits}${isKnown(rate) ? `, ${rate.toFixed(1)} tokens/s` : ""}`;
+    },
     inUse: "Running answers finish on it.",
     unused: "Not in use any more.",
   },

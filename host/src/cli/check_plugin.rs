@@ -94,7 +94,13 @@ impl Check {
         let shown = Outside::path(&self.file);
         let digest = pensieve_packages::of_file(&self.file);
         let (sha256, _) = digest.map_err(|error| CliError::system(format!("'{shown}'"), &error))?;
-        SignedCertificate::new(self.certify.clone().zip(self.key.clone()), monitor.certificate(sha256))
+        let asked = self.certify.clone().zip(self.key.clone());
+        let source = asked.as_ref().and(self.model.as_deref()).map(common_args::locate_checkpoint).transpose()?;
+        let digest = source.map(|source| {
+            let failed = |error| CliError::system(format!("'{}'", Outside::path(&source)), &error);
+            pensieve_packages::of_checkpoint(&source).map_err(failed)
+        });
+        SignedCertificate::new(asked, monitor.certificate(sha256, digest.transpose()?))
     }
 
     /// Has a child process test the laws, to the last one or the first failure that stops it.
@@ -185,6 +191,11 @@ impl Check {
         Ok(())
     }
 
+    /// A certificate tells the speed, which takes a few more steps.
+    fn is_timed(&self, setting: &LawOptions) -> bool {
+        self.certify.is_some() && !setting.only_reference
+    }
+
     fn arguments(&self, source: Option<&Path>, reference: Option<&Path>) -> Vec<OsString> {
         self.arguments_of(&self.setting, source, reference)
     }
@@ -213,8 +224,10 @@ impl Check {
         ] {
             value.into_iter().for_each(|value| flag(name, value));
         }
-        if setting.only_reference {
-            arguments.push("--only-reference".into());
+        for (flag, is_set) in [("--only-reference", setting.only_reference), ("--timed", self.is_timed(setting))] {
+            if is_set {
+                arguments.push(flag.into());
+            }
         }
         arguments.extend(["--".into(), self.file.clone().into()]);
         arguments.extend(source.map(OsString::from));

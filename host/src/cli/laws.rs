@@ -63,6 +63,9 @@ pub(super) struct LawOptions {
     /// Tests only whether the model agrees with the reference.
     #[arg(long, hide = true, requires = "reference")]
     pub(super) only_reference: bool,
+    /// Also measures the speed of one stream.
+    #[arg(long, hide = true, requires = "model")]
+    pub(super) timed: bool,
     /// How much a logit may differ from the reference [default: a twentieth of the range of the reference's logits].
     #[arg(long, value_name = "NUMBER", requires = "reference")]
     pub(super) tolerance: Option<f32>,
@@ -135,6 +138,8 @@ pub(super) enum LawEvent {
     Tries { law: String },
     /// The verdict on the law that was announced last.
     Found(Verdict),
+    /// The speed of one stream, once the laws have been tested.
+    Timed { tokens_per_second: f64 },
     /// The laws cannot be tested.
     Stopped { exit: Exit, reason: String },
     /// All laws have been tested.
@@ -201,7 +206,7 @@ impl RunLaws {
         let others = formats.iter().map(|file| open(file)).collect::<Result<Vec<_>, _>>()?;
         let readers: Vec<&LoadedPlugin> = others.iter().chain([&plugin]).collect();
         let adapter = adapter.as_deref().map(|adapter| providers::read_adapter(&readers, adapter)).transpose()?;
-        try_laws(self.load(&plugin, source, adapter, reply)?, say)
+        try_laws(self.load(&plugin, source, adapter, reply)?, self.setting.timed, say)
     }
 
     fn load(
@@ -261,7 +266,7 @@ struct Loaded {
     options: Options,
 }
 
-fn try_laws(loaded: Loaded, say: &mut dyn FnMut(LawEvent)) -> Result<(), CliError> {
+fn try_laws(loaded: Loaded, is_timed: bool, say: &mut dyn FnMut(LawEvent)) -> Result<(), CliError> {
     let Loaded { mut model, shape, card, options } = loaded;
     let resident = model.resident();
     let (device, note) = (resident.device.to_string(), resident.note.to_string());
@@ -277,7 +282,14 @@ fn try_laws(loaded: Loaded, say: &mut dyn FnMut(LawEvent)) -> Result<(), CliErro
     }
     say(LawEvent::Tries { law: "tokenizer".into() });
     say(LawEvent::Found(tokenizer(card)?));
-    pensieve_laws::check(&mut model, shape, &options, &mut |progress| tell(progress, None, say));
+    let timed_shape = is_timed.then(|| shape.clone());
+    let report = pensieve_laws::check(&mut model, shape, &options, &mut |progress| tell(progress, None, say));
+    // One that breaks a law gets no certificate, and may crash where it is read a token at a time.
+    if let Some(shape) = timed_shape.filter(|_| report.passed())
+        && let Some(tokens_per_second) = pensieve_laws::tokens_per_second(&mut model, shape, &options)
+    {
+        say(LawEvent::Timed { tokens_per_second });
+    }
     Ok(())
 }
 

@@ -25,6 +25,7 @@ mod report;
 mod rig;
 mod sample;
 mod samplers;
+mod speed;
 mod steps;
 mod texts;
 
@@ -32,6 +33,7 @@ pub use formats::check_format;
 pub use report::{Options, Outcome, Progress, Reference, Report, Shape, Verdict};
 pub use sample::MediaSample;
 pub use samplers::{SamplerOptions, check_sampler};
+pub use speed::tokens_per_second;
 
 use pensieve_plugin_api::ModelBox;
 use rig::{Finding, Rig};

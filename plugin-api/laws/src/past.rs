@@ -116,11 +116,12 @@ pub(crate) fn reference(rig: &mut Rig<'_>) -> Finding {
         return Err(skipped("no logits of another implementation were given"));
     }
     let (width, mut worst) = (rig.shape.vocabulary as usize, 0_f32);
+    rig.worst = 0.0;
     for (number, reference) in options.references.iter().enumerate() {
         if !reference.hidden.is_empty() {
             let apart = texts::compare_hidden(rig, number, reference)?;
             if reference.logits.is_empty() {
-                worst = worst.max(apart);
+                rig.worst = rig.worst.max(reference.part(apart));
                 continue;
             }
         }
@@ -145,10 +146,12 @@ pub(crate) fn reference(rig: &mut Rig<'_>) -> Finding {
                 let hint = cause(token, (rig.has_states(), rig.has_blocks()));
                 return Err(differs(from, place, (ours[place], theirs[place]), (worst, hint)));
             }
-            worst = ours.iter().zip(theirs).map(apart).fold(worst, f32::max);
+            let largest = ours.iter().zip(theirs).map(apart).fold(0.0, f32::max);
+            worst = worst.max(largest);
+            rig.worst = rig.worst.max(reference.part(largest));
         }
     }
-    Ok(if worst == 0.0 { Outcome::Exact } else { noted(format!("the largest difference is {worst:.1e}")) })
+    Ok(rig.agreement())
 }
 
 /// The first differing token narrows down the cause: the first token of a text attends only to itself, at any position.

@@ -116,6 +116,16 @@ pub struct Reference {
     pub tolerance: f32,
 }
 
+impl Reference {
+    /// A difference relative to the spread of the values that are compared.
+    pub(crate) fn part(&self, apart: f32) -> f32 {
+        let values = if self.logits.is_empty() { &self.hidden } else { &self.logits };
+        let (low, high) =
+            values.iter().fold((f32::MAX, f32::MIN), |(low, high), &value| (low.min(value), high.max(value)));
+        if high > low { apart / (high - low) } else { apart }
+    }
+}
+
 /// The verdicts of a check.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
@@ -141,7 +151,8 @@ pub enum Outcome {
     Exact,
     /// Obeyed within the tolerance.
     WithinRounding {
-        /// The largest difference, relative to the spread of a row of logits.
+        /// The largest difference, relative to the spread of a row of logits; of a reference, relative to the spread of
+        /// all its values.
         worst: f32,
     },
     /// The law requires nothing; this is an observation for the author to judge.

@@ -3,7 +3,7 @@
 
 use crate::{
     Check, Law, refusals,
-    report::{Outcome, Reference, broken, noted, skipped},
+    report::{Reference, broken, noted, skipped},
     rig::{Draft, Finding, Known, Pace, REFUSED, Rig, SEEN, Sequence, Text, difference},
 };
 use pensieve_plugin_api::{ErrorCode, Output, Want};
@@ -227,11 +227,11 @@ fn reference(rig: &mut Rig<'_>) -> Finding {
     if options.references.is_empty() {
         return Err(skipped("no rows of another implementation were given"));
     }
-    let mut worst = 0_f32;
     for (number, reference) in options.references.iter().enumerate() {
-        worst = worst.max(compare_hidden(rig, number, reference)?);
+        let apart = compare_hidden(rig, number, reference)?;
+        rig.worst = rig.worst.max(reference.part(apart));
     }
-    Ok(if worst == 0.0 { Outcome::Exact } else { noted(format!("the largest difference is {worst:.1e}")) })
+    Ok(rig.agreement())
 }
 
 /// Compares the hidden rows of a reference's text, and returns the largest difference.

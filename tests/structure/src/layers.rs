@@ -59,7 +59,7 @@ const LAYERS: &[(&str, &str, &[&[&str]])] = &[
             &["archive", "release"],
             &["manifest", "state_file"],
             &["signature"],
-            &["digest", "error"],
+            &["digest", "error", "location"],
         ],
     ),
     (
@@ -89,7 +89,7 @@ const LAYERS: &[(&str, &str, &[&[&str]])] = &[
         "plugin-api/laws",
         "",
         &[
-            &["adapters", "caches", "candidates", "formats", "hidden", "media", "past", "samplers", "steps"],
+            &["adapters", "caches", "candidates", "formats", "hidden", "media", "past", "samplers", "speed", "steps"],
             &["texts"],
             &["refusals"],
             &["memory"],

@@ -10,7 +10,7 @@ use flate2::{Compression, read::GzDecoder, write::GzEncoder};
 use jiff::SignedDuration;
 use pensieve_packages::{
     Artifact, Certificate, Document, IndexSource, Lock, PackageErrorKind, PackageManifest, Request, SecretKey,
-    Settings, Sha256Hex, Store, publish,
+    Settings, Sha256Hex, Store,
 };
 
 use crate::world::{World, manifest, plugin};
@@ -383,6 +383,7 @@ fn certificates_are_of_the_packages_own_libraries_and_families() {
         plugin,
         architecture: architecture.into(),
         fingerprint: "f".into(),
+        checkpoint: None,
         model: "Granite 1B".into(),
         device: "cpu".into(),
         laws: 21,
@@ -396,32 +397,7 @@ fn certificates_are_of_the_packages_own_libraries_and_families() {
     };
     refused(&world, &with(certificate(Sha256Hex::of(b"x"), "granite")), Damaged, "a library that it does not list");
     refused(&world, &with(certificate(sha256.clone(), "llama")), Damaged, "its plugin does not provide");
+    let below = Certificate { difference: Some(-1.0), ..certificate(sha256.clone(), "granite") };
+    refused(&world, &with(below), Damaged, "with the number -1");
     world.store().add(&with(certificate(sha256.clone(), "granite"))).unwrap();
-}
-
-#[test]
-fn an_index_is_told_which_families_have_no_certificate_or_none_with_a_reference() {
-    let world = World::new();
-    let valid_for = SignedDuration::from_hours(1);
-    let tried = |differences: &[Option<f64>]| {
-        let mut manifest = manifest("granite", "1.0.0");
-        let certificate = |difference: &Option<f64>| Certificate {
-            plugin: manifest.artifacts[0].sha256.clone(),
-            architecture: "granite".into(),
-            fingerprint: "f".into(),
-            model: "Granite 1B".into(),
-            device: "cpu".into(),
-            laws: 21,
-            difference: *difference,
-            tokens_per_second: None,
-        };
-        manifest.certificates = differences.iter().map(certificate).collect();
-        let package = world.package(&manifest);
-        let settings = (&world.index_key, valid_for, *world.now.borrow(), true);
-        let published = publish(&world.index(), Some(&package), &[], settings).unwrap();
-        (published.uncertified.len(), published.unreferenced.len())
-    };
-    assert_eq!(tried(&[]), (1, 0));
-    assert_eq!(tried(&[None]), (0, 1));
-    assert_eq!(tried(&[None, Some(1e-5)]), (0, 0));
 }

@@ -62,6 +62,7 @@ pub(super) struct LawMonitor {
     verdicts: Vec<Verdict>,
     /// The first layer that differs from the reference, in words.
     first_layer: Option<String>,
+    tokens_per_second: Option<f64>,
     pub(super) stopped: Option<CliError>,
 }
 
@@ -78,6 +79,7 @@ impl LawMonitor {
             warnings: Vec::new(),
             verdicts: Vec::new(),
             first_layer: None,
+            tokens_per_second: None,
             stopped: None,
         }
     }
@@ -121,6 +123,9 @@ impl LawMonitor {
                 self.show(|| drop(super::super::terminal::say(render(&verdict).trim_end_matches('\n'))));
                 self.law = None;
                 self.verdicts.push(verdict);
+            }
+            LawEvent::Timed { tokens_per_second } => {
+                self.tokens_per_second = Some(tokens_per_second).filter(|rate| rate.is_finite() && *rate > 0.0);
             }
             LawEvent::Stopped { exit, reason } => {
                 self.stopped = Some(CliError::new(exit, clean(&reason)));
@@ -201,7 +206,7 @@ impl LawMonitor {
     }
 
     /// The statement that a library obeyed the laws on a checkpoint; `None` if no model was tested.
-    pub(super) fn certificate(&self, plugin: Sha256Hex) -> Option<Certificate> {
+    pub(super) fn certificate(&self, plugin: Sha256Hex, checkpoint: Option<Sha256Hex>) -> Option<Certificate> {
         let TestedModel { architecture, device, fingerprint, name, .. } = self.subject.clone()?;
         let is_law =
             |verdict: &&Verdict| !matches!(verdict.outcome, LawOutcome::NotTried { .. } | LawOutcome::Noted { .. });
@@ -215,11 +220,12 @@ impl LawMonitor {
             plugin,
             architecture,
             fingerprint,
+            checkpoint,
             model: name,
             device,
             laws: u32::try_from(self.verdicts.iter().filter(is_law).count()).unwrap_or(u32::MAX),
             difference,
-            tokens_per_second: None,
+            tokens_per_second: self.tokens_per_second,
         })
     }
 

@@ -65,7 +65,7 @@ impl Heard {
                 self.loading.end();
                 self.model = json!({ "device": clean(&model.device), "note": clean(&model.note) });
             }
-            LawEvent::Subject { .. } => {}
+            LawEvent::Subject { .. } | LawEvent::Timed { .. } => {}
             LawEvent::Tries { law } => self.law = Some(law),
             LawEvent::Found(verdict) => self.judge(&verdict),
             LawEvent::Stopped { reason, .. } => {
