@@ -236,7 +236,7 @@ impl PluginSettings {
                     let is_url = location.contains("://");
                     let path = || reader::path(folder, home.as_deref(), &location).to_string_lossy().into_owned();
                     let location = if is_url { location } else { path() };
-                    self.indexes.push(IndexSource { location, key });
+                    self.indexes.push(IndexSource::new(&location, key));
                 }
             }
         }

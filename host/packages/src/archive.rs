@@ -71,7 +71,8 @@ impl Package {
         let limit = total + (MANIFEST_BYTES_MAX + SIGNATURE_BYTES_MAX) as u64 + OVERHEAD_BYTES;
         let mut archive = open(&self.path, limit)?;
         let name = artifact.path();
-        for entry in archive.entries().map_err(|error| unreadable(&self.path, &error))? {
+        // Raw entries have no names but those of their headers: a longer one would be read into memory, however long it is.
+        for entry in archive.entries().map_err(|error| unreadable(&self.path, &error))?.raw(true) {
             let mut entry = entry.map_err(|error| unreadable(&self.path, &error))?;
             if !is_file(&entry, &name) {
                 continue;

@@ -131,8 +131,8 @@ impl Index {
         self.revoked.iter().find(|revoked| revoked.sha256 == *sha256)
     }
 
-    /// The newest releases whose name, description or claims have all of these words.
-    pub fn search(&self, words: &[String]) -> Vec<&Release> {
+    /// The newest release of each plugin, if its name, description or claims have all of these words.
+    pub(crate) fn search(&self, words: &[String]) -> Vec<&Release> {
         let words: Vec<String> = words.iter().map(|word| word.to_lowercase()).collect();
         let matches = |release: &&Release| {
             let plugin = &release.manifest.plugin;

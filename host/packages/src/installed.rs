@@ -2,20 +2,25 @@
 //! files in the data folder; nothing is fetched.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
+    env,
     path::{Path, PathBuf},
 };
 
 use pensieve_protocol::checkpoint::CheckpointName;
+use semver::Version;
 
-use crate::{Index, Lock, Sha256Hex, Trust, error::Result, index::INDEX_BYTES_MAX, state_file};
+use crate::{
+    Index, Lock, Release, Sha256Hex, Trust, error::Result, index::INDEX_BYTES_MAX, state_file, trust::Provenance,
+};
 
 /// What may be in the plugin folder of `add`.
 #[derive(Clone, Debug, Default)]
 pub struct Installed {
     /// The digests that a file may have, by its path.
     files: HashMap<PathBuf, (String, Vec<Sha256Hex>)>,
-    trust: Trust,
+    /// Reasons by the digests of revoked libraries.
+    revoked: HashMap<String, String>,
 }
 
 /// A plugin of an index that claims a checkpoint.
@@ -30,14 +35,19 @@ impl Installed {
         let mut files: HashMap<PathBuf, (String, Vec<Sha256Hex>)> = HashMap::new();
         let folder = folder(home);
         let folder = folder.canonicalize().unwrap_or(folder);
+        let trust = Trust::read(home)?;
+        let mut revoked = HashMap::new();
         for locked in Lock::read(home)?.plugins {
-            for library in locked.libraries {
+            for library in &locked.libraries {
+                if let Some(reason) = trust.revocation(&library.sha256, Provenance::of(&locked)) {
+                    revoked.insert(library.sha256.as_str().to_owned(), reason.to_owned());
+                }
                 let path = folder.join(&library.file);
                 let (_, digests) = files.entry(path).or_insert_with(|| (locked.name.clone(), Vec::new()));
-                digests.push(library.sha256);
+                digests.push(library.sha256.clone());
             }
         }
-        Ok(Self { files, trust: Trust::read(home)? })
+        Ok(Self { files, revoked })
     }
 
     /// The files whose change changes the rules.
@@ -45,9 +55,9 @@ impl Installed {
         [Lock::path(home), Trust::path(home)]
     }
 
-    /// The reason why a library was revoked.
+    /// The reason why a library of a package was revoked.
     pub fn revoked(&self, sha256: &str) -> Option<&str> {
-        self.trust.revocation(sha256).map(|revoked| revoked.reason.as_str())
+        self.revoked.get(sha256).map(String::as_str)
     }
 
     /// The plugin that the lock has for a path, if its digest is not this one.
@@ -67,7 +77,8 @@ pub(crate) fn indexes(home: &Path) -> PathBuf {
     home.join("cache/indexes")
 }
 
-/// The plugins of the indexes, as they were last seen, that claim such a checkpoint.
+/// The plugins of the indexes, as they were last seen, that claim such a checkpoint and have a release for this machine that is
+/// not revoked.
 pub fn suggestions(home: &Path, name: &CheckpointName) -> Vec<Suggestion> {
     let entries = std::fs::read_dir(indexes(home)).into_iter().flatten().flatten();
     let paths = entries.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|kind| kind == "json"));
@@ -77,8 +88,9 @@ pub fn suggestions(home: &Path, name: &CheckpointName) -> Vec<Suggestion> {
     };
     let mut found = Vec::new();
     for index in paths.filter_map(read) {
+        let revoked: HashSet<&Sha256Hex> = index.revoked.iter().map(|revoked| &revoked.sha256).collect();
         for plugin in index.plugins.keys() {
-            let newest = index.releases(plugin).into_iter().next();
+            let newest = index.releases(plugin).into_iter().find(|(_, release)| may_run_here(release, &revoked));
             let claims = newest.iter().flat_map(|(_, release)| &release.manifest.plugin.architectures);
             let mut names = claims.map(|claim| match name {
                 CheckpointName::Gguf(name) => claim.gguf.contains(name),
@@ -92,4 +104,13 @@ pub fn suggestions(home: &Path, name: &CheckpointName) -> Vec<Suggestion> {
     found.sort_by(|one, other| one.plugin.cmp(&other.plugin));
     found.dedup();
     found
+}
+
+/// Whether a release has a library for this machine. That a variant has its device here, `add` finds out.
+fn may_run_here(release: &Release, revoked: &HashSet<&Sha256Hex>) -> bool {
+    let manifest = &release.manifest;
+    let target = format!("{}-{}", env::consts::OS, env::consts::ARCH);
+    let is_new_enough = Version::parse(env!("CARGO_PKG_VERSION")).is_ok_and(|own| manifest.minimum_host <= own);
+    let mut libraries = manifest.artifacts.iter().filter(|artifact| artifact.target == target);
+    is_new_enough && libraries.any(|artifact| !revoked.contains(&artifact.sha256))
 }

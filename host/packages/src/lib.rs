@@ -14,6 +14,7 @@ mod digest;
 mod error;
 mod index;
 mod installed;
+mod location;
 mod lock;
 mod manifest;
 mod publish;
@@ -30,11 +31,11 @@ pub use index::{Index, Release, Revocation};
 pub use installed::{Installed, Suggestion, suggestions};
 pub use lock::{Lock, Locked};
 pub use manifest::{Artifact, Certificate, PackageManifest, Publisher};
-pub use publish::{NewIndex, Published, create_index, publish};
+pub use publish::{IndexChange, NewIndex, Published, create_index, publish};
 pub use release::{
     ORIGIN, Origin, ProgramRelease, RELEASE, RELEASE_BYTES_MAX, RELEASE_SIGNATURE, ReleaseArchive,
     unpack as unpack_release,
 };
 pub use signature::{Document, PublicKey, SecretKey};
-pub use store::{Added, Environment, Host, IndexSource, Outdated, Request, Settings, Store, Update};
+pub use store::{Added, Environment, Found, Host, IndexSource, Outdated, Request, Settings, Store, Update};
 pub use trust::Trust;

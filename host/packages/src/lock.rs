@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use semver::Version;
 use serde::{Deserialize, Serialize};
 
-use crate::{Artifact, Certificate, PackageManifest, Publisher, Sha256Hex, error::Result, state_file};
+use crate::{Artifact, Certificate, PackageManifest, Publisher, Sha256Hex, error::Result, location, state_file};
 
 const FILE: &str = "plugins.lock";
 
@@ -43,7 +43,11 @@ impl Lock {
     }
 
     pub fn read(home: &Path) -> Result<Self> {
-        state_file::read(&Self::path(home))
+        let mut lock: Self = state_file::read(&Self::path(home))?;
+        for locked in lock.plugins.iter_mut().filter(|locked| locked.is_indexed) {
+            locked.source = location::normal(&locked.source);
+        }
+        Ok(lock)
     }
 
     pub(crate) fn write(&self, home: &Path) -> Result<()> {
@@ -76,9 +80,9 @@ impl Locked {
         }
     }
 
-    /// Whether it came from the index at this place.
+    /// Whether it came from the index at this location.
     pub(crate) fn is_of(&self, location: &str) -> bool {
-        self.is_indexed && self.source.trim_end_matches('/') == location.trim_end_matches('/')
+        self.is_indexed && self.source == location
     }
 
     /// The library that is installed on a machine of this target.

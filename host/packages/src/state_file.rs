@@ -9,7 +9,7 @@ use std::{
 
 use serde::{Serialize, de::DeserializeOwned};
 
-use crate::{PackageError, Sha256Hex, digest, error::Result};
+use crate::{PackageError, PackageErrorKind, Sha256Hex, digest, error::Result};
 
 const BYTES_MAX: u64 = 64 << 20;
 /// Modes of files: for this user alone, and for folders that others read.
@@ -44,6 +44,10 @@ pub(crate) fn read<T: DeserializeOwned + Default>(path: &Path) -> Result<T> {
 pub(crate) fn write<T: Serialize>(path: &Path, value: &T) -> Result<()> {
     let mut text = serde_json::to_vec_pretty(value).map_err(|error| PackageError::damaged(error.to_string()))?;
     text.push(b'\n');
+    if text.len() as u64 > BYTES_MAX {
+        let why = format!("'{}' would have more than {BYTES_MAX} bytes", path.display());
+        return Err(PackageError::new(PackageErrorKind::System, why).help("ask fewer indexes"));
+    }
     replace(path, &text, PRIVATE)
 }
 

@@ -2,14 +2,18 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::fs;
+use std::{
+    fs,
+    io::{self, Read},
+    path::Path,
+};
 
-use flate2::{Compression, write::GzEncoder};
+use flate2::{Compression, read::GzDecoder, write::GzEncoder};
 use jiff::{SignedDuration, Timestamp};
 use pensieve_fuzz::Target;
 use pensieve_packages::{
-    Artifact, Index, NewIndex, Package, PackageManifest, ProgramRelease, Publisher, SecretKey, Sha256Hex, create_index,
-    pack, publish, unpack_release,
+    Artifact, Index, IndexChange, NewIndex, Package, PackageManifest, ProgramRelease, Publisher, SecretKey, Sha256Hex,
+    create_index, pack, publish, unpack_release,
 };
 use pensieve_protocol::manifest::{Claim, Manifest};
 
@@ -47,6 +51,37 @@ fn outcome<T>(read: Result<T, pensieve_packages::PackageError>) -> String {
     read.map_or_else(|error| quoted(&error.message), |_| "read".to_owned())
 }
 
+/// The package with an entry before its library whose name has many megabytes, as GNU's tar writes them.
+fn with_a_long_name(package: &Path) -> Vec<u8> {
+    let mut archive = tar::Archive::new(GzDecoder::new(fs::File::open(package).unwrap()));
+    let mut changed = tar::Builder::new(GzEncoder::new(Vec::new(), Compression::best()));
+    for (place, entry) in archive.entries().unwrap().enumerate() {
+        let mut entry = entry.unwrap();
+        if place == 0 {
+            // What it claims to hold is the limit on what is read of it.
+            let mut manifest: serde_json::Value = serde_json::from_reader(&mut entry).unwrap();
+            manifest["artifacts"][0]["bytes"] = (64 << 20).into();
+            let manifest = serde_json::to_vec(&manifest).unwrap();
+            let mut header = entry.header().clone();
+            header.set_size(manifest.len() as u64);
+            header.set_cksum();
+            changed.append(&header, &manifest[..]).unwrap();
+            continue;
+        }
+        if place == 2 {
+            let mut header = tar::Header::new_gnu();
+            header.set_path("././@LongLink").unwrap();
+            header.set_entry_type(tar::EntryType::GNULongName);
+            header.set_size(40 << 20);
+            header.set_cksum();
+            changed.append(&header, io::repeat(b'x').take(40 << 20)).unwrap();
+        }
+        let header = entry.header().clone();
+        changed.append(&header, entry).unwrap();
+    }
+    changed.into_inner().unwrap().finish().unwrap()
+}
+
 #[test]
 fn documents_of_packages_and_indexes_are_read_or_refused() {
     let folder = pensieve_fuzz::folder();
@@ -60,7 +95,8 @@ fn documents_of_packages_and_indexes_are_read_or_refused() {
     fs::create_dir(&index).unwrap();
     let (now, valid_for) = (Timestamp::UNIX_EPOCH, SignedDuration::from_hours(1));
     create_index(&index, &NewIndex { name: "team".into(), valid_for }, &key, now).unwrap();
-    publish(&index, Some(&package), &[], (&key, valid_for, now, false)).unwrap();
+    let change = IndexChange { package: Some(&package), ..IndexChange::default() };
+    publish(&index, &change, (&key, valid_for, now, false)).unwrap();
 
     let corpus = vec![serde_json::to_vec(&manifest).unwrap()];
     Target { name: "package-manifest", corpus, memory_max: 16 << 20, input_max: 64 << 10 }
@@ -68,7 +104,7 @@ fn documents_of_packages_and_indexes_are_read_or_refused() {
     let corpus = vec![fs::read(index.join("index.json")).unwrap()];
     Target { name: "plugin-index", corpus, memory_max: 16 << 20, input_max: 64 << 10 }
         .run(|bytes| outcome(Index::parse(bytes)));
-    let corpus = vec![fs::read(&package).unwrap()];
+    let corpus = vec![fs::read(&package).unwrap(), with_a_long_name(&package)];
     let damaged = folder.path().join("damaged.pensieve");
     Target { name: "package", corpus, memory_max: 16 << 20, input_max: 64 << 10 }.run(|bytes| {
         fs::write(&damaged, bytes).unwrap();

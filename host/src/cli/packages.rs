@@ -21,7 +21,7 @@ use super::{
     terminal::{say, say_json, tell},
 };
 use pensieve_packages::{
-    Added, Certificate, Environment, Host, IndexSource, PackageError, PackageErrorKind, Release, Request, Settings,
+    Added, Certificate, Environment, Found, Host, IndexSource, PackageError, PackageErrorKind, Request, Settings,
     Store, Update,
 };
 use pensieve_protocol::{manifest::Manifest, outside::Outside};
@@ -105,11 +105,22 @@ impl Add {
         let environment = Terminal;
         let mut store = self.from.store(&environment, self.variant)?;
         if requests.is_empty() {
-            let added = store.restore()?;
-            if added.is_empty() {
+            let restored = store.restore();
+            if restored.is_empty() {
                 tell("everything that plugins.lock lists is installed");
             }
-            return added.iter().try_for_each(|added| self.from.show(added));
+            let mut failed = None;
+            for (locked, added) in restored {
+                match added {
+                    Ok(added) => self.from.show(&added)?,
+                    Err(error) => {
+                        tell(format_args!("{locked} is not installed: {error}"));
+                        failed = Some(error);
+                    }
+                }
+            }
+            return failed
+                .map_or(Ok(()), |error| Err(CliError::new(exit_of(error.kind), "not everything could be installed")));
         }
         requests.iter().try_for_each(|request| self.from.show(&store.add(request)?))
     }
@@ -168,13 +179,15 @@ impl Search {
         let environment = Terminal;
         let found = self.from.store(&environment, None)?.search(&self.words)?;
         if self.from.json {
-            let lines = found.iter().map(|(index, release)| json!({"index": index, "manifest": release.manifest}));
+            let lines = found.iter().map(
+                |Found { index, release, unfit }| json!({"index": index, "manifest": release.manifest, "unfit": unfit}),
+            );
             return say_json(&json!(lines.collect::<Vec<_>>()).to_string());
         }
         if found.is_empty() {
             return Err(CliError::new(Exit::Absent, "no index has a plugin with these words"));
         }
-        found.iter().try_for_each(|(index, release)| say(&described(index, release)))
+        found.iter().try_for_each(|found| say(&described(found)))
     }
 }
 
@@ -194,8 +207,8 @@ impl IndexArgs {
         let is_url = location.contains("://");
         let path = || std::path::absolute(location).map(|path| path.to_string_lossy().into_owned());
         let location = if is_url { location.to_owned() } else { path().unwrap_or_else(|_| location.to_owned()) };
-        let known = configured.iter().find(|index| index.location == location);
-        known.cloned().unwrap_or(IndexSource { location, key: None })
+        let asked = IndexSource::new(&location, None);
+        configured.iter().find(|index| index.location == asked.location).cloned().unwrap_or(asked)
     }
 
     fn show(&self, added: &Added) -> CliResult {
@@ -221,15 +234,16 @@ impl IndexArgs {
     }
 }
 
-fn described(index: &str, release: &Release) -> String {
+fn described(Found { index, release, unfit }: &Found) -> String {
     let manifest = &release.manifest;
     let plugin = &manifest.plugin;
     let names = plugin.architectures.iter().map(|claim| claim.architecture.as_str());
     let names: Vec<&str> = names.chain(plugin.samplers.iter().map(String::as_str)).collect();
     let certified: Vec<String> =
         manifest.certificates.iter().map(|certificate| format!("\n  {}", certified(certificate))).collect();
+    let unfit = unfit.as_ref().map_or_else(String::new, |why| format!("\n  cannot be added: {why}"));
     format!(
-        "{} {} by '{}' ({index}): {}\n  {}{}",
+        "{} {} by '{}' ({index}): {}\n  {}{}{unfit}",
         plugin.id,
         plugin.version,
         manifest.publisher.name,
@@ -241,9 +255,12 @@ fn described(index: &str, release: &Release) -> String {
 
 /// A certificate in a line.
 pub(super) fn certified(certificate: &Certificate) -> String {
-    let off = certificate.difference.map_or_else(String::new, |off| format!(", within {off:.1e} of the reference"));
+    let off = certificate.difference.map_or_else(String::new, |off| {
+        format!(", logits within {:.2} % of the reference's range", (100.0 * off).max(0.01))
+    });
+    let rate = certificate.tokens_per_second.map_or_else(String::new, |rate| format!(", {rate:.1} tokens/s"));
     let name = if certificate.model.is_empty() { &certificate.architecture } else { &certificate.model };
-    let text = format!("certified: {name} on {}, {} laws{off}", certificate.device, certificate.laws);
+    let text = format!("certified: {name} on {}, {} laws{off}{rate}", certificate.device, certificate.laws);
     Outside::new(&text).to_string()
 }
 

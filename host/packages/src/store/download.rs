@@ -12,6 +12,7 @@ use crate::{
     error::Result,
     index::{INDEX, INDEX_BYTES_MAX, INDEX_KEY, INDEX_SIGNATURE, PACKAGE_BYTES_MAX},
     installed,
+    location::{is_url, join},
     signature::SIGNATURE_BYTES_MAX,
     state_file::{self, PRIVATE},
 };
@@ -39,48 +40,57 @@ impl PackageFile {
 }
 
 impl Store<'_> {
-    /// Reads all indexes. One that cannot be reached is taken from the cache, as long as it has not expired.
+    /// Reads all indexes. One that cannot be used is left out, with a word that says why; without any, that is the error.
     pub(super) fn refresh(&mut self) -> Result<Vec<Read>> {
-        if self.settings.indexes.is_empty() {
-            let error = PackageError::new(PackageErrorKind::Absent, "no index is configured");
-            return Err(error.help("name one under [plugins] indexes in pensieve.toml, or with --index"));
-        }
-        let mut indexes = Vec::new();
+        let mut failure = PackageError::new(PackageErrorKind::Absent, "no index is configured")
+            .help("name one under [plugins] indexes in pensieve.toml, or with --index");
+        let (mut indexes, mut left_out) = (Vec::new(), Vec::new());
         for source in self.settings.indexes.clone() {
-            let key = self.key_of(&source)?;
-            let (bytes, is_fresh) = match self.fetch_index(&source.location, &key) {
-                Ok(bytes) => (bytes, true),
-                Err(error) if error.kind == PackageErrorKind::Network => {
-                    (self.cached(&source.location, &error)?, false)
-                }
-                Err(error) => return Err(error),
-            };
-            let index = Index::parse(&bytes)?;
-            let known = self.trust.indexes.get(&source.location).filter(|known| known.key == key);
-            index.check_age(known.map_or(0, |known| known.serial), self.host.now)?;
-            if is_fresh {
-                self.trust.see(&source.location, &key, &index, &bytes)?;
-                self.trust.write(&self.host.home)?;
-                state_file::replace(&self.cache_of(&source.location), &bytes, PRIVATE)?;
+            match self.refresh_one(&source) {
+                Ok(index) => indexes.push(Read { location: source.location, index }),
+                Err(error) => left_out.push((source.location, error)),
             }
-            indexes.push(Read { location: source.location, index });
         }
-        Ok(indexes)
+        if indexes.is_empty() && !left_out.is_empty() {
+            failure = left_out.remove(0).1;
+        }
+        for (location, error) in left_out {
+            self.environment.say(&format!("the index {location} is left out: {error}"));
+        }
+        if indexes.is_empty() { Err(failure) } else { Ok(indexes) }
     }
 
-    /// The key of an index: configured, known, or the one that it shows at its first use.
-    fn key_of(&self, source: &IndexSource) -> Result<PublicKey> {
-        let known = self.trust.indexes.get(&source.location).map(|known| &known.key);
-        if let Some(key) = source.key.as_ref().or(known) {
-            return Ok(key.clone());
+    /// Reads an index. One that cannot be reached is taken from the cache, as long as it has not expired.
+    fn refresh_one(&mut self, source: &IndexSource) -> Result<Index> {
+        let location = &source.location;
+        let known = self.trust.indexes.get(location);
+        let is_first = known.is_none() && source.key.is_none();
+        let key = match source.key.as_ref().or(known.map(|known| &known.key)) {
+            Some(key) => key.clone(),
+            // The one that it shows at its first use.
+            None => {
+                PublicKey::parse(&String::from_utf8_lossy(&self.read(location, INDEX_KEY, SIGNATURE_BYTES_MAX)?))?
+            }
+        };
+        let (bytes, is_fresh) = match self.fetch_index(location, &key) {
+            Ok(bytes) => (bytes, true),
+            Err(error) if error.kind == PackageErrorKind::Network => (self.cached(location, &error)?, false),
+            Err(error) => return Err(error),
+        };
+        let index = Index::parse(&bytes)?;
+        let known = self.trust.indexes.get(location).filter(|known| known.key == key);
+        index.check_age(known.map_or(0, |known| known.serial), self.host.now)?;
+        if is_fresh {
+            self.trust.see(location, &key, &index, &bytes)?;
+            self.trust.write(&self.host.home)?;
+            state_file::replace(&self.cache_of(location), &bytes, PRIVATE)?;
         }
-        let text = self.read(&source.location, INDEX_KEY, SIGNATURE_BYTES_MAX)?;
-        let key = PublicKey::parse(&String::from_utf8_lossy(&text))?;
-        self.environment.say(&format!(
-            "first use of the index {}: its key is {key}, and it is trusted from now on (trust.json)",
-            source.location
-        ));
-        Ok(key)
+        if is_first {
+            self.environment.say(&format!(
+                "first use of the index {location}: its key is {key}, and it is trusted from now on (trust.json)"
+            ));
+        }
+        Ok(index)
     }
 
     /// Between its two files the index may be replaced, so a pair that does not fit is read once more.
@@ -183,14 +193,6 @@ impl Store<'_> {
     pub(super) fn kept(&self, sha256: &Sha256Hex) -> PathBuf {
         self.host.home.join("cache/packages").join(format!("{sha256}.pensieve"))
     }
-}
-
-fn is_url(location: &str) -> bool {
-    location.contains("://")
-}
-
-fn join(location: &str, name: &str) -> String {
-    format!("{}/{name}", location.trim_end_matches('/'))
 }
 
 /// A file on the disk of the data folder, so that it can be renamed into it.

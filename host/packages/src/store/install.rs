@@ -2,17 +2,88 @@
 
 use std::{
     fs::{self, Permissions},
+    io,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
 };
 
 use semver::Version;
+use tempfile::TempPath;
 
 use super::{Added, Chosen, Request, Store, download::temporary};
 use crate::{
     Artifact, Locked, Package, PackageError, PackageErrorKind, PackageManifest, PublicKey, Publisher, Sha256Hex,
-    digest, error::Result, installed,
+    digest, error::Result, installed, trust::Provenance,
 };
+
+/// Where a package comes from.
+struct Source<'a> {
+    /// The index, or the URL or file.
+    location: &'a str,
+    is_index: bool,
+    /// The publisher's keys as the index has them that the installed version came from.
+    listed: &'a [PublicKey],
+    /// True if its publisher's key is trusted with it.
+    is_first: bool,
+}
+
+impl<'a> Source<'a> {
+    fn index(location: &'a str) -> Self {
+        Self { location, is_index: true, listed: &[], is_first: false }
+    }
+
+    fn elsewhere(location: &'a str) -> Self {
+        Self { is_index: false, ..Self::index(location) }
+    }
+
+    fn provenance(&self, publisher: &'a Publisher) -> Provenance<'a> {
+        if self.is_index { Provenance::Index(self.location) } else { Provenance::Elsewhere(publisher) }
+    }
+}
+
+/// A library in the plugin folder, which goes again unless it is kept; then the one that it replaced comes back.
+struct PlacedLibrary {
+    file: PathBuf,
+    replaced: Option<TempPath>,
+    is_kept: bool,
+}
+
+impl PlacedLibrary {
+    fn new(library: TempPath, file: &Path, home: &Path) -> Result<Self> {
+        let failed = |error: io::Error| PackageError::system(format!("'{}'", file.display()), &error);
+        fs::create_dir_all(installed::folder(home)).map_err(failed)?;
+        let replaced = match fs::symlink_metadata(file) {
+            // The file itself stays in its place until the new one takes it, as a server may look.
+            Ok(_) => {
+                let copy = temporary(home)?.into_temp_path();
+                fs::remove_file(&copy).map_err(failed)?;
+                fs::hard_link(file, &copy).or_else(|_| fs::copy(file, &copy).map(drop)).map_err(failed)?;
+                Some(copy)
+            }
+            Err(_) => None,
+        };
+        fs::rename(&library, file).map_err(failed)?;
+        // It has another name by now.
+        let _ = library.keep();
+        Ok(Self { file: file.to_owned(), replaced, is_kept: false })
+    }
+
+    fn keep(mut self) {
+        self.is_kept = true;
+    }
+}
+
+impl Drop for PlacedLibrary {
+    fn drop(&mut self) {
+        if self.is_kept {
+            return;
+        }
+        let _ = match &self.replaced {
+            Some(replaced) => fs::rename(replaced, &self.file),
+            None => fs::remove_file(&self.file),
+        };
+    }
+}
 
 impl Store<'_> {
     /// Installs a release of an index.
@@ -29,7 +100,8 @@ impl Store<'_> {
         // Only the index that a plugin came from may name a successor of its key.
         let is_origin = self.lock.find(release.manifest.name()).is_some_and(|locked| locked.is_of(chosen.location));
         let listed = if is_origin { chosen.keys(publisher) } else { &[] };
-        let added = self.install(&package, &release.sha256, (chosen.location, true), listed)?;
+        let source = Source { listed, ..Source::index(chosen.location) };
+        let added = self.install(&package, &release.sha256, &source)?;
         self.keep(file.path(), &release.sha256);
         Ok(added)
     }
@@ -40,15 +112,13 @@ impl Store<'_> {
         let (sha256, _) =
             digest::of_file(path).map_err(|error| PackageError::system(format!("'{}'", path.display()), &error))?;
         let publisher = package.manifest().publisher.clone();
-        let is_known = self.allow_unlisted(&publisher)?;
-        let added = self.install(&package, &sha256, (source, false), &[])?;
-        if !is_known {
+        let is_first = !self.allow_unlisted(&publisher)?;
+        let added = self.install(&package, &sha256, &Source { is_first, ..Source::elsewhere(source) })?;
+        if is_first {
             let Publisher { name, key } = publisher;
             self.environment.say(&format!(
                 "first package of '{name}': its key is {key}, and it is trusted from now on (trust.json)"
             ));
-            self.trust.publishers.insert(name, key);
-            self.trust.write(&self.host.home)?;
         }
         self.keep(path, &sha256);
         Ok(added)
@@ -63,7 +133,8 @@ impl Store<'_> {
         let kept = self.kept(&locked.sha256);
         if digest::of_file(&kept).is_ok_and(|(found, _)| found == locked.sha256) {
             let package = Package::open(&kept)?;
-            return self.install(&package, &locked.sha256, (&locked.source, locked.is_indexed), &[]);
+            let source = if locked.is_indexed { Source::index } else { Source::elsewhere };
+            return self.install(&package, &locked.sha256, &source(&locked.source));
         }
         if locked.is_indexed {
             let (name, version) = (locked.name.clone(), Some(locked.version.clone()));
@@ -73,44 +144,58 @@ impl Store<'_> {
         self.install_unlisted(file.path(), &locked.source)
     }
 
-    /// Verifies, extracts and inspects, and only then changes the plugin folder and the lock. `listed` are the publisher's
-    /// keys as the index has them that the installed version came from.
-    fn install(
-        &mut self,
-        package: &Package,
-        sha256: &Sha256Hex,
-        (source, is_indexed): (&str, bool),
-        listed: &[PublicKey],
-    ) -> Result<Added> {
+    /// Verifies, extracts and inspects, and only then changes the plugin folder, the trusted keys and the lock: all of them, or
+    /// none.
+    fn install(&mut self, package: &Package, sha256: &Sha256Hex, source: &Source<'_>) -> Result<Added> {
         package.verify()?;
         let manifest = package.manifest();
-        let artifact = self.fitting(manifest)?.clone();
+        let artifact = self.fitting(manifest, source.provenance(&manifest.publisher))?.clone();
         let version = manifest.version().map_err(PackageError::damaged)?;
         let mut locked = Locked::new(manifest, version, &artifact);
-        (locked.source, locked.is_indexed, locked.sha256) = (source.to_owned(), is_indexed, sha256.clone());
+        locked.source = source.location.to_owned();
+        (locked.is_indexed, locked.sha256) = (source.is_index, sha256.clone());
         let before = self.lock.find(manifest.name()).cloned();
-        self.allow_replacing(before.as_ref(), &locked, listed)?;
+        self.allow_replacing(before.as_ref(), &locked, source.listed)?;
         let file = installed::folder(&self.host.home).join(&artifact.file);
         let is_new = !self.is_installed(&locked);
-        if is_new {
+        let placed = if is_new {
             self.refuse_foreign(&file, before.as_ref())?;
             let library = self.extract(package, &artifact)?;
-            let failed = |error| PackageError::system(format!("'{}'", file.display()), &error);
-            fs::create_dir_all(installed::folder(&self.host.home)).map_err(failed)?;
-            fs::rename(&library, &file).map_err(failed)?;
+            Some(PlacedLibrary::new(library, &file, &self.host.home)?)
+        } else {
+            None
+        };
+        self.record(&locked, source.is_first.then_some(&manifest.publisher))?;
+        if let Some(placed) = placed {
+            placed.keep();
         }
         let old = before.as_ref().and_then(|before| before.library(&self.host.target));
         if let (Some(before), Some(old)) = (&before, old.filter(|old| old.file != artifact.file)) {
             self.remove_library(&old.file, before)?;
         }
-        self.lock.set(locked.clone());
-        self.lock.write(&self.host.home)?;
         let before = before.map(|before| before.version).filter(|before| *before != locked.version);
         Ok(Added { locked, manifest: manifest.clone(), file, before, is_new })
     }
 
+    /// Writes the lock, and before it the key of a new publisher; neither if one of them cannot be written.
+    fn record(&mut self, locked: &Locked, new_publisher: Option<&Publisher>) -> Result<()> {
+        let (home, mut trust, mut lock) = (&self.host.home, self.trust.clone(), self.lock.clone());
+        if let Some(Publisher { name, key }) = new_publisher {
+            trust.publishers.insert(name.clone(), key.clone());
+            trust.write(home)?;
+        }
+        lock.set(locked.clone());
+        if let Err(error) = lock.write(home) {
+            // If this fails, too, the key of a sound package is trusted too early.
+            let _ = new_publisher.map(|_| self.trust.write(home));
+            return Err(error);
+        }
+        (self.trust, self.lock) = (trust, lock);
+        Ok(())
+    }
+
     /// Extracts a library beside the plugin folder and has a child compare it with the manifest.
-    fn extract(&self, package: &Package, artifact: &Artifact) -> Result<tempfile::TempPath> {
+    fn extract(&self, package: &Package, artifact: &Artifact) -> Result<TempPath> {
         let mut library = temporary(&self.host.home)?;
         package.extract(artifact, library.as_file_mut())?;
         let failed = |error| PackageError::system("the library", &error);
@@ -139,7 +224,7 @@ impl Store<'_> {
     }
 
     /// The library of a package for this machine.
-    pub(super) fn fitting<'m>(&self, manifest: &'m PackageManifest) -> Result<&'m Artifact> {
+    pub(super) fn fitting<'m>(&self, manifest: &'m PackageManifest, from: Provenance<'_>) -> Result<&'m Artifact> {
         let (name, host) = (manifest.name(), &self.host);
         let unfit = |why: String| {
             PackageError::new(PackageErrorKind::Unfit, format!("'{name}' {} {why}", manifest.plugin.version))
@@ -168,11 +253,10 @@ impl Store<'_> {
             let why = format!("has no library for {} ({})", host.target, variants.join(", "));
             return Err(unfit(why).help(format!("it has {}", has.join(", "))));
         };
-        match self.trust.revocation(artifact.sha256.as_str()) {
-            Some(revoked) => Err(PackageError::untrusted(format!(
-                "'{name}' {} is revoked: {}",
-                manifest.plugin.version, revoked.reason
-            ))),
+        match self.trust.revocation(&artifact.sha256, from) {
+            Some(reason) => {
+                Err(PackageError::untrusted(format!("'{name}' {} is revoked: {reason}", manifest.plugin.version)))
+            }
             None => Ok(artifact),
         }
     }

@@ -20,6 +20,8 @@ use crate::{
     Index, Lock, Locked, PackageError, PackageErrorKind, PackageManifest, PublicKey, Publisher, Release, Trust,
     error::Result,
     index::{PACKAGE_BYTES_MAX, no_such_plugin},
+    location,
+    trust::Provenance,
 };
 
 /// The parts of the program that a store uses.
@@ -60,7 +62,7 @@ pub struct Settings {
 /// Where an index is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IndexSource {
-    /// A folder or an HTTPS URL.
+    /// A folder or an HTTPS URL, in one spelling.
     pub location: String,
     /// Its maintainer's key; without one, that of the first use.
     pub key: Option<PublicKey>,
@@ -85,6 +87,17 @@ pub struct Added {
     pub before: Option<Version>,
     /// False if it was there already.
     pub is_new: bool,
+}
+
+/// A plugin of an index that was searched for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// The index's name.
+    pub index: String,
+    /// The one that would be added, or the newest one if none would.
+    pub release: Release,
+    /// The reason why none can be added: it is revoked, or does not run here.
+    pub unfit: Option<String>,
 }
 
 /// A newer release of an installed package.
@@ -135,13 +148,19 @@ impl<'i> Chosen<'i> {
     }
 }
 
+impl IndexSource {
+    pub fn new(location: &str, key: Option<PublicKey>) -> Self {
+        Self { location: location::normal(location), key }
+    }
+}
+
 impl Request {
-    /// Reads NAME, NAME@VERSION, a URL or a path.
+    /// Reads NAME, NAME@VERSION, a URL or a path: one with a slash, or with the extension of packages.
     pub fn parse(text: &str) -> Result<Self> {
         if text.contains("://") {
             return Ok(Self::Url(text.to_owned()));
         }
-        if text.contains('/') || text.ends_with(".pensieve") || Path::new(text).is_file() {
+        if text.contains('/') || text.ends_with(".pensieve") {
             return Ok(Self::File(text.into()));
         }
         let (name, version) = text.split_once('@').map_or((text, None), |(name, version)| (name, Some(version)));
@@ -164,6 +183,15 @@ impl<'a> Store<'a> {
             exclusive.lock().map_err(failed)?;
         }
         let (lock, trust) = (Lock::read(&host.home)?, Trust::read(&host.home)?);
+        let mut indexes: Vec<IndexSource> = Vec::new();
+        for source in &settings.indexes {
+            let source = IndexSource::new(&source.location, source.key.clone());
+            match indexes.iter_mut().find(|other| other.location == source.location) {
+                Some(other) => other.key = other.key.take().or(source.key),
+                None => indexes.push(source),
+            }
+        }
+        let settings = Settings { indexes, ..settings };
         Ok(Self { host, settings, environment, lock, trust, _exclusive: exclusive })
     }
 
@@ -191,11 +219,11 @@ impl<'a> Store<'a> {
         }
     }
 
-    /// Installs what the lock lists and this machine lacks: from the cache, or from where it came.
-    pub fn restore(&mut self) -> Result<Vec<Added>> {
+    /// Installs what the lock lists and this machine lacks: from the cache, or from where it came. Each has its own result.
+    pub fn restore(&mut self) -> Vec<(Locked, Result<Added>)> {
         let missing: Vec<Locked> =
             self.lock.plugins.iter().filter(|locked| !self.is_installed(locked)).cloned().collect();
-        missing.iter().map(|locked| self.reinstall(locked)).collect()
+        missing.into_iter().map(|locked| (locked.clone(), self.reinstall(&locked))).collect()
     }
 
     pub fn remove(&mut self, name: &str) -> Result<Locked> {
@@ -255,14 +283,21 @@ impl<'a> Store<'a> {
         Ok(updates)
     }
 
-    /// The newest releases of all indexes that have all of these words, each with the name of its index.
-    pub fn search(&mut self, words: &[String]) -> Result<Vec<(String, Release)>> {
+    /// The plugins of all indexes that have all of these words.
+    pub fn search(&mut self, words: &[String]) -> Result<Vec<Found>> {
         let indexes = self.refresh()?;
-        let found = indexes.iter().flat_map(|read| {
-            let releases = read.index.search(words).into_iter();
-            releases.map(|release| (read.index.name.clone(), release.clone()))
-        });
-        Ok(found.collect())
+        let mut found = Vec::new();
+        for read in &indexes {
+            for newest in read.index.search(words) {
+                let chosen = self.choose(std::slice::from_ref(read), newest.manifest.name(), None);
+                let (release, unfit) = match chosen {
+                    Ok(chosen) => (chosen.release, None),
+                    Err(error) => (newest, Some(error.message)),
+                };
+                found.push(Found { index: read.index.name.clone(), release: release.clone(), unfit });
+            }
+        }
+        Ok(found)
     }
 
     /// Chooses the release of this version, or the newest one that runs here and is not revoked. A pre-release has to be asked
@@ -281,7 +316,7 @@ impl<'a> Store<'a> {
             rounds.iter().flat_map(|takes| indexes.iter().map(move |read| (takes, read)))
         {
             for (found, release) in index.releases(name).into_iter().filter(|(found, _)| takes(found)) {
-                match self.fitting(&release.manifest) {
+                match self.fitting(&release.manifest, Provenance::Index(location)) {
                     Ok(_) => {
                         let publishers = &index.publishers;
                         return Ok(Chosen { location, version: found, release, publishers });

@@ -3,20 +3,22 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
+mod publishing;
 mod refusals;
 mod trust;
 mod world;
 
+use jiff::SignedDuration;
 use pensieve_packages::{
-    Host, Installed, Lock, PackageErrorKind, Request, Sha256Hex, Store, Trust, Update, suggestions,
+    Host, IndexChange, Installed, Lock, PackageErrorKind, Request, Sha256Hex, Store, Trust, Update, suggestions,
 };
 use pensieve_protocol::checkpoint::CheckpointName;
 use std::{
     collections::BTreeMap,
-    fs,
+    env, fs,
     os::unix::fs::{MetadataExt, PermissionsExt},
 };
-use world::{World, manifest};
+use world::{HOURS, World, library, manifest};
 
 #[test]
 fn a_file_is_added_its_key_remembered_and_all_of_it_removed_again() {
@@ -62,9 +64,113 @@ fn an_index_serves_names_versions_updates_and_searches() {
         world.store().search(&words).unwrap().len()
     };
     assert_eq!((found(&[]), found(&["GRANITEforCausalLM", "ada"]), found(&["granite", "phi"])), (1, 1, 0));
-    let name = CheckpointName::Class("GraniteForCausalLM".into());
-    assert_eq!(suggestions(&world.home(), &name)[0].plugin, "granite");
-    assert!(suggestions(&world.home(), &CheckpointName::Gguf("phi".into())).is_empty());
+}
+
+#[test]
+fn a_hint_names_what_runs_here_and_is_not_revoked() {
+    let world = World::new();
+    let own = |id: &str, version: &str| {
+        let mut manifest = manifest(id, version);
+        manifest.artifacts[0].target = format!("{}-{}", env::consts::OS, env::consts::ARCH);
+        let text = library(&manifest.plugin, &manifest.artifacts[0].target, "cpu");
+        manifest.artifacts[0].sha256 = Sha256Hex::of(text.as_bytes());
+        manifest.artifacts[0].bytes = text.len() as u64;
+        manifest.artifacts.truncate(1);
+        manifest
+    };
+    let hints = |class: &str| -> Vec<String> {
+        let name = CheckpointName::Class(class.into());
+        suggestions(&world.home(), &name).into_iter().map(|hint| hint.plugin).collect()
+    };
+    let mut foreign = own("phi", "1.0.0");
+    foreign.artifacts[0].target = "plan9-mips".into();
+    let text = library(&foreign.plugin, "plan9-mips", "cpu");
+    (foreign.artifacts[0].sha256, foreign.artifacts[0].bytes) = (Sha256Hex::of(text.as_bytes()), text.len() as u64);
+    let mut newer = own("mamba", "1.0.0");
+    newer.minimum_host = "99.0.0".parse().unwrap();
+    for manifest in [&own("granite", "1.0.0"), &foreign, &newer] {
+        world.publish(manifest);
+    }
+    world.store().search(&[]).unwrap();
+    assert_eq!(hints("GraniteForCausalLM"), ["granite"]);
+    assert!(hints("PhiForCausalLM").is_empty() && hints("MambaForCausalLM").is_empty());
+    world.revoke(&own("granite", "1.0.0").artifacts[0].sha256, "wrong");
+    world.store().search(&[]).unwrap();
+    assert!(hints("GraniteForCausalLM").is_empty());
+}
+
+#[test]
+fn a_search_says_what_cannot_be_added() {
+    let world = World::new();
+    for version in ["1.0.0", "1.1.0"] {
+        world.publish(&manifest("granite", version));
+    }
+    let mut other = manifest("other", "1.0.0");
+    other.minimum_host = "99.0.0".parse().unwrap();
+    world.publish(&other);
+    let found = || -> Vec<(String, Option<String>)> {
+        let found = world.store().search(&[]).unwrap();
+        found.into_iter().map(|one| (one.release.package, one.unfit)).collect()
+    };
+    let is = |found: &(String, Option<String>), package: &str, unfit: Option<&str>| {
+        let is_said =
+            unfit.map_or(found.1.is_none(), |words| found.1.as_ref().is_some_and(|said| said.contains(words)));
+        assert!(found.0 == format!("{package}.pensieve") && is_said, "{found:?}");
+    };
+    is(&found()[0], "granite-1.1.0", None);
+    is(&found()[1], "other-1.0.0", Some("needs Pensieve 99.0.0"));
+    let revoke = |version: &str| world.revoke(&manifest("granite", version).artifacts[0].sha256, "wrong results");
+    revoke("1.1.0");
+    is(&found()[0], "granite-1.0.0", None);
+    revoke("1.0.0");
+    is(&found()[0], "granite-1.1.0", Some("is revoked: wrong results"));
+}
+
+#[test]
+fn a_lock_that_cannot_be_written_leaves_the_plugin_folder_as_it_was() {
+    let world = World::new();
+    let folder = || -> Vec<(String, Vec<u8>)> {
+        let entries = fs::read_dir(world.home().join("plugins")).into_iter().flatten().map(Result::unwrap);
+        entries.map(|entry| (entry.file_name().into_string().unwrap(), fs::read(entry.path()).unwrap())).collect()
+    };
+    let (lock, kept) = (Lock::path(&world.home()), world.root().join("kept"));
+    let package = |version: &str| Request::File(world.package(&manifest("granite", version)));
+    let add_without_a_lock = |request: &Request| {
+        let mut store = world.store();
+        let was = lock.exists();
+        if was {
+            fs::rename(&lock, &kept).unwrap();
+        }
+        fs::create_dir_all(lock.join("in the way")).unwrap();
+        let error = store.add(request).unwrap_err();
+        assert!(error.to_string().contains("plugins.lock"), "{error}");
+        fs::remove_dir_all(&lock).unwrap();
+        if was {
+            fs::rename(&kept, &lock).unwrap();
+        }
+    };
+    add_without_a_lock(&package("1.0.0"));
+    assert!(folder().is_empty(), "a new library stayed");
+    assert!(Trust::read(&world.home()).unwrap().publishers.is_empty(), "its publisher is trusted");
+    world.store().add(&package("1.0.0")).unwrap();
+    let before = folder();
+    add_without_a_lock(&package("1.1.0"));
+    assert_eq!(folder(), before, "the old library was replaced");
+    let left = fs::read_dir(world.home().join("cache")).unwrap().map(Result::unwrap);
+    assert_eq!(left.filter(|entry| entry.path().is_file()).count(), 0, "a file is left in the cache");
+    assert_eq!(world.store().add(&package("1.1.0")).unwrap().before.unwrap().to_string(), "1.0.0");
+}
+
+#[test]
+fn a_name_is_no_file_even_if_one_lies_there() {
+    // The folder that tests run in has a file of this name.
+    assert!(std::path::Path::new("Cargo.toml").is_file());
+    assert_eq!(Request::parse("Cargo.toml").unwrap_err().kind, PackageErrorKind::Usage);
+    assert!(std::path::Path::new("src").exists());
+    assert_eq!(Request::parse("src").unwrap(), Request::Named { name: "src".into(), version: None });
+    for path in ["./src", "granite.pensieve", "/granite"] {
+        assert_eq!(Request::parse(path).unwrap(), Request::File(path.into()));
+    }
 }
 
 #[test]
@@ -122,7 +228,7 @@ fn an_update_keeps_the_variant_that_was_asked_for() {
     assert_eq!(variant(world.store().update(&[]).unwrap()), "cuda");
     // What another machine's lock says counts only if it runs here.
     fs::remove_dir_all(world.home().join("plugins")).unwrap();
-    assert_eq!(world.store().restore().unwrap()[0].locked.variant, "cpu");
+    assert_eq!(world.store().restore()[0].1.as_ref().unwrap().locked.variant, "cpu");
 }
 
 #[test]
@@ -132,12 +238,57 @@ fn without_a_network_lock_and_cache_are_enough() {
     let added = world.store().add(&Request::parse("granite").unwrap()).unwrap();
     fs::remove_file(&added.file).unwrap();
     fs::rename(world.index(), world.root().join("gone")).unwrap();
-    let again = world.store().restore().unwrap();
-    assert_eq!(again.len(), 1);
-    assert!(added.file.exists() && world.store().restore().unwrap().is_empty());
+    let again = world.store().restore();
+    assert!(again.len() == 1 && again[0].1.is_ok(), "{again:?}");
+    assert!(added.file.exists() && world.store().restore().is_empty());
     // A library that was changed is put back, too.
     fs::write(&added.file, "changed").unwrap();
-    assert_eq!(world.store().restore().unwrap().len(), 1);
+    assert_eq!(world.store().restore().len(), 1);
+}
+
+#[test]
+fn without_its_server_an_index_is_as_it_was_last_seen_until_it_expires() {
+    let world = World::new();
+    world.publish(&manifest("granite", "1.0.0"));
+    let location = "https://example.org/index";
+    for entry in fs::read_dir(world.index()).unwrap().map(Result::unwrap) {
+        let url = format!("{location}/{}", entry.file_name().display());
+        world.web.borrow_mut().insert(url, fs::read(entry.path()).unwrap());
+    }
+    let store = || Store::open(world.host(), world.settings_of(&[location.as_ref()]), &world).unwrap();
+    let granite = Request::parse("granite").unwrap();
+    let added = store().add(&granite).unwrap();
+    store().remove("granite").unwrap();
+    world.web.borrow_mut().clear();
+    assert_eq!(store().add(&granite).unwrap().locked, added.locked);
+    assert!(world.said().last().unwrap().contains("the index is used as it was last seen"), "{:?}", world.said());
+    *world.now.borrow_mut() += SignedDuration::from_hours(HOURS + 1);
+    let error = store().add(&granite).unwrap_err();
+    assert!(error.kind == PackageErrorKind::Untrusted && error.to_string().contains("expired at"), "{error}");
+    // What is installed goes on, and comes back from the cache.
+    fs::remove_file(&added.file).unwrap();
+    assert!(store().restore()[0].1.is_ok());
+}
+
+#[test]
+fn what_cannot_be_restored_does_not_keep_the_rest_from_it() {
+    let world = World::new();
+    for id in ["alpha", "beta", "gamma"] {
+        world.publish(&manifest(id, "1.0.0"));
+        world.store().add(&Request::parse(id).unwrap()).unwrap();
+    }
+    // A lock of another machine, with a plugin that has no library for this one.
+    let lock = fs::read_to_string(Lock::path(&world.home())).unwrap();
+    let mut value: serde_json::Value = serde_json::from_str(&lock).unwrap();
+    let beta = &mut value["plugins"][1];
+    assert_eq!(beta["name"], "beta");
+    beta["sha256"] = "0".repeat(64).into();
+    (beta["is_indexed"], beta["source"]) = (false.into(), "/nowhere/beta.pensieve".into());
+    fs::write(Lock::path(&world.home()), value.to_string()).unwrap();
+    fs::remove_dir_all(world.home().join("plugins")).unwrap();
+    let restored: Vec<(String, bool)> =
+        world.store().restore().into_iter().map(|(locked, added)| (locked.name, added.is_ok())).collect();
+    assert_eq!(restored, [("alpha".to_owned(), true), ("beta".to_owned(), false), ("gamma".to_owned(), true)]);
 }
 
 #[test]
@@ -156,10 +307,13 @@ fn a_server_learns_which_libraries_are_locked_and_which_are_revoked() {
     world.revoke(&own, "wrong results");
     world.store().outdated().unwrap();
     assert_eq!(Installed::read(&world.home()).unwrap().revoked(own.as_str()), Some("wrong results"));
-    // It stays revoked, whatever later indexes say.
-    world.publish(&manifest("granite", "1.1.0"));
-    world.store().update(&[]).unwrap();
+    // It stays revoked until its index takes that back.
+    world.publish(&manifest("other", "1.1.0"));
+    world.store().outdated().unwrap();
     assert_eq!(Installed::read(&world.home()).unwrap().revoked(own.as_str()), Some("wrong results"));
+    world.change(&IndexChange { reinstated: std::slice::from_ref(&own), ..IndexChange::default() });
+    world.store().outdated().unwrap();
+    assert_eq!(Installed::read(&world.home()).unwrap().revoked(own.as_str()), None);
 }
 
 #[test]
@@ -177,7 +331,7 @@ fn an_index_can_be_served_by_others_and_what_this_machine_trusts_is_the_users() 
     assert_eq!(mode(Trust::path(&world.home())), 0o600);
     // A file that is whole stays, so that a folder can publish what lies in it.
     let before = fs::metadata(&package).unwrap().ino();
-    world.change(Some(&package), &[]);
+    world.change(&IndexChange { package: Some(&package), ..IndexChange::default() });
     assert_eq!(fs::metadata(&package).unwrap().ino(), before);
 }
 

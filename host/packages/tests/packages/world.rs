@@ -10,8 +10,8 @@ use std::{
 
 use jiff::{SignedDuration, Timestamp};
 use pensieve_packages::{
-    Artifact, Environment, Host, IndexSource, NewIndex, PackageError, PackageErrorKind, PackageManifest, Publisher,
-    Revocation, SecretKey, Settings, Sha256Hex, Store, create_index, pack, publish,
+    Artifact, Environment, Host, IndexChange, IndexSource, NewIndex, PackageError, PackageErrorKind, PackageManifest,
+    Published, Publisher, Revocation, SecretKey, Settings, Sha256Hex, Store, create_index, pack, publish,
 };
 use pensieve_protocol::manifest::{Claim, Manifest};
 use tempfile::TempDir;
@@ -99,7 +99,8 @@ impl World {
         fs::create_dir(&folder).unwrap();
         create_index(&folder, &NewIndex { name: "other".into(), valid_for }, &key, *self.now.borrow()).unwrap();
         for package in packages {
-            publish(&folder, Some(package), &[], (&key, valid_for, *self.now.borrow(), false)).unwrap();
+            let change = IndexChange { package: Some(package), is_new_key: true, ..IndexChange::default() };
+            publish(&folder, &change, (&key, valid_for, *self.now.borrow(), false)).unwrap();
         }
         folder
     }
@@ -136,16 +137,21 @@ impl World {
     }
 
     pub fn publish(&self, manifest: &PackageManifest) {
-        self.change(Some(&self.package(manifest)), &[]);
+        self.change(&IndexChange { package: Some(&self.package(manifest)), ..IndexChange::default() });
     }
 
     pub fn revoke(&self, sha256: &Sha256Hex, reason: &str) {
-        self.change(None, &[Revocation { sha256: sha256.clone(), reason: reason.into() }]);
+        let revoked = [Revocation { sha256: sha256.clone(), reason: reason.into() }];
+        self.change(&IndexChange { revoked: &revoked, ..IndexChange::default() });
     }
 
-    pub fn change(&self, package: Option<&Path>, revoked: &[Revocation]) {
+    pub fn change(&self, change: &IndexChange<'_>) -> Published {
+        self.try_change(change, false).unwrap()
+    }
+
+    pub fn try_change(&self, change: &IndexChange<'_>, is_dry: bool) -> Result<Published, PackageError> {
         let valid_for = SignedDuration::from_hours(HOURS);
-        publish(&self.index(), package, revoked, (&self.index_key, valid_for, *self.now.borrow(), false)).unwrap();
+        publish(&self.index(), change, (&self.index_key, valid_for, *self.now.borrow(), is_dry))
     }
 }
 
