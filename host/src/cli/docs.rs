@@ -9,9 +9,11 @@ use super::{
 
 /// All pages in `docs`; a test keeps the list complete.
 const PAGES: &[(&str, &str)] = &[
+    ("a-teams-server", include_str!("../../../docs/a-teams-server.md")),
     ("adapters", include_str!("../../../docs/adapters.md")),
     ("anthropic", include_str!("../../../docs/anthropic.md")),
     ("architecture", include_str!("../../../docs/architecture.md")),
+    ("claude-code-on-a-mac", include_str!("../../../docs/claude-code-on-a-mac.md")),
     ("cli", include_str!("../../../docs/cli.md")),
     ("clients", include_str!("../../../docs/clients.md")),
     ("configuration", include_str!("../../../docs/configuration.md")),
@@ -72,7 +74,7 @@ fn find(page: &str) -> Result<&'static str, CliError> {
 }
 
 fn list() -> String {
-    PAGES.iter().map(|(name, text)| format!("{name:<18} {}\n", title(text))).collect()
+    PAGES.iter().map(|(name, text)| format!("{name:<20} {}\n", title(text))).collect()
 }
 
 fn title(text: &str) -> &str {
@@ -122,7 +124,7 @@ mod tests {
     #[test]
     fn a_page_is_found_by_its_name_or_its_file_and_words_by_their_line() {
         assert_eq!(find("cli").unwrap(), find("docs/cli.md").unwrap());
-        assert!(find("nothing").unwrap_err().lines[0].contains("there are adapters, "));
+        assert!(find("nothing").unwrap_err().lines[0].contains("there are a-teams-server, "));
         assert!(list().lines().all(|line| line.len() > 20), "{}", list());
         let found = search(&["KV_BUDGET".into()]);
         assert!(found.lines().all(|line| line.contains("kv_budget")) && found.contains("living-with-it:"), "{found}");

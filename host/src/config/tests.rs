@@ -26,6 +26,18 @@ fn check_wrong(text: &str, expect: &[&str]) {
     }
 }
 
+#[test]
+fn takes_what_the_pages_by_task_say() {
+    for page in [include_str!("../../../docs/a-teams-server.md"), include_str!("../../../docs/claude-code-on-a-mac.md")]
+    {
+        let key = format!("RWQ{}", "A".repeat(53));
+        let pieces = page.split("```toml\n").skip(1).filter_map(|rest| rest.split("```").next());
+        let text = pieces.collect::<Vec<_>>().join("\n").replace("RWQ…", &key);
+        let config = read(&text).unwrap();
+        assert_eq!(config.models.iter().map(|model| model.id.as_str()).collect::<Vec<_>>(), ["coder"]);
+    }
+}
+
 /// The example with all its keys uncommented: prose has a space after the `#`, keys have none.
 fn example() -> String {
     let is_key = |line: &str| line.starts_with(|letter: char| letter.is_alphabetic() || letter == '[');

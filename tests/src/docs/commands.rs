@@ -32,9 +32,10 @@ const LOOK_AFTER: &str = "ps_stop_pin_and_logs_look_after_a_running_server";
 const SETUP: &str = "claude_code_is_set_up_in_the_users_own_settings_and_back";
 const PROVIDERS: &str = "our_samplers_break_no_law";
 const PACKAGES: &str = "a_package_goes_from_its_author_to_a_running_server_and_is_revoked";
+const REFERENCED: &str = "a_family_with_a_reference_is_published_with_its_certificate";
 const REFUSALS: &str = "files_and_urls_are_added_and_each_refusal_has_its_exit_code";
 const INSTALLED: &str = "a_release_is_installed_where_there_is_no_rust_and_answers_within_a_minute";
-const SERVICE: &str = "a_service_is_written_and_removed_and_a_users_own_is_left_alone";
+const STARTED: &str = "the_manager_is_told_what_to_do_in_order";
 const UPDATED: &str = "an_update_is_looked_for_and_replaces_only_when_told";
 const OVER_HTTP: &str = "an_adapter_that_comes_over_http_is_a_model_until_it_goes";
 
@@ -43,11 +44,11 @@ pub const COMMANDS: &[(&str, Way)] = &[
     ("curl -fsSLO https://github.com/OWNER/REPO/releases/latest/download/install.sh && sh install.sh", Test(INSTALLED)),
     ("pensieve update", Test(UPDATED)),
     ("pensieve update --install", Test(UPDATED)),
-    ("pensieve service install", Test(SERVICE)),
+    ("pensieve service install", Test(STARTED)),
     ("pensieve service install --print", Prints(&["pensieve"])),
-    ("pensieve service status", Test(SERVICE)),
-    ("pensieve service remove", Test(SERVICE)),
-    ("pensieve docs", Prints(&["living-with-it     Living with it"])),
+    ("pensieve service status", Test(STARTED)),
+    ("pensieve service remove", Test(STARTED)),
+    ("pensieve docs", Prints(&["living-with-it       Living with it"])),
     ("pensieve plugins key release.key", Test(INSTALLED)),
     ("cargo build --release && ./target/release/pensieve serve", Serves),
     (
@@ -143,6 +144,17 @@ pub const COMMANDS: &[(&str, Way)] = &[
         "pensieve keys new alice --models 'pensieve-*' --tokens-per-day 2000000 --requests 4 --write",
         Test("a_key_is_made_shown_once_and_accepted_by_a_running_server"),
     ),
+    // docs/claude-code-on-a-mac.md, docs/a-teams-server.md
+    ("npm install -g @anthropic-ai/claude-code", ByHand("it installs a program for all of this user's work")),
+    ("pensieve pull --list hf:OWNER/REPO", Prints(&["Q8_0"])),
+    (
+        "pensieve launch claude --model hf:OWNER/REPO",
+        Test("a_client_is_started_with_a_server_of_its_own_and_ends_with_its_code"),
+    ),
+    (
+        "export ANTHROPIC_BASE_URL=http://models.example.org:8000 ANTHROPIC_API_KEY=ada-a-long-secret-of-her-own",
+        Test(CLAUDE),
+    ),
     // docs/living-with-it.md
     ("pensieve ps", Test(LOOK_AFTER)),
     ("pensieve logs -f", Test("a_followed_log_goes_on_in_the_next_file")),
@@ -212,11 +224,11 @@ pub const COMMANDS: &[(&str, Way)] = &[
     ),
     (
         "pensieve plugins check target/release/libmy_model.so --model ./checkpoint --reference --certify my-model.json --key ada.key",
-        Test(PACKAGES),
+        Test(REFERENCED),
     ),
     (
         "pensieve plugins pack target/release/libmy_model.so --certificate my-model.json --publisher ada --key ada.key --license MIT",
-        Test(PACKAGES),
+        Test(REFERENCED),
     ),
     ("pensieve plugins add ./my-sampler-0.1.0.pensieve", Test(REFUSALS)),
     ("pensieve plugins add FILE", Test(REFUSALS)),
