@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    os::unix::fs::PermissionsExt,
     process::{Command, Stdio},
 };
 
@@ -95,6 +96,45 @@ fn a_service_is_written_and_removed_and_a_users_own_is_left_alone() {
         assert!(refused.stderr.contains("pensieve service"), "{refused:?}");
     }
     assert!(fs::read_to_string(&file).unwrap().contains("/bin/true"));
+}
+
+/// A stand-in for the manager's program, which keeps its arguments, a line for each call.
+#[test]
+fn the_manager_is_told_what_to_do_in_order() {
+    if cfg!(target_os = "macos") {
+        return;
+    }
+    let desk = Desk::new();
+    let (folder, log) = (desk.path("stand-ins"), desk.path("log"));
+    fs::create_dir(&folder).unwrap();
+    let script = format!(
+        "#!/bin/sh\necho \"$*\" >>'{}'\nif [ \"$2\" = show ]; then echo NRestarts=1; echo MainPID=7; echo SubState=running; \
+         echo ActiveState=active; fi\n",
+        log.display()
+    );
+    fs::write(folder.join("systemctl"), script).unwrap();
+    fs::set_permissions(folder.join("systemctl"), fs::Permissions::from_mode(0o755)).unwrap();
+    let path = format!("{}:/usr/bin:/bin", folder.display());
+    let run = |arguments: &[&str]| said(desk.command(arguments).env("PATH", &path).output().unwrap());
+    let told = || {
+        let lines = fs::read_to_string(&log).unwrap_or_default();
+        let _ = fs::remove_file(&log);
+        lines.lines().map(str::to_owned).collect::<Vec<_>>()
+    };
+    let file = desk.path(".config/systemd/user/pensieve.service");
+    for _ in 0..2 {
+        let installed = run(&["service", "install"]);
+        assert!(installed.code == Some(0) && installed.stderr.contains("the server runs"), "{installed:?}");
+        let expected = ["daemon-reload", "enable pensieve.service", "restart pensieve.service"];
+        assert_eq!(told(), expected.map(|arguments| format!("--user {arguments}")));
+        assert!(file.is_file());
+    }
+    let status = run(&["service", "status"]);
+    assert!(status.stdout.contains("\n  active (running), process 7, 1 restarts"), "{status:?}");
+    assert!(told()[0].starts_with("--user show pensieve.service "));
+    let removed = run(&["service", "remove"]);
+    assert!(removed.code == Some(0) && removed.stderr.is_empty() && !file.exists(), "{removed:?}");
+    assert_eq!(told(), ["--user disable --now pensieve.service", "--user daemon-reload"]);
 }
 
 #[test]

@@ -77,14 +77,9 @@ impl Manager {
     /// The state in the manager's own words.
     pub(super) fn state(self) -> Result<String, String> {
         match self {
-            // It exits with 3 if the unit is not active, and says so.
             Self::Systemd => {
-                let shown = systemctl(&["show", UNIT, "--property=ActiveState,SubState,MainPID,NRestarts", "--value"])?;
-                let words: Vec<&str> = shown.split_whitespace().collect();
-                match words[..] {
-                    [pid, restarts, active, sub] => Ok(format!("{active} ({sub}), process {pid}, {restarts} restarts")),
-                    _ => Ok(words.join(" ")),
-                }
+                let shown = systemctl(&["show", UNIT, "--property=ActiveState,SubState,MainPID,NRestarts"])?;
+                Ok(unit_state(&shown))
             }
             Self::Launchd => {
                 let shown = run(Command::new("launchctl").arg("print").arg(format!("{}/{LABEL}", domain())))?;
@@ -115,6 +110,25 @@ impl fmt::Display for Manager {
     }
 }
 
+/// The state of a unit, from lines `KEY=VALUE` in any order. An older systemd leaves out what it does not know.
+fn unit_state(shown: &str) -> String {
+    let value = |wanted: &str| {
+        let mut lines = shown.lines().filter_map(|line| line.split_once('='));
+        lines.find(|(key, _)| *key == wanted).map(|(_, value)| value.trim()).filter(|value| !value.is_empty())
+    };
+    let mut text = value("ActiveState").unwrap_or("unknown").to_owned();
+    if let Some(sub) = value("SubState") {
+        text += &format!(" ({sub})");
+    }
+    if let Some(pid) = value("MainPID").filter(|pid| *pid != "0") {
+        text += &format!(", process {pid}");
+    }
+    if let Some(restarts) = value("NRestarts") {
+        text += &format!(", {restarts} restarts");
+    }
+    Outside::new(&text).to_string()
+}
+
 fn systemctl(arguments: &[&str]) -> Result<String, String> {
     run(Command::new("systemctl").arg("--user").args(arguments))
 }
@@ -135,4 +149,21 @@ fn run(command: &mut Command) -> Result<String, String> {
     let said = text(&output.stderr);
     let why = if said.is_empty() { output.status.to_string() } else { said };
     Err(Outside::new(why.lines().last().unwrap_or_default()).to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_units_state_is_read_by_key_in_any_order() {
+        let all = "NRestarts=2\nSubState=running\nMainPID=4242\nActiveState=active\n";
+        assert_eq!(unit_state(all), "active (running), process 4242, 2 restarts");
+        assert_eq!(unit_state("MainPID=0\nActiveState=failed\nSubState=failed"), "failed (failed)");
+        assert_eq!(
+            unit_state("ActiveState=activating\nSubState=auto-restart\nNRestarts=\n"),
+            "activating (auto-restart)"
+        );
+        assert_eq!(unit_state("Failed to connect"), "unknown");
+    }
 }
