@@ -17,6 +17,7 @@ use crate::{
         client::{post, soon},
         server::{self, Options, Server},
     },
+    reference::fixture,
 };
 
 /// An author, an index and a user in one folder; the user's home is below it.
@@ -155,12 +156,24 @@ fn a_package_goes_from_its_author_to_a_running_server_and_is_revoked() {
     desk.works("plugins add");
     state(&server, "ready");
 
-    // Revoked, it goes from the running server as soon as the user hears of it.
+    // Revoked, it goes from the running server as soon as the user hears of it, and doctor and log say why.
     let sha256 = ready["sha256"].as_str().unwrap();
-    desk.works(&format!("plugins publish --folder ./index --key index.key --revoke {sha256}=wrong"));
+    desk.works(&format!("plugins publish --folder ./index --key index.key --revoke {sha256}=wrong-results"));
     desk.works("plugins outdated");
     let revoked = state(&server, "rejected");
-    assert!(revoked.to_string().contains("was revoked: wrong"), "{revoked}");
+    assert!(revoked.to_string().contains("was revoked: wrong-results"), "{revoked}");
+    let said = desk.pensieve(&["doctor"]);
+    let said = String::from_utf8_lossy(&said.stdout).into_owned() + &String::from_utf8_lossy(&said.stderr);
+    assert!(said.contains("was revoked: wrong-results"), "{said}");
+    let log = server.log();
+    assert!(log.contains("was revoked: wrong-results"), "{log}");
+    let (found, _) = desk.works("plugins search bigram");
+    assert!(found.contains("cannot be added: ") && found.contains("is revoked: wrong-results"), "{found}");
+    // Its index takes that back.
+    desk.works(&format!("plugins publish --folder ./index --key index.key --reinstate {sha256}"));
+    desk.works("plugins outdated");
+    state(&server, "ready");
+    desk.works(&format!("plugins publish --folder ./index --key index.key --revoke {sha256}=wrong"));
     desk.works("plugins remove bigram");
     desk.fails("plugins add bigram", 4, "is revoked: wrong");
     assert!(!library.exists());
@@ -203,6 +216,48 @@ fn files_and_urls_are_added_and_each_refusal_has_its_exit_code() {
     desk.fails(&format!("plugins add ./{PACKAGE}"), 4, "the key of 'ada' is");
     desk.fails("plugins pack Cargo.toml --publisher ada --key ada.key --license MIT", 3, "Cargo.toml");
     assert!(!own.exists() && is_empty(&desk.home.path().join("plugins")), "nothing is left behind");
+}
+
+/// The whole way of a family whose certificate has a reference.
+#[test]
+fn a_family_with_a_reference_is_published_with_its_certificate() {
+    let desk = Desk::new();
+    let (library, model) = (plugin("pensieve-llama"), fixture("llama/gqa"));
+    let reference = model.join("reference.safetensors");
+    let checkpoint = desk.path("checkpoint");
+    fs::create_dir(&checkpoint).unwrap();
+    for entry in fs::read_dir(&model).unwrap().map(Result::unwrap) {
+        if entry.file_name() != "reference.safetensors" {
+            fs::copy(entry.path(), checkpoint.join(entry.file_name())).unwrap();
+        }
+    }
+    for key in ["ada.key", "index.key"] {
+        desk.works(&format!("plugins key {key}"));
+    }
+    desk.works("plugins publish --folder ./index --key index.key --new-index team");
+    let (library, reference) = (library.display(), reference.display());
+    let check = format!("plugins check {library} --model ./checkpoint --reference {reference} --key ada.key --certify");
+    desk.works(&format!("{check} llama.json"));
+    let read = |name: &str| -> Value { serde_json::from_slice(&fs::read(desk.path(name)).unwrap()).unwrap() };
+    let certificate = read("llama.json");
+    let difference = certificate["difference"].as_f64().unwrap_or_else(|| panic!("no difference: {certificate}"));
+    assert!((0.0..1e-3).contains(&difference), "{certificate}");
+    assert!(certificate["tokens_per_second"].as_f64().is_some_and(|rate| rate > 0.0), "{certificate}");
+    assert_eq!(certificate["checkpoint"].as_str().map(str::len), Some(64), "{certificate}");
+    let pack = format!("plugins pack {library} --publisher ada --key ada.key --license MIT --certificate llama.json");
+    let (package, _) = desk.works(&pack);
+    desk.works(&format!("plugins publish {} --folder ./index --key index.key", package.trim()));
+    let (found, _) = desk.works("plugins search llama --index ./index");
+    assert!(found.contains("logits within 0.01 % of the reference's range, "), "{found}");
+    assert!(found.contains(" tokens/s"), "{found}");
+
+    // Another byte of a tensor is another checkpoint.
+    let weights = checkpoint.join("model.safetensors");
+    let mut bytes = fs::read(&weights).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&weights, bytes).unwrap();
+    desk.works(&format!("plugins check {library} --model ./checkpoint --certify other.json --key ada.key"));
+    assert_ne!(read("other.json")["checkpoint"], certificate["checkpoint"]);
 }
 
 fn is_empty(folder: &Path) -> bool {
