@@ -13,6 +13,8 @@ use crate::{
 /// Clients check it for the features that they need; everything served here existed in this version.
 const VERSION: &str = "0.13.0";
 const MODEL_BYTES_MAX: usize = 256;
+/// A hundred years.
+const FOREVER_S: u64 = 100 * 365 * 24 * 60 * 60;
 
 /// `GET /api/version`.
 pub(crate) fn version() -> ApiResponse {
@@ -42,11 +44,13 @@ pub(crate) async fn ps(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiRespons
     Ok(ApiResponse::json(&json!({ "models": models })))
 }
 
-/// The time in so many seconds; without a limit a time that is far away, as clients expect one.
-fn expiry(seconds: Option<u64>) -> String {
-    let span = seconds.and_then(|seconds| i64::try_from(seconds).ok()).map(jiff::SignedDuration::from_secs);
-    let time = span.and_then(|span| jiff::Timestamp::now().checked_add(span).ok());
-    time.map_or_else(|| "9999-12-31T23:59:59Z".to_owned(), catalog::rfc3339)
+/// The time in so many seconds. Clients expect one even where there is no limit; Ollama's shows a distant one as
+/// "Forever".
+pub(super) fn expiry(seconds: Option<u64>) -> String {
+    let seconds = seconds.unwrap_or(FOREVER_S).min(FOREVER_S);
+    let span = jiff::SignedDuration::from_secs(i64::try_from(seconds).unwrap_or_default());
+    let now = jiff::Timestamp::now();
+    catalog::rfc3339(now.checked_add(span).unwrap_or(now))
 }
 
 /// `POST /api/show`.

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::{
     encoder::{LineEncoder, Shape},
     envelope, model_name,
+    models::expiry,
     request::{self, OllamaRequest},
 };
 use crate::{
@@ -63,6 +64,15 @@ fn a_suffix_makes_a_gap_of_the_answer() {
     let gap = Input::Infill { prefix: "a".into(), suffix: "b".into() };
     assert_eq!(input(json!({"model": "m", "prompt": "a", "suffix": "b"})), Some(gap));
     assert!(matches!(input(json!({"model": "m", "prompt": "a", "suffix": ""})), Some(Input::Chat(_))));
+}
+
+#[test]
+fn a_model_without_a_limit_stays_for_a_hundred_years() {
+    let year = |seconds| expiry(seconds)[..4].parse::<i64>().unwrap();
+    let now = year(Some(0));
+    assert!((99..=101).contains(&(year(None) - now)), "{} and {now}", year(None));
+    assert_eq!(year(Some(u64::MAX)), year(None));
+    assert!((0..=1).contains(&(year(Some(3600)) - now)));
 }
 
 #[test]
