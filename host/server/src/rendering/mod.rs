@@ -25,7 +25,7 @@ use std::{
 
 use tokio::{
     sync::{Notify, OnceCell, OwnedSemaphorePermit, Semaphore},
-    time::timeout,
+    time::{sleep, timeout},
 };
 
 use self::process::{Death, Process};
@@ -53,6 +53,8 @@ const TOKENIZER_TIME_MAX: Duration = Duration::from_secs(60);
 /// Time limit for analysing a template, which renders it some two dozen times.
 const TEMPLATE_TIME_MAX: Duration = Duration::from_secs(10);
 const PROMPT_TIME_MAX: Duration = Duration::from_secs(20);
+/// Time after which an idle process of a model that has others is ended; each holds a tokenizer of its own.
+const SURPLUS_TIME: Duration = Duration::from_secs(60);
 /// Time before a checkpoint that could not be read is tried again.
 const REFUSED_TIME: Duration = Duration::from_secs(60);
 const WRITING: &str = "writing the prompt";
@@ -60,6 +62,7 @@ const WRITING: &str = "writing the prompt";
 #[derive(Debug)]
 pub struct RendererPool {
     program: PathBuf,
+    surplus_time: Duration,
     permits: Arc<Semaphore>,
     /// Models that may have processes, the most recently used one last.
     models: Mutex<Vec<Weak<Renderer>>>,
@@ -87,9 +90,12 @@ pub struct Model {
     pub takes_tools: bool,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct RendererState {
-    idle: Vec<LoadedProcess>,
+    /// Idle processes, the one that has been idle for longest first, with the time since when.
+    idle: Vec<(Instant, LoadedProcess)>,
+    /// A task waits for surplus processes to be idle for long.
+    is_watched: bool,
     refused: Option<(Instant, Failure)>,
 }
 
@@ -104,7 +110,12 @@ struct LoadedProcess {
 impl RendererPool {
     /// A pool of processes that run this program.
     pub fn new(program: PathBuf) -> Arc<Self> {
-        Arc::new(Self { program, permits: Arc::new(Semaphore::new(PROCESSES_MAX)), models: Mutex::default() })
+        Self::ending_surplus_after(SURPLUS_TIME, program)
+    }
+
+    fn ending_surplus_after(surplus_time: Duration, program: PathBuf) -> Arc<Self> {
+        let permits = Arc::new(Semaphore::new(PROCESSES_MAX));
+        Arc::new(Self { program, surplus_time, permits, models: Mutex::default() })
     }
 
     pub fn renderer(self: &Arc<Self>, name: &str, card: &Arc<Card>) -> Arc<Renderer> {
@@ -115,7 +126,7 @@ impl RendererPool {
             model: OnceCell::new(),
             turns: Arc::new(Semaphore::new(MODEL_PROCESSES_MAX)),
             alive: Arc::new(()),
-            state: Mutex::new(RendererState { idle: Vec::new(), refused: None }),
+            state: Mutex::default(),
             freed: Notify::new(),
         });
         lock(&self.models).push(Arc::downgrade(&renderer));
@@ -232,7 +243,7 @@ impl Renderer {
         let reuse = Instant::now() + REUSE_TIME;
         loop {
             let idle = lock(&self.state).idle.pop();
-            if let Some(mut loaded) = idle {
+            if let Some((_, mut loaded)) = idle {
                 if loaded.process.is_alive() {
                     return Ok(loaded);
                 }
@@ -290,9 +301,33 @@ impl Renderer {
         }
     }
 
-    fn give_back(&self, loaded: LoadedProcess) {
-        lock(&self.state).idle.push(loaded);
+    fn give_back(self: &Arc<Self>, loaded: LoadedProcess) {
+        let mut state = lock(&self.state);
+        state.idle.push((Instant::now(), loaded));
+        if state.idle.len() > 1 && !std::mem::replace(&mut state.is_watched, true) {
+            let renderer = Arc::downgrade(self);
+            tokio::spawn(async move {
+                while let Some(wait) = renderer.upgrade().and_then(|renderer| renderer.end_surplus()) {
+                    sleep(wait).await;
+                }
+            });
+        }
+        drop(state);
         self.freed.notify_one();
+    }
+
+    /// Ends all processes but one that have been idle for long. Returns when to ask again; `None` if there is no reason to.
+    fn end_surplus(&self) -> Option<Duration> {
+        let mut state = lock(&self.state);
+        while state.idle.len() > 1 {
+            let left = self.pool.surplus_time.saturating_sub(state.idle[0].0.elapsed());
+            if !left.is_zero() {
+                return Some(left);
+            }
+            drop(state.idle.remove(0));
+        }
+        state.is_watched = false;
+        None
     }
 
     fn busy(&self) -> Failure {

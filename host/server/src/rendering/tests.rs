@@ -10,6 +10,7 @@ use tokio::task::JoinHandle;
 use super::*;
 use crate::chat::Client;
 use pensieve_protocol::{
+    card::State,
     grammar::{Grammar, Part, Rule, Spec, Then},
     prompt::{Numbered, Syntax},
     vocabulary::Alphabet,
@@ -63,6 +64,27 @@ fn alphabet() -> Alphabet {
 fn spec(regex: &str) -> Spec {
     let part = Part::new("format", Grammar::Regex(regex.to_owned()));
     Spec { reasoning: None, rules: vec![Rule::from_start(part, Then::Stop)] }
+}
+
+fn card(vocabulary: u32) -> Card {
+    Card {
+        architecture: String::new(),
+        vocabulary,
+        context: 8192,
+        state: State::PerSequence { bytes: 1 },
+        token_bytes: 0,
+        weight_bytes: 0,
+        tokenizer: String::new(),
+        chat_template: None,
+        bos: None,
+        add_bos: false,
+        eos: Vec::new(),
+        formats: String::new(),
+        facts: String::new(),
+        rows: Ok(None),
+        media: Ok(None),
+        fingerprint: String::new(),
+    }
 }
 
 fn answer(number: u64, message: Answer) -> Numbered<Answer> {
@@ -201,4 +223,28 @@ async fn what_takes_too_long_is_refused_at_once_for_a_while() {
     let expressed = grammars.expressions(&client(1), &formats[..1]).await.unwrap();
     assert!(expressed[0].as_ref().is_err_and(|why| why.contains("longer than 5 seconds")), "{expressed:?}");
     assert!(began.elapsed() < Duration::from_secs(1), "it was tried again");
+}
+
+#[tokio::test]
+async fn a_surplus_process_is_ended_after_a_while_and_the_last_one_stays() {
+    let tokenizer = r#"{"decoder": {"type": "ByteFallback"}, "model": {"vocab": {"x": 0, "yy": 1}}}"#;
+    let vocabulary = Box::new(Vocabulary::new(tokenizer, 2, &[]).unwrap());
+    let read = [answer(1, Answer::Vocabulary(vocabulary)), answer(2, Answer::Template { takes_tools: false })];
+    // It takes a while for its first answer, so that another process begins.
+    let program =
+        Program::new("cat 1; sleep 0.5; cat 2; exec cat > rest", &[&read, &[answer(3, Answer::Tokens(vec![1]))]]);
+    let pool = RendererPool::ending_surplus_after(Duration::from_millis(500), program.path());
+    let renderer = pool.renderer("model", &Arc::new(card(2)));
+    let asked = ["a", "b"].map(|text| {
+        let renderer = renderer.clone();
+        tokio::spawn(async move { renderer.text(text.into(), Vec::new()).await })
+    });
+    for asked in asked {
+        assert_eq!(asked.await.unwrap().unwrap(), [1]);
+    }
+    let running = || program.started().into_iter().filter(|pid| is_running(*pid)).count();
+    assert_eq!((program.started().len(), running()), (2, 2));
+    wait_until("one is ended", || running() == 1).await;
+    tokio::time::sleep(Duration::from_millis(700)).await;
+    assert_eq!(running(), 1, "the last one stays");
 }
