@@ -75,6 +75,7 @@ mod speed;
 mod spread;
 mod starter;
 mod streams;
+mod unknown_fields;
 mod upstreams;
 mod vision;
 mod zoo;

@@ -8,6 +8,7 @@ use crate::{
     dialects::{
         ApiError, extensions,
         fields::Field,
+        guided,
         openai::options::{self, EFFORTS},
     },
 };
@@ -19,6 +20,17 @@ const USER_LEN_MAX: usize = 16 << 10;
 const TEMPERATURE_MAX: f32 = 1.0;
 const STOPS_MAX: usize = 32;
 const STOP_LEN_MAX: usize = 1024;
+/// Fields that have no use here, or whose effect is there anyway.
+const IGNORED: [&str; 8] = [
+    "anthropic_beta",
+    "anthropic_version",
+    "betas",
+    "cache_control",
+    "inference_geo",
+    "service_tier",
+    "speed",
+    "tool_choice",
+];
 
 #[derive(Debug)]
 pub(super) struct MessageRequest {
@@ -36,6 +48,7 @@ pub(super) fn message(body: &Field<'_>) -> Result<MessageRequest, ApiError> {
     let stream = body.get("stream").flag(false)?;
     let (request, manages) = request(body)?;
     let diagnosed = body.get("diagnostics").optional(previous_message)?;
+    body.note_unknown(&IGNORED);
     Ok(MessageRequest { request: Request { max_tokens: Some(max_tokens), ..request }, stream, manages, diagnosed })
 }
 
@@ -64,12 +77,14 @@ fn request(body: &Field<'_>) -> Result<(Request, bool), ApiError> {
         ));
     }
     let edits = context_management::read(body)?;
+    let mut format = format(body)?;
+    guided::read(body, &mut format)?;
     let (conversation, deferred_tools) = conversation(body)?;
     let mut request = Request {
         model: body.get("model").text(MODEL_LEN_MAX)?.to_owned(),
         sampling: sampling(body)?,
         stops: body.get("stop_sequences").optional(stops)?.unwrap_or_default(),
-        format: format(body)?,
+        format,
         input: Input::Chat(conversation),
         deferred_tools,
         context: edits.clone().unwrap_or_default(),
@@ -82,12 +97,10 @@ fn request(body: &Field<'_>) -> Result<(Request, bool), ApiError> {
 }
 
 fn sampling(body: &Field<'_>) -> Result<SamplingParams, ApiError> {
-    Ok(SamplingParams {
-        temperature: body.get("temperature").optional(|field| field.number(0.0..=TEMPERATURE_MAX))?,
-        top_k: body.get("top_k").optional(|field| field.count(0))?,
-        top_p: body.get("top_p").optional(|field| field.number(0.0..=1.0))?,
-        ..SamplingParams::default()
-    })
+    let temperature = body.get("temperature").optional(|field| field.number(0.0..=TEMPERATURE_MAX))?;
+    let top_k = body.get("top_k").optional(|field| field.count(0))?;
+    // The other APIs have a seed, `min_p` and penalties besides.
+    Ok(SamplingParams { temperature, top_k, ..options::sampling(body)? })
 }
 
 fn stops(field: &Field<'_>) -> Result<Vec<String>, ApiError> {

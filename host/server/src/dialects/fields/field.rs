@@ -14,6 +14,7 @@ use pensieve_protocol::outside::Outside;
 
 /// The note that stands in the prompt for a document that is not in the request.
 const ELSEWHERE: &str = "its content is not here";
+const UNKNOWN: &str = "this server does not know this field; it has no effect";
 const QUOTE_LEN_MAX: usize = 60;
 
 /// A field of a request, which may be absent.
@@ -133,9 +134,20 @@ impl<'a> Field<'a> {
         for (name, text) in members.unknown() {
             if !ignored.contains(&name) && !matches!(compact(text).as_str(), "null" | "\"\"" | "[]" | "{}") {
                 let Some(notes) = self.notes else { return };
-                notes.add(format!("{}: this server does not know this field; it has no effect", Quote(name)));
+                notes.add(format!("{}: {UNKNOWN}", Quote(name)));
             }
         }
+    }
+
+    /// The same for an object within the body, where `is_known` tells which members are read or have no use here.
+    pub(crate) fn note_unknown_members(&self, is_known: impl Fn(&str) -> bool) -> Result<(), ApiError> {
+        let Some(object) = self.present() else { return Ok(()) };
+        for (_, member) in object.entries()?.filter(|(name, _)| !is_known(name)) {
+            if member.source.value().is_some_and(|value| !matches!(value.to_string().as_str(), "\"\"" | "[]" | "{}")) {
+                member.note(UNKNOWN);
+            }
+        }
+        Ok(())
     }
 
     /// The members that nothing has read, except those in `ignored`, for a server that may know them. What is beyond `bytes_max`

@@ -12,7 +12,7 @@ pub(super) fn get<'a>(field: &Field<'a>, name: &str) -> Field<'a> {
     if snake.is_absent() { camel } else { snake }
 }
 
-fn snake(name: &str) -> String {
+pub(super) fn snake(name: &str) -> String {
     let mut snake = String::with_capacity(name.len() + 4);
     for letter in name.chars() {
         if letter.is_ascii_uppercase() {

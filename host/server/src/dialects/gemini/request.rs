@@ -2,7 +2,11 @@
 
 use serde_json::Value;
 
-use super::{content, names::get, schema, tools};
+use super::{
+    content,
+    names::{get, snake},
+    schema, tools,
+};
 use crate::{
     chat::{Conversation, Effort, Input, Request, ResponseFormat, SamplingParams},
     dialects::{
@@ -18,6 +22,28 @@ const STOPS_MAX: usize = 16;
 const STOP_BYTES_MAX: usize = pensieve_protocol::job::STOP_BYTES_MAX;
 const TOP_LOGPROBS_MAX: i64 = 20;
 const NO_LEVEL: &str = "THINKING_LEVEL_UNSPECIFIED";
+/// Fields that have no use here, or whose effect is there anyway.
+const IGNORED: [&str; 7] =
+    ["labels", "model", "safetySettings", "safety_settings", "serviceTier", "service_tier", "store"];
+/// Settings that are read.
+const SETTINGS: [&str; 16] = [
+    "candidateCount",
+    "frequencyPenalty",
+    "logprobs",
+    "maxOutputTokens",
+    "presencePenalty",
+    "responseJsonSchema",
+    "responseLogprobs",
+    "responseMimeType",
+    "responseModalities",
+    "responseSchema",
+    "seed",
+    "stopSequences",
+    "temperature",
+    "thinkingConfig",
+    "topK",
+    "topP",
+];
 
 #[derive(Debug, PartialEq)]
 pub(super) struct GeminiRequest {
@@ -55,6 +81,8 @@ pub(super) fn read(body: &Field<'_>) -> Result<GeminiRequest, ApiError> {
         ..Request::default()
     };
     extensions::read(body, &mut request)?;
+    body.note_unknown(&IGNORED);
+    config.note_unknown_members(|name| SETTINGS.iter().any(|known| *known == name || snake(known) == name))?;
     // The range makes the cast exact.
     Ok(GeminiRequest { request, choices: choices.unwrap_or(1) as usize, with_thoughts })
 }

@@ -25,6 +25,40 @@ const NAME_BYTES_MAX: usize = 256;
 const STOPS_MAX: usize = 16;
 const TOP_LOGPROBS_MAX: i64 = 20;
 const STOP_BYTES_MAX: usize = pensieve_protocol::job::STOP_BYTES_MAX;
+/// Fields that have no use here, or whose effect is there anyway.
+const IGNORED: [&str; 4] = ["_debug_render_only", "name", "shift", "truncate"];
+/// Options that are read.
+const OPTIONS: [&str; 10] = [
+    "frequency_penalty",
+    "min_p",
+    "num_predict",
+    "presence_penalty",
+    "repeat_penalty",
+    "seed",
+    "stop",
+    "temperature",
+    "top_k",
+    "top_p",
+];
+/// Options about memory and speed, which the server's own configuration decides.
+const ENGINE_OPTIONS: [&str; 14] = [
+    "embedding_only",
+    "f16_kv",
+    "logits_all",
+    "low_vram",
+    "main_gpu",
+    "num_batch",
+    "num_ctx",
+    "num_gpu",
+    "num_keep",
+    "num_thread",
+    "numa",
+    "use_mlock",
+    "use_mmap",
+    "vocab_only",
+];
+/// Options that many clients send with a value that changes nothing.
+const NEUTRAL: [(&str, f64); 4] = [("mirostat", 0.0), ("tfs_z", 1.0), ("typical_p", 1.0), ("repeat_last_n", 64.0)];
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct OllamaRequest {
@@ -97,14 +131,15 @@ fn finish(body: &Field<'_>, name: String, mut input: Input, is_empty: bool) -> R
     let level = body.get("think").present().filter(|think| think.is_string()).map(options::effort).transpose()?;
     request.effort = level.and_then(|level| Effort::named(EFFORTS[level]));
     extensions::read(body, &mut request)?;
-    let stream = body.get("stream").flag(true)?;
-    Ok(OllamaRequest {
-        request: (!is_empty).then_some(request),
-        name,
-        stream,
-        with_thinking,
-        keep: keep_alive::read(body)?,
-    })
+    let (stream, keep) = (body.get("stream").flag(true)?, keep_alive::read(body)?);
+    body.note_unknown(&IGNORED);
+    options.note_unknown_members(|name| {
+        let has_no_effect = |(neutral, value): &(&str, f64)| {
+            *neutral == name && options.get(name).json().ok().and_then(Value::as_f64) == Some(*value)
+        };
+        OPTIONS.contains(&name) || ENGINE_OPTIONS.contains(&name) || NEUTRAL.iter().any(has_no_effect)
+    })?;
+    Ok(OllamaRequest { request: (!is_empty).then_some(request), name, stream, with_thinking, keep })
 }
 
 fn name(body: &Field<'_>) -> Result<String, ApiError> {

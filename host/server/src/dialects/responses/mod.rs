@@ -166,6 +166,7 @@ fn read(call: &ApiRequest, body: &Field<'_>, with_items: bool) -> Result<ParsedR
     let request = response.request.or_usual_limit(call.shared.settings.max_tokens);
     response.request = Request { client: call.client(), model, ..request };
     super::extensions::read(body, &mut response.request)?;
+    request::note_unknown(body);
     Ok(ParsedRequest { response, items, inputs })
 }
 

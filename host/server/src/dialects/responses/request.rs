@@ -6,6 +6,7 @@ use crate::{
     dialects::{
         ApiError, extensions,
         fields::Field,
+        guided,
         openai::{self, options},
     },
 };
@@ -14,6 +15,19 @@ use pensieve_protocol::grammar::Grammar;
 const INCLUDES_MAX: usize = 32;
 const ENTRIES_MAX: usize = 8;
 const NAME_BYTES_MAX: usize = 64;
+/// Fields that have no use here, or whose effect is there anyway.
+const IGNORED: [&str; 9] = [
+    "client_metadata",
+    "include",
+    "parallel_tool_calls",
+    "prompt_cache_options",
+    "prompt_cache_retention",
+    "stream_options",
+    "tool_choice",
+    // A message over a WebSocket has one.
+    "type",
+    "verbosity",
+];
 
 #[derive(Debug)]
 pub(super) struct ResponseRequest {
@@ -59,11 +73,14 @@ pub(super) fn read(body: &Field<'_>, input: &Field<'_>) -> Result<ResponseReques
     };
     let limit = body.get("max_output_tokens");
     let max_tokens = limit.optional(|limit| limit.count(1))?;
+    let mut format = format(body)?;
+    guided::read(body, &mut format)?;
     let mut request = Request {
         model: options::model(body)?,
         max_tokens,
         sampling: options::sampling(body)?,
-        format: format(body)?,
+        stops: options::stops(body)?,
+        format,
         logprobs: logprobs(body)?,
         ..Request::default()
     };
@@ -83,6 +100,11 @@ pub(super) fn read(body: &Field<'_>, input: &Field<'_>) -> Result<ResponseReques
         tools,
         echo: Echo::read(body, truncate)?,
     })
+}
+
+/// Warns of every field that nothing has read.
+pub(super) fn note_unknown(body: &Field<'_>) {
+    body.note_unknown(&IGNORED);
 }
 
 /// `context_management`: a summary within the answer, once the prompt has reached a threshold.
