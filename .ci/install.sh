@@ -69,15 +69,17 @@ find_archive() {
     needs=$*
 }
 
-# Whether the version $1 is at least $2, both like 2.28.
+# Whether the version $1 is at least $2, like 2.28. Of 2.39.9000 the first two numbers count.
 is_at_least() {
-    [ "${1%%.*}" -gt "${2%%.*}" ] || { [ "${1%%.*}" -eq "${2%%.*}" ] && [ "${1#*.}" -ge "${2#*.}" ]; }
+    minor=${1#*.}
+    minor=${minor%%[!0-9]*}
+    [ "${1%%.*}" -gt "${2%%.*}" ] || { [ "${1%%.*}" -eq "${2%%.*}" ] && [ "${minor:-0}" -ge "${2#*.}" ]; }
 }
 
 check_system() {
     case $needs in
     "glibc "*)
-        found=$(getconf GNU_LIBC_VERSION 2>/dev/null || ldd --version 2>/dev/null | sed -n '1s/.* \([0-9]*\.[0-9]*\)$/glibc \1/p' || true)
+        found=$(getconf GNU_LIBC_VERSION 2>/dev/null || ldd --version 2>/dev/null | sed -n '1s/.* \([0-9][0-9]*\.[0-9.]*\)$/glibc \1/p' || true)
         case $found in
         "glibc "*) ;;
         *) fail "this system has no glibc, which plugins need ($needs or newer); use a container, or another system" ;;
@@ -219,10 +221,46 @@ $made"
     fi
 }
 
+# Keeps other installers and updates away. The lock is a link to this process's number, made in one step; one of a process that
+# is gone does not count.
+lock() {
+    lock=$root/versions/.lock
+    if ! ln -s "$$" "$lock" 2>/dev/null; then
+        holder=$(readlink "$lock" || true)
+        case $holder in
+        '' | *[!0-9]*) ;;
+        *)
+            if ! kill -0 "$holder" 2>/dev/null; then
+                rm -f "$lock"
+                ! ln -s "$$" "$lock" 2>/dev/null || holder=''
+            fi
+            ;;
+        esac
+        [ -z "$holder" ] && [ -L "$lock" ] ||
+            fail "another installation is at work in '$root' (process ${holder:-unknown}); wait for it, or if there is none, remove '$lock'"
+    fi
+    locked=yes
+}
+
+# The link to the version in use; empty if there is none.
+current() { readlink "$root/current" 2>/dev/null || true; }
+
+# Puts links and versions back as they were before `place`.
+take_back() {
+    if [ "$(current)" != "$before" ]; then
+        rm -f "$root/current"
+        [ -z "$before" ] || ln -s "$before" "$root/current" || say "'$root/current' has to be a link to '$before'" >&2
+    fi
+    [ -z "$is_new_program" ] || rm -f "$program"
+    [ -e "$work/unpacked" ] || rm -rf "$installed"
+}
+
 clean() {
     status=$?
     trap - EXIT HUP INT TERM
+    [ -z "$locked" ] || rm -f "$root/versions/.lock"
     if [ -n "$work" ]; then
+        [ "$status" = 0 ] || [ -z "$placing" ] || take_back
         if [ -e "$work/replaced" ] && [ ! -e "$installed" ]; then mv "$work/replaced" "$installed" || exit 1; fi
         rm -rf "$work"
     fi
@@ -235,12 +273,28 @@ clean() {
 # Whether a path is a link that this script made.
 is_own_link() { [ -L "$1" ] && [ "$(readlink "$1")" = ../share/pensieve/current/bin/pensieve ]; }
 
+# Puts the new version in its place. The same one, if it is there, goes only with the work folder, when all is done; until then
+# `clean` puts everything back.
+place() {
+    [ ! -e "$installed" ] || mv "$installed" "$work/replaced" || fail "'$installed' cannot be replaced"
+    before=$(current) is_new_program=''
+    placing=yes
+    mv "$work/unpacked" "$installed" || fail "'$installed' cannot be made: $(why_not_written)"
+    ln -sfn "versions/$version" "$root/current" || fail "'$root/current' cannot be made: $(why_not_written)"
+    if ! is_own_link "$program"; then
+        is_new_program=yes
+        ln -s ../share/pensieve/current/bin/pensieve "$program" || fail "'$program' cannot be made: $(why_not_written)"
+    fi
+}
+
 install() {
     find_target
     { [ ! -e "$program" ] && [ ! -L "$program" ]; } || is_own_link "$program" ||
         fail "'$program' is there already, and this script did not put it there; move it away, or name another --prefix"
     [ -n "$location" ] || fail "this installer names no place for its archives; set PENSIEVE_RELEASES"
-    made='' work='' installed=$root/versions/$version
+    [ ! -e "$root/current" ] || [ -L "$root/current" ] ||
+        fail "'$root/current' is there already, and is no link; move it away, or name another --prefix"
+    made='' work='' locked='' placing='' installed=$root/versions/$version
     trap clean EXIT
     trap 'exit 1' HUP INT TERM
     make_folder "$root/versions"
@@ -248,6 +302,7 @@ install() {
     for folder in "$root" "$root/versions" "$prefix/bin"; do
         [ -w "$folder" ] || fail "'$folder' cannot be written to: install as its owner, or name another --prefix"
     done
+    lock
     work=$(mktemp -d "$root/versions/.new-XXXXXX") || fail "'$root/versions' cannot be written to"
     [ "$version" = "$OWN_VERSION" ] || read_digests
     find_archive "$kind"
@@ -279,11 +334,7 @@ install() {
     fi
     answer=$("$work/unpacked/bin/pensieve" --version 2>&1) || fail "the program does not run on this system: $answer"
     [ "$answer" = "pensieve $version" ] || fail "the program says '$answer', and should be version $version"
-    # The same version, if it is there, goes only when the new one is in its place; until then `clean` puts it back.
-    [ ! -e "$installed" ] || mv "$installed" "$work/replaced" || fail "'$installed' cannot be replaced"
-    mv "$work/unpacked" "$installed" || fail "'$installed' cannot be made: $(why_not_written)"
-    ln -sfn "versions/$version" "$root/current"
-    is_own_link "$program" || ln -s ../share/pensieve/current/bin/pensieve "$program"
+    place
     say "Pensieve $version is installed: $program"
     case :$PATH: in
     *:"$prefix/bin":*) ;;
@@ -313,6 +364,8 @@ has_own_service() {
 
 uninstall() {
     [ -d "$root/versions" ] || is_own_link "$program" || fail "nothing is installed in '$prefix'"
+    # It goes with the folder.
+    [ ! -d "$root/versions" ] || lock
     # A service of this program would have nothing to start. One of another installation stays.
     if [ -x "$root/current/bin/pensieve" ] && has_own_service; then "$root/current/bin/pensieve" service remove || true; fi
     ! is_own_link "$program" || rm "$program" || fail "'$program' cannot be removed"

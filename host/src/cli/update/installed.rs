@@ -5,11 +5,15 @@ use std::{
     io::{self, Read},
     os::unix::fs::symlink,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::{self, Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
 
+use rustix::{
+    io::Errno,
+    process::{Pid, test_kill_process},
+};
 use semver::Version;
 
 use super::archive::Location;
@@ -23,6 +27,7 @@ use pensieve_server::fleet::free_bytes;
 
 const VERSIONS: &str = "versions";
 const CURRENT: &str = "current";
+const LOCK: &str = ".lock";
 /// How long a new version may take to say its name.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(30);
 const ANSWER_BYTES_MAX: u64 = 4096;
@@ -78,6 +83,7 @@ impl Installed {
             );
             return Err(CliError::new(Exit::Space, line));
         }
+        let _alone = Alone::in_folder(&versions)?;
         // Whatever fails, the folder goes with what it holds.
         let work = tempfile::Builder::new().prefix(".new-").tempdir_in(&versions).map_err(system(&versions))?;
         let (file, fresh) = (work.path().join("archive"), work.path().join("unpacked"));
@@ -107,6 +113,42 @@ impl Installed {
             }
         }
     }
+}
+
+/// The installer's lock: a link to the number of the process that works in the folder of versions. One of a process that is gone
+/// does not count.
+struct Alone(PathBuf);
+
+impl Alone {
+    fn in_folder(versions: &Path) -> Result<Self, CliError> {
+        let lock = versions.join(LOCK);
+        let take = || symlink(process::id().to_string(), &lock);
+        let taken = take().or_else(|error| match holder(&lock) {
+            Some(pid) if test_kill_process(pid) == Err(Errno::SRCH) => fs::remove_file(&lock).and_then(|()| take()),
+            _ => Err(error),
+        });
+        match taken {
+            Ok(()) => Ok(Self(lock)),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                let (folder, lock) = (Outside::path(&versions), Outside::path(&lock));
+                let line = format!(
+                    "another installation is at work in '{folder}'; wait for it, or if there is none, remove '{lock}'"
+                );
+                Err(CliError::new(Exit::Taken, line))
+            }
+            Err(error) => Err(CliError::system(Outside::path(&lock), &error)),
+        }
+    }
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+fn holder(lock: &Path) -> Option<Pid> {
+    Pid::from_raw(fs::read_link(lock).ok()?.to_str()?.parse().ok()?)
 }
 
 fn of_another_kind(program: &Path) -> CliError {

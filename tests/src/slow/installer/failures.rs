@@ -108,8 +108,15 @@ fn a_system_that_cannot_run_it_is_told_why() {
     says("getconf", "exit 1");
     says("ldd", "echo 'musl libc (x86_64)' >&2; exit 1");
     refuses_with(&user, release, &[], &path, "this system has no glibc");
-    forget("getconf");
+    says("ldd", "echo 'ldd (GNU libc) 2.17.9000'");
+    refuses_with(&user, release, &[], &path, "this system has glibc 2.17.9000, and Pensieve");
     forget("ldd");
+    // A version of three numbers, as distributions build from glibc's development branch, is compared by two of them.
+    says("getconf", "echo glibc 2.39.9000");
+    says("df", "echo; echo '/dev/vda 100000 99000 1000 99% /'");
+    refuses_with(&user, release, &[], &path, "0 are free");
+    forget("df");
+    forget("getconf");
     says("uname", "if [ \"$1\" = -s ]; then echo FreeBSD; else echo amd64; fi");
     refuses_with(&user, release, &[], &path, "there is no release for FreeBSD");
     says("uname", "if [ \"$1\" = -s ]; then echo Linux; else echo riscv64; fi");
@@ -148,18 +155,86 @@ fn a_place_that_is_not_the_users_stays_as_it_is() {
     refuses(&user, release, &[], "cannot be made");
 }
 
+/// A folder with a stand-in for a program, and the path that has it first.
+fn stand_in(name: &str, script: &str) -> (tempfile::TempDir, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join(name);
+    fs::write(&program, format!("#!/bin/sh\n{script}\nPATH=/usr/bin:/bin\nexec {name} \"$@\"\n")).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let path = format!("{}:/usr/bin:/bin", folder.path().display());
+    (folder, path)
+}
+
 #[test]
 fn an_installed_version_stays_if_it_cannot_be_replaced_by_itself() {
-    let user = User::new();
     let release = release::release();
+    let failures = [
+        ("mv", "case $1 in */unpacked) exit 1 ;; esac", "cannot be made: "),
+        ("ln", "case $* in *share/pensieve/current) exit 1 ;; esac", "current' cannot be made: "),
+        // The link is gone when the new one cannot be made.
+        ("ln", "case $* in -sfn*share/pensieve/current) rm \"$3\"; exit 1 ;; esac", "current' cannot be made: "),
+    ];
+    for (name, script, words) in failures {
+        let user = User::new();
+        let (_folder, path) = stand_in(name, script);
+        refuses_with(&user, release, &[], &path, words);
+        let installed = user.install(release, &["--minimal"]);
+        assert!(installed.status.success(), "{}", text(&installed.stderr));
+        // A file by which the version is known again.
+        let mark = user.path(".local/share/pensieve/current/mark");
+        fs::write(&mark, "the first").unwrap();
+        refuses_with(&user, release, &[], &path, words);
+        let version = user.pensieve(release, &["--version"]);
+        assert!(version.status.success() && mark.exists(), "{script}: {}", text(&version.stderr));
+    }
+    // The link in `bin`, which comes last.
+    let (user, (_folder, path)) = (User::new(), stand_in("ln", "case $* in */bin/pensieve) exit 1 ;; esac"));
+    refuses_with(&user, release, &[], &path, "bin/pensieve' cannot be made: ");
+    // A signal between the version and its link.
+    let (_folder, path) = stand_in("ln", "case $* in *share/pensieve/current) kill $PPID; sleep 1; exit 1 ;; esac");
+    let mut command = user.command("sh", release);
+    let killed = command.env("PATH", &path).arg(release.join("install.sh")).arg("--minimal").output().unwrap();
+    assert!(!killed.status.success() && files(user.home.path()).is_empty(), "{}", text(&killed.stderr));
+}
+
+#[test]
+fn a_folder_where_the_link_to_the_version_goes_is_left_alone() {
+    let user = User::new();
+    let current = user.path(".local/share/pensieve/current");
+    fs::create_dir_all(&current).unwrap();
+    fs::write(current.join("own"), "the user's").unwrap();
+    refuses(&user, release::release(), &[], "current' is there already, and is no link");
+}
+
+#[test]
+fn two_installations_at_once_do_not_meet() {
+    let (user, release) = (User::new(), release::release());
     let installed = user.install(release, &["--minimal"]);
     assert!(installed.status.success(), "{}", text(&installed.stderr));
-    let stand_ins = tempfile::tempdir().unwrap();
-    let mv = stand_ins.path().join("mv");
-    fs::write(&mv, "#!/bin/sh\ncase $1 in */unpacked) exit 1 ;; esac\nPATH=/usr/bin:/bin\nexec mv \"$@\"\n").unwrap();
-    fs::set_permissions(&mv, fs::Permissions::from_mode(0o755)).unwrap();
-    let path = format!("{}:/usr/bin:/bin", stand_ins.path().display());
-    refuses_with(&user, release, &[], &path, "cannot be made: ");
-    let version = user.pensieve(release, &["--version"]);
-    assert!(version.status.success(), "{}", text(&version.stderr));
+    let lock = user.path(".local/share/pensieve/versions/.lock");
+    assert!(fs::symlink_metadata(&lock).is_err(), "the lock stays");
+    // This process lives.
+    symlink(std::process::id().to_string(), &lock).unwrap();
+    let words = format!("another installation is at work in '{}'", user.path(".local/share/pensieve").display());
+    refuses(&user, release, &[], &words);
+    refuses(&user, release, &["--uninstall"], &words);
+    fs::remove_file(&lock).unwrap();
+    // One that is gone does not count.
+    let mut gone = std::process::Command::new("true").spawn().unwrap();
+    gone.wait().unwrap();
+    symlink(gone.id().to_string(), &lock).unwrap();
+    let again = user.install(release, &["--minimal"]);
+    assert!(again.status.success() && fs::symlink_metadata(&lock).is_err(), "{}", text(&again.stderr));
+    // Two that start together: one of them may be refused, and what is there works.
+    let mut both: Vec<_> = (0..2)
+        .map(|_| {
+            let mut command = user.command("sh", release);
+            command.arg(release.join("install.sh")).arg("--minimal").stdout(std::process::Stdio::null());
+            command.stderr(std::process::Stdio::null()).spawn().unwrap()
+        })
+        .collect();
+    let worked = both.iter_mut().filter_map(|child| child.wait().unwrap().success().then_some(())).count();
+    assert!(worked >= 1);
+    let version = user.path(".local/share/pensieve/versions").join(env!("CARGO_PKG_VERSION"));
+    assert!(!version.join("unpacked").exists() && user.pensieve(release, &["--version"]).status.success());
 }

@@ -115,6 +115,23 @@ fn an_update_that_cannot_be_trusted_changes_nothing() {
 }
 
 #[test]
+fn an_update_and_an_installation_do_not_meet() {
+    let user = with_old_version();
+    let lock = user.path(".local/share/pensieve/versions/.lock");
+    std::os::unix::fs::symlink(std::process::id().to_string(), &lock).unwrap();
+    let tried = user.pensieve(release::release(), &["update", "--install"]);
+    assert_eq!(tried.status.code(), Some(8), "{}", text(&tried.stderr));
+    assert!(text(&tried.stderr).contains("another installation is at work"), "{}", text(&tried.stderr));
+    assert_eq!(version(&user), PathBuf::from("versions").join(OLD));
+    fs::remove_file(&lock).unwrap();
+    // One of a process that is gone does not count.
+    std::os::unix::fs::symlink("4194305", &lock).unwrap();
+    works(user.pensieve(release::release(), &["update", "--install"]));
+    assert_eq!(version(&user), PathBuf::from("versions").join(NEW));
+    assert!(fs::symlink_metadata(&lock).is_err());
+}
+
+#[test]
 fn a_new_key_comes_by_a_release_that_the_old_one_signed() {
     let user = with_old_version();
     let folder = tempfile::tempdir().unwrap();
