@@ -3,6 +3,7 @@
 use std::{
     fs,
     os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
 };
 
@@ -135,6 +136,51 @@ fn the_manager_is_told_what_to_do_in_order() {
     let removed = run(&["service", "remove"]);
     assert!(removed.code == Some(0) && removed.stderr.is_empty() && !file.exists(), "{removed:?}");
     assert_eq!(told(), ["--user disable --now pensieve.service", "--user daemon-reload"]);
+}
+
+/// A `launchctl` that writes down how it is called. It refuses `bootstrap` with this status for so many times.
+fn launchctl(desk: &Desk, status: i32, times: usize) -> PathBuf {
+    let (folder, calls) = (desk.path("managers"), desk.path("calls"));
+    fs::create_dir_all(&folder).unwrap();
+    let calls = calls.display();
+    let script = format!(
+        "#!/bin/sh
+echo \"$@\" >> '{calls}'
+[ \"$1\" = bootstrap ] || exit 0
+[ $(grep -c ^bootstrap '{calls}') -gt {times} ] && exit 0
+echo 'Bootstrap failed: {status}: Input/output error' >&2
+exit {status}
+"
+    );
+    fs::write(folder.join("launchctl"), script).unwrap();
+    fs::set_permissions(folder.join("launchctl"), fs::Permissions::from_mode(0o755)).unwrap();
+    folder
+}
+
+#[test]
+fn an_agent_that_replaces_a_running_one_waits_until_launchd_takes_it() {
+    let run = |desk: &Desk, folder: &Path| {
+        let mut folders = vec![folder.to_owned()];
+        folders.extend(std::env::split_paths(&std::env::var_os("PATH").unwrap()));
+        let mut command = desk.command(&["service", "install", "--manager", "launchd"]);
+        said(command.env("PATH", std::env::join_paths(folders).unwrap()).output().unwrap())
+    };
+    let calls = |desk: &Desk| {
+        let text = fs::read_to_string(desk.path("calls")).unwrap();
+        text.lines().map(|line| line.split(' ').next().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    let desk = Desk::new();
+    let installed = run(&desk, &launchctl(&desk, 5, 2));
+    assert_eq!(installed.code, Some(0), "{installed:?}");
+    assert!(installed.stderr.contains("launchd is not ready (Bootstrap failed: 5"), "{installed:?}");
+    assert_eq!(calls(&desk), ["bootout", "bootstrap", "bootstrap", "bootstrap"]);
+
+    // What does not pass by itself is said at once.
+    let desk = Desk::new();
+    let refused = run(&desk, &launchctl(&desk, 125, 2));
+    assert_eq!(refused.code, Some(1), "{refused:?}");
+    assert!(refused.stderr.contains("start it with: launchctl bootstrap gui/"), "{refused:?}");
+    assert_eq!(calls(&desk), ["bootout", "bootstrap"]);
 }
 
 #[test]

@@ -4,6 +4,8 @@ use std::{
     env, fmt,
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
 };
 
 use clap::ValueEnum;
@@ -11,11 +13,20 @@ use clap::ValueEnum;
 use crate::cli::{
     error::{CliError, Exit},
     shell_integration::word,
+    terminal::tell,
 };
 use pensieve_protocol::outside::Outside;
 
 pub(super) const LABEL: &str = "pensieve";
 const UNIT: &str = "pensieve.service";
+
+/// How long launchd may take to let go of the agent before: the agent's `ExitTimeOut`, and some more.
+const BOOTOUT_MAX: Duration = Duration::from_secs(70);
+const BOOTSTRAP_PAUSE: Duration = Duration::from_millis(500);
+/// launchd's answers while the agent before is still ending: an input/output error, and an operation in progress.
+const STILL_ENDING: [i32; 2] = [5, 37];
+/// launchd's answer where an agent takes its time to end.
+const IN_PROGRESS: i32 = 36;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Manager {
@@ -55,7 +66,7 @@ impl Manager {
             }
             Self::Launchd => {
                 let _ = run(Command::new("launchctl").arg("bootout").arg(format!("{}/{LABEL}", domain())));
-                run(Command::new("launchctl").args(["bootstrap", &domain()]).arg(file)).map(drop)
+                bootstrap(BOOTOUT_MAX, || attempt(Command::new("launchctl").args(["bootstrap", &domain()]).arg(file)))
             }
         }
     }
@@ -63,7 +74,10 @@ impl Manager {
     pub(super) fn stop(self, file: &Path) -> Result<(), String> {
         match self {
             Self::Systemd => systemctl(&["disable", "--now", UNIT]).map(drop),
-            Self::Launchd => run(Command::new("launchctl").args(["bootout", &domain()]).arg(file)).map(drop),
+            Self::Launchd => match attempt(Command::new("launchctl").args(["bootout", &domain()]).arg(file)) {
+                Err(refusal) if refusal.status != Some(IN_PROGRESS) => Err(refusal.why),
+                _ => Ok(()),
+            },
         }
     }
 
@@ -138,17 +152,90 @@ fn domain() -> String {
     format!("gui/{}", rustix::process::getuid().as_raw())
 }
 
+/// Has launchd read the agent's file. It asks again for as long as the agent before is ending, for which `bootout` does not
+/// wait.
+fn bootstrap(patience: Duration, ask: impl Fn() -> Result<String, Refusal>) -> Result<(), String> {
+    let (began, mut waits) = (Instant::now(), false);
+    loop {
+        let refusal = match ask() {
+            Ok(_) => return Ok(()),
+            Err(refusal) => refusal,
+        };
+        let is_ending = refusal.status.is_some_and(|status| STILL_ENDING.contains(&status));
+        if !is_ending || began.elapsed() >= patience {
+            return Err(refusal.why);
+        }
+        if !std::mem::replace(&mut waits, true) {
+            tell(format_args!(
+                "launchd is not ready ({}); asking again for up to {} s",
+                refusal.why,
+                patience.as_secs()
+            ));
+        }
+        thread::sleep(BOOTSTRAP_PAUSE.min(patience / 4));
+    }
+}
+
 /// Runs a manager's program; returns what it printed, or why there is nothing.
 fn run(command: &mut Command) -> Result<String, String> {
+    attempt(command).map_err(|refusal| refusal.why)
+}
+
+/// A manager's program that did not do its work.
+struct Refusal {
+    /// Its exit status, if it ran and ended by itself.
+    status: Option<i32>,
+    why: String,
+}
+
+fn attempt(command: &mut Command) -> Result<String, Refusal> {
     let name = command.get_program().to_string_lossy().into_owned();
-    let output = command.stdin(Stdio::null()).output().map_err(|error| format!("{name}: {error}"))?;
+    let output = command.stdin(Stdio::null()).output();
+    let output = output.map_err(|error| Refusal { status: None, why: format!("{name}: {error}") })?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
     if output.status.success() {
         return Ok(text(&output.stdout));
     }
     let said = text(&output.stderr);
     let why = if said.is_empty() { output.status.to_string() } else { said };
-    Err(Outside::new(why.lines().last().unwrap_or_default()).to_string())
+    Err(Refusal { status: output.status.code(), why: Outside::new(why.lines().last().unwrap_or_default()).to_string() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    /// How often launchd is asked where it gives these exit statuses, the last one forever, and what comes of it.
+    fn asked(statuses: &[i32], patience: Duration) -> (usize, Result<(), String>) {
+        let count = Cell::new(0);
+        let ask = || {
+            let status = statuses[count.get().min(statuses.len() - 1)];
+            count.set(count.get() + 1);
+            match status {
+                0 => Ok(String::new()),
+                _ => Err(Refusal { status: Some(status), why: format!("Bootstrap failed: {status}") }),
+            }
+        };
+        let done = bootstrap(patience, ask);
+        (count.get(), done)
+    }
+
+    #[test]
+    fn launchd_is_asked_again_while_the_agent_before_is_ending() {
+        let patience = Duration::from_millis(200);
+        assert_eq!(asked(&[0], patience), (1, Ok(())));
+        assert_eq!(asked(&[5, 37, 0], patience), (3, Ok(())));
+        let (count, refused) = asked(&[5], patience);
+        assert_eq!(refused, Err("Bootstrap failed: 5".into()));
+        assert!((3..8).contains(&count), "{count}");
+    }
+
+    #[test]
+    fn another_refusal_of_launchd_is_final() {
+        let refused = Err("Bootstrap failed: 125".into());
+        assert_eq!(asked(&[125, 0], Duration::from_secs(60)), (1, refused));
+    }
 }
 
 #[cfg(test)]
