@@ -5,7 +5,11 @@
 //! policy names. Names and times of files can be read anywhere, as on Linux. It follows Apple's own profiles and measurements of
 //! others (agenc-core #1488, nono #405 and #635), and we have never run it on a Mac.
 
-use std::path::{Path, PathBuf};
+use std::{
+    fs::DirBuilder,
+    os::unix::fs::DirBuilderExt,
+    path::{Path, PathBuf},
+};
 
 use pensieve_protocol::fence::Policy;
 
@@ -57,6 +61,23 @@ struct Surroundings {
     caches: Option<PathBuf>,
 }
 
+impl Surroundings {
+    /// Metal keeps what it has compiled here, and under the name of the program.
+    fn compiled(&self) -> Vec<PathBuf> {
+        let name = self.program.file_name().map(PathBuf::from).unwrap_or_default();
+        let folders = self.caches.iter().flat_map(|caches| [caches.clone(), caches.join(&name)]);
+        folders.flat_map(|folder| KEPT.map(|kept| folder.join(kept))).collect()
+    }
+
+    /// Makes those folders: inside the profile nobody can make the one of the program.
+    fn prepare(&self) {
+        for folder in self.compiled() {
+            // Without one, Metal compiles anew each time.
+            let _ = DirBuilder::new().recursive(true).mode(0o700).create(folder);
+        }
+    }
+}
+
 fn profile(policy: &Policy, surroundings: &Surroundings) -> String {
     let mut text = String::from("(version 1)\n(deny default)\n(import \"system.sb\")\n");
     // These hold even if `system.sb` allows them.
@@ -65,17 +86,14 @@ fn profile(policy: &Policy, surroundings: &Surroundings) -> String {
     text.push_str("(allow file-read-metadata)\n(allow process-info* (target self))\n");
     text.push_str(SYSCTLS);
     text.push_str("(allow signal (target self))\n");
-    let Surroundings { program, libraries, caches } = surroundings;
+    let Surroundings { program, libraries, .. } = surroundings;
     let mut code: Vec<&Path> = SYSTEM.iter().map(Path::new).collect();
     code.push(program);
     code.extend(libraries.iter().chain(&policy.read).map(PathBuf::as_path));
     let mut write: Vec<PathBuf> = policy.write.clone();
     if policy.kind.has_drivers() {
         text.push_str(METAL);
-        // Metal keeps what it has compiled under the name of the program.
-        let name = program.file_name().map(PathBuf::from).unwrap_or_default();
-        let folders = caches.iter().flat_map(|caches| [caches.clone(), caches.join(&name)]);
-        write.extend(folders.flat_map(|folder| KEPT.map(|kept| folder.join(kept))));
+        write.extend(surroundings.compiled());
     }
     allow(&mut text, "file-read* file-map-executable", &code);
     allow(&mut text, "file-read* file-write*", &write.iter().map(PathBuf::as_path).collect::<Vec<_>>());
@@ -129,6 +147,9 @@ mod entering {
             libraries: libraries.map(|path| resolved(&path)).collect(),
             caches: caches().map(|path| resolved(&path)),
         };
+        if policy.kind.has_drivers() {
+            surroundings.prepare();
+        }
         let text = CString::new(profile(policy, &surroundings)).map_err(|error| error.to_string())?;
         let mut error = null_mut();
         // SAFETY: the text ends with a zero and lives through the call, which sets the pointer if it fails.
@@ -227,6 +248,17 @@ mod tests {
             }
         }
         assert!(!with(Kind::Prompt).contains("file-write"));
+    }
+
+    #[test]
+    fn folders_that_metal_may_write_are_there_before_nobody_can_make_them() {
+        let caches = tempfile::tempdir().unwrap();
+        let surroundings = Surroundings { caches: Some(caches.path().into()), ..surroundings() };
+        surroundings.prepare();
+        let made = surroundings.compiled();
+        assert!(made.len() == 4 && made.iter().all(|folder| folder.is_dir()), "{made:?}");
+        assert!(made.contains(&caches.path().join("pensieve/com.apple.metalfe")), "{made:?}");
+        Surroundings { caches: None, ..surroundings }.prepare();
     }
 
     #[test]
