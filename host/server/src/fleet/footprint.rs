@@ -75,8 +75,7 @@ fn status(pid: u32, field: &str) -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// The most memory that the process has ever had, with the pages of mapped files that it used where the system counts
-/// them.
+/// The most memory that the process has ever had, with the pages of mapped files that it used.
 #[cfg(not(target_os = "macos"))]
 pub(super) fn peak(pid: u32) -> Option<u64> {
     status(pid, "VmHWM:")
@@ -84,8 +83,9 @@ pub(super) fn peak(pid: u32) -> Option<u64> {
 
 #[cfg(target_os = "macos")]
 pub(super) fn peak(pid: u32) -> Option<u64> {
-    // Without mapped weights: the pages of a file can always be read again.
-    usage(pid).map(|usage| usage.ri_lifetime_max_phys_footprint)
+    // The footprint has compressed pages and the GPU's, but none of files; those are among the resident ones, of which the
+    // system keeps no maximum.
+    usage(pid).map(|usage| usage.ri_lifetime_max_phys_footprint.max(usage.ri_resident_size))
 }
 
 #[cfg(test)]

@@ -132,17 +132,12 @@ impl Supervisor {
         }
     }
 
-    /// Replaces a worker's planned memory by what it has been seen to need. Only a worker that has answered shows that, and
-    /// only one on the CPU: what the system counts leaves out the memory of graphics cards.
+    /// Replaces a worker's planned memory by what it has been seen to need. Only a worker that has answered shows that.
     pub(super) fn claim_measured(&mut self, serial: u64) {
         let Some(worker) = self.workers.get_mut(&serial) else { return };
-        let Some(loaded) = worker.loaded.as_ref().filter(|loaded| loaded.device.starts_with("cpu")) else { return };
-        if !worker.has_answered || worker.peak == 0 {
-            return;
-        }
-        // macOS does not count the pages of mapped weights.
-        let peak =
-            if cfg!(target_os = "macos") { worker.peak.saturating_add(loaded.weight_bytes) } else { worker.peak };
+        let Some(loaded) = worker.loaded.as_ref().filter(|_| worker.has_answered && worker.peak > 0) else { return };
+        let needed = needed(&loaded.device, worker.peak, loaded.weight_bytes, cfg!(target_os = "macos"));
+        let Some(peak) = needed else { return };
         let model = &mut self.models[worker.model];
         let known = model.need.measured.unwrap_or(0);
         let claim = memory::claim(worker.planned, Some(peak.max(known)));
@@ -175,7 +170,29 @@ impl Supervisor {
     }
 }
 
+/// The memory that a worker needs on this device, by what the system counted at most; none where it leaves out the device's.
+fn needed(device: &str, peak: u64, weight_bytes: u64, on_macos: bool) -> Option<u64> {
+    if device.starts_with("cpu") {
+        return Some(peak);
+    }
+    // A Mac's GPU shares the machine's memory, and its buffers are counted, but not the file's pages that it reads in place.
+    (on_macos && device.starts_with("metal")).then(|| peak.saturating_add(weight_bytes))
+}
+
 pub(super) fn removed(id: &str) -> Failure {
     let message = format!("model '{id}' was removed from the configuration");
     Failure::new(FailureCode::NotFound, message).with_help("name another model")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::needed;
+
+    #[test]
+    fn what_the_system_counts_is_a_need_where_it_counts_the_devices_memory() {
+        // Weights on the CPU are counted, whether they are mapped or copied.
+        assert_eq!([true, false].map(|on_macos| needed("cpu", 10, 4, on_macos)), [Some(10); 2]);
+        assert_eq!(needed("metal:0", 10, 4, true), Some(14));
+        assert_eq!((needed("cuda:0", 10, 4, false), needed("metal:0", 10, 4, false)), (None, None));
+    }
 }
