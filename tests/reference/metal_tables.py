@@ -143,6 +143,13 @@ def deaths(report):
     return (f"{sum(found.values())}" + (f" ({where})" if where else "")) if found else None
 
 
+def crashes(report):
+    """Of each way to end, the median wait."""
+    rows = report.result("crash").get("ends") or []
+    waits = [(row["end"], sorted(row["ms"])) for row in rows]
+    return "; ".join(f"{end} {number(waits[len(waits) // 2], 1)}" for end, waits in waits if waits)
+
+
 def limit(name, unit=2**20, suffix=" MiB"):
     def row(report):
         value = report.result("device").get(name)
@@ -311,6 +318,7 @@ CORRECTNESS = [
     ("kernels used", None, kernels_used),
     ("worker deaths", None, deaths),
     ("warnings", None, warnings),
+    ("a child's end, ms until its parent knows", "crash", crashes),
     ("device", "device", device),
     ("recommended working set", "device", limit("recommended_max_working_set_bytes")),
     ("memory of a threadgroup", "device", limit("max_threadgroup_memory_bytes", 1, " B")),

@@ -4,6 +4,7 @@
 //! Each section is measured in a child process, so that a crash costs its section alone, and the file is rewritten after each,
 //! so that an interrupted run keeps what it has. `tests/reference/metal_tables.py` reads reports into `docs/metal.md`.
 
+mod crash;
 mod device;
 mod document;
 mod event;
@@ -43,6 +44,8 @@ enum Way {
     System,
     /// In this process, from what its children have found.
     Plugins,
+    /// By the host, on children that crash.
+    Crash,
     /// By the plugin's library, on the device that the model takes.
     Device(Validation),
     /// The contract's laws on the model.
@@ -61,9 +64,10 @@ enum Validation {
 /// A section's name, how it is measured, and what it has.
 type Section = (&'static str, Way, &'static str);
 
-const SECTIONS: [Section; 16] = [
+const SECTIONS: [Section; 17] = [
     ("system", Way::System, "version and build of the system, chip, memory, swap, limits, thermal state"),
     ("plugins", Way::Plugins, "which plugins were found, and what of the fence around children holds"),
+    ("crash", Way::Crash, "how long a child that crashes keeps its parent waiting"),
     ("device", Way::Device(Validation::Off), "the device, its families and limits"),
     (
         "compiler",
@@ -88,7 +92,7 @@ impl Way {
     fn validation(self) -> Validation {
         match self {
             Self::Device(validation) | Self::Laws(validation) => validation,
-            Self::System | Self::Plugins | Self::Served => Validation::Off,
+            Self::System | Self::Plugins | Self::Crash | Self::Served => Validation::Off,
         }
     }
 }
@@ -227,6 +231,7 @@ impl Plan<'_> {
             return Measured::failed(name, why);
         }
         match way {
+            Way::Crash => crash::measure(&self.program, name).await,
             Way::Laws(_) => laws::measure(self, name, way, label).await,
             Way::Device(_) if name == "device" => {
                 let measured = section::ask(self, name, way, label).await;

@@ -14,9 +14,10 @@ use super::{Desk, Said, interrupt, said};
 use crate::starter;
 
 /// In the order of the file.
-const SECTIONS: [&str; 16] = [
+const SECTIONS: [&str; 17] = [
     "system",
     "plugins",
+    "crash",
     "device",
     "compiler",
     "guards",
@@ -108,9 +109,22 @@ fn a_report_has_every_section_and_nothing_personal() {
         "{plugins}"
     );
     assert!(list(&plugins["fence"], "holds").len() + list(&plugins["fence"], "missing").len() > 0, "{plugins}");
+    what_crashes_cost(&report);
     what_was_compared(&report);
     what_was_timed(&report);
     the_page_s_tables(&desk);
+}
+
+/// Children that exit, that crash, and that crash behind the fence.
+fn what_crashes_cost(report: &Value) {
+    let ends = list(result(report, "crash"), "ends");
+    let names: Vec<&str> = ends.iter().map(|end| end["end"].as_str().unwrap()).collect();
+    assert_eq!(names, ["exit", "crash", "fenced crash"]);
+    for end in ends {
+        let waits = list(end, "ms");
+        let is_wait = |ms: &Value| ms.as_f64().is_some_and(|ms| (0.0..120_000.0).contains(&ms));
+        assert!(waits.len() == 5 && waits.iter().all(is_wait), "{end}");
+    }
 }
 
 /// Kernels, ops and laws, each with its verdict.
@@ -184,6 +198,8 @@ fn the_page_s_tables(desk: &Desk) {
     assert!(row("laws")[2].ends_with(" kept"), "{written}");
     assert!(row("20 streams over a prefix, tokens/s")[2].replace(',', "").parse::<f64>().unwrap() > 0.0);
     assert_eq!(row("answers that failed")[2], "0");
+    let ends = row("a child's end, ms until its parent knows")[2];
+    assert!(ends.starts_with("exit ") && ends.contains("; crash ") && ends.contains("; fenced crash "), "{ends}");
     // Once more gives the same, and the rest of the page stays.
     assert!(script(&page, &[&file, &file]).status.success());
     assert_eq!(fs::read_to_string(&page).unwrap(), written);
@@ -235,20 +251,21 @@ fn a_crash_costs_its_section_and_an_interrupted_report_keeps_what_it_has() {
     let kernels = wait_for("the section's process", || process_of(&desk, "kernels"));
     // Rust's handler of SIGSEGV returns from one that nothing in the process has caused.
     assert!(Command::new("kill").args(["-ABRT", &kernels]).status().unwrap().success());
-    let sections = wait_for("the section after it", || Some(written(&desk)).filter(|sections| sections.len() > 6));
+    let sections = wait_for("the section after it", || Some(written(&desk)).filter(|sections| sections.len() > 7));
     interrupt(running.id());
     let said = said(running.wait_with_output().unwrap());
     assert_eq!(said.code, Some(130), "{said:?}");
     assert!(
-        said.stderr.contains("interrupted; 'report.json' has ") && said.stderr.contains(" of 15 sections"),
+        said.stderr.contains("interrupted; 'report.json' has ")
+            && said.stderr.contains(&format!(" of {} sections", SECTIONS.len())),
         "{said:?}"
     );
-    let crashed = &sections[5];
+    let crashed = &sections[6];
     assert_eq!(
         (&crashed["name"], &crashed["state"], &crashed["signal"]),
         (&"kernels".into(), &"failed".into(), &"SIGABRT".into())
     );
-    assert_eq!((&sections[6]["name"], &sections[6]["state"]), (&"ops".into(), &"measured".into()));
+    assert_eq!((&sections[7]["name"], &sections[7]["state"]), (&"ops".into(), &"measured".into()));
     let text = fs::read_to_string(desk.path("report.json")).unwrap();
     let report: Value = serde_json::from_str(&text).unwrap();
     assert_eq!(report["complete"], false);
@@ -260,10 +277,13 @@ fn a_machine_on_which_no_plugin_is_found_has_a_report_that_says_so() {
     let desk = Desk::new();
     let (said, report) = report(&desk, &[]);
     assert_eq!((said.code, &report["complete"]), (Some(0), &true.into()), "{said:?}");
-    assert!(said.stdout.contains(" of 15 sections failed; the report is in"), "{said:?}");
+    assert!(said.stdout.contains(&format!(" of {} sections failed; the report is in", SECTIONS.len())), "{said:?}");
     assert!(said.stderr.contains("for the same reason"), "{said:?}");
     assert_eq!(result(&report, "plugins")["plugins"], Value::Array(Vec::new()));
-    assert_eq!(section(&report, "system")["state"], "measured");
+    assert_eq!(
+        (&section(&report, "system")["state"], &section(&report, "crash")["state"]),
+        (&"measured".into(), &"measured".into())
+    );
     for name in ["kernels", "laws", "soak"] {
         let section = section(&report, name);
         assert!(section["why"].as_str().is_some_and(|why| why.contains("no plugin claims")), "{section:#}");

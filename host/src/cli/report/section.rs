@@ -10,9 +10,9 @@ use super::{
         progress::LoadProgress,
         reply::{self, Reply},
     },
-    Plan, Validation, Way, device,
+    Plan, Validation, Way, crash, device,
     document::{Measured, State},
-    event::SectionEvent,
+    event::{SectionEvent, predicate},
     served_sections, system, validation,
 };
 use pensieve_protocol::refusal::clean;
@@ -43,6 +43,7 @@ impl RunSection {
         reply::status(Reply::attended().and_then(|reply| {
             let mut say = |event: SectionEvent| drop(reply.line(&event));
             let Self { name, plugin, quick, model, common } = &self;
+            crash::end(name, || say(SectionEvent::Reaches { done: 0, total: 1, what: name.clone() }));
             let measured = match plugin {
                 Some(plugin) => device::measure(plugin, name, common.device(), *quick, &reply),
                 None if name == "system" => Ok(SectionEvent::Found(system::facts())),
@@ -148,17 +149,6 @@ pub(super) fn ended(
         _ => None,
     };
     Measured { state: State::Failed, why: Some(format!("its process {}", predicate(&error))), signal, at, ..measured }
-}
-
-/// The end of a section's process; [`ChildError`]'s own words are about a plugin's file.
-fn predicate(error: &ChildError) -> String {
-    let said = |stderr: &str| if stderr.is_empty() { String::new() } else { format!("; it said: {stderr}") };
-    match error {
-        ChildError::Crashed { signal, stderr } => format!("was ended by {}{}", signal_name(*signal), said(stderr)),
-        ChildError::Ended { status, stderr } => format!("ended early with {status}{}", said(stderr)),
-        ChildError::TimedOut(limit) => format!("was silent for {} s", limit.as_secs()),
-        other => other.to_string(),
-    }
 }
 
 #[cfg(test)]

@@ -1,5 +1,10 @@
 //! Keeps the system from writing a report of a crash: it holds the process for that, for seconds, and the server learns of its
 //! end when the report is done. `RLIMIT_CORE` does not turn that off.
+//!
+//! The ports that are cleared are this process's own; one that the system has for all processes stays. Chromium and LLVM have
+//! the signals exit instead, which no port hears of. But then the server reads an exit status where it now reads the signal,
+//! and Rust's words about a stack that overflowed are lost; and by XNU's sources a process has ended before that port hears
+//! (`thread_terminate_self`). The section `crash` of `doctor --report` measures what is left to gain.
 
 use std::ffi::c_int;
 
