@@ -1,5 +1,5 @@
 //! A paged model whose tokens are bytes, and which does as its tokens tell it: one makes its logits NaN, others have
-//! `forward` fail, panic, loop, exit or crash. Everything else is like the bigram example: what comes next depends on all
+//! `forward` fail, panic, loop, exit or crash, or report that the device has failed. Everything else is like the bigram example: what comes next depends on all
 //! tokens before, read back from the blocks, so that a host that mixes anything up says something else.
 //!
 //! Its adapters change nothing. They are folders that tell how reading them goes: it waits for as long as there is a file
@@ -8,8 +8,8 @@
 //! Its sampler `endless` never ends: neither picking a token nor, where its parameters say so, being made.
 
 use pensieve_sdk::{
-    AdapterData, AdapterFormat, Architecture, Batch, Cache, Card, Error, KvTransfer, LoadRequest, LowRankPair, Model,
-    Plugin, Resident, Result, Services, Source, Span,
+    AdapterData, AdapterFormat, Architecture, Batch, Cache, Card, Code, Error, KvTransfer, LoadRequest, LowRankPair,
+    Model, Plugin, Resident, Result, Services, Source, Span,
     sampler::{Candidates, History, Sampler, Stage},
 };
 use std::{fs, path::Path, thread::sleep, time::Duration};
@@ -25,7 +25,8 @@ const PANIC: u32 = 259;
 const LOOP: u32 = 260;
 const EXIT: u32 = 261;
 const CRASH: u32 = 262;
-const VOCABULARY: u32 = 263;
+const DEVICE: u32 = 263;
+const VOCABULARY: u32 = 264;
 
 /// Numbers of an adapter.
 const ADAPTER_VALUES: usize = 1024;
@@ -77,7 +78,8 @@ impl Architecture for Faults {
         let pause = Duration::from_micros(setting(&request.source.options, "step_us"));
         let token_pause = Duration::from_micros(setting(&request.source.options, "token_us"));
         let seen = vec![0; blocks * BLOCK_TOKENS];
-        Ok(Box::new(Loaded { context, ends, pause, token_pause, seen, adapters: 0 }))
+        let device = if setting(&request.source.options, "gpu") > 0 { "gpu:0" } else { "cpu" };
+        Ok(Box::new(Loaded { context, ends, device, pause, token_pause, seen, adapters: 0 }))
     }
 }
 
@@ -89,7 +91,7 @@ fn setting(json: &str, name: &str) -> u64 {
 }
 
 fn tokenizer() -> String {
-    let names = ["end", "nan", "error", "panic", "loop", "exit", "crash"];
+    let names = ["end", "nan", "error", "panic", "loop", "exit", "crash", "device"];
     let bytes = (0..256).map(|byte| format!(r#""<0x{byte:02X}>":{byte}"#));
     let faults = names.iter().zip(END..).map(|(name, id)| format!(r#""<{name}>":{id}"#));
     let vocab: Vec<String> = bytes.chain(faults).collect();
@@ -102,6 +104,7 @@ fn tokenizer() -> String {
 struct Loaded {
     context: u32,
     ends: bool,
+    device: &'static str,
     pause: Duration,
     token_pause: Duration,
     seen: Vec<u32>,
@@ -112,7 +115,7 @@ impl Model for Loaded {
     fn resident(&self) -> Resident {
         let blocks = (self.seen.len() / BLOCK_TOKENS) as u32;
         Resident {
-            device: "cpu".into(),
+            device: self.device.into(),
             note: "no kernels".into(),
             weight_bytes: 0,
             state_bytes: u64::from(blocks) * BLOCK_BYTES as u64,
@@ -240,6 +243,7 @@ fn spin() -> ! {
 fn obey(token: u32) -> Result<()> {
     match token {
         ERROR => return Err(Error::out_of_memory("as told, no memory")),
+        DEVICE => return Err(Error::new(Code::Device, "as told, the driver ignores submissions")),
         PANIC => panic!("as told, in forward"),
         LOOP => loop {
             sleep(Duration::from_secs(1));

@@ -5,7 +5,7 @@ use pensieve_protocol::{
     job::{Event, FailureCode, Finish},
     wire::{Command, Load, Report},
 };
-use pensieve_worker::process::{EXIT_BAD_COMMAND, EXIT_NOT_LOADED, EXIT_STALLED};
+use pensieve_worker::process::{EXIT_BAD_COMMAND, EXIT_DEVICE_LOST, EXIT_NOT_LOADED, EXIT_STALLED};
 use std::{
     os::unix::process::ExitStatusExt,
     time::{Duration, Instant},
@@ -18,6 +18,7 @@ const PANIC: u32 = 259;
 const LOOP: u32 = 260;
 const EXIT: u32 = 261;
 const CRASH: u32 = 262;
+const DEVICE: u32 = 263;
 
 /// Starts two streams and a job whose prompt ends with a fault.
 fn with_fault(worker: &mut Worker, fault: u32) {
@@ -87,6 +88,41 @@ fn a_loop_within_forward_ends_the_worker_at_its_deadline_with_the_reason() {
     let failure = said.expect("last words");
     assert_eq!(failure.code, FailureCode::Stalled);
     assert!(failure.message.contains("0.7 s"), "{failure}");
+}
+
+#[test]
+fn a_device_that_fails_three_steps_in_a_row_ends_the_worker_with_the_drivers_words() {
+    let mut worker = Worker::start(with(faults(), |spec| spec.options = r#"{"gpu": 1}"#.into()));
+    let fails = |worker: &mut Worker, id| {
+        worker.submit(&job(id, vec![97, DEVICE], 10));
+        let failure = worker.outcome(id).failure().clone();
+        assert_eq!(failure.code, FailureCode::Device, "{failure}");
+        assert!(failure.message.contains("the driver ignores submissions"), "{failure}");
+    };
+    for round in 0..3 {
+        for id in 1..3 {
+            fails(&mut worker, 10 * round + id);
+        }
+        // It works again, so that two failures were two requests'.
+        assert_eq!(worker.run(&job(10 * round + 3, prompt(7, 40), 5)).ids.len(), 5);
+    }
+    for id in 51..54 {
+        fails(&mut worker, id);
+    }
+    assert_eq!(worker.exit_status().code(), Some(EXIT_DEVICE_LOST));
+    let said = worker.others().iter().find_map(|report| match report {
+        Report::Dying(failure) => Some(failure),
+        _ => None,
+    });
+    let failure = said.expect("last words");
+    assert_eq!(failure.code, FailureCode::Device);
+    assert!(failure.message.contains("3 times in a row, at last with: as told, the driver"), "{failure}");
+    // The processor is not lost.
+    let mut worker = Worker::start(faults());
+    for id in 1..8 {
+        fails(&mut worker, id);
+    }
+    assert_eq!(worker.run(&job(9, prompt(7, 40), 5)).ids.len(), 5);
 }
 
 #[test]

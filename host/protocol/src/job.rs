@@ -216,6 +216,8 @@ pub enum FailureCode {
     Unreachable,
     /// The model's workers crashed too often, so it is not loaded for a while.
     Quarantined,
+    /// The model's device or its driver failed.
+    Device,
 }
 
 impl Failure {

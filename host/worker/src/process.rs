@@ -51,6 +51,8 @@ pub const EXIT_STALLED: i32 = 86;
 pub const EXIT_REPORTS_UNREAD: i32 = 87;
 /// The engine panicked.
 pub const EXIT_PANICKED: i32 = 88;
+/// The model's device fails whatever it is asked; another process may be able to use it.
+pub const EXIT_DEVICE_LOST: i32 = 89;
 
 /// A sampler stage may take this fraction (1/N) of a step's time limit.
 const SAMPLER_SHARE: u32 = 12;
@@ -87,8 +89,14 @@ pub fn run(socket: OwnedFd) -> i32 {
         };
         watchdog::spawn(&clock, &reports, load.spec.limits.step_timeout);
         let (reports, clock, adapter_file_max) = (&reports, &*clock, adapter_file_bytes_max(load.spec.adapter_memory));
-        Session { engine, formats, reports, clock, inputs, sender, adapter_file_max, draining: false }.run();
-        0
+        let session = Session { engine, formats, reports, clock, inputs, sender, adapter_file_max, draining: false };
+        match session.run() {
+            Ok(()) => 0,
+            Err(failure) => {
+                reports.send(Report::Dying(failure));
+                EXIT_DEVICE_LOST
+            }
+        }
     }));
     let code = served.unwrap_or_else(|_| {
         // The panic hook has printed where and why.

@@ -17,6 +17,7 @@ const PANIC: u32 = 259;
 const LOOP: u32 = 260;
 const EXIT: u32 = 261;
 const CRASH: u32 = 262;
+const DEVICE: u32 = 263;
 
 /// How a worker is killed.
 #[derive(Clone, Copy, Debug)]
@@ -104,6 +105,18 @@ async fn a_panic_in_forward_ends_streams_and_nothing_else() {
         assert_eq!(home.ask("victim", &[5, 6], 8).await.unwrap(), alone, "round {round}");
     }
     assert_eq!(home.model(0).await.deaths, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_device_costs_one_worker_and_the_next_one_answers() {
+    let home = Home::open(&["victim"], |config| config.models[0].spec.options = r#"{"gpu": 1}"#.into()).await;
+    let alone = home.ask("victim", &[5, 6], 8).await.unwrap();
+    for _ in 0..3 {
+        let failure = home.ask("victim", &[1, DEVICE], 5).await.unwrap_err();
+        assert_eq!(failure.code, FailureCode::Device, "{failure}");
+    }
+    home.until(0, "ended", |stats| stats.deaths == 1).await;
+    assert_eq!(home.ask("victim", &[5, 6], 8).await.unwrap(), alone);
 }
 
 #[tokio::test(flavor = "multi_thread")]

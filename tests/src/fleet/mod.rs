@@ -142,7 +142,7 @@ async fn a_request_waits_for_the_load_and_hears_of_it() {
     assert_eq!(home.ask("one", &[1, 2, 3], 5).await.unwrap(), first);
     let stats = home.model(0).await;
     assert_eq!((stats.state, stats.loads, stats.deaths), (ModelState::Ready, 1, 0));
-    assert_eq!(home.fleet.target("one").await.unwrap().card.vocabulary, 263);
+    assert_eq!(home.fleet.target("one").await.unwrap().card.vocabulary, 264);
 }
 
 #[tokio::test(flavor = "multi_thread")]

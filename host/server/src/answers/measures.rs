@@ -146,6 +146,7 @@ impl Measures {
             FailureCode::Conflict => "conflict",
             FailureCode::Unreachable => "unreachable",
             FailureCode::Quarantined => "quarantined",
+            FailureCode::Device => "device",
         });
         // A failure's message may quote what a client sent.
         let why = if failure.is_private { "something in the request" } else { &failure.message };

@@ -111,6 +111,7 @@ impl From<Failure> for ApiError {
             FailureCode::Busy => ErrorCode::Overloaded,
             FailureCode::Draining | FailureCode::Quarantined => ErrorCode::Unavailable,
             FailureCode::Plugin
+            | FailureCode::Device
             | FailureCode::NotANumber
             | FailureCode::Stalled
             | FailureCode::WorkerLost

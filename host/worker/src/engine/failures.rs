@@ -17,6 +17,7 @@ pub fn of_plugin(error: api::PluginError) -> Failure {
     let code = match error.code {
         api::ErrorCode::UNSUPPORTED => FailureCode::Unsupported,
         api::ErrorCode::NOT_FOUND => FailureCode::NotFound,
+        api::ErrorCode::DEVICE => FailureCode::Device,
         _ => FailureCode::Plugin,
     };
     Failure::new(code, error.message.into_string()).with_help(error.help.into_string())

@@ -8,7 +8,7 @@
 //! The rest has side effects: [`step`] is one step, [`active_jobs`] owns the running jobs, [`model`] and [`chain`] call
 //! plugins, [`adapters`] decides which LoRA adapters are in memory, [`store`] is the prefix cache's tier on disk, and
 //! `identity` names it. `items` decides which images of prompts are encoded when, and `pooled` makes one row of a text's
-//! hidden rows. `thoughts` decides when reasoning is concluded, and `repetition` which answers loop.
+//! hidden rows. `thoughts` decides when reasoning is concluded, `repetition` which answers loop, and `device_failures` when a device is lost.
 
 pub mod blocks;
 pub mod scheduler;
@@ -20,6 +20,7 @@ pub mod active_job;
 pub mod active_jobs;
 pub mod adapters;
 pub mod chain;
+pub mod device_failures;
 pub mod failures;
 pub mod formats;
 pub mod grammars;

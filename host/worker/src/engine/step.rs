@@ -21,6 +21,7 @@ use super::{
     adapters::Adapters,
     blocks::{Eviction, Kind},
     chain::Samplers,
+    device_failures::DeviceFailures,
     grammars::Grammars,
     items::Items,
     model::{Asked, Computed, Model, micros},
@@ -51,6 +52,7 @@ pub struct Engine {
     grammars: Grammars,
     items: Items,
     encoder_turn: EncoderTurn,
+    device_failures: DeviceFailures,
     events: Vec<(u64, Event)>,
     /// Length of a loop that ends an answer; 0 to let loops run.
     loop_tokens: u32,
@@ -79,6 +81,7 @@ impl Engine {
         let mut scheduler = Scheduler::new(config, blocks);
         let items =
             model.media_use().map_or_else(Items::default, |media| Items::new(media.rows_bytes(), media.batch_rows()));
+        let device_failures = DeviceFailures::of(&model.resident.device);
         if model.copies_sequences {
             scheduler.states().allow_copies();
         }
@@ -92,6 +95,7 @@ impl Engine {
             grammars: Grammars::default(),
             items,
             encoder_turn: EncoderTurn::default(),
+            device_failures,
             events: Vec::new(),
             loop_tokens: limits.loop_tokens,
             thought_loop_tokens: limits.thought_loop_tokens,
@@ -138,6 +142,7 @@ impl Engine {
         let rows = self.grammars.overlap(constraints, || self.model.forward(&plan, scheduler, &wanted, only_best));
         let computed = computing.elapsed();
         self.last_forward = computed;
+        self.device_failures.note(&rows);
         match rows {
             Err(failure) => self.fail_all(&plan, &failure),
             Ok(Computed { rows, hidden }) => {
@@ -168,6 +173,11 @@ impl Engine {
     /// Returns the events since the last call.
     pub fn take_events(&mut self) -> Vec<(u64, Event)> {
         std::mem::take(&mut self.events)
+    }
+
+    /// The reason to end this process, if its device is lost.
+    pub fn lost_device(&self) -> Option<Failure> {
+        self.device_failures.lost()
     }
 
     pub fn is_idle(&self) -> bool {

@@ -31,8 +31,8 @@ pub(super) struct Session<'a> {
 }
 
 impl Session<'_> {
-    /// Serves until drained. The model is dropped before this returns.
-    pub(super) fn run(mut self) {
+    /// Serves until drained, or fails once the model's device is lost. The model is dropped before this returns.
+    pub(super) fn run(mut self) -> Result<(), Failure> {
         let mut computed = true;
         loop {
             self.wait(computed);
@@ -47,6 +47,10 @@ impl Session<'_> {
             // A server that does not read is not the plugin's fault.
             drop(step);
             self.send_reports();
+            if let Some(failure) = self.engine.lost_device() {
+                self.end();
+                return Err(failure);
+            }
             if self.draining && self.engine.is_idle() {
                 break;
             }
@@ -55,11 +59,18 @@ impl Session<'_> {
             let _step = self.clock.begin_step();
         }
         self.send_reports();
-        let (reports, clock) = (self.reports, self.clock);
+        let reports = self.reports;
+        self.end();
+        reports.send(Report::Drained);
+        Ok(())
+    }
+
+    /// Drops the model. Its destructors are the plugin's code, so that the watchdog counts them as a step.
+    fn end(self) {
+        let clock = self.clock;
         let step = clock.begin_step();
         drop(self);
         drop(step);
-        reports.send(Report::Drained);
     }
 
     /// Waits until there may be something to do.

@@ -96,6 +96,7 @@ impl Engine {
             let encoding = Instant::now();
             let left = self.model.encode_items(&batch, share.saturating_sub(began.elapsed()));
             self.stats.encode_us += micros(encoding.elapsed());
+            self.device_failures.note(&left);
             let encoded = left.and_then(|left| {
                 let stuck = |message| Failure::new(FailureCode::Plugin, message);
                 self.items.encoded(left).map_err(stuck).map(|()| left)
