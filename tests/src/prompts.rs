@@ -126,6 +126,58 @@ fn it_works_behind_a_fence() {
     }
 }
 
+/// Anonymous memory that a process holds.
+#[cfg(target_os = "linux")]
+fn anonymous(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+}
+
+/// A tokenizer with as many entries and merges, as those of today's models have.
+#[cfg(target_os = "linux")]
+fn large_tokenizer(size: usize) -> Tokenizer {
+    let mut document: serde_json::Value = serde_json::from_str(&fixture("tokenizer.json")).unwrap();
+    let mut vocabulary = document["model"]["vocab"].as_object().unwrap().clone();
+    let mut merges = document["model"]["merges"].as_array().unwrap().clone();
+    let letters: Vec<String> = ('a'..='z').map(String::from).collect();
+    let mut next =
+        vocabulary.values().chain(document["added_tokens"].as_array().unwrap().iter().map(|token| &token["id"]));
+    let mut next = next.by_ref().filter_map(serde_json::Value::as_u64).max().unwrap() + 1;
+    // Each word is one of the last and a letter.
+    let mut words = letters.clone();
+    'grown: for place in 0.. {
+        for letter in &letters {
+            if vocabulary.len() >= size {
+                break 'grown;
+            }
+            let word = format!("{}{letter}", words[place]);
+            if !vocabulary.contains_key(&word) {
+                vocabulary.insert(word.clone(), next.into());
+                merges.push(json!([words[place], letter]));
+                next += 1;
+            }
+            words.push(word);
+        }
+    }
+    (document["model"]["vocab"], document["model"]["merges"]) = (vocabulary.into(), merges.into());
+    Tokenizer { json: document.to_string(), vocabulary: 1 << 18, ..tokenizer() }
+}
+
+/// Each process of a model holds its tokenizer, so its memory counts once per process.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_process_with_a_large_tokenizer_stays_small() {
+    let tokenizer = large_tokenizer(100_000);
+    let bytes = tokenizer.json.len();
+    let mut process = Process::start(MEMORY);
+    assert!(matches!(process.ask(&Question::Tokenizer(tokenizer)), Some(Answer::Vocabulary(_))));
+    assert!(matches!(process.ask(&template()), Some(Answer::Template { .. })));
+    let held = anonymous(process.0.id());
+    println!("{} KiB of tokenizer.json, {} KiB held", bytes >> 10, held >> 10);
+    assert!(held < 64 << 20, "{} KiB", held >> 10);
+}
+
 #[test]
 fn a_question_out_of_order_or_about_a_broken_checkpoint_is_a_failure_and_the_process_lives_on() {
     let mut process = Process::start(MEMORY);
