@@ -148,7 +148,7 @@ fn changed(case: &Case<'_>, change: impl FnOnce(&mut Talk)) -> Told {
     case.ask(&talk)
 }
 
-const SCENES: [(&str, Scene); 24] = [
+const SCENES: [(&str, Scene); 25] = [
     ("a new conversation", |case| (case.ask(&case.talk()), Some("first_time"))),
     ("a conversation that goes on", |case| (changed(case, |_| {}), None)),
     ("the same again", |case| {
@@ -170,6 +170,16 @@ const SCENES: [(&str, Scene); 24] = [
         let told = case.ask(&Talk { system: at("Tuesday"), ..first });
         assert!(told.miss["at_token"].as_u64() > Some(200) && told.memory > 200, "{told:?}");
         (told, Some("changed_system"))
+    }),
+    ("a line in the first message that changes", |case| {
+        let at = |line: &str| user(format!("{}\n{line}\n{}", case.text("before"), case.text("behind")));
+        let line = |time: &str| format!("The time is {time} now.");
+        let first = Talk { said: vec![at(&line("12:00"))], ..case.talk() };
+        case.ask(&first);
+        let told = case.ask(&Talk { said: vec![at(&line("12:01"))], ..first });
+        assert_eq!((&told.miss["message"], &told.miss["text"]), (&json!(0), &json!(line("12:01"))), "{told:?}");
+        assert!(told.miss["at_token"].as_u64() > Some(200) && told.memory > 200, "{told:?}");
+        (told, Some("rewritten_history"))
     }),
     ("a session's id in the system prompt", |case| {
         let told = changed(case, |talk| talk.system = talk.system.replace("Session of", "Another session of"));
