@@ -8,7 +8,7 @@ use std::path::Path;
 /// Largest output limit that is configured in a client.
 const OUTPUT_TOKENS_MAX: u32 = 32_000;
 /// An hour, for clients that give up on slow answers.
-const TIMEOUT_MS: &str = "3600000";
+const TIMEOUT_MS: u32 = 3_600_000;
 /// The window that the Gemini CLI takes every model to have, and the share of the real one at which it shall sum up.
 const GEMINI_WINDOW: f64 = 1_048_576.0;
 const GEMINI_FULL: f64 = 0.7;
@@ -81,7 +81,7 @@ impl Client {
             Self::Codex => codex(endpoint),
             Self::Gemini => gemini(endpoint, folder),
             Self::Opencode => opencode(endpoint, folder),
-            Self::Qwen => qwen(endpoint),
+            Self::Qwen => qwen(endpoint, folder),
             Self::Aider => aider(endpoint, folder),
         }
     }
@@ -110,12 +110,12 @@ pub(in crate::cli) fn claude_variables(endpoint: &Endpoint) -> Vec<(&'static str
     ];
     variables.extend(names.map(|name| (name, endpoint.model.clone())));
     variables.extend(endpoint.context.map(|context| ("CLAUDE_CODE_MAX_CONTEXT_TOKENS", context.to_string())));
-    variables.extend(["API_TIMEOUT_MS", "CLAUDE_STREAM_IDLE_TIMEOUT_MS"].map(|name| (name, TIMEOUT_MS.to_owned())));
+    variables.extend(["API_TIMEOUT_MS", "CLAUDE_STREAM_IDLE_TIMEOUT_MS"].map(|name| (name, TIMEOUT_MS.to_string())));
     variables
 }
 
 /// Codex supports only the Responses API, and has no variables for its settings. In a home of its own it would not find its
-/// sessions again, so they are given as arguments.
+/// sessions again, so they are given as arguments. It waits five minutes for each event.
 fn codex(endpoint: &Endpoint) -> Setup {
     let Endpoint { base, key, model, context } = endpoint;
     let mut settings = vec![
@@ -125,6 +125,7 @@ fn codex(endpoint: &Endpoint) -> Setup {
         ("model_providers.pensieve.base_url", json!(format!("{base}/v1"))),
         ("model_providers.pensieve.wire_api", json!("responses")),
         ("model_providers.pensieve.env_key", json!("PENSIEVE_API_KEY")),
+        ("model_providers.pensieve.stream_idle_timeout_ms", json!(TIMEOUT_MS)),
     ];
     settings.extend(context.map(|context| ("model_context_window", json!(context))));
     let arguments = settings.into_iter().flat_map(|(name, value)| ["-c".to_owned(), format!("{name}={value}")]);
@@ -153,6 +154,7 @@ fn gemini(endpoint: &Endpoint, folder: &Path) -> Setup {
     }
 }
 
+/// opencode waits five minutes for the beginning of an answer, and as long for each piece of it.
 fn opencode(endpoint: &Endpoint, folder: &Path) -> Setup {
     let Endpoint { base, key, model, context } = endpoint;
     let mut entry = json!({ "name": model });
@@ -167,7 +169,10 @@ fn opencode(endpoint: &Endpoint, folder: &Path) -> Setup {
         "provider": { "pensieve": {
             "npm": "@ai-sdk/openai-compatible",
             "name": "Pensieve",
-            "options": { "baseURL": format!("{base}/v1"), "apiKey": key },
+            "options": {
+                "baseURL": format!("{base}/v1"), "apiKey": key,
+                "headerTimeout": TIMEOUT_MS, "chunkTimeout": TIMEOUT_MS,
+            },
             "models": { model: entry },
         }},
     });
@@ -178,24 +183,36 @@ fn opencode(endpoint: &Endpoint, folder: &Path) -> Setup {
     }
 }
 
-fn qwen(endpoint: &Endpoint) -> Setup {
+/// Qwen Code has no variables for the window and for its time limit of two minutes; settings of the system come before
+/// the user's own.
+fn qwen(endpoint: &Endpoint, folder: &Path) -> Setup {
+    let mut generation = json!({ "timeout": TIMEOUT_MS });
+    if let Some(context) = endpoint.context {
+        generation["contextWindowSize"] = context.into();
+    }
+    let settings = json!({ "model": { "generationConfig": generation } });
+    let file = "settings.json";
     Setup {
         variables: vec![
             ("OPENAI_BASE_URL", format!("{}/v1", endpoint.base)),
             ("OPENAI_API_KEY", endpoint.key.clone()),
             ("OPENAI_MODEL", endpoint.model.clone()),
+            ("QWEN_CODE_SYSTEM_SETTINGS_PATH", folder.join(file).display().to_string()),
         ],
+        files: vec![(file, format!("{settings:#}\n"))],
         ..Setup::default()
     }
 }
 
-/// aider takes context sizes from LiteLLM, which does not know local models.
+/// aider takes context sizes from LiteLLM, which does not know local models and gives up after ten minutes.
 fn aider(endpoint: &Endpoint, folder: &Path) -> Setup {
     let name = format!("openai/{}", endpoint.model);
-    let arguments = ["--model", &name, "--weak-model", &name, "--no-show-model-warnings", "--no-check-update"];
+    let timeout = (TIMEOUT_MS / 1000).to_string();
+    let arguments = ["--model", &name, "--weak-model", &name, "--timeout", &timeout];
+    let arguments = arguments.into_iter().chain(["--no-show-model-warnings", "--no-check-update"]);
     let mut setup = Setup {
         variables: vec![("OPENAI_API_BASE", format!("{}/v1", endpoint.base)), ("OPENAI_API_KEY", endpoint.key.clone())],
-        arguments: arguments.map(str::to_owned).into(),
+        arguments: arguments.map(str::to_owned).collect(),
         ..Setup::default()
     };
     if let Some(context) = endpoint.context {
@@ -224,10 +241,19 @@ mod tests {
             let setup = client.setup(&endpoint(), Path::new("/tmp/x"));
             let shown = format!("{setup:?}");
             // 0.7 of 8192 tokens of a million.
-            let window = *client == Client::Qwen || shown.contains("8192") || shown.contains("0.00546875");
+            let window = shown.contains("8192") || shown.contains("0.00546875");
             assert!(shown.contains("127.0.0.1:8000") && shown.contains("the-key") && window, "{client:?}: {shown}");
             let arguments = setup.arguments.join(" ");
             assert!(!arguments.contains("the-key"), "other users can see a program's arguments: {arguments}");
+        }
+    }
+
+    #[test]
+    fn clients_wait_an_hour_for_a_slow_answer() {
+        // The Gemini CLI has no limit.
+        for client in Client::value_variants().iter().filter(|client| **client != Client::Gemini) {
+            let shown = format!("{:?}", client.setup(&endpoint(), Path::new("/tmp/x")));
+            assert!(shown.contains("3600"), "{client:?}: {shown}");
         }
     }
 
@@ -243,6 +269,9 @@ mod tests {
         assert_eq!(gemini["security"]["auth"]["selectedType"], "gemini-api-key");
         let opencode: serde_json::Value = serde_json::from_str(&file(Client::Opencode)).unwrap();
         assert_eq!(opencode["provider"]["pensieve"]["models"]["a \"b\""]["limit"]["context"], 8192);
+        let qwen: serde_json::Value = serde_json::from_str(&file(Client::Qwen)).unwrap();
+        let expected = json!({ "contextWindowSize": 8192, "timeout": 3_600_000 });
+        assert_eq!(qwen["model"]["generationConfig"], expected);
         let aider: serde_json::Value = serde_json::from_str(&file(Client::Aider)).unwrap();
         assert_eq!(aider["openai/a \"b\""]["max_input_tokens"], 8192);
     }
