@@ -187,6 +187,7 @@ impl Chats {
         let open = request.open_schemas.unwrap_or(target.answers.open_schemas);
         let shown = self.shown(&target, &request.client, &request.images, &request.input, Depth::Prepared).await?;
         let arranged = self.arranged(request.client.id, &target, request.input, request.deferred_tools);
+        let is_formed = answer.is_some();
         let outline = Outline::of(&arranged.input);
         let prompt = arranged.write(&convention, answer, open, &shown, &request.client.salt, maximum).await?;
         let count = prompt.tokens.len();
@@ -206,7 +207,7 @@ impl Chats {
         let room = target.context - input_tokens;
         let ends_of_infill = convention.infill.as_ref().filter(|_| is_infill).map(|infill| infill.ends.as_slice());
         let max_tokens = request.max_tokens.map_or(room, |tokens| tokens.min(room));
-        let budget = thinking::budget(tokens, request.effort, &target.answers.efforts, max_tokens);
+        let budget = thinking::budget(tokens, request.effort, is_formed, &target.answers.efforts, max_tokens);
         let job = Job {
             client: request.client.share,
             salt: request.client.salt,

@@ -30,12 +30,19 @@ pub(super) struct Conclusions {
     again: Vec<u32>,
 }
 
-/// Returns the number of tokens that reasoning may take of `room`; `None` for all.
-pub(super) fn budget(tokens: Option<u32>, effort: Option<Effort>, efforts: &Efforts, room: u32) -> Option<u32> {
+/// Returns the number of tokens that reasoning may take of `room`; `None` for all. An answer that must have a form,
+/// `is_formed`, is useless if reasoning leaves no room for it.
+pub(super) fn budget(
+    tokens: Option<u32>,
+    effort: Option<Effort>,
+    is_formed: bool,
+    efforts: &Efforts,
+    room: u32,
+) -> Option<u32> {
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "shares are from 0 to 1")]
     let share = |effort: Effort| (f64::from(room) * efforts[effort as usize]) as u32;
     let most = room - room / ANSWER_SHARE;
-    tokens.or_else(|| effort.map(share)).map(|tokens| tokens.min(most))
+    tokens.or_else(|| effort.map(share)).or(is_formed.then_some(most)).map(|tokens| tokens.min(most))
 }
 
 impl Conclusions {
@@ -126,7 +133,8 @@ mod tests {
             (None, Some(Effort::XHigh), 8000, Some(6000)),
             (None, Some(Effort::Max), 8000, Some(7000)),
         ] {
-            assert_eq!(budget(tokens, effort, &efforts, room), expect, "{tokens:?}, {effort:?}");
+            assert_eq!(budget(tokens, effort, false, &efforts, room), expect, "{tokens:?}, {effort:?}");
+            assert_eq!(budget(tokens, effort, true, &efforts, room), expect.or(Some(7000)), "{tokens:?}, {effort:?}");
         }
     }
 
