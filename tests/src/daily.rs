@@ -15,7 +15,7 @@ use tempfile::TempDir;
 use crate::{
     artifacts::{plugin, program, test_plugin},
     http::{
-        client::{Incoming, request},
+        client::{Connection, Incoming, request},
         server::{Options, Server, home},
     },
     processes::under,
@@ -126,6 +126,31 @@ fn a_server_that_was_stopped_goes_on_and_a_worker_that_hangs_is_still_ended() {
     until("ended", || health(&server, "one")["deaths"] == 1);
     assert!(server.log().contains("said nothing for 2 s and was ended"), "{}", server.log());
     assert_eq!(ask(&server, "one").0, 200);
+}
+
+#[test]
+fn an_upload_goes_on_after_the_server_was_stopped() {
+    let root = scripts();
+    let config = format!("[server]\nbody_timeout = \"6s\"\n{}", models(root.path(), &["one"], ""));
+    let server = options(config).start();
+    assert_eq!(ask(&server, "one").0, 200);
+    let body = body("one", "hello", false).to_string();
+    let (head, tail) = body.as_bytes().split_at(body.len() / 2);
+    let mut connection = Connection::open(server.address);
+    let length = body.len().to_string();
+    connection.ask("POST", MESSAGES, &[("content-type", "application/json"), ("content-length", &length)], head);
+    thread::sleep(Duration::from_millis(100));
+    // A body that short has a second.
+    signal([server.pid()], libc::SIGSTOP);
+    thread::sleep(Duration::from_secs(3));
+    signal([server.pid()], libc::SIGCONT);
+    thread::sleep(Duration::from_millis(100));
+    connection.send(tail);
+    assert_eq!(connection.reply("POST").map(|reply| reply.status()), Some(200), "{}", server.log());
+    // A client that stalls by itself is still refused.
+    let mut connection = Connection::open(server.address);
+    connection.ask("POST", MESSAGES, &[("content-type", "application/json"), ("content-length", &length)], head);
+    assert_eq!(connection.reply("POST").map(|reply| reply.status()), Some(408), "{}", server.log());
 }
 
 #[test]

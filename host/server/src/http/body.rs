@@ -14,9 +14,9 @@ use std::{
     pin::{Pin, pin},
     sync::{Arc, Mutex, PoisonError},
     task::{Context, Poll, ready},
-    time::Duration,
+    time::{Duration, Instant},
 };
-use tokio::time::{Instant, timeout_at};
+use tokio::time::timeout;
 
 use super::{
     BYTES_PER_SECOND_MIN, Limits,
@@ -30,7 +30,10 @@ use crate::{
     },
     shares::Shares,
 };
-use pensieve_protocol::outside::without_quoted;
+use pensieve_protocol::{
+    awake::{AwakeClock, TICK},
+    outside::without_quoted,
+};
 
 /// The minimum rate is enforced after this fraction (1/N) of the body timeout.
 const GRACE: u32 = 6;
@@ -74,7 +77,7 @@ pub(super) fn check(headers: &HeaderMap, limits: &Limits, is_ollama: bool) -> Re
 }
 
 /// Reads a body to its end. Its memory is charged to the client's share of `memory` until the last part of it is
-/// dropped.
+/// dropped. Time in which this process is stopped does not count, as what the client sends meanwhile stays unread.
 pub(super) async fn read(
     body: impl Stream<Item = Result<impl Buf, BodyError>>,
     limits: &Limits,
@@ -85,9 +88,18 @@ pub(super) async fn read(
     let mut body = pin!(body);
     let (mut read, mut held) = (Vec::new(), memory.nothing(client));
     let began = Instant::now();
+    let mut clock = AwakeClock::new(began);
     loop {
         let patience = patience(limits, read.len());
-        let Ok(piece) = timeout_at(began + patience, body.next()).await else { return Err(too_slow(limits, patience)) };
+        let piece = loop {
+            let left = (began + patience).saturating_duration_since(clock.at(Instant::now()));
+            // Even without any time left, what has arrived is taken first.
+            match timeout(left.min(TICK), body.next()).await {
+                Ok(piece) => break piece,
+                Err(_) if left.is_zero() => return Err(too_slow(limits, patience)),
+                Err(_) => {}
+            }
+        };
         let Some(piece) = piece else { return Ok(counted(read, held)) };
         let invalid = |error| ApiError::new(ErrorCode::InvalidRequest, format!("the body broke off: {error}"));
         let mut piece = piece.map_err(invalid)?;

@@ -6,7 +6,7 @@ use std::{
     pin::{Pin, pin},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::{Context, Poll, ready},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
@@ -21,7 +21,7 @@ use hyper::{
 use sha1::{Digest, Sha1};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
-    time::{Instant, timeout},
+    time::timeout,
 };
 use tokio_tungstenite::{
     WebSocketStream,
@@ -48,6 +48,7 @@ use crate::{
     },
     shares::Share,
 };
+use pensieve_protocol::awake::{AwakeClock, TICK};
 
 /// RFC 6455 appends this to a client's key.
 const PROTOCOL: &str = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
@@ -237,8 +238,9 @@ async fn wait(waiting: &mut VecDeque<Incoming>, message: Incoming, socket: &mut 
 /// The next message; `None` at the end of the connection, or if it breaks the protocol or a limit.
 async fn next(socket: &mut Socket, held: &Held, limits: &Limits) -> Option<Incoming> {
     loop {
-        // A message that arrives is looked at as often as one may be late.
-        let Ok(frame) = timeout(body::patience(limits, 0), socket.next()).await else {
+        // Asked here, too, as the wait below may be given up for something else.
+        held.partial().clock.at(Instant::now());
+        let Ok(frame) = timeout(TICK, socket.next()).await else {
             let late = held.partial().late(limits, Instant::now());
             let Some(patience) = late else { continue };
             let (_, error) = refused(&body::too_slow(limits, patience));
@@ -252,7 +254,7 @@ async fn next(socket: &mut Socket, held: &Held, limits: &Limits) -> Option<Incom
             Ok(Message::Binary(bytes)) => bytes,
             // They may come between the pieces of a message, which stay charged.
             Ok(Message::Ping(_) | Message::Pong(_) | Message::Frame(_)) => {
-                held.partial().control();
+                held.partial().control(Instant::now());
                 continue;
             }
             Ok(Message::Close(_)) => return None,
@@ -289,15 +291,17 @@ struct Held(Arc<Mutex<Partial>>);
 struct Partial {
     /// Bytes read since the last whole message.
     charge: Share,
-    /// When the first of it was read.
+    /// When the first of it was read, by the clock.
     since: Option<Instant>,
+    /// Leaves out the time in which this process is stopped.
+    clock: AwakeClock,
     /// Number of frames in it that are no part of a message.
     controls: usize,
 }
 
 impl Held {
     fn new(charge: Share) -> Self {
-        Self(Arc::new(Mutex::new(Partial { charge, since: None, controls: 0 })))
+        Self(Arc::new(Mutex::new(Partial::new(charge, Instant::now()))))
     }
 
     fn partial(&self) -> MutexGuard<'_, Partial> {
@@ -319,8 +323,13 @@ impl Held {
 }
 
 impl Partial {
+    fn new(charge: Share, now: Instant) -> Self {
+        Self { charge, since: None, clock: AwakeClock::new(now), controls: 0 }
+    }
+
     #[must_use]
     fn read(&mut self, bytes: usize, now: Instant) -> bool {
+        let now = self.clock.at(now);
         if bytes > 0 {
             self.since.get_or_insert(now);
         }
@@ -328,7 +337,8 @@ impl Partial {
     }
 
     /// A frame between the pieces of a message, or between messages.
-    fn control(&mut self) {
+    fn control(&mut self, now: Instant) {
+        self.clock.at(now);
         self.controls += 1;
         if self.message_bytes() == 0 {
             self.since = None;
@@ -336,7 +346,8 @@ impl Partial {
     }
 
     /// The time that a message had to arrive, if it is late.
-    fn late(&self, limits: &Limits, now: Instant) -> Option<Duration> {
+    fn late(&mut self, limits: &Limits, now: Instant) -> Option<Duration> {
+        let now = self.clock.at(now);
         let bytes = self.message_bytes();
         let patience = body::patience(limits, bytes);
         (bytes > 0 && now.saturating_duration_since(self.since?) > patience).then_some(patience)
@@ -385,15 +396,15 @@ mod tests {
     use super::*;
     use crate::shares::Shares;
 
-    /// Bytes that are read, or the end of a ping; each a second after the one before. Whether a message is late a second after all.
+    /// Bytes that are read, or the end of a ping; each a second after the one before. True if a message is late a second
+    /// after all.
     fn is_late(events: &[Option<usize>]) -> bool {
-        let charge = Shares::default().nothing(1);
-        let mut partial = Partial { charge, since: None, controls: 0 };
         let mut now = Instant::now();
+        let mut partial = Partial::new(Shares::default().nothing(1), now);
         for event in events {
             match event {
                 Some(bytes) => assert!(partial.read(*bytes, now)),
-                None => partial.control(),
+                None => partial.control(now),
             }
             now += Duration::from_secs(1);
         }
@@ -420,5 +431,20 @@ mod tests {
         ] {
             assert_eq!(is_late(&events), expect, "{events:?}");
         }
+    }
+
+    #[test]
+    fn a_message_is_not_late_because_the_server_was_stopped() {
+        let limits = Limits { body_timeout: Duration::from_secs(12), ..Limits::default() };
+        let mut now = Instant::now();
+        let mut partial = Partial::new(Shares::default().nothing(1), now);
+        assert!(partial.read(10, now));
+        now += Duration::from_secs(60);
+        assert_eq!(partial.late(&limits, now), None);
+        let mut later = 0..6;
+        assert!(later.any(|_| {
+            now += TICK;
+            partial.late(&limits, now).is_some()
+        }));
     }
 }
