@@ -350,7 +350,7 @@ fn a_followed_log_goes_on_in_the_next_file() {
 #[test]
 fn a_long_prompt_shows_how_far_it_is_and_a_client_that_goes_leaves_its_counts() {
     let root = scripts();
-    let server = options(models(root.path(), &["one"], "options = { token_us = 2_000 }")).start();
+    let server = options(models(root.path(), &["one"], "options = { token_us = 8_000 }")).start();
     let url = format!("http://{}", server.address);
     let text = format!("{} long", "a b c d e f g ".repeat(400));
     let mut incoming = Incoming::open(server.address, MESSAGES, &[], &body("one", &text, true));
@@ -365,6 +365,10 @@ fn a_long_prompt_shows_how_far_it_is_and_a_client_that_goes_leaves_its_counts() 
     let line = said(&server, &["statusline", "--url", &url]);
     assert!(line.starts_with("one: reading ") && line.contains(" tokens"), "{line}");
     assert!(said(&server, &["ps", "--url", &url]).contains("on one: reading "));
+    // The log tells of it every ten seconds.
+    let is_told = |line: &str| line.contains("reading ") && line.contains(" tokens") && line.contains(" left");
+    until("told", || server.log().lines().any(is_told));
+    assert!(server.log().lines().find(|line| is_told(line)).is_some_and(|line| line.contains("request{")));
     drop(incoming);
     until("logged", || server.log().contains("the client has gone"));
     let log = server.log();
