@@ -376,3 +376,12 @@ fn keys_have_names_and_hashes_of_their_own() {
     let both = format!("[server]\nkey = \"own\"\n{}", entry("a", &format!("\"{own}\"")));
     check_wrong(&both, &["'a' in [[keys]] has the same key as server.key"]);
 }
+
+#[test]
+fn the_configuration_in_the_manifest_is_one() {
+    let manifest = include_str!("../../../docs/scaling/pensieve.yaml");
+    let (_, text) = manifest.split_once("  pensieve.toml: |\n").unwrap();
+    let lines = text.lines().take_while(|line| line.is_empty() || line.starts_with("    "));
+    let config = read(&lines.collect::<Vec<_>>().join("\n")).unwrap();
+    assert_eq!((config.models[0].id.as_str(), config.server.named_keys[0].name.as_str()), ("big", "alice"));
+}

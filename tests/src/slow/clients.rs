@@ -227,7 +227,7 @@ pub(super) fn installed(
     Ok(packages)
 }
 
-fn install_python(packages: &Path, list: &str) -> Result<(), String> {
+pub(super) fn install_python(packages: &Path, list: &str) -> Result<(), String> {
     finish(Command::new("python3").args(["-m", "venv"]).arg(packages), PATIENCE)?;
     let mut pip = Command::new(packages.join("bin/python"));
     pip.args([

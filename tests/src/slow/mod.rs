@@ -9,6 +9,7 @@ mod clients;
 mod codex;
 mod gemini_cli;
 mod installer;
+mod kubernetes;
 mod opencode;
 mod page;
 mod sessions;
