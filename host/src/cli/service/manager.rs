@@ -157,10 +157,7 @@ fn domain() -> String {
 fn bootstrap(patience: Duration, ask: impl Fn() -> Result<String, Refusal>) -> Result<(), String> {
     let (began, mut waits) = (Instant::now(), false);
     loop {
-        let refusal = match ask() {
-            Ok(_) => return Ok(()),
-            Err(refusal) => refusal,
-        };
+        let Err(refusal) = ask() else { return Ok(()) };
         let is_ending = refusal.status.is_some_and(|status| STILL_ENDING.contains(&status));
         if !is_ending || began.elapsed() >= patience {
             return Err(refusal.why);
@@ -236,11 +233,6 @@ mod tests {
         let refused = Err("Bootstrap failed: 125".into());
         assert_eq!(asked(&[125, 0], Duration::from_secs(60)), (1, refused));
     }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
 
     #[test]
     fn a_units_state_is_read_by_key_in_any_order() {
