@@ -169,7 +169,7 @@ fn one_command_has_a_reference_computed_and_compares_it() {
     );
     let said = computed(&python);
     assert_eq!((said.code, said.stderr.as_str()), (Some(0), ""), "{said:?}");
-    assert!(said.stdout.contains("\nnote   reference ") && said.stdout.ends_with("\nno law is broken\n"), "{said:?}");
+    assert!(said.stdout.contains("\nok     reference ") && said.stdout.ends_with("\nno law is broken\n"), "{said:?}");
     let said = computed("echo \"ModuleNotFoundError: No module named 'torch'\" >&2\nexit 1\n");
     let words =
         "exit status: 1: ModuleNotFoundError: No module named 'torch'; it needs a Python with torch, transformers";
