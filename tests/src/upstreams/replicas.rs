@@ -107,7 +107,8 @@ fn a_server_that_has_stopped_is_left_within_seconds_and_one_set_up_wrongly_at_on
             // About one second; the rest is for a busy machine.
             assert!(began.elapsed() < Duration::from_secs(5), "a server that {what}: {:?}", began.elapsed());
         }
-        assert!(!bad.asked().is_empty(), "{what}");
+        // Whether a server answers at all is found out without a request.
+        assert!(what == "stopped" || !bad.asked().is_empty(), "{what}");
     }
 }
 
