@@ -12,7 +12,7 @@ use crate::{
     Batch, CandidateRows, Result,
     nn::{
         backend::{
-            Backend, Formulas, Matrix,
+            Backend, Matrix,
             cases::{Activations, CASES, Case, MIXTURES, Mixture, Part, RECURRENT, spans, tables},
             noise,
         },
@@ -222,7 +222,8 @@ mod tests {
     use candle_core::Device;
 
     use super::super::{attention::head_sizes, double::Double, kernels::MetalKernels, libraries::LIBRARIES};
-    use super::{CASES, Formulas, Usable};
+    use super::{CASES, Usable};
+    use crate::nn::backend::Formulas;
 
     #[test]
     fn kernels_that_compute_the_formulas_are_all_used() {
