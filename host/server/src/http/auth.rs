@@ -144,7 +144,7 @@ impl Auth {
         // All keys are compared even after a match, so that timing reveals nothing.
         let mut matched = None;
         for known in &table.known {
-            // Whoever reads the configuration could guess a short one from its hash.
+            // A short key could be guessed from its hash in the configuration.
             let may_match = |is_long: bool| Choice::from(u8::from(is_long || known.account.is_none()));
             let matches = presented
                 .iter()

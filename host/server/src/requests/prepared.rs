@@ -73,7 +73,7 @@ impl Prepared {
         }
     }
 
-    /// What is sent to an upstream, which is as long as the client makes it; choices share it. Nobody is charged for it yet.
+    /// What is sent to an upstream, which is as long as the client makes it; choices share it. It is not yet charged to a client.
     pub(crate) fn body_mut(&mut self) -> Option<&mut Bytes> {
         match &mut self.place {
             Place::Here(_) => None,

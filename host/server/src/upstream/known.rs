@@ -1,4 +1,4 @@
-//! What is known about a model's servers, and for how long. Nobody waits for a refresh, and nobody for a server that has
+//! Facts about a model's servers, and how long they hold. No request waits for a refresh, or for a server that has
 //! stopped while another one answers.
 
 use std::{

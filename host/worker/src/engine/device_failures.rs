@@ -3,7 +3,7 @@
 
 use pensieve_protocol::job::{Failure, FailureCode};
 
-/// So many failures without a success between them are not a request's fault.
+/// After this many failures in a row the device is at fault, not a request.
 const IN_A_ROW_MAX: u32 = 3;
 
 /// The device's failures since it last computed something.
