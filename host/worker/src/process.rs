@@ -17,6 +17,7 @@ use std::{
     os::{fd::OwnedFd, unix::net::UnixStream},
     sync::{Arc, mpsc},
     thread,
+    time::Duration,
 };
 
 use pensieve_plugin_api::LogLevel;
@@ -56,6 +57,9 @@ pub const EXIT_DEVICE_LOST: i32 = 89;
 
 /// A sampler stage may take this fraction (1/N) of a step's time limit.
 const SAMPLER_SHARE: u32 = 12;
+
+/// Within this time a worker that has no more to answer puts its blocks on disk and ends, usually.
+const HANDOVER: Duration = Duration::from_secs(1);
 
 enum LoopInput {
     Command(Command),
@@ -167,6 +171,7 @@ fn store(load: &Load, model: &Model, reports: &ReportWriter) -> Option<Store> {
         return None;
     };
     let opened = Store::open(tier, &model.identity, model.card.block_tokens as usize, group_bytes.to_vec());
+    let opened = opened.and_then(|mut store| store.take_within(HANDOVER).map(|_| store));
     let complain = |level, why: &str| {
         let message = format!("this model runs without its cache in '{}'{why}", Outside::path(&tier.folder));
         reports.send(Report::Log { level, message });

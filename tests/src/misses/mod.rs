@@ -18,7 +18,7 @@ use crate::{
         client::request,
         server::{Options, PATIENCE, Server},
     },
-    scripted, starter,
+    processes, scripted, starter,
 };
 use talk::{APIS, Api, Said, Talk, Told};
 
@@ -357,6 +357,8 @@ fn tokens_that_are_read_from_disk_are_told_apart() {
         let first = case.ask(&talk);
         case.post("/v1/models/starter/unload");
         case.until("starter", |model| model["state"] == "idle");
+        // Until it has ended, its blocks are still put on disk.
+        case.until("starter", |_| processes::under("worker", server.pid()).is_empty());
         let again = case.ask(&talk);
         assert!(again.disk > 0 && again.disk >= first.computed * 9 / 10, "{api:?}: {first:?}, {again:?}");
         assert_eq!(again.kind(), None, "{again:?}");

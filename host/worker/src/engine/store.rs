@@ -17,7 +17,8 @@ use std::{
     io,
     os::unix::fs::{DirBuilderExt, FileExt, MetadataExt},
     path::{Path, PathBuf},
-    time::{Duration, SystemTime},
+    thread,
+    time::{Duration, Instant, SystemTime},
 };
 
 use sha2::{Digest, Sha256};
@@ -27,6 +28,8 @@ use file::Checksums;
 use pensieve_protocol::{outside::Outside, wire::DiskTier};
 
 const LOCK: &str = "lock";
+/// Interval between attempts to take a folder from another worker.
+const TURN: Duration = Duration::from_millis(20);
 /// How long an unopened folder is kept.
 const UNUSED_MAX: Duration = Duration::from_secs(14 * 24 * 3600);
 
@@ -74,6 +77,20 @@ impl Store {
             self.folder.parent().into_iter().for_each(sweep);
         }
         Ok(true)
+    }
+
+    /// Waits so long for another worker to give the folder up; returns true if this worker has it now.
+    pub fn take_within(&mut self, patience: Duration) -> io::Result<bool> {
+        let until = Instant::now() + patience;
+        loop {
+            if self.take()? {
+                return Ok(true);
+            }
+            if Instant::now() >= until {
+                return Ok(false);
+            }
+            thread::sleep(TURN);
+        }
     }
 
     /// True once the folder is this worker's. Until then nothing may be written to it, and its content is unknown.

@@ -105,6 +105,20 @@ fn one_worker_at_a_time_has_a_models_folder_and_others_have_their_own() {
 }
 
 #[test]
+fn a_worker_waits_a_little_for_the_one_before_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = open(folder.path(), 1 << 20).unwrap();
+    let mut next = open(folder.path(), 1 << 20).unwrap();
+    assert!(!next.take_within(Duration::from_millis(50)).unwrap());
+    let ends = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(100));
+        drop(first);
+    });
+    assert!(next.take_within(Duration::from_secs(60)).unwrap() && next.is_taken());
+    ends.join().unwrap();
+}
+
+#[test]
 fn what_no_worker_has_opened_for_weeks_is_deleted_unless_one_has_it() {
     let folder = tempfile::tempdir().unwrap();
     let tier = DiskTier { folder: folder.path().into(), bytes: 1 << 20 };
