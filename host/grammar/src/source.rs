@@ -33,9 +33,9 @@ impl Source {
         self.grammar.bytes()
     }
 
-    /// Returns the same source with each lenient schema in its frame that does not compile by itself replaced by any
-    /// JSON of the right type. If the fault lies elsewhere, fails with the error of the part that may not be relaxed,
-    /// or else with `error`.
+    /// Returns the same source with each part of its frame that does not compile by itself replaced: by its fallback,
+    /// or if it is a lenient schema by any JSON of the right type. If the fault lies elsewhere, fails with the error of
+    /// the part that may not be relaxed, or else with `error`.
     pub(crate) fn relaxed(
         &self,
         error: GrammarError,
@@ -47,9 +47,12 @@ impl Source {
             let alone = Self { salt: Vec::new(), open: None, grammar: part.grammar.clone(), close: None };
             match compile(&alone) {
                 Ok(()) => {}
-                Err(error) => match &part.grammar {
-                    Grammar::JsonSchema { schema, lenient: true, .. } => part.grammar = any_of_its_type(schema),
-                    _ => return Err(error.at(&part.field)),
+                Err(error) => match (part.fallback.take(), &part.grammar) {
+                    (Some(fallback), _) => part.grammar = *fallback,
+                    (None, Grammar::JsonSchema { schema, lenient: true, .. }) => {
+                        part.grammar = any_of_its_type(schema);
+                    }
+                    (None, _) => return Err(error.at(&part.field)),
                 },
             }
         }
@@ -69,7 +72,7 @@ impl Source {
         let mut body = compiled(&self.grammar)?;
         let mut parts = Vec::new();
         if let Grammar::Framed { parts: grammars, .. } = &self.grammar {
-            for (index, Part { field, grammar }) in grammars.iter().enumerate() {
+            for (index, Part { field, grammar, .. }) in grammars.iter().enumerate() {
                 let mut part = compiled(grammar).map_err(|error| error.at(field))?;
                 part.name = Some(format!("part{index}"));
                 parts.push(part);

@@ -99,6 +99,10 @@ pub struct Part {
     /// The request field that holds it, for errors.
     pub field: String,
     pub grammar: Grammar,
+    /// A text that begins with it is an answer; others of the same frame are calls.
+    pub is_answer: bool,
+    /// Takes the grammar's place if that cannot be compiled.
+    pub fallback: Option<Box<Grammar>>,
 }
 
 impl Spec {
@@ -112,7 +116,7 @@ impl Spec {
 impl Rule {
     /// A rule for the whole answer.
     pub fn from_start(answer: Part, then: Then) -> Self {
-        let Part { field, grammar } = answer;
+        let Part { field, grammar, .. } = answer;
         Self { field, trigger: Trigger::Start, open: None, grammar, close: None, then }
     }
 }
@@ -153,6 +157,11 @@ impl Grammar {
 
 impl Part {
     pub fn new(field: impl Into<String>, grammar: Grammar) -> Self {
-        Self { field: field.into(), grammar }
+        Self { field: field.into(), grammar, is_answer: false, fallback: None }
+    }
+
+    #[must_use]
+    pub fn or(self, fallback: Grammar) -> Self {
+        Self { fallback: Some(Box::new(fallback)), ..self }
     }
 }

@@ -64,13 +64,25 @@ fn in_every_form() {
 #[ignore = "a test above runs it in a network of its own"]
 fn with_a_patch() {
     let Some(codex) = agents::client() else { return };
-    let root = tempfile::tempdir().unwrap();
-    let source = root.path().join("scripted");
     // The first line lacks its asterisks, without which Codex would not apply the patch.
     let patch = " Begin Patch\n*** Add File: greeting.txt\n+say \"hi\" \\o/\n+\n*** End Patch\n";
     let call = json!({ "name": "apply_patch", "arguments": { "input": patch } });
     let call = format!("<tool_call>\n{call}\n</tool_call>");
-    scripted::checkpoint(&source, &[("Success. Updated", "It is there."), ("Greet", &call)]);
+    patches(&codex, |source| scripted::checkpoint(source, &[("Success. Updated", "It is there."), ("Greet", &call)]));
+    for family in &agents::families::FAMILIES {
+        println!("{}", family.template);
+        let (call, said) = (family.call("apply_patch", "input", patch), family.text("It is there."));
+        patches(&codex, |source| {
+            family.checkpoint(source, &[("Success. Updated", &said), ("Greet", &call), ("", &said)]);
+        });
+    }
+}
+
+/// Has Codex apply the patch of a model.
+fn patches(codex: &Path, checkpoint: impl FnOnce(&Path)) {
+    let root = tempfile::tempdir().unwrap();
+    let source = root.path().join("scripted");
+    checkpoint(&source);
     let plugins = vec![test_plugin("scripted"), plugin("pensieve-samplers")];
     let server = Options { plugins, models: vec![("scripted".into(), source)], ..Options::default() }.start();
     // A model gets the tool if the list of models says so.
@@ -79,7 +91,7 @@ fn with_a_patch() {
     let path = root.path().join("models.json");
     fs::write(&path, json!({ "models": catalog["models"] }).to_string()).unwrap();
     let project = root.path().join("project");
-    let said = run(&codex, &server, "scripted", &format!("model_catalog_json = {path:?}\n"), "Greet me", &project);
+    let said = run(codex, &server, "scripted", &format!("model_catalog_json = {path:?}\n"), "Greet me", &project);
     let written = fs::read_to_string(project.join("greeting.txt"));
     assert_eq!(written.unwrap_or_else(|error| panic!("{error}: {said:?}")), "say \"hi\" \\o/\n\n");
     assert!(said.text().contains("It is there."), "{said:?}");

@@ -4,6 +4,8 @@
 //! everything else is JSON according to the property's schema. Python and Gemma literals follow the schema's types,
 //! properties, items and enumerations; its other keywords are not enforced.
 
+mod literals;
+
 use std::collections::HashMap;
 
 use serde_json::{Map, Value};
@@ -11,7 +13,7 @@ use serde_json::{Map, Value};
 use super::{SPACE, escaped, json};
 use crate::{
     chat::Tool,
-    formats::{Markers, Tags, Types, properties, resolve},
+    formats::{Markers, Tags, Types, properties},
 };
 use pensieve_protocol::grammar::{Grammar, Part};
 
@@ -24,10 +26,6 @@ const PARTS_MAX: usize = 768;
 /// Objects with more properties, or with longer names, accept any properties.
 const FIELDS_MAX: usize = 1_000;
 const NAME_BYTES_MAX: usize = 256;
-/// Beyond this total length of an enumeration's strings, a literal accepts any string.
-const TEXTS_BYTES_MAX: usize = 16 << 10;
-/// Maximum nesting depth of literals that are constrained by their schema.
-const DEPTH_MAX: usize = 4;
 
 /// Writes a frame and collects its parts.
 pub(super) struct Writer<'a> {
@@ -102,9 +100,9 @@ impl<'a> Writer<'a> {
             self.tagged_text(tags);
             self.line(&format!("KEY: {}\nother: KEY {value} text", any_key(tags)));
         }
-        let (fields, required) = properties(&tool.schema);
+        let (listed, required) = properties(&tool.schema);
         let mut arguments = String::new();
-        let fields = fields.filter(|fields| self.has_room_for(fields));
+        let fields = listed.filter(|fields| self.has_room_for(fields));
         for (place, (key, schema)) in fields.into_iter().flatten().enumerate() {
             let head = self.markers.lark(&format!("{}{key}{}", tags.key, tags.key_end));
             let tail = self.tagged(tool, schema, tags);
@@ -115,8 +113,9 @@ impl<'a> Writer<'a> {
         }
         let is_text = self.is_text(&tags.key) && self.is_text(&tags.key_end);
         match fields {
-            None => arguments += "(other SPACE)* ",
-            Some(fields) if is_text && takes_more(&tool.schema, open) => {
+            None if listed.is_some() || takes_more(&tool.schema, true) => arguments += "(other SPACE)* ",
+            Some(fields) if fields.is_empty() && takes_more(&tool.schema, open) => arguments += "(other SPACE)* ",
+            Some(fields) if !fields.is_empty() && is_text && takes_more(&tool.schema, open) => {
                 let named = fields.keys().map(|key| escaped(key)).collect::<Vec<_>>().join("|");
                 let key = any_key(tags);
                 let (head, tail) = (escaped(&tags.key), escaped(&tags.key_end));
@@ -125,7 +124,7 @@ impl<'a> Writer<'a> {
                 ));
                 arguments += &format!("(other{index} SPACE)* ");
             }
-            Some(_) => {}
+            _ => {}
         }
         arguments
     }
@@ -149,6 +148,13 @@ impl<'a> Writer<'a> {
 
     /// Adds a value between tags, including the closing tag.
     fn tagged(&mut self, tool: &Tool, schema: &Value, tags: &Tags) -> String {
+        if let Some(expression) = &tool.input {
+            let is_text = self.is_text(&tags.end);
+            let end = if is_text { escaped(&tags.end) } else { String::new() };
+            let part =
+                self.input(tool, expression, &escaped(&tags.margin), &format!("{}{end}", escaped(&tags.margin)), &end);
+            return if is_text { part } else { format!("{part} {}", self.markers.lark(&tags.end)) };
+        }
         let types = Types::of(schema, &tool.schema);
         let texts = schema.get("enum").and_then(Value::as_array).filter(|values| values.iter().all(Value::is_string));
         let value = match (texts, types) {
@@ -165,6 +171,16 @@ impl<'a> Writer<'a> {
         };
         let (margin, end) = (self.markers.lark(&tags.margin), self.markers.lark(&tags.end));
         format!("{margin} {value} {margin} {end}")
+    }
+
+    /// Adds a text that an expression describes, between two more expressions; `mark` ends it wherever it occurs.
+    fn input(&mut self, tool: &Tool, expression: &str, before: &str, after: &str, mark: &str) -> String {
+        let unmarked = if mark.is_empty() { String::new() } else { format!(" & ~/{before}(?s:.*){mark}(?s:.+)/") };
+        let of = |expression: &str| {
+            Grammar::Lark(format!("start: INPUT\nINPUT: /{before}(?:{expression}){after}/{unmarked}\n"))
+        };
+        self.parts.push(Part::new(&tool.field, of(&between_slashes(expression))).or(of("(?s:.*)")));
+        format!("@part{}", self.parts.len() - 1)
     }
 
     /// Adds a property's value as JSON; `None` if there is no room for its schema.
@@ -202,143 +218,22 @@ impl<'a> Writer<'a> {
         self.known.insert(text, self.parts.len() - 1);
         Some(self.parts.len() - 1)
     }
-
-    /// Adds a tool's arguments as literals in the schema's order: in Python's notation, or with `quote` around strings.
-    /// The caller adds the closing bracket.
-    pub fn literals(&mut self, index: usize, tool: &Tool, quote: Option<&str>) -> String {
-        if !std::mem::replace(&mut self.has_literals, true) {
-            self.literal_rules(quote);
-        }
-        let notation = Notation { quote, root: &tool.schema };
-        self.fields(&notation, &tool.schema, &format!("f{index}"), true, DEPTH_MAX)
-    }
-
-    /// Adds the rules shared by all literals.
-    fn literal_rules(&mut self, quote: Option<&str>) {
-        match quote {
-            None => self.line(concat!(
-                "string: STRING\n",
-                r#"STRING: /"(\\[^\n]|[^"\\\n])*"|'(\\[^\n]|[^'\\\n])*'/"#,
-                "\nfield: STRING COLON value\nword: \"True\" | \"False\" | \"None\"",
-            )),
-            Some(quote) => {
-                let mark = self.markers.lark(quote);
-                if self.is_text(quote) {
-                    let quote = escaped(quote);
-                    self.line(&format!(
-                        "string: STRING\nSTRING: /{quote}(?s:.*){quote}/ & ~/{quote}(?s:.*){quote}(?s:.+)/"
-                    ));
-                } else {
-                    self.line(&format!("string: {mark} FREE {mark}\nFREE: /(?s:.*)/"));
-                }
-                self.line("field: KEY \":\" value\nword: \"true\" | \"false\" | \"null\"");
-            }
-        }
-        self.line(concat!(
-            "value: string | NUMBER | word | list | fields\n",
-            "list: \"[\" (value (COMMA value)*)? \"]\"\n",
-            "fields: \"{\" (field (COMMA field)*)? \"}\"\n",
-            "KEY: /[A-Za-z_][A-Za-z0-9_.-]{0,127}/\n",
-            "INTEGER: /-?(0|[1-9][0-9]{0,18})/\n",
-            r"NUMBER: /-?(0|[1-9][0-9]{0,18})(\.[0-9]{1,18})?([eE][+-]?[0-9]{1,3})?/",
-            "\nCOLON: /[ ]?:[ ]?/",
-        ));
-    }
-
-    /// Adds the comma-separated fields of an object.
-    fn fields(&mut self, notation: &Notation<'_>, schema: &Value, name: &str, is_outer: bool, depth: usize) -> String {
-        let (fields, required) = properties(schema);
-        let Some(fields) = fields.filter(|fields| self.has_room_for(fields)) else {
-            let field = if notation.is_python() && is_outer { "KEY \"=\" value" } else { "field" };
-            return format!("({field} (COMMA {field})*)?");
-        };
-        let key_of = |key: &str| match (notation.is_python(), is_outer) {
-            (true, true) => json(&format!("{key}=")),
-            (true, false) => format!("(\"'{key}'\" | {}) COLON", json(&json(key))),
-            (false, _) => json(&format!("{key}:")),
-        };
-        let mut fields: Vec<_> = fields.iter().collect();
-        if !notation.is_python() {
-            // Gemma's templates sort the fields.
-            fields.sort_by_cached_key(|(key, _)| key.to_lowercase());
-        }
-        let mut items: Vec<(String, bool)> = Vec::new();
-        for (place, (key, schema)) in fields.into_iter().enumerate() {
-            let value = self.literal(notation, schema, &format!("{name}x{place}"), depth);
-            items.push((format!("{} {value}", key_of(key)), required.contains(key.as_str())));
-        }
-        // A tail is everything that may follow an item, including the comma; a head begins with the first item present.
-        let mut tail = String::new();
-        let mut heads = Vec::new();
-        for (place, (item, is_required)) in items.iter().enumerate().rev() {
-            self.line(&format!("{name}i{place}: {item}"));
-            if *is_required {
-                heads.clear();
-            }
-            heads.push(format!("{name}i{place} {tail}"));
-            let link = if *is_required { format!("COMMA {name}i{place}") } else { format!("(COMMA {name}i{place})?") };
-            self.line(&format!("{name}t{place}: {link} {tail}"));
-            tail = format!("{name}t{place}");
-        }
-        let is_any = items.iter().any(|(_, is_required)| *is_required);
-        format!("({}){}", heads.join(" | "), if is_any { "" } else { "?" })
-    }
-
-    /// Adds a value according to its schema.
-    fn literal(&mut self, notation: &Notation<'_>, schema: &Value, name: &str, depth: usize) -> String {
-        let Some(deeper) = depth.checked_sub(1).filter(|_| self.has_room()) else { return "value".into() };
-        if let Some(target) =
-            schema.get("$ref").and_then(Value::as_str).and_then(|target| resolve(target, notation.root))
-        {
-            return self.literal(notation, target, name, deeper);
-        }
-        let words = if notation.is_python() {
-            ["\"True\"", "\"False\"", "\"None\""]
-        } else {
-            ["\"true\"", "\"false\"", "\"null\""]
-        };
-        let texts = schema.get("enum").and_then(Value::as_array).filter(|values| values.iter().all(Value::is_string));
-        let bytes = |values: &Vec<Value>| values.iter().filter_map(Value::as_str).map(str::len).sum::<usize>();
-        if let Some(values) = texts.filter(|values| bytes(values) <= TEXTS_BYTES_MAX) {
-            let texts = values.iter().filter_map(Value::as_str).map(|text| self.literal_text(notation, text));
-            return format!("({})", texts.collect::<Vec<_>>().join(" | "));
-        }
-        match Types::of(schema, notation.root) {
-            Types::TEXT => "string".into(),
-            Types::BOOLEAN => format!("({} | {})", words[0], words[1]),
-            Types::NULL => words[2].into(),
-            Types::NUMBER if schema.get("type").is_some_and(|name| name == "integer") => "INTEGER".into(),
-            Types::NUMBER => "NUMBER".into(),
-            Types::LIST => {
-                let item =
-                    schema.get("items").map_or("value".into(), |items| self.literal(notation, items, name, deeper));
-                format!("\"[\" ({item} (COMMA {item})*)? \"]\"")
-            }
-            Types::OBJECT => format!("\"{{\" {} \"}}\"", self.fields(notation, schema, name, false, deeper)),
-            _ => "value".into(),
-        }
-    }
-
-    /// Adds a string as a literal.
-    fn literal_text(&self, notation: &Notation<'_>, text: &str) -> String {
-        match notation.quote {
-            Some(quote) => self.markers.lark(&format!("{quote}{text}{quote}")),
-            None => format!("{} | {}", json(&json(text)), json(&format!("'{text}'"))),
-        }
-    }
 }
 
-/// The notation of literals, and the document in which references are resolved.
-struct Notation<'a> {
-    /// The marker around strings; `None` for quotation marks.
-    quote: Option<&'a str>,
-    root: &'a Value,
-}
-
-impl Notation<'_> {
-    fn is_python(&self) -> bool {
-        self.quote.is_none()
+/// Writes an expression as it stands between slashes in a grammar.
+fn between_slashes(expression: &str) -> String {
+    let (mut text, mut is_escaped) = (String::with_capacity(expression.len()), false);
+    for letter in expression.chars() {
+        match letter {
+            '/' if !is_escaped => text.push_str("\\/"),
+            '\n' if !is_escaped => text.push_str("\\n"),
+            // The backslash before it stands already.
+            '\n' => text.push('n'),
+            letter => text.push(letter),
+        }
+        is_escaped = letter == '\\' && !is_escaped;
     }
+    text
 }
 
 /// A key that the schema does not name, with its tags. It is a single terminal, like the known keys, because the

@@ -138,7 +138,13 @@ impl Frame<'_> {
             (false, true) => "calls: SPACE call (SEPARATOR call)*\n",
         };
         let start = if answer.is_some() { "start: SPACE @part0 | calls\n" } else { "start: calls\n" };
-        self.framed(&format!("{start}{calls}{call}SEPARATOR: /{SPACE};?{SPACE}/\n"), answer)
+        let mut grammar = self.framed(&format!("{start}{calls}{call}SEPARATOR: /{SPACE};?{SPACE}/\n"), answer);
+        if let (Grammar::Framed { parts, .. }, Some(_)) = (&mut grammar, answer)
+            && let Some(answer) = parts.first_mut()
+        {
+            answer.is_answer = true;
+        }
+        grammar
     }
 
     /// The grammar after a marker.
@@ -233,7 +239,7 @@ impl Frame<'_> {
             Body::Object(_) | Body::List(_) => object(&mut writer, index, tool),
             Body::Named(named) => self.named(&mut writer, index, tool, named),
             Body::Python(_) => {
-                let arguments = writer.literals(index, tool, None);
+                let arguments = writer.literals(index, tool, None, self.open);
                 writer.line(&format!("rest{index}: {arguments} \")\""));
                 format!("{} rest{index}", json(&format!("{}(", tool.name)))
             }
@@ -275,7 +281,9 @@ impl Frame<'_> {
         let arguments = match &named.form {
             Arguments::Json => format!("SPACE {} {space}", writer.json(tool)),
             Arguments::Tags(tags) => format!("SPACE {}", writer.tags(index, tool, tags, self.open)),
-            Arguments::Quoted { quote } => format!("{} \"}}\" {space}", writer.literals(index, tool, Some(quote))),
+            Arguments::Quoted { quote } => {
+                format!("{} \"}}\" {space}", writer.literals(index, tool, Some(quote), self.open))
+            }
         };
         let after = self.markers.lark(after);
         format!("{name} {id} {marker} {arguments} {after}")

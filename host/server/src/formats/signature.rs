@@ -155,9 +155,9 @@ pub fn resolve<'a>(reference: &str, root: &'a Value) -> Option<&'a Value> {
     root.pointer(reference.strip_prefix('#')?.trim_end_matches('/'))
 }
 
-/// Returns the properties of an object's schema, and the required ones.
+/// Returns the properties of an object's schema, if it lists them, and the required ones.
 pub fn properties(schema: &Value) -> (Option<&Map<String, Value>>, HashSet<&str>) {
-    let properties = schema.get("properties").and_then(Value::as_object).filter(|fields| !fields.is_empty());
+    let properties = schema.get("properties").and_then(Value::as_object);
     let required = schema.get("required").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str);
     (properties, required.collect())
 }

@@ -81,7 +81,7 @@ fn tool(field: &Field<'_>) -> Result<Tool, ApiError> {
         schema,
         strict: false,
         field: path.to_owned(),
-        barred: false,
+        ..Tool::default()
     })
 }
 

@@ -238,7 +238,7 @@ fn tools(body: &Field<'_>) -> Result<Vec<Tool>, ApiError> {
             schema,
             strict: false,
             field: parameters.path().to_owned(),
-            barred: false,
+            ..Tool::default()
         };
         if tools.iter().any(|other| other.name == tool.name) {
             return Err(name.invalid(format_args!("another tool is called '{}' already", tool.name)));

@@ -125,7 +125,7 @@ fn tool(field: &Field<'_>) -> Result<Tool, ApiError> {
         schema,
         strict: function.get("strict").flag(false)?,
         field: parameters.path().to_owned(),
-        barred: false,
+        ..Tool::default()
     })
 }
 
@@ -162,7 +162,8 @@ mod tests {
         let function = json!({"name": "add", "description": "adds", "parameters": schema, "strict": true});
         let found = read(json!({"tools": [{"type": "function", "function": function}], "parallel_tool_calls": false}));
         let field = "tools.0.function.parameters".into();
-        let tool = Tool { name: "add".into(), description: "adds".into(), schema, strict: true, field, barred: false };
+        let tool =
+            Tool { name: "add".into(), description: "adds".into(), schema, strict: true, field, ..Tool::default() };
         assert_eq!(found, Ok(Tools { tools: vec![tool], choice: ToolChoice::Auto, single_call: true }));
         let bare = &read(json!({"tools": tools(&["x"])})).unwrap().tools[0];
         assert_eq!((bare.schema["type"].as_str(), bare.strict), (Some("object"), false));

@@ -238,7 +238,7 @@ fn function(item: &Field<'_>) -> Result<Tool, ApiError> {
         // Codex session.
         strict: item.get("strict").flag(false)?,
         field: parameters.path().to_owned(),
-        barred: false,
+        ..Tool::default()
     })
 }
 
@@ -249,6 +249,7 @@ impl Format {
             (Ok(expression), Some(tool)) => {
                 let pattern = format!("^(?:{expression})$");
                 tool.schema["properties"][CUSTOM_ARGUMENT]["pattern"] = pattern.into();
+                tool.input = Some(expression);
             }
             (Err(why), _) => self.warn(&why, warnings),
             (Ok(_), None) => {}
@@ -290,7 +291,7 @@ fn custom(item: &Field<'_>) -> Result<(Tool, Option<Format>), ApiError> {
         }),
         strict: false,
         field: definition.path().to_owned(),
-        barred: false,
+        ..Tool::default()
     };
     Ok((tool, format))
 }

@@ -271,18 +271,14 @@ fn vocabulary(special: &[&str]) -> Arc<Vocabulary> {
 }
 
 fn case(known: &Known, choice: &ToolChoice, thoughts: Thoughts) -> Case {
+    case_with(known, &tools(), choice, thoughts, false)
+}
+
+fn case_with(known: &Known, tools: &[Tool], choice: &ToolChoice, thoughts: Thoughts, open: bool) -> Case {
     let vocabulary = vocabulary(known.family.special);
     let markers = Markers::of(&known.format, &vocabulary);
-    let rules = Rules {
-        format: &known.format,
-        markers: &markers,
-        tools: &tools(),
-        choice,
-        single: false,
-        answer: None,
-        thoughts,
-        open: false,
-    };
+    let rules =
+        Rules { format: &known.format, markers: &markers, tools, choice, single: false, answer: None, thoughts, open };
     let compiler = Compiler::new(vocabulary.clone(), Duration::from_secs(20));
     Case { vocabulary, spec: rules.spec().unwrap(), compiler }
 }
@@ -333,5 +329,80 @@ fn grammars_allow_what_templates_write_and_keep_arguments_to_their_schema() {
             Some(token) => assert!(!barred.allows_token(token), "{name}: {open}"),
             None => assert!(barred.write(answer).0 < answer.len(), "{name}: {answer}"),
         }
+    }
+}
+
+/// A family's answer with a call of a tool whose only argument, `place`, is "Bern".
+fn call_of(known: &Known) -> (String, Thoughts) {
+    let (prompt, _) = known.answer("typed_arguments", "Look.");
+    let (_, answer) = known.answer("calls_beside_text", "time?");
+    let answer = answer.trim_start_matches("\n<think></think>");
+    let answer = answer.replace(", \"id\": \"C7kTHHmZ3\"", "").replace(", \"id\": \"Rg01d6oqv\"", "");
+    assert!(answer.contains("place") && answer.matches("Bern").count() == 1, "{answer}");
+    (answer, known.format.thoughts(&prompt))
+}
+
+/// The tools of that answer, the first of which is this one.
+fn and_now(tool: Tool) -> Vec<Tool> {
+    let now = tools().into_iter().filter(|tool| tool.name == "now");
+    [tool].into_iter().chain(now).collect()
+}
+
+fn get_weather(schema: Value) -> Tool {
+    Tool { name: "get_weather".into(), schema, ..Tool::default() }
+}
+
+#[test]
+fn a_tool_takes_other_arguments_only_where_its_schema_says_so() {
+    let days = json!({ "days": { "type": "integer" } });
+    for known in families() {
+        let (answer, thoughts) = call_of(&known);
+        for (schema, open, takes) in [
+            (json!({ "type": "object", "properties": {} }), false, false),
+            (json!({ "type": "object", "properties": {} }), true, true),
+            (json!({ "type": "object", "additionalProperties": false }), false, false),
+            (json!({ "type": "object", "properties": {}, "additionalProperties": true }), false, true),
+            (json!({ "type": "object" }), false, true),
+            (json!({ "type": "object", "properties": days }), false, false),
+            (json!({ "type": "object", "properties": days }), true, true),
+            (json!({ "type": "object", "properties": days, "additionalProperties": true }), false, true),
+            (json!({ "type": "object", "properties": days, "additionalProperties": false }), true, false),
+        ] {
+            let tools = and_now(get_weather(schema.clone()));
+            let case = case_with(&known, &tools, &ToolChoice::Auto, thoughts, open);
+            let (written, may_end) = case.write(&answer);
+            let is_taken = written == answer.len() && may_end;
+            assert_eq!(is_taken, takes, "{}: {schema}, {open}: {written} of {answer}", known.family.template);
+        }
+        // A listed argument keeps to its schema beside others.
+        let schema = json!({ "properties": { "place": { "enum": ["Bern"] } }, "additionalProperties": true });
+        let case = case_with(&known, &and_now(get_weather(schema)), &ToolChoice::Auto, thoughts, false);
+        case.allows(&answer);
+        let (written, may_end) = case.write(&answer.replace("Bern", "Genf"));
+        assert!(written < answer.len() || !may_end, "{}: {answer}", known.family.template);
+    }
+}
+
+#[test]
+fn the_input_of_a_custom_tool_keeps_to_its_grammar_in_every_form() {
+    let tool = |expression: &str| {
+        let place = json!({ "type": "string", "pattern": format!("^(?:{expression})$") });
+        let schema = json!({ "type": "object", "properties": { "place": place }, "required": ["place"],
+            "additionalProperties": false });
+        Tool { input: Some(expression.into()), ..get_weather(schema) }
+    };
+    for known in families() {
+        let (name, (answer, thoughts)) = (known.family.template, call_of(&known));
+        let case = |expression| case_with(&known, &and_now(tool(expression)), &ToolChoice::Auto, thoughts, false);
+        let patch = case("a+/[b/]\\.?");
+        patch.allows(&answer.replace("Bern", "aa/b"));
+        patch.allows(&answer.replace("Bern", "a//."));
+        for wrong in ["a/c", "a/b. ", "", "Bern"] {
+            let wrong = answer.replace("Bern", wrong);
+            let (written, may_end) = patch.write(&wrong);
+            assert!(written < wrong.len() || !may_end, "{name}: {wrong}");
+        }
+        // What cannot be enforced is a text like any other.
+        case("(?<=a)b").allows(&answer);
     }
 }

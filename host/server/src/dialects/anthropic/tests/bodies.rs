@@ -108,7 +108,8 @@ fn reads_tools_and_keeps_the_order_of_their_fields() {
     assert_eq!(read[0].schema.to_string(), r#"{"type":"object","properties":{"z":{},"a":{}}}"#);
     let field = "tools.1.input_schema".into();
     let schema = json!({"type": "object"});
-    let second = Tool { name: "b-2_".into(), description: String::new(), schema, strict: true, field, barred: false };
+    let second =
+        Tool { name: "b-2_".into(), description: String::new(), schema, strict: true, field, ..Tool::default() };
     assert_eq!(read[1], second);
 }
 
