@@ -369,6 +369,61 @@ async fn json_that_nears_its_limit_is_completed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn lists_of_long_records_are_completed_at_any_limit() {
+    let names: Vec<String> = (0..25).map(|number| format!("a_rather_long_name_{number}")).collect();
+    let fields: serde_json::Map<_, _> = names.iter().map(|name| (name.clone(), json!({ "type": "string" }))).collect();
+    let record = json!({ "type": "object", "properties": fields, "required": names });
+    let record_of =
+        |text: &str| -> serde_json::Map<_, _> { names.iter().map(|name| (name.clone(), json!(text))).collect() };
+    let written =
+        json!([record_of("some text"), record_of("more text"), record_of("and so on"), record_of("to the end")]);
+    let rows = json!({ "rows": written });
+    let script = [("list", written.to_string()), ("rows", rows.to_string())];
+    let script = script.each_ref().map(|(asked, said)| (*asked, said.as_str()));
+    let home = Home::open(|config| scripted::checkpoint(&config.models[0].source, &script)).await;
+    let list = json!({ "type": "array", "items": record });
+    let object = json!({ "type": "object", "properties": { "rows": list }, "required": ["rows"] });
+    for (text, schema, tools) in
+        [("list", &list, Vec::new()), ("rows", &object, Vec::new()), ("rows", &object, tools())]
+    {
+        for max_tokens in (150..=900).step_by(150) {
+            let grammar = Grammar::json_schema(schema.to_string(), true);
+            let format = ResponseFormat::Grammar { grammar, field: "format".into() };
+            let asked = request(Conversation { tools: tools.clone(), ..asked(text) });
+            let answer = home.ask(Request { format, max_tokens: Some(max_tokens), ..asked }).await.unwrap();
+            let value: serde_json::Value =
+                serde_json::from_str(&answer.text).unwrap_or_else(|error| panic!("{error}: {answer:?}"));
+            let rows = if text == "list" { &value } else { &value["rows"] };
+            let rows = rows.as_array().unwrap_or_else(|| panic!("{value}"));
+            assert!(rows.iter().all(|row| names.iter().all(|name| row[name].is_string())), "{value}");
+            assert!(max_tokens < 600 || !rows.is_empty(), "there is room for one: {value}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_string_of_json_that_loops_is_ended_long_before_an_answer_would_be() {
+    let looping = format!("{{\"city\": \"{}", "Bern, Basel, ".repeat(200));
+    let digits = format!("[{}1]", "0, ".repeat(300));
+    let script = [("city", looping.as_str()), ("numbers", digits.as_str())];
+    let home = Home::open(|config| scripted::checkpoint(&config.models[0].source, &script)).await;
+    let ask = async |text: &str, schema: serde_json::Value| {
+        let grammar = Grammar::json_schema(schema.to_string(), true);
+        let format = ResponseFormat::Grammar { grammar, field: "format".into() };
+        home.ask(Request { format, max_tokens: Some(2_000), ..request(asked(text)) }).await.unwrap()
+    };
+    let schema = json!({ "properties": { "city": { "type": "string" }, "size": { "type": "integer" } },
+        "required": ["city", "size"] });
+    let city = ask("city", schema).await;
+    let value: serde_json::Value = serde_json::from_str(&city.text).unwrap();
+    assert!(value["size"].is_number() && value["city"].is_string(), "{city:?}");
+    assert_eq!((city.reason, city.usage.generated < 400), (Some(Finish::Repetition), true), "{city:?}");
+    let numbers = ask("numbers", json!({ "type": "array", "items": { "type": "integer" } })).await;
+    let value: serde_json::Value = serde_json::from_str(&numbers.text).unwrap();
+    assert_eq!((value.as_array().unwrap().len(), numbers.reason), (301, Some(Finish::GrammarDone)), "{numbers:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn objects_have_the_properties_that_their_schema_names_unless_it_is_opened() {
     let home = Home::open(|_| ()).await;
     let ask = async |schema: serde_json::Value, open_schemas| {

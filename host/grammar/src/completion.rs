@@ -5,38 +5,59 @@
 
 use llguidance::Matcher;
 
-use crate::constraint_error::ConstraintError;
+use crate::{constraint_error::ConstraintError, outline::Outline};
 
+/// Longest completion.
 const BYTES_MAX: usize = 8 << 10;
+/// Longest completion with an item in each list.
+const FILLED_BYTES_MAX: usize = 2 << 10;
 /// Within a string, and elsewhere.
 const IN_TEXT: &[u8] = b"\"-0";
 const ELSEWHERE: &[u8] = b"}]\":,0ntf{[";
+/// The same where lists get an item before they end.
+const FILLED: &[u8] = b"}{\":0ntf],[";
 
-/// Returns the bytes that complete the text of a matcher; `None` if the search finds none. `advance` accepts a byte if
-/// it continues the text.
-pub(crate) fn complete(
-    matcher: &mut Matcher,
-    advance: impl Fn(&mut Matcher, u8) -> Result<bool, ConstraintError>,
-) -> Option<Vec<u8>> {
-    let mut bytes = Vec::new();
-    while !matcher.is_accepting().ok()? {
-        if bytes.len() >= BYTES_MAX {
-            return None;
-        }
-        // Only within a string may both of these come next.
-        let is_text = [b'}', b'x'].iter().all(|byte| continues(matcher, *byte, &advance));
-        let first = if is_text { IN_TEXT } else { ELSEWHERE };
-        let rest = (b'!'..=b'~').chain([b' ']).chain(0x80..0xff);
-        let next = first.iter().copied().chain(rest).find(|byte| matches!(advance(matcher, *byte), Ok(true)))?;
-        bytes.push(next);
-    }
-    Some(bytes)
+/// Accepts a byte if it continues the text.
+pub(crate) type Advance<'a> = dyn Fn(&mut Matcher, u8) -> Result<bool, ConstraintError> + 'a;
+
+/// Returns the bytes that complete the text of a matcher, of which this is the outline; `None` if the search finds none.
+pub(crate) fn complete(matcher: &mut Matcher, outline: Outline, advance: &Advance<'_>) -> Option<Vec<u8>> {
+    search(matcher, outline, advance, ELSEWHERE, BYTES_MAX)
 }
 
-fn continues(
-    matcher: &Matcher,
-    byte: u8,
-    advance: &impl Fn(&mut Matcher, u8) -> Result<bool, ConstraintError>,
-) -> bool {
-    matches!(advance(&mut matcher.clone(), byte), Ok(true))
+/// Returns a text with an item in each list that may have one; `None` if it is long.
+pub(crate) fn fill(matcher: &mut Matcher, outline: Outline, advance: &Advance<'_>) -> Option<Vec<u8>> {
+    search(matcher, outline, advance, FILLED, FILLED_BYTES_MAX)
+}
+
+fn search(
+    matcher: &mut Matcher,
+    mut outline: Outline,
+    advance: &Advance<'_>,
+    order: &[u8],
+    bytes_max: usize,
+) -> Option<Vec<u8>> {
+    let mut text = Vec::new();
+    while outline.depth() > 0 || !matcher.is_accepting().ok()? {
+        let begun = text.len();
+        // Names of properties are mostly known; to try each of their bytes takes thirty times as long.
+        for byte in matcher.compute_ff_bytes() {
+            if !matches!(advance(matcher, byte), Ok(true)) {
+                break;
+            }
+            text.push(byte);
+        }
+        if text.len() == begun {
+            let first = if outline.in_text() { IN_TEXT } else { order };
+            let rest = (b'!'..=b'~').chain([b' ']).chain(0x80..0xff);
+            text.push(first.iter().copied().chain(rest).find(|byte| matches!(advance(matcher, *byte), Ok(true)))?);
+        }
+        if text.len() > bytes_max {
+            return None;
+        }
+        for byte in &text[begun..] {
+            outline.push(*byte);
+        }
+    }
+    Some(text)
 }

@@ -13,7 +13,10 @@ use llguidance::Matcher;
 
 use crate::patterns::{ROOT, StateId};
 use crate::token_trie::TokenTrie;
-use crate::{completion, constraint_error::ConstraintError, rules::Rules};
+use crate::{completion, constraint_error::ConstraintError, outline::Outline, rules::Rules};
+
+/// A way to find the rest of a text; see [`completion`].
+type Search = fn(&mut Matcher, Outline, &completion::Advance<'_>) -> Option<Vec<u8>>;
 
 /// A number of JSON gets no more characters; doubles and 64-bit integers have fewer.
 const DIGITS_MAX: usize = 24;
@@ -28,6 +31,12 @@ pub struct Constraint {
     digits: usize,
     /// The output has more than white space; models part their answer from their reasoning by a blank line.
     is_begun: bool,
+    /// First byte of a rule's text that is not white space; 0 for a special token.
+    first: Option<u8>,
+    /// Where a JSON answer stands.
+    outline: Outline,
+    /// Number of tokens that the output may have.
+    room: u32,
 }
 
 #[derive(Clone)]
@@ -62,7 +71,22 @@ impl Constraint {
         } else {
             rules.answer()
         };
-        Self { rules, phase, mask: Mask::Unknown, digits: 0, is_begun: false }
+        Self {
+            rules,
+            phase,
+            mask: Mask::Unknown,
+            digits: 0,
+            is_begun: false,
+            first: None,
+            outline: Outline::default(),
+            room: u32::MAX,
+        }
+    }
+
+    /// Expects at most this many tokens. A list in a JSON answer does not take the room of what has to follow it.
+    #[must_use]
+    pub fn within(self, room: u32) -> Self {
+        Self { room, ..self }
     }
 
     /// Returns the logits mask for the next token, one bit per token, lowest bit first; `None` if every token is
@@ -98,6 +122,7 @@ impl Constraint {
         let bytes = self.rules.vocabulary.bytes(token);
         let tail = bytes.iter().rev().take_while(|byte| is_numeric(**byte)).count();
         self.digits = if tail == bytes.len() { self.digits + tail } else { tail };
+        self.outline.count_token();
         let is_bound = matches!(self.phase, Phase::Bound { .. });
         self.is_begun |= !is_bound || !bytes.iter().all(u8::is_ascii_whitespace);
         let result = self.take(token).map_err(|error| self.about(error));
@@ -125,22 +150,72 @@ impl Constraint {
 
     /// Returns tokens that complete the answer from here, if it is JSON that has begun and can be completed.
     pub fn completion(&self) -> Option<Vec<u32>> {
+        self.rules.tokens_of(&self.ending()?)
+    }
+
+    /// True within a string of an answer that is JSON.
+    pub fn in_text(&self) -> bool {
+        self.answer().is_some() && self.outline.in_text()
+    }
+
+    /// Returns the tokens of about the shortest answer, if it is JSON.
+    pub fn shortest(&self) -> Option<Vec<u32>> {
+        self.whole(completion::complete)
+    }
+
+    /// Returns the tokens of a short answer with an item in each of its lists, if it is JSON.
+    pub fn filled(&self) -> Option<Vec<u32>> {
+        self.whole(completion::fill)
+    }
+
+    fn whole(&self, search: Search) -> Option<Vec<u32>> {
+        let rule = self.rules.start.map(|rule| &self.rules.rules[rule])?;
+        if !rule.is_answer && !rule.may_be_answer {
+            return None;
+        }
+        let begun: &[u8] = if rule.is_answer { b"" } else { b"{" };
+        let search = || {
+            let (mut matcher, mut outline) = (rule.template.start(), Outline::default());
+            for byte in begun {
+                advance(&self.rules.vocabulary, &mut matcher, *byte).ok().filter(|taken| *taken)?;
+                outline.push(*byte);
+            }
+            Some([begun, &self.rules.search(matcher, outline, search)?].concat())
+        };
+        self.rules.tokens_of(&panic::catch_unwind(AssertUnwindSafe(search)).ok()??)
+    }
+
+    /// The state of an answer that is JSON.
+    fn answer(&self) -> Option<&Matcher> {
         match &self.phase {
-            Phase::Bound { rule, matcher } if self.rules.rules[*rule].is_answer => {
-                panic::catch_unwind(AssertUnwindSafe(|| self.rules.complete(matcher.as_ref().clone()))).ok()?
+            Phase::Bound { rule, matcher } => {
+                let rule = &self.rules.rules[*rule];
+                (rule.is_answer || rule.may_be_answer && self.first == Some(b'{')).then_some(matcher)
             }
             _ => None,
         }
     }
 
-    /// Returns the tokens of about the shortest answer, if it is JSON.
-    pub fn shortest(&self) -> Option<Vec<u32>> {
-        let rule = self.rules.start.map(|rule| &self.rules.rules[rule]).filter(|rule| rule.is_answer)?;
-        panic::catch_unwind(AssertUnwindSafe(|| self.rules.complete(rule.template.start()))).ok()?
+    /// Ends a list that has become too long for its room.
+    fn decide_on_lists(&mut self) {
+        let Some(place) = self.outline.overlong(self.room) else { return };
+        if self.answer().is_some() {
+            let ending = self.ending();
+            self.outline.decide(place, ending.as_deref());
+        }
+    }
+
+    /// Returns the bytes that complete an answer that is JSON.
+    fn ending(&self) -> Option<Vec<u8>> {
+        let matcher = self.answer()?.clone();
+        let search = || self.rules.search(matcher, self.outline.clone(), completion::complete);
+        panic::catch_unwind(AssertUnwindSafe(search)).ok()?
     }
 
     fn make_mask(&mut self) -> Result<Option<Arc<[u32]>>, ConstraintError> {
+        self.decide_on_lists();
         let (rules, digits, is_begun) = (self.rules.clone(), self.digits, self.is_begun);
+        let ended = if self.answer().is_some() { self.outline.ended() } else { None };
         match &mut self.phase {
             Phase::Complete => Err(ConstraintError::new("nothing may follow its end")),
             Phase::Free { at } => Ok(rules.barred(&rules.free, *at)),
@@ -173,6 +248,9 @@ impl Constraint {
                 if !is_begun && rules.rules[*rule].is_answer {
                     rules.bar_first(&mut bits, |byte| byte.is_ascii_whitespace());
                 }
+                if let Some(place) = ended {
+                    rules.bar(&mut bits, |bytes| self.outline.adds_item(place, bytes));
+                }
                 Ok(Some(bits.into()))
             }
         }
@@ -188,7 +266,13 @@ impl Constraint {
             Phase::Bound { rule, matcher } => {
                 let rule = *rule;
                 if !rules.resumes(rule) || continues(matcher, token)? {
-                    if consume(matcher, token)? {
+                    let is_over = consume(matcher, token)?;
+                    let bytes = rules.vocabulary.bytes(token);
+                    if special {
+                        self.first.get_or_insert(0);
+                    }
+                    bytes.iter().for_each(|byte| self.follow(*byte));
+                    if is_over {
                         self.phase = rules.after(rule);
                     }
                     return Ok(());
@@ -253,7 +337,9 @@ impl Constraint {
                     self.phase = Phase::Free { at: ROOT };
                     continue;
                 }
-                if matcher.is_stopped() {
+                let is_over = matcher.is_stopped();
+                self.follow(*byte);
+                if is_over {
                     self.phase = rules.after(rule);
                     ended = None;
                 }
@@ -281,6 +367,14 @@ impl Constraint {
         Ok(())
     }
 
+    /// Takes note of a byte of a rule's text.
+    fn follow(&mut self, byte: u8) {
+        if !byte.is_ascii_whitespace() {
+            self.first.get_or_insert(byte);
+        }
+        self.outline.push(byte);
+    }
+
     /// Feeds a byte that may belong to the reasoning opener, to the answer, or to both.
     fn open(&mut self, rules: &Rules, byte: u8) -> Result<(), ConstraintError> {
         let Phase::Opening { written, answer, at } = &mut self.phase else { return Ok(()) };
@@ -296,6 +390,7 @@ impl Constraint {
             return Err(ConstraintError::new("this is neither reasoning nor an answer"));
         }
         *at = rules.free.patterns.step(*at, byte);
+        let first = if *written == 0 { byte } else { begin[0] };
         *written += usize::from(opens);
         if opens && *written == begin.len() {
             self.phase = Phase::Reasoning { at: ROOT };
@@ -306,6 +401,10 @@ impl Constraint {
                 (_, _, Some(found)) => rules.enter(rules.free.targets[found]),
                 _ => Phase::Free { at: *at },
             };
+            if matches!(self.phase, Phase::Bound { .. }) {
+                self.first.get_or_insert(first);
+                self.outline.push(byte);
+            }
         }
         Ok(())
     }
@@ -323,9 +422,14 @@ impl Rules {
 
     /// Removes the tokens that begin with such a byte, unless no other is left.
     fn bar_first(&self, bits: &mut [u32], is_barred: impl Fn(u8) -> bool) {
+        self.bar(bits, |bytes| bytes.first().is_some_and(|byte| is_barred(*byte)));
+    }
+
+    /// Removes the tokens with such bytes, unless no other is left.
+    fn bar(&self, bits: &mut [u32], is_barred: impl Fn(&[u8]) -> bool) {
         let mut rest = bits.to_vec();
         for token in 0..self.vocabulary.size() {
-            if self.vocabulary.bytes(token).first().is_some_and(|byte| is_barred(*byte)) {
+            if is_barred(self.vocabulary.bytes(token)) {
                 rest[(token / u32::BITS) as usize] &= !(1 << (token % u32::BITS));
             }
         }
@@ -334,10 +438,12 @@ impl Rules {
         }
     }
 
-    /// Returns the tokens that complete a JSON text.
-    fn complete(&self, mut matcher: Matcher) -> Option<Vec<u32>> {
-        let bytes = completion::complete(&mut matcher, |matcher, byte| advance(&self.vocabulary, matcher, byte))?;
-        let tokens = self.vocabulary.env().ok()?.tok_trie().greedy_tokenize(&bytes);
+    fn search(&self, mut matcher: Matcher, outline: Outline, search: Search) -> Option<Vec<u8>> {
+        search(&mut matcher, outline, &|matcher, byte| advance(&self.vocabulary, matcher, byte))
+    }
+
+    fn tokens_of(&self, bytes: &[u8]) -> Option<Vec<u32>> {
+        let tokens = self.vocabulary.env().ok()?.tok_trie().greedy_tokenize(bytes);
         tokens.iter().all(|token| *token < self.vocabulary.size()).then_some(tokens)
     }
 

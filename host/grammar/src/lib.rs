@@ -21,6 +21,7 @@ mod constraint_error;
 mod error;
 mod limits;
 mod masks;
+mod outline;
 pub mod patterns;
 mod rules;
 mod source;

@@ -25,6 +25,8 @@ pub(crate) struct CompiledRule {
     pub then: Then,
     /// It is the JSON that the whole answer consists of.
     pub is_answer: bool,
+    /// It is that JSON if it begins with a brace, and calls of tools otherwise.
+    pub may_be_answer: bool,
     /// Its numbers are JSON.
     pub has_json: bool,
 }
@@ -58,13 +60,21 @@ impl Rules {
             .map(|(rule, template)| {
                 let is_json = matches!(rule.grammar, Grammar::JsonSchema { .. });
                 let is_alone = rule.open.is_none() && rule.close.is_none() && rule.then == Then::Stop;
-                let is_answer = is_json && is_alone && rule.trigger == Trigger::Start;
+                let is_whole = is_alone && rule.trigger == Trigger::Start;
+                let is_answer = is_json && is_whole;
                 let is_schema = |part: &Part| matches!(part.grammar, Grammar::JsonSchema { .. });
+                let may_be_answer = match &rule.grammar {
+                    Grammar::Framed { parts, .. } => {
+                        is_whole && parts.iter().any(|part| part.is_answer && is_schema(part))
+                    }
+                    _ => false,
+                };
                 let has_json = match &rule.grammar {
                     Grammar::Framed { parts, .. } => parts.iter().all(is_schema),
                     _ => is_json,
                 };
-                CompiledRule { field: rule.field.clone(), template, then: rule.then, is_answer, has_json }
+                let (field, then) = (rule.field.clone(), rule.then);
+                CompiledRule { field, template, then, is_answer, may_be_answer, has_json }
             })
             .collect();
         Ok(Arc::new(Self { vocabulary, rules, start, begin, end, free }))

@@ -45,7 +45,7 @@ const LAYERS: &[(&str, &str, &[&[&str]])] = &[
             &["constraint_error"],
             &["source"],
             &["closed", "limits", "token_trie"],
-            &["anchors", "error", "patterns"],
+            &["anchors", "error", "outline", "patterns"],
         ],
     ),
     (

@@ -1,6 +1,6 @@
 //! JSON that comes to an end: completed from anywhere, and without numbers that go on.
 
-use pensieve_protocol::grammar::Grammar;
+use pensieve_protocol::grammar::{Grammar, Part};
 use serde_json::{Value, json};
 
 use super::fixture::*;
@@ -78,4 +78,77 @@ fn a_schema_may_name_its_parts_by_anchors() {
     let constraint = compiler.compile(&from_start(Grammar::json_schema(schema.to_string(), false))).unwrap();
     let text = vocabulary.text_of(&constraint.completion().unwrap());
     assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), json!({ "kind": "only" }), "{text}");
+}
+
+#[test]
+fn a_list_leaves_room_for_what_has_to_follow_it() {
+    let vocabulary = vocabulary(true);
+    let compiler = compiler(&vocabulary);
+    let list = json!({ "type": "array", "items": { "type": "integer" } });
+    let followed =
+        json!({ "properties": { "list": list, "more": { "type": "boolean" } }, "required": ["list", "more"] });
+    let last = json!({ "properties": { "list": list, "more": { "type": "boolean" } }, "required": ["list"] });
+    let seven = token(&vocabulary, "7");
+    let comma = token(&vocabulary, ",");
+    for (schema, room, expect) in [(&followed, 800, 256_u32), (&followed, 1600, 400), (&last, 800, 1000)] {
+        let spec = from_start(Grammar::json_schema(schema.to_string(), false));
+        let mut constraint = compiler.compile(&spec).unwrap().within(room);
+        let begun: Vec<String> = r#"{"list": ["#.chars().map(String::from).collect();
+        write(&vocabulary, &mut constraint, &begun.iter().map(String::as_str).collect::<Vec<_>>());
+        let mut items = 0_u32;
+        while items < 1000 {
+            assert!(allows(&mut constraint, seven), "{items}");
+            constraint.accept(seven).unwrap();
+            items += 1;
+            if !allows(&mut constraint, comma) {
+                break;
+            }
+            constraint.accept(comma).unwrap();
+        }
+        assert!(items.abs_diff(expect) <= 8, "{items} items in {room} tokens: {schema}");
+        let rest = vocabulary.text_of(&constraint.completion().unwrap());
+        let follows = rest.contains("more");
+        assert_eq!((follows, rest.starts_with(']')), (*schema == followed, *schema == followed), "{rest}");
+    }
+}
+
+#[test]
+fn an_answer_beside_calls_is_completed_and_a_call_is_not() {
+    let vocabulary = vocabulary(true);
+    let compiler = compiler(&vocabulary);
+    let schema = json!({ "properties": { "name": { "type": "string" } }, "required": ["name"] });
+    let mut part = Part::new("format", Grammar::json_schema(schema.to_string(), true));
+    part.is_answer = true;
+    let frame = "start: SPACE @part0 | calls\ncalls: SPACE call\ncall: \"<tool_call>\" @part0 \"</tool_call>\"\nSPACE: /[ \\n]{0,8}/\n";
+    let spec = from_start(Grammar::Framed { frame: frame.to_owned(), parts: vec![part] });
+    let at = |begun: &[&str]| {
+        let mut constraint = compiler.compile(&spec).unwrap();
+        write(&vocabulary, &mut constraint, begun);
+        (constraint.completion().map(|tokens| vocabulary.text_of(&tokens)), constraint.in_text())
+    };
+    assert_eq!(at(&["{\"", "n", "a"]), (Some("me\":\"\"}".to_owned()), true));
+    assert_eq!(at(&["\n", "{\"", "n", "a", "m", "e", "\": \""]).0, Some("\"}".to_owned()));
+    assert_eq!(at(&["<tool", "_call>", "{\"", "n", "a"]), (None, false));
+    assert_eq!(at(&[]), (None, false));
+    let shortest = compiler.compile(&spec).unwrap().shortest();
+    assert_eq!(shortest.map(|tokens| vocabulary.text_of(&tokens)).as_deref(), Some("{\"name\":\"\"}"));
+}
+
+#[test]
+fn a_filled_answer_has_an_item_in_each_list() {
+    let vocabulary = vocabulary(true);
+    let compiler = compiler(&vocabulary);
+    let record =
+        json!({ "properties": { "a": { "type": "string" }, "b": { "type": "integer" } }, "required": ["a", "b"] });
+    let lists = json!({ "properties": { "rows": { "type": "array", "items": record }, "ok": { "type": "boolean" } },
+        "required": ["rows", "ok"] });
+    let endless =
+        json!({ "properties": { "nodes": { "type": "array", "items": { "$ref": "#" } } }, "required": ["nodes"] });
+    let filled = |schema: &Value| {
+        let constraint = compiler.compile(&from_start(Grammar::json_schema(schema.to_string(), true))).unwrap();
+        constraint.filled().map(|tokens| serde_json::from_str::<Value>(&vocabulary.text_of(&tokens)).unwrap())
+    };
+    assert_eq!(filled(&lists).unwrap()["rows"].as_array().unwrap().len(), 1);
+    assert_eq!(filled(&json!({ "type": "array", "items": record })).unwrap().as_array().unwrap().len(), 1);
+    assert_eq!(filled(&endless), None, "it would never end");
 }

@@ -22,9 +22,18 @@ const LOGPROBS_MAX: u8 = 64;
 const STOP_TOKENS_MAX: usize = 1024;
 /// Rounds that make a loop of an answer.
 const ROUNDS: usize = 8;
-/// JSON is held completable in this many times the tokens of its shortest text, and some more, before the limit.
+/// A string in JSON loops once so many tokens are a sequence that goes round so often: unlike a text it is no table.
+const TEXT_LOOP_TOKENS: u32 = 256;
+const TEXT_ROUNDS: usize = 4;
+/// JSON is held completable in this many times the tokens of its shortest text, and some more, before the limit; lists
+/// with an item, and what has begun, count less.
 const ENDING_FACTOR: u32 = 4;
+const BEGUN_FACTOR: u32 = 2;
 const ENDING_TOKENS: u32 = 64;
+/// How often the tokens are counted that would complete JSON from where it stands, while so many are left that they may
+/// not suffice.
+const ENDING_STEP: u32 = 16;
+const ENDING_ROOM_MAX: u32 = 16 << 10;
 
 pub struct ActiveJob {
     /// The server knows that it is running.
@@ -44,6 +53,8 @@ pub struct ActiveJob {
     logprobs: Option<u8>,
     constraint: Option<Constraint>,
     repetition: Option<RepetitionDetector>,
+    /// Watches the string of a JSON answer that is being written.
+    text_repetition: Option<RepetitionDetector>,
     thoughts: Option<ThoughtWatch>,
     /// Tokens that come next, whatever the model picks.
     forced: VecDeque<u32>,
@@ -118,6 +129,7 @@ impl ActiveJob {
         if let (Err(why), false) = (&text.vocabulary, job.stops.is_empty()) {
             return Err(Failure::new(FailureCode::Unsupported, format!("this model has no stop strings: {why}")));
         }
+        let room = job.max_tokens.min(context.saturating_sub(prompt));
         let end_of_turn = if job.ignore_end_of_turn { &[][..] } else { &text.end_of_turn };
         let stops = Stops::new(&job.stops, end_of_turn)
             .map_err(|error| Failure::new(FailureCode::Invalid, error.to_string()))?;
@@ -134,8 +146,9 @@ impl ActiveJob {
             stops,
             stop_tokens: job.stop_tokens.clone(),
             logprobs: job.logprobs,
-            constraint,
+            constraint: constraint.map(|constraint| constraint.within(room)),
             repetition: None,
+            text_repetition: None,
             thoughts: None,
             forced: VecDeque::new(),
             ending: Vec::new(),
@@ -150,6 +163,7 @@ impl ActiveJob {
     #[must_use]
     pub fn ending_in_loops_of(mut self, answer: u32, thinking: Option<&Thinking>, thought: u32) -> Self {
         self.repetition = RepetitionDetector::new(answer, ROUNDS);
+        self.text_repetition = RepetitionDetector::new(answer.min(TEXT_LOOP_TOKENS), TEXT_ROUNDS);
         self.thoughts = thinking.map(|thinking| ThoughtWatch::new(thinking, thought));
         if let Some(tokens) = self.thoughts.as_mut().and_then(ThoughtWatch::due) {
             self.force(tokens);
@@ -159,9 +173,25 @@ impl ActiveJob {
 
     /// Measures the shortest JSON that the answer may have.
     fn ready(mut self) -> Self {
-        let shortest = self.constraint.as_ref().and_then(Constraint::shortest).map(|tokens| tokens.len() as u32);
-        self.ending_from = shortest.map_or(0, |tokens| tokens.saturating_mul(ENDING_FACTOR) + ENDING_TOKENS);
+        let Some(constraint) = &self.constraint else { return self };
+        let tokens_of = |tokens: Option<Vec<u32>>, factor: u32| {
+            tokens.map_or(0, |tokens| (tokens.len() as u32).saturating_mul(factor) + ENDING_TOKENS)
+        };
+        self.ending_from =
+            tokens_of(constraint.shortest(), ENDING_FACTOR).max(tokens_of(constraint.filled(), BEGUN_FACTOR));
         self
+    }
+
+    /// Measures the rest that the answer's JSON must have, which grows with each object that begins.
+    fn measure_ending(&mut self, bytes: &[u8]) {
+        let is_due = self.generated.is_multiple_of(ENDING_STEP) || bytes.iter().any(|byte| matches!(byte, b'{' | b'['));
+        if self.ending_from == 0 || !is_due || self.room() > ENDING_ROOM_MAX || self.room() <= self.ending_from {
+            return;
+        }
+        if let Some(ending) = self.constraint.as_ref().and_then(Constraint::completion) {
+            let tokens = (ending.len() as u32).saturating_mul(BEGUN_FACTOR) + ENDING_TOKENS;
+            self.ending_from = self.ending_from.max(tokens);
+        }
     }
 
     /// Makes these tokens come next if the grammar allows them.
@@ -194,6 +224,10 @@ impl ActiveJob {
         let Some(constraint) = &self.constraint else { return token };
         if self.ending.is_empty() {
             self.ending = constraint.completion().unwrap_or_default();
+        }
+        if self.ending.first() == Some(&token) && self.ending.len() <= room as usize {
+            self.ending.remove(0);
+            return token;
         }
         let mut after = constraint.clone();
         if after.accept(token).is_err() || after.is_complete() {
@@ -315,6 +349,8 @@ impl ActiveJob {
         if let (None, Some(constraint)) = (finish, &mut self.constraint) {
             constraint.accept(token).map_err(|error| astray(&error))?;
             finish = constraint.is_complete().then_some(Finish::GrammarDone);
+            let bytes = text.vocabulary.as_ref().map_or(&[][..], |vocabulary| vocabulary.bytes(token));
+            self.measure_ending(bytes);
         }
         if finish.is_none() && self.forced.is_empty() {
             finish = self.cut.take();
@@ -327,7 +363,7 @@ impl ActiveJob {
             _ => None,
         };
         if finish.is_none() && self.forced.is_empty() {
-            finish = self.guard(token, due);
+            finish = self.guard(token, due, text);
         }
         if finish.is_none() && self.is_full() {
             finish = Some(Finish::Length);
@@ -339,14 +375,15 @@ impl ActiveJob {
     }
 
     /// Concludes reasoning that is too long or loops, and ends an answer that loops.
-    fn guard(&mut self, token: u32, due: Option<Vec<u32>>) -> Option<Finish> {
+    fn guard(&mut self, token: u32, due: Option<Vec<u32>>, text: &Text) -> Option<Finish> {
         if self.thoughts.as_ref().is_some_and(ThoughtWatch::is_inside) {
             if let Some(tokens) = due {
                 self.force(tokens);
             }
             return None;
         }
-        if !self.repetition.as_mut().is_some_and(|detector| detector.push(token)) {
+        let loops = self.repetition.as_mut().is_some_and(|detector| detector.push(token));
+        if !self.text_loops(token, text) && !loops {
             return None;
         }
         // JSON is completed first, so that it stays of use.
@@ -358,6 +395,18 @@ impl ActiveJob {
             }
             _ => Some(Finish::Repetition),
         }
+    }
+
+    /// True if a string of a JSON answer loops.
+    fn text_loops(&mut self, token: u32, text: &Text) -> bool {
+        let (Some(detector), Some(constraint)) = (&mut self.text_repetition, &self.constraint) else { return false };
+        let bytes = text.vocabulary.as_ref().map_or(&[][..], |vocabulary| vocabulary.bytes(token));
+        // A string ends, or another one begins.
+        if bytes.contains(&b'"') || !constraint.in_text() {
+            detector.clear();
+            return false;
+        }
+        detector.push(token)
     }
 
     /// Returns the bytes held back as a possible stop string, at the end of the answer.

@@ -23,6 +23,13 @@ impl RepetitionDetector {
         (longest > 0).then(|| Self { recent: Vec::with_capacity(longest), next: 0, runs: vec![0; longest], tokens })
     }
 
+    /// Forgets all tokens.
+    pub fn clear(&mut self) {
+        self.recent.clear();
+        self.next = 0;
+        self.runs.fill(0);
+    }
+
     /// Adds a token. Returns true if the answer loops.
     pub fn push(&mut self, token: u32) -> bool {
         let (count, longest) = (self.recent.len(), self.runs.len());
@@ -81,6 +88,14 @@ mod tests {
         let broken = [1, 1, 1, 1, 1, 1, 1, 2].into_iter().cycle().take(7 + 8 * 40);
         assert_eq!(ends(16, broken), None);
         assert_eq!(ends(8, (0..10_000).map(|place| place / 7)), None, "seven of a kind are no loop of eight");
+    }
+
+    #[test]
+    fn a_cleared_detector_begins_anew() {
+        let mut detector = RepetitionDetector::new(16, 4).unwrap();
+        assert!((0..15).all(|_| !detector.push(7)));
+        detector.clear();
+        assert_eq!((0..20).position(|_| detector.push(7)), Some(15));
     }
 
     #[test]
