@@ -4,7 +4,7 @@ import json
 
 import openai
 from openai.types import Completion, CompletionUsage, Model
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionMessageCustomToolCall
 from pydantic import BaseModel
 
 from calls import KEY, MODEL, URL, call, equal, main, refused
@@ -189,6 +189,45 @@ def tool_choices():
     equal(names("Call for the weather", allowed("required")), ["weather"])
     equal(names("Say hello", allowed("auto")), [])
     equal(names("Call for both", "auto", parallel_tool_calls=False), ["weather"])
+
+
+def custom(name, **form):
+    """A custom tool whose input has this form."""
+    more = {"format": {"type": "grammar", "grammar": form}} if form else {}
+    return {"type": "custom", "custom": {"name": name, **more}}
+
+
+@call
+def custom_tools():
+    tools = [*TOOLS, custom("patch")]
+    first = ask("Patch the file", tools=tools).choices[0]
+    (tool_call,) = first.message.tool_calls
+    assert isinstance(tool_call, ChatCompletionMessageCustomToolCall) and tool_call.id.startswith("call_")
+    equal((tool_call.custom.name, tool_call.custom.input), ("patch", 'say "hi"\n-bye\n'))
+    output = {"role": "tool", "tool_call_id": tool_call.id, "content": "21 degrees"}
+    messages = [{"role": "user", "content": "Patch the file"}, first.message, output]
+    second = client.chat.completions.create(model=MODEL, messages=messages, tools=tools)
+    equal(second.choices[0].message.content, "It is 21 degrees in Oslo.")
+    assert second.usage.prompt_tokens_details.cached_tokens > 0
+
+    chunks = stream("Patch the file", tools=tools)
+    pieces = [piece for chunk in chunks for piece in chunk.choices[0].delta.tool_calls or []]
+    equal((pieces[0].type, pieces[0].custom["name"]), ("custom", "patch"))
+    equal("".join(piece.custom["input"] for piece in pieces), 'say "hi"\n-bye\n')
+    equal(said(chunks), ("", "tool_calls"))
+
+
+@call
+def a_custom_tool_keeps_to_its_grammar():
+    number = custom("number", syntax="regex", definition="[0-9]{2}")
+    for choice in ("auto", {"type": "custom", "custom": {"name": "number"}}):
+        (tool_call,) = ask("Give a number", tools=[number], tool_choice=choice).choices[0].message.tool_calls
+        assert len(tool_call.custom.input) == 2 and tool_call.custom.input.isdigit(), tool_call
+    unknown = custom("patch", syntax="lark", definition="start: nothing")
+    answer = client.chat.completions.with_raw_response.create(
+        model=MODEL, messages=[{"role": "user", "content": "Patch the file"}], tools=[unknown])
+    assert "not enforced" in answer.headers["warning"], answer.headers
+    equal(answer.parse().choices[0].message.tool_calls[0].custom.name, "patch")
 
 
 @call

@@ -18,6 +18,7 @@ pub(crate) mod usage;
 
 mod choices;
 mod compaction;
+mod custom_tools;
 mod documents;
 mod error;
 mod extensions;

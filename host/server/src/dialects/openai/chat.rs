@@ -2,7 +2,7 @@
 
 use crate::{
     chat::{Conversation, Input, Request, ResponseFormat},
-    dialects::{ApiError, extensions, fields::Field, guided},
+    dialects::{ApiError, custom_tools::CustomTools, extensions, fields::Field, guided},
 };
 use pensieve_protocol::grammar::Grammar;
 
@@ -20,6 +20,7 @@ pub(super) struct ParsedRequest {
     pub(super) choices: usize,
     pub(super) stream: bool,
     pub(super) include_usage: bool,
+    pub(super) custom: CustomTools,
 }
 
 pub(super) fn read(body: &Field<'_>) -> Result<ParsedRequest, ApiError> {
@@ -36,17 +37,13 @@ pub(super) fn read(body: &Field<'_>) -> Result<ParsedRequest, ApiError> {
         format,
         ..Request::default()
     };
-    let mut conversation = conversation(body)?;
+    let (system, turns) = messages::read(&body.get("messages"))?;
+    let Tools { tools, choice: tool_choice, single_call, custom } = Tools::read(body)?;
+    let mut conversation = Conversation { system, turns, tools, tool_choice, single_call, ..Conversation::default() };
     think(body, &mut request, &mut conversation)?;
     request.input = Input::Chat(conversation);
     text_only(&body.get("modalities"))?;
-    Ok(ParsedRequest { request, choices: options::choices(body)?, stream, include_usage })
-}
-
-fn conversation(body: &Field<'_>) -> Result<Conversation, ApiError> {
-    let (system, turns) = messages::read(&body.get("messages"))?;
-    let Tools { tools, choice, single_call } = Tools::read(body)?;
-    Ok(Conversation { system, turns, tools, tool_choice: choice, single_call, ..Conversation::default() })
+    Ok(ParsedRequest { request, choices: options::choices(body)?, stream, include_usage, custom })
 }
 
 /// `reasoning_effort`, or as of other servers `reasoning.effort`, `reasoning.max_tokens`, `enable_thinking` and `chat_template_kwargs`,
@@ -171,7 +168,8 @@ mod tests {
         let turns = vec![Turn { role: Role::User, parts: vec![Part::Text("hi".into())] }];
         let conversation = Conversation { turns, ..Conversation::default() };
         let request = Request { model: "m".into(), input: Input::Chat(conversation), ..Request::default() };
-        assert_eq!(asked(json!({})), Ok(ParsedRequest { request, choices: 1, stream: false, include_usage: false }));
+        let (stream, include_usage, custom) = (false, false, CustomTools::default());
+        assert_eq!(asked(json!({})), Ok(ParsedRequest { request, choices: 1, stream, include_usage, custom }));
     }
 
     #[test]

@@ -1,7 +1,9 @@
 //! Encodes a choice of `chat/completions` as chunks or as a whole message.
 //!
 //! Reasoning goes into `reasoning_content`, a field that OpenAI's API lacks but most local servers have; other clients
-//! ignore it.
+//! ignore it. The input of a custom tool is a string within JSON, so it is one chunk once that JSON is complete.
+
+use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
@@ -10,15 +12,21 @@ use super::{
     encoder::ChoiceEncoder,
     logprobs,
 };
-use crate::chat::TokenLogprob;
+use crate::{
+    chat::TokenLogprob,
+    dialects::custom_tools::{self, CustomTools},
+};
 
 #[derive(Debug, Default)]
 pub(super) struct MessageEncoder {
     has_logprobs: bool,
+    custom: Arc<CustomTools>,
     has_begun: bool,
     content: Option<String>,
     reasoning: String,
     calls: Vec<Call>,
+    /// Index and arguments of the call of a custom tool that is being streamed.
+    open: Option<(usize, String)>,
     logprobs: Vec<TokenLogprob>,
     reason: &'static str,
 }
@@ -31,8 +39,8 @@ struct Call {
 }
 
 impl MessageEncoder {
-    pub(super) fn new(has_logprobs: bool) -> Self {
-        Self { has_logprobs, ..Self::default() }
+    pub(super) fn new(has_logprobs: bool, custom: Arc<CustomTools>) -> Self {
+        Self { has_logprobs, custom, ..Self::default() }
     }
 
     fn entry(&self, index: usize, delta: &Value, logprobs: &[TokenLogprob], reason: Option<&str>) -> Value {
@@ -57,9 +65,26 @@ impl ChoiceEncoder for MessageEncoder {
             let delta = json!({ "role": "assistant", "content": content, "refusal": null });
             entries.push(self.entry(index, &delta, &[], None));
         }
+        match (&mut self.open, &piece) {
+            (Some((open, arguments)), ChoiceDelta::Arguments { place, text }) if open == place => {
+                arguments.push_str(text);
+                return entries;
+            }
+            _ => {}
+        }
+        if let Some((place, arguments)) = self.open.take() {
+            let call = json!({ "index": place, "custom": { "input": custom_tools::input(&arguments) } });
+            entries.push(self.entry(index, &json!({ "tool_calls": [call] }), &[], None));
+        }
         entries.push(match piece {
             ChoiceDelta::Text { text, logprobs } => self.entry(index, &json!({ "content": text }), &logprobs, None),
             ChoiceDelta::Reasoning(text) => self.entry(index, &json!({ "reasoning_content": text }), &[], None),
+            ChoiceDelta::Call { place, id, name } if self.custom.has(&name) => {
+                self.open = Some((place, String::new()));
+                let custom = json!({ "name": name, "input": "" });
+                let call = json!({ "index": place, "id": id, "type": "custom", "custom": custom });
+                self.entry(index, &json!({ "tool_calls": [call] }), &[], None)
+            }
             ChoiceDelta::Call { place, id, name } => {
                 let function = json!({ "name": name, "arguments": "" });
                 let call = json!({ "index": place, "id": id, "type": "function", "function": function });
@@ -102,6 +127,10 @@ impl ChoiceEncoder for MessageEncoder {
         }
         if !self.calls.is_empty() {
             let call = |call: Call| {
+                if self.custom.has(&call.name) {
+                    let custom = json!({ "name": call.name, "input": custom_tools::input(&call.arguments) });
+                    return json!({ "id": call.id, "type": "custom", "custom": custom });
+                }
                 let function = json!({ "name": call.name, "arguments": call.arguments });
                 json!({ "id": call.id, "type": "function", "function": function })
             };
@@ -119,8 +148,10 @@ impl ChoiceEncoder for MessageEncoder {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::{super::logprobs::tests::token, *};
+    use crate::dialects::fields::Field;
 
     fn text(text: &str) -> ChoiceDelta {
         ChoiceDelta::Text { text: text.into(), logprobs: Vec::new() }
@@ -141,13 +172,13 @@ mod tests {
     }
 
     fn whole(has_logprobs: bool, pieces: Vec<ChoiceDelta>) -> Value {
-        let mut message = Box::new(MessageEncoder::new(has_logprobs));
+        let mut message = Box::new(MessageEncoder::new(has_logprobs, Arc::default()));
         pieces.into_iter().for_each(|piece| message.keep(piece));
         message.whole(0)
     }
 
     fn deltas(pieces: Vec<ChoiceDelta>) -> Vec<Value> {
-        let mut message = MessageEncoder::new(false);
+        let mut message = MessageEncoder::new(false, Arc::default());
         let entries = pieces.into_iter().flat_map(|piece| message.chunks(2, piece));
         let strip = |mut entry: Value| {
             assert_eq!(entry["index"], 2);
@@ -202,6 +233,43 @@ mod tests {
     }
 
     #[test]
+    fn a_custom_tool_is_called_with_a_text() {
+        let mut custom = CustomTools::default();
+        let item = json!({});
+        custom.read(&Field::root(&item), "patch".into()).unwrap();
+        let custom = Arc::new(custom);
+        let arguments = |place, text: &str| ChoiceDelta::Arguments { place, text: text.into() };
+        let call = |place, id: &str, name: &str| ChoiceDelta::Call { place, id: id.into(), name: name.into() };
+        let pieces = vec![
+            call(0, "call_a", "patch"),
+            arguments(0, "{\"input\": \"a"),
+            arguments(0, "\\n\"}"),
+            call(1, "call_b", "add"),
+            arguments(1, "{}"),
+            call(2, "call_c", "patch"),
+            arguments(2, "{\"input\": \"cut"),
+            ChoiceDelta::End("length"),
+        ];
+        let mut message = Box::new(MessageEncoder::new(false, custom.clone()));
+        pieces.iter().cloned().for_each(|piece| message.keep(piece));
+        let custom_call =
+            |id: &str, input: &str| json!({"id": id, "type": "custom", "custom": {"name": "patch", "input": input}});
+        let add = json!({"id": "call_b", "type": "function", "function": {"name": "add", "arguments": "{}"}});
+        let expect = json!([custom_call("call_a", "a\n"), add, custom_call("call_c", "{\"input\": \"cut")]);
+        assert_eq!(message.whole(0)["message"]["tool_calls"], expect);
+
+        let mut message = MessageEncoder::new(false, custom);
+        let entries = pieces.into_iter().flat_map(|piece| message.chunks(0, piece));
+        let deltas: Vec<Value> =
+            entries.flat_map(|entry| entry["delta"]["tool_calls"].as_array().cloned().unwrap_or_default()).collect();
+        let begun = |index: usize, id: &str| json!({"index": index, "id": id, "type": "custom", "custom": {"name": "patch", "input": ""}});
+        let input = |index: usize, text: &str| json!({"index": index, "custom": {"input": text}});
+        assert_eq!((&deltas[0], &deltas[1]), (&begun(0, "call_a"), &input(0, "a\n")));
+        assert_eq!((&deltas[4], &deltas[5]), (&begun(2, "call_c"), &input(2, "{\"input\": \"cut")));
+        assert_eq!(deltas.len(), 6);
+    }
+
+    #[test]
     fn log_probabilities_stand_beside_their_text() {
         let likely = |bytes: &[u8]| token(bytes, -0.5, &[]);
         let pieces = vec![
@@ -213,7 +281,7 @@ mod tests {
             .map(|text| json!({"token": text, "logprob": -0.5, "bytes": text.as_bytes(), "top_logprobs": []}))
             .into();
         assert_eq!(whole(true, pieces.clone())["logprobs"], json!({"content": tokens, "refusal": null}));
-        let mut message = MessageEncoder::new(true);
+        let mut message = MessageEncoder::new(true, Arc::default());
         let entries: Vec<Value> = pieces.into_iter().flat_map(|piece| message.chunks(0, piece)).collect();
         let streamed: Vec<Value> = entries
             .iter()

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use crate::{
     chat::{Part, Role, Turn},
     dialects::{
-        ApiError, documents,
+        ApiError, custom_tools, documents,
         fields::{Field, Quote},
         images::{self, Piece, Source},
         orphans,
@@ -142,12 +142,16 @@ fn assistant(message: &Field<'_>) -> Result<Vec<Part>, ApiError> {
 
 fn call(field: &Field<'_>) -> Result<Part, ApiError> {
     field.object()?;
+    let id = field.get("id").text(ID_BYTES_MAX)?.to_owned();
     let kind = field.get("type");
     // Some clients omit it.
     if let Some(kind) = kind.present()
-        && kind.string()? != "function"
+        && kind.choice(&["function", "custom"])? == 1
     {
-        return Err(kind.invalid("only calls of type 'function' are served"));
+        let custom = field.get("custom");
+        custom.object()?;
+        let name = custom.get("name").text(NAME_BYTES_MAX)?.to_owned();
+        return Ok(Part::ToolCall { id, name, arguments: custom_tools::arguments(custom.get("input").string()?) });
     }
     let function = field.get("function");
     function.object()?;
@@ -159,7 +163,7 @@ fn call(field: &Field<'_>) -> Result<Part, ApiError> {
         // The model wrote this and the client only echoes it, so it is no error; templates need an object.
         _ => json!({ "malformed_arguments": arguments }),
     };
-    Ok(Part::ToolCall { id: field.get("id").text(ID_BYTES_MAX)?.to_owned(), name, arguments })
+    Ok(Part::ToolCall { id, name, arguments })
 }
 
 fn result(message: &Field<'_>, turns: &[Turn]) -> Result<Vec<Part>, ApiError> {
@@ -238,10 +242,11 @@ mod tests {
     #[test]
     fn calls_and_results_become_parts() {
         let call = |id: &str, arguments: &str| json!({"id": id, "type": "function", "function": {"name": "add", "arguments": arguments}});
+        let custom = json!({"id": "4", "type": "custom", "custom": {"name": "add", "input": "1 + 1"}});
         let (_, turns) = messages(json!([
             {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
             {"role": "assistant", "content": null, "reasoning_content": "hm", "function_call": null,
-                "tool_calls": [call("1", "{\"x\":1}"), call("2", ""), call("3", "{oops")]},
+                "tool_calls": [call("1", "{\"x\":1}"), call("2", ""), call("3", "{oops"), custom]},
             {"role": "tool", "tool_call_id": "1", "content": "one"},
             {"role": "tool", "tool_call_id": "2", "content": [{"type": "text", "text": "t"}, {"type": "text", "text": "wo"}]},
             {"role": "user", "content": "and?"},
@@ -264,6 +269,7 @@ mod tests {
                     call("1", json!({"x": 1})),
                     call("2", json!({})),
                     call("3", json!({"malformed_arguments": "{oops"})),
+                    call("4", json!({"input": "1 + 1"})),
                 ],
             ),
             turn(Role::User, vec![result("1", "one"), result("2", "t\nwo")]),
@@ -364,8 +370,12 @@ mod tests {
             ".function_call: is an older form that is not served; use 'tool_calls'",
         );
         refuses(
+            json!({"role": "assistant", "tool_calls": [{"id": "1", "type": "mcp"}]}),
+            ".tool_calls.0.type: should be one of 'function', 'custom', not 'mcp'",
+        );
+        refuses(
             json!({"role": "assistant", "tool_calls": [{"id": "1", "type": "custom"}]}),
-            ".tool_calls.0.type: only calls of type 'function' are served",
+            ".tool_calls.0.custom: this field is required",
         );
         refuses(
             json!({"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "{}"}}]}),

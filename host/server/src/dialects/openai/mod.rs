@@ -55,13 +55,18 @@ use text_encoder::TextEncoder;
 pub(crate) async fn chat_completions(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
     let fleet = chats.fleet().clone();
     let read = call.read_conversation(&chats, move |call, body| {
-        let chat::ParsedRequest { request, choices, stream, include_usage } = chat::read(body)?;
-        let request = with_unknown(body, complete(body, request, call)?, &fleet);
-        Ok(chat::ParsedRequest { request, choices, stream, include_usage })
+        let parsed = chat::read(body)?;
+        let request = with_unknown(body, complete(body, parsed.request, call)?, &fleet);
+        Ok(chat::ParsedRequest { request, ..parsed })
     });
-    let (parsed, warnings) = read.await?;
-    let request = parsed.request;
-    let encoder = || Box::new(MessageEncoder::new(request.logprobs.is_some())) as Box<dyn ChoiceEncoder>;
+    let (mut parsed, mut warnings) = read.await?;
+    let mut request = parsed.request;
+    if let Input::Chat(conversation) = &mut request.input {
+        parsed.custom.enforce(&chats, &request.client, &mut conversation.tools, &mut warnings).await?;
+    }
+    let custom = Arc::new(parsed.custom);
+    let encoder =
+        || Box::new(MessageEncoder::new(request.logprobs.is_some(), custom.clone())) as Box<dyn ChoiceEncoder>;
     let plan = Plan {
         id: fresh_id("chatcmpl-"),
         object: if parsed.stream { "chat.completion.chunk" } else { "chat.completion" },

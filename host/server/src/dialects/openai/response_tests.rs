@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use futures_util::{
     StreamExt,
@@ -47,7 +47,10 @@ fn style(encoders: Vec<Box<dyn ChoiceEncoder>>, shown: usize) -> Style {
 type Answer = (ResponseBuilder, Generations);
 
 fn answer(scripts: Vec<Vec<Delta>>) -> Answer {
-    let encoders = scripts.iter().map(|_| Box::new(MessageEncoder::new(false)) as Box<dyn ChoiceEncoder>).collect();
+    let encoders = scripts
+        .iter()
+        .map(|_| Box::new(MessageEncoder::new(false, Arc::default())) as Box<dyn ChoiceEncoder>)
+        .collect();
     let shown = scripts.len();
     (ResponseBuilder::new(style(encoders, shown)), generations(scripts))
 }

@@ -6,6 +6,7 @@ use crate::{
     chat::{Tool, ToolChoice},
     dialects::{
         ApiError,
+        custom_tools::CustomTools,
         fields::{Field, Quote},
     },
 };
@@ -18,6 +19,7 @@ pub(super) struct Tools {
     pub(super) tools: Vec<Tool>,
     pub(super) choice: ToolChoice,
     pub(super) single_call: bool,
+    pub(super) custom: CustomTools,
 }
 
 impl Tools {
@@ -27,15 +29,29 @@ impl Tools {
                 return Err(field.invalid(format_args!("is an older form that is not served; use '{new}'")));
             }
         }
-        let field = body.get("tools");
-        let tools = field.optional(list)?.unwrap_or_default();
         let parallel = body.get("parallel_tool_calls");
-        let parallel = parallel.flag(true)?;
-        let mut read = Self { tools, choice: ToolChoice::Auto, single_call: !parallel };
+        let mut read = Self { single_call: !parallel.flag(true)?, ..Self::default() };
+        if let Some(list) = body.get("tools").present() {
+            for item in list.items(TOOLS_MAX)? {
+                read.add(&item)?;
+            }
+        }
         if let Some(choice) = body.get("tool_choice").present() {
             read.choose(choice)?;
         }
         Ok(read)
+    }
+
+    fn add(&mut self, field: &Field<'_>) -> Result<(), ApiError> {
+        let definition = definition(field)?;
+        let named = definition.get("name");
+        let name = name(&named)?.to_owned();
+        if self.tools.iter().any(|other| other.name == name) {
+            return Err(named.invalid(format_args!("another tool is called '{name}' already")));
+        }
+        let is_custom = field.get("type").string()? == "custom";
+        self.tools.push(if is_custom { self.custom.read(&definition, name)? } else { function(&definition, name)? });
+        Ok(())
     }
 
     fn choose(&mut self, choice: &Field<'_>) -> Result<(), ApiError> {
@@ -48,9 +64,8 @@ impl Tools {
         } else {
             choice.object()?;
             match choice.get("type").choice(&["function", "allowed_tools", "custom"])? {
-                0 => ToolChoice::Named(self.named(choice)?.to_owned()),
                 1 => self.allow(&choice.get("allowed_tools"))?,
-                _ => return Err(choice.invalid("custom tools are not served; use tools of type 'function'")),
+                _ => ToolChoice::Named(self.named(choice)?.to_owned()),
             }
         };
         if self.choice == ToolChoice::Any && self.tools.is_empty() {
@@ -79,11 +94,10 @@ impl Tools {
         Ok(if required { ToolChoice::Any } else { ToolChoice::Auto })
     }
 
-    /// The tool named by `{"function": {"name": …}}`.
+    /// The tool named by `{"function": {"name": …}}` or `{"custom": {"name": …}}`.
     fn named<'a>(&self, field: &Field<'a>) -> Result<&'a str, ApiError> {
-        let function = field.get("function");
-        function.object()?;
-        let name = function.get("name");
+        let definition = definition(field)?;
+        let name = definition.get("name");
         let text = name.string()?;
         if self.tools.iter().any(|tool| tool.name == text) {
             Ok(text)
@@ -93,26 +107,16 @@ impl Tools {
     }
 }
 
-fn list(field: &Field<'_>) -> Result<Vec<Tool>, ApiError> {
-    let mut tools: Vec<Tool> = Vec::new();
-    for item in field.items(TOOLS_MAX)? {
-        let tool = tool(&item)?;
-        if tools.iter().any(|other| other.name == tool.name) {
-            let name = item.get("function").get("name");
-            return Err(name.invalid(format_args!("another tool is called '{}' already", tool.name)));
-        }
-        tools.push(tool);
-    }
-    Ok(tools)
+/// The object that has a tool's name, under its type.
+fn definition<'a>(field: &Field<'a>) -> Result<Field<'a>, ApiError> {
+    field.object()?;
+    let types = ["function", "custom"];
+    let definition = field.get(types[field.get("type").choice(&types)?]);
+    definition.object()?;
+    Ok(definition)
 }
 
-fn tool(field: &Field<'_>) -> Result<Tool, ApiError> {
-    field.object()?;
-    if field.get("type").string()? != "function" {
-        return Err(field.get("type").invalid("only tools of type 'function' are served"));
-    }
-    let function = field.get("function");
-    function.object()?;
+fn function(function: &Field<'_>, name: String) -> Result<Tool, ApiError> {
     let description = function.get("description");
     let parameters = function.get("parameters");
     let schema = match parameters.present() {
@@ -120,7 +124,7 @@ fn tool(field: &Field<'_>) -> Result<Tool, ApiError> {
         None => json!({ "type": "object", "properties": {} }),
     };
     Ok(Tool {
-        name: name(&function.get("name"))?.to_owned(),
+        name,
         description: description.string_or_empty()?.to_owned(),
         schema,
         strict: function.get("strict").flag(false)?,
@@ -164,9 +168,28 @@ mod tests {
         let field = "tools.0.function.parameters".into();
         let tool =
             Tool { name: "add".into(), description: "adds".into(), schema, strict: true, field, ..Tool::default() };
-        assert_eq!(found, Ok(Tools { tools: vec![tool], choice: ToolChoice::Auto, single_call: true }));
+        assert_eq!(found, Ok(Tools { tools: vec![tool], single_call: true, ..Tools::default() }));
         let bare = &read(json!({"tools": tools(&["x"])})).unwrap().tools[0];
         assert_eq!((bare.schema["type"].as_str(), bare.strict), (Some("object"), false));
+    }
+
+    #[test]
+    fn custom_tools_take_a_text() {
+        let grammar = json!({"syntax": "regex", "definition": "a+"});
+        let custom = json!({"name": "patch", "description": "d", "format": {"type": "grammar", "grammar": grammar}});
+        let custom = json!({"type": "custom", "custom": custom});
+        let named = json!({"type": "custom", "custom": {"name": "patch"}});
+        let list = json!([tools(&["a"])[0], custom]);
+        let found = read(json!({ "tools": list, "tool_choice": named })).unwrap();
+        assert_eq!(found.choice, ToolChoice::Named("patch".into()));
+        assert_eq!((found.custom.has("patch"), found.custom.has("a")), (true, false));
+        let patch = &found.tools[1];
+        assert_eq!((patch.name.as_str(), &patch.schema["required"]), ("patch", &json!(["input"])));
+        assert!(patch.description.ends_with("regular expression:\na+"), "{}", patch.description);
+        let allowed = json!({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [named]}});
+        let found = read(json!({ "tools": list, "tool_choice": allowed })).unwrap();
+        assert_eq!(found.tools.iter().map(|tool| tool.barred).collect::<Vec<_>>(), [true, false]);
+        refuses(json!({"tools": [custom, custom]}), "tools.1.custom.name: another tool is called 'patch' already");
     }
 
     #[test]
@@ -221,7 +244,8 @@ mod tests {
             "tools.0.function.name: should have letters, digits, '_' and '-' only",
         );
         refuses(json!({"tools": tools(&[&"a".repeat(65)])}), "tools.0.function.name: has 65 bytes, more than 64");
-        refuses(json!({"tools": [{"type": "custom"}]}), "tools.0.type: only tools of type 'function' are served");
+        refuses(json!({"tools": [{"type": "mcp"}]}), "tools.0.type: should be one of 'function', 'custom', not 'mcp'");
+        refuses(json!({"tools": [{"type": "custom"}]}), "tools.0.custom: this field is required");
         refuses(json!({"tools": [{"type": "function"}]}), "tools.0.function: this field is required");
         refuses(
             json!({"tools": [{"type": "function", "function": {"name": "a", "parameters": []}}]}),

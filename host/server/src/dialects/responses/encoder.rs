@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::{
     input::CALL_PREFIX,
-    item::{Kind, Open, custom_input},
+    item::{Kind, Open},
     numbering::{Numbering, Progress, cut},
     store::StoredResponse,
     summary::Summary,
@@ -18,7 +18,7 @@ use super::{
 use crate::{
     chat::{CacheReport, Delta},
     dialects::{
-        ApiError, ErrorCode, Frame, Shared, openai,
+        ApiError, ErrorCode, Frame, Shared, custom_tools, openai,
         stream::{EventEncoder, ended_early, event},
         usage::add_report,
     },
@@ -255,7 +255,7 @@ impl ResponseEncoder {
                 out
             }
             Kind::Call { origin: Origin { is_custom: true, .. }, .. } => {
-                let input = custom_input(&text);
+                let input = custom_tools::input(&text);
                 let mut out = self.item_event("response.custom_tool_call_input.delta", json!({ "delta": input }));
                 out.extend(self.item_event("response.custom_tool_call_input.done", json!({ "input": input })));
                 out

@@ -11,12 +11,12 @@ use serde_json::{Map, Value, json};
 
 use super::{
     summary::Summary,
-    tools::{CUSTOM_ARGUMENT, NAME_BYTES_MAX, flat},
+    tools::{NAME_BYTES_MAX, flat},
 };
 use crate::{
     chat::{Part, Role, Turn},
     dialects::{
-        ApiError, documents,
+        ApiError, custom_tools, documents,
         fields::{Field, Quote},
         fresh_id,
         images::{self, Piece, Source},
@@ -101,7 +101,7 @@ impl Reader {
             }
             "custom_tool_call" => {
                 let input = item.get("input").string()?;
-                self.call(item, json!({ CUSTOM_ARGUMENT: input }))
+                self.call(item, custom_tools::arguments(input))
             }
             "function_call_output" | "custom_tool_call_output" => self.output(item),
             "reasoning" => {

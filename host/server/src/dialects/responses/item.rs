@@ -2,12 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::{
-    input::encrypted,
-    numbering::Cut,
-    tools::{CUSTOM_ARGUMENT, Origin},
-};
-use crate::dialects::fresh_id;
+use super::{input::encrypted, numbering::Cut, tools::Origin};
+use crate::dialects::{custom_tools, fresh_id};
 
 /// An item that is not complete.
 pub(super) struct Open {
@@ -63,7 +59,7 @@ impl Open {
                 }
                 if origin.is_custom {
                     item["type"] = "custom_tool_call".into();
-                    item["input"] = custom_input(text).into();
+                    item["input"] = custom_tools::input(text).into();
                 } else {
                     item["arguments"] = text.as_str().into();
                 }
@@ -71,11 +67,4 @@ impl Open {
             }
         }
     }
-}
-
-/// The input of a call of a custom tool.
-pub(super) fn custom_input(arguments: &str) -> String {
-    let parsed: Option<Value> = serde_json::from_str(arguments).ok();
-    let text = parsed.as_ref().and_then(|arguments| arguments[CUSTOM_ARGUMENT].as_str());
-    text.map_or_else(|| arguments.to_owned(), str::to_owned)
 }

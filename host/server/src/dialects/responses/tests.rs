@@ -196,48 +196,6 @@ fn calls_are_returned_under_the_clients_names_and_types() {
 }
 
 #[test]
-fn a_custom_tools_format_is_enforced_or_a_warning() {
-    let format = json!({"type": "grammar", "syntax": "lark", "definition": "start: \"a\"+"});
-    let custom = |name: &str| json!({"type": "custom", "name": name, "format": format});
-    let tools =
-        json!([custom("one"), {"type": "namespace", "name": "more", "tools": [custom("two")]}, custom("three")]);
-    let choice = json!({"type": "allowed_tools", "mode": "auto", "tools": [
-        {"type": "custom", "name": "one"}, {"type": "custom", "name": "two", "namespace": "more"}]});
-    let (asked, mut warnings) = read(json!({ "tools": tools, "tool_choice": choice }));
-    let asked = asked.unwrap();
-    let Input::Chat(mut conversation) = asked.request.input else { panic!("a response is a chat") };
-    assert_eq!(conversation.tools.iter().map(|tool| tool.barred).collect::<Vec<_>>(), [false, false, true]);
-    assert!(conversation.tools.iter().all(|tool| tool.description.contains("start: \"a\"+") && !tool.strict));
-    let formats = asked.tools.formats_of(&conversation.tools, &mut warnings);
-    assert_eq!((formats.len(), warnings.len()), (2, 0), "a tool that may not be called needs no expression");
-    for (format, expressed) in formats.into_iter().zip([Err("why".to_owned()), Ok("a+|b".to_owned())]) {
-        format.apply(&mut conversation.tools, expressed, &mut warnings);
-    }
-    let pattern = |tool: usize| &conversation.tools[tool].schema["properties"]["input"]["pattern"];
-    assert_eq!((pattern(0), pattern(1)), (&Value::Null, &json!("^(?:a+|b)$")));
-    assert_eq!(warnings, ["tools.0.format.definition: is shown to the model, but not enforced: why"]);
-}
-
-#[test]
-fn formats_beyond_what_is_enforced_are_warnings() {
-    let custom = |number: usize, definition: &str| {
-        json!({"type": "custom", "name": format!("t{number}"),
-            "format": {"type": "grammar", "syntax": "regex", "definition": definition}})
-    };
-    let count = |tools: Vec<Value>| {
-        let (asked, mut warnings) = read(json!({ "tools": tools }));
-        let asked = asked.unwrap();
-        let Input::Chat(conversation) = asked.request.input else { panic!("a response is a chat") };
-        (asked.tools.formats_of(&conversation.tools, &mut warnings).len(), warnings)
-    };
-    let (many, warnings) = count((0..100).map(|number| custom(number, "a")).collect());
-    assert_eq!((many, warnings.len()), (32, 16), "{warnings:?}");
-    assert!(warnings[0].starts_with("tools.32.format.definition: is shown"), "{warnings:?}");
-    let (long, warnings) = count((0..6).map(|number| custom(number, &"a".repeat(60_000))).collect());
-    assert_eq!((long, warnings.len()), (4, 2), "{warnings:?}");
-}
-
-#[test]
 fn a_usable_answer_that_ends_at_a_limit_is_completed() {
     let status = |is_limited, deltas: Vec<Delta>| {
         let events = events(encoder(is_limited, json!([]), None), deltas);

@@ -8,25 +8,18 @@ use serde_json::{Value, json};
 use crate::{
     chat::{Client, Tool, ToolChoice},
     dialects::{
-        ApiError, extensions,
+        ApiError,
+        custom_tools::CustomTools,
+        extensions,
         fields::{Field, Quote},
     },
     requests::Chats,
 };
-use pensieve_protocol::prompt::Syntax;
 
 const TOOLS_MAX: usize = 512;
 pub(super) const NAME_BYTES_MAX: usize = 128;
-const GRAMMAR_BYTES_MAX: usize = 64 << 10;
-/// Limits of the formats that are enforced per request: number and total bytes.
-const FORMATS_MAX: usize = 32;
-const FORMATS_BYTES_MAX: usize = 256 << 10;
-/// Warnings per request; further ones would only repeat them.
-const WARNINGS_MAX: usize = 16;
 /// Between a namespace and a tool's name.
 const SEPARATOR: &str = "__";
-/// The argument of a custom tool's function.
-pub(super) const CUSTOM_ARGUMENT: &str = "input";
 
 /// A tool's name at the client.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,21 +36,9 @@ pub(super) struct Tools {
     pub(super) choice: ToolChoice,
     pub(super) single_call: bool,
     origins: HashMap<String, Origin>,
-    /// Formats of custom tools, for [`Tools::enforce`].
-    formats: Vec<Format>,
+    custom: CustomTools,
     /// The request has unsupported tools, which were dropped.
     has_dropped: bool,
-}
-
-/// The format that the input of a custom tool must match.
-#[derive(Clone, Debug)]
-pub(super) struct Format {
-    /// Flat name of the tool.
-    tool: String,
-    /// The request field with the definition.
-    path: String,
-    syntax: Syntax,
-    definition: String,
 }
 
 /// The tool name that the model sees.
@@ -87,8 +68,7 @@ impl Tools {
         self.origins.get(flat).cloned().unwrap_or_else(plain)
     }
 
-    /// Enforces the formats of custom tools among `tools`: a grammar process converts each to a regular expression. One
-    /// that cannot be converted is a warning, as a 400 would end a Codex session.
+    /// Enforces the formats of custom tools among `tools`.
     pub(super) async fn enforce(
         &mut self,
         chats: &Chats,
@@ -96,33 +76,9 @@ impl Tools {
         tools: &mut [Tool],
         warnings: &mut Vec<String>,
     ) -> Result<(), ApiError> {
-        let asked = self.formats_of(tools, warnings);
-        let formats: Vec<_> = asked.iter().map(|format| (format.syntax, format.definition.as_str())).collect();
-        let expressed = chats.expressions(client, &formats).await.map_err(ApiError::of_model)?;
-        for (format, expressed) in asked.into_iter().zip(expressed) {
-            format.apply(tools, expressed, warnings);
-        }
-        // Formats and schemas may be long, and are not needed for the answer.
-        (self.formats, self.list) = (Vec::new(), Vec::new());
-        Ok(())
-    }
-
-    /// The formats of these tools, up to the limits.
-    pub(super) fn formats_of(&self, tools: &[Tool], warnings: &mut Vec<String>) -> Vec<&Format> {
-        let mut remaining = FORMATS_BYTES_MAX;
-        let mut formats = Vec::new();
-        for format in
-            self.formats.iter().filter(|format| tools.iter().any(|tool| tool.name == format.tool && !tool.barred))
-        {
-            match remaining.checked_sub(format.definition.len()).filter(|_| formats.len() < FORMATS_MAX) {
-                Some(left) => {
-                    remaining = left;
-                    formats.push(format);
-                }
-                None => format.warn("the request has too many formats, or they are too long together", warnings),
-            }
-        }
-        formats
+        // Schemas may be long, and are not needed for the answer.
+        self.list = Vec::new();
+        self.custom.enforce(chats, client, tools, warnings).await
     }
 
     fn add(&mut self, item: &Field<'_>, namespace: Option<&str>) -> Result<(), ApiError> {
@@ -130,9 +86,9 @@ impl Tools {
         match item.get("type").string()? {
             "function" => self.push(function(item)?, namespace, item, false),
             "custom" => {
-                let (tool, format) = custom(item)?;
-                self.formats.extend(format.map(|format| Format { tool: flat(namespace, &tool.name), ..format }));
-                self.push(tool, namespace, item, true)
+                let own = name(&item.get("name"))?;
+                let tool = self.custom.read(item, flat(namespace, own))?;
+                self.push(Tool { name: own.to_owned(), ..tool }, namespace, item, true)
             }
             "namespace" if namespace.is_none() => {
                 let name = name(&item.get("name"))?.to_owned();
@@ -240,60 +196,6 @@ fn function(item: &Field<'_>) -> Result<Tool, ApiError> {
         field: parameters.path().to_owned(),
         ..Tool::default()
     })
-}
-
-impl Format {
-    /// Constrains the tool's input to the regular expression, or adds the reason to the warnings.
-    pub(super) fn apply(&self, tools: &mut [Tool], expressed: Result<String, String>, warnings: &mut Vec<String>) {
-        match (expressed, tools.iter_mut().find(|tool| tool.name == self.tool)) {
-            (Ok(expression), Some(tool)) => {
-                let pattern = format!("^(?:{expression})$");
-                tool.schema["properties"][CUSTOM_ARGUMENT]["pattern"] = pattern.into();
-                tool.input = Some(expression);
-            }
-            (Err(why), _) => self.warn(&why, warnings),
-            (Ok(_), None) => {}
-        }
-    }
-
-    fn warn(&self, why: &str, warnings: &mut Vec<String>) {
-        if warnings.len() < WARNINGS_MAX {
-            warnings.push(format!("{}: is shown to the model, but not enforced: {why}", self.path));
-        }
-    }
-}
-
-/// Converts a custom tool to a function and its format, which is also put into the description.
-fn custom(item: &Field<'_>) -> Result<(Tool, Option<Format>), ApiError> {
-    let given = item.get("format");
-    let mut description = description(item)?;
-    let definition = given.get("definition");
-    let mut format = None;
-    if let Some(given) = given.present() {
-        given.object()?;
-        if given.get("type").choice(&["text", "grammar"])? == 1 {
-            let text = definition.text(GRAMMAR_BYTES_MAX)?;
-            let (kind, syntax) = match given.get("syntax").choice(&["lark", "regex"])? {
-                0 => ("Lark grammar", Syntax::Lark),
-                _ => ("regular expression", Syntax::Regex),
-            };
-            let (path, definition) = (definition.path().to_owned(), text.to_owned());
-            format = Some(Format { tool: String::new(), path, syntax, definition });
-            description.push_str(&format!("\nThe input has to match this {kind}:\n{text}"));
-        }
-    }
-    let tool = Tool {
-        name: name(&item.get("name"))?.to_owned(),
-        description,
-        schema: json!({
-            "type": "object", "properties": { CUSTOM_ARGUMENT: { "type": "string" } }, "required": [CUSTOM_ARGUMENT],
-            "additionalProperties": false,
-        }),
-        strict: false,
-        field: definition.path().to_owned(),
-        ..Tool::default()
-    };
-    Ok((tool, format))
 }
 
 fn description(item: &Field<'_>) -> Result<String, ApiError> {
