@@ -8,7 +8,7 @@
 //!
 //! Every sum is in the order of its columns, so a row is the same to the last bit among however many others.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -32,6 +32,8 @@ const OUTPUTS: usize = PAIR * TILE_SUMS;
 const PAIRS_MAX: usize = 8;
 /// Tasks per thread, so that threads finish together.
 const TASKS: usize = 3;
+/// 32 MiB of activations are kept for the next product: 512 rows of 32,768 columns in one part.
+const KEPT_LINES: usize = (32 << 20) / size_of::<Line>();
 /// Fewest rows for which weights are unpacked a second time to occupy another thread.
 const ROWS_MIN: usize = 128;
 
@@ -81,9 +83,14 @@ impl Left {
     fn new(pool: &Pool, amx: Amx, x: &[f32], cols: usize, parts: usize) -> Self {
         let (n, steps) = (x.len() / cols, cols.div_ceil(TILE_COLS));
         let groups = n.div_ceil(TILE_ROWS);
-        let mut lines = vec![Line::ZERO; parts * groups * steps * TILE_ROWS];
         let each = steps * TILE_ROWS;
-        let all = Disjoint::new(&mut lines);
+        let len = parts * groups * each;
+        let mut lines = LEFT.take();
+        // Rows that pad a group keep what they have: their products are nobody's.
+        if lines.len() < len {
+            lines = vec![Line::ZERO; len];
+        }
+        let all = Disjoint::new(&mut lines[..len]);
         pool.run(groups, |group| {
             let rows = group * TILE_ROWS..n.min((group + 1) * TILE_ROWS);
             let x = &x[rows.start * cols..rows.end * cols];
@@ -102,6 +109,14 @@ impl Left {
     fn at(&self, part: usize, group: usize, step: usize, steps: usize) -> *const Line {
         let first = ((part * self.groups + group) * self.steps + step) * TILE_ROWS;
         self.lines[first..first + steps * TILE_ROWS].as_ptr()
+    }
+}
+
+impl Drop for Left {
+    fn drop(&mut self) {
+        if self.lines.len() <= KEPT_LINES {
+            LEFT.set(std::mem::take(&mut self.lines));
+        }
     }
 }
 
@@ -192,6 +207,8 @@ struct Sum([f32; TILE_SUMS]);
 
 thread_local! {
     static WORK: RefCell<Work> = RefCell::default();
+    /// Memory of the last product's activations: to clear it anew would take one thread as long as the product takes many.
+    static LEFT: Cell<Vec<Line>> = const { Cell::new(Vec::new()) };
 }
 
 impl Job<'_> {
