@@ -34,8 +34,8 @@ impl Source {
     }
 
     /// Returns the same source with each part of its frame that does not compile by itself replaced: by its fallback,
-    /// or if it is a lenient schema by any JSON of the right type. If the fault lies elsewhere, fails with the error of
-    /// the part that may not be relaxed, or else with `error`.
+    /// or if it is a lenient schema by any JSON of the right type. If each compiles by itself, all that have a fallback are
+    /// replaced. Fails with the error of a part that may not be relaxed, or else with `error`.
     pub(crate) fn relaxed(
         &self,
         error: GrammarError,
@@ -57,7 +57,15 @@ impl Source {
             }
         }
         if relaxed == *parts {
-            return Err(error);
+            if parts.iter().all(|part| part.fallback.is_none()) {
+                return Err(error);
+            }
+            // They are too much together.
+            for part in &mut relaxed {
+                if let Some(fallback) = part.fallback.take() {
+                    part.grammar = *fallback;
+                }
+            }
         }
         Ok(Self { grammar: Grammar::Framed { frame: frame.clone(), parts: relaxed }, ..self.clone() })
     }

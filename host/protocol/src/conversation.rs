@@ -81,7 +81,8 @@ pub struct Tool {
     /// Arguments must match the schema exactly, and a schema that cannot be enforced is an error. Other schemas are enforced
     /// as far as possible.
     pub strict: bool,
-    /// Expression for the only argument, a text, of a tool that is not called with JSON. The schema has it as a pattern.
+    /// Regular expression for a custom tool's only argument, for call formats other than JSON; the schema has it as a
+    /// pattern, too.
     pub input: Option<String>,
     /// The request field that holds the schema, for errors.
     pub field: String,

@@ -6,7 +6,7 @@
 
 mod literals;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use serde_json::{Map, Value};
 
@@ -100,7 +100,7 @@ impl<'a> Writer<'a> {
             self.tagged_text(tags);
             self.line(&format!("KEY: {}\nother: KEY {value} text", any_key(tags)));
         }
-        let (listed, required) = properties(&tool.schema);
+        let (listed, required) = listed(&tool.schema);
         let mut arguments = String::new();
         let fields = listed.filter(|fields| self.has_room_for(fields));
         for (place, (key, schema)) in fields.into_iter().flatten().enumerate() {
@@ -227,7 +227,7 @@ fn between_slashes(expression: &str) -> String {
         match letter {
             '/' if !is_escaped => text.push_str("\\/"),
             '\n' if !is_escaped => text.push_str("\\n"),
-            // The backslash before it stands already.
+            // Its backslash has been written already.
             '\n' => text.push('n'),
             letter => text.push(letter),
         }
@@ -242,7 +242,14 @@ fn any_key(tags: &Tags) -> String {
     format!(r"/{}[^<>\n\x22]{{1,128}}{}/", escaped(&tags.key), escaped(&tags.key_end))
 }
 
-/// True if an object that lists its properties may have others. If it does not say, `open` tells.
+/// The properties that an object lists, and the required ones. An empty list means nothing where others are combined with it.
+fn listed(schema: &Value) -> (Option<&Map<String, Value>>, HashSet<&str>) {
+    let (listed, required) = properties(schema);
+    let has_others = ["allOf", "anyOf", "oneOf", "$ref"].into_iter().any(|name| schema.get(name).is_some());
+    (listed.filter(|fields| !fields.is_empty() || !has_others && required.is_empty()), required)
+}
+
+/// True if an object that lists its properties may have others. If it does not say, `open` decides.
 fn takes_more(schema: &Value, open: bool) -> bool {
     let says = ["additionalProperties", "unevaluatedProperties"].into_iter().find_map(|name| schema.get(name));
     match says {

@@ -18,6 +18,8 @@ const FORMATS_MAX: usize = 32;
 const FORMATS_BYTES_MAX: usize = 256 << 10;
 /// Warnings per request; further ones would only repeat them.
 const WARNINGS_MAX: usize = 16;
+/// Two escapes of four digits.
+const ESCAPE_BYTES_MAX: usize = 12;
 /// The argument of the function.
 const ARGUMENT: &str = "input";
 
@@ -45,11 +47,19 @@ pub(super) fn arguments(input: &str) -> Value {
     json!({ ARGUMENT: input })
 }
 
-/// The input in a function's arguments.
+/// The input in a function's arguments, which may have been cut.
 pub(super) fn input(arguments: &str) -> String {
-    let parsed: Option<Value> = serde_json::from_str(arguments).ok();
-    let text = parsed.as_ref().and_then(|arguments| arguments[ARGUMENT].as_str());
+    let parsed = serde_json::from_str(arguments).ok().or_else(|| begun(arguments));
+    let text = parsed.as_ref().and_then(|arguments: &Value| arguments[ARGUMENT].as_str());
     text.map_or_else(|| arguments.to_owned(), str::to_owned)
+}
+
+/// Arguments that end within their text, closed there.
+fn begun(arguments: &str) -> Option<Value> {
+    // The last character may be half an escape; of two halves of a pair at most.
+    let ends = arguments.char_indices().rev().map(|(end, _)| end).take(ESCAPE_BYTES_MAX);
+    let mut texts = std::iter::once(arguments.len()).chain(ends).map(|end| format!("{}\"}}", &arguments[..end]));
+    texts.find_map(|text| serde_json::from_str(&text).ok())
 }
 
 impl CustomTools {
@@ -205,7 +215,17 @@ mod tests {
     #[test]
     fn an_input_is_found_in_its_arguments() {
         assert_eq!(input(&arguments("a \"b\"\n").to_string()), "a \"b\"\n");
-        for broken in ["{\"input\": \"a", "{\"input\": 1}", "plain"] {
+        let cut = [
+            (r#"{"input": "a"#, "a"),
+            (r#"{"input":"a\"#, "a"),
+            (r#"{"input":"a\nb"#, "a\nb"),
+            (r#"{"input":"#, r#"{"input":"#),
+        ];
+        for (text, expect) in cut.into_iter().chain([(r#"{"input": "a\ud83e\ude"#, "a"), (r#"{"input": "a\u00"#, "a")])
+        {
+            assert_eq!(input(text), expect);
+        }
+        for broken in ["{\"input\": 1}", "plain", ""] {
             assert_eq!(input(broken), broken);
         }
     }

@@ -2,16 +2,16 @@
 
 use serde_json::{Map, Value};
 
-use super::{Writer, escaped, json, takes_more};
+use super::{Writer, escaped, json, listed, takes_more};
 use crate::{
     chat::Tool,
-    formats::{Types, properties, resolve},
+    formats::{Types, resolve},
 };
 use pensieve_protocol::grammar::{Grammar, Part};
 
 /// Beyond this total length of an enumeration's strings, a literal accepts any string.
 const TEXTS_BYTES_MAX: usize = 16 << 10;
-/// Expressions for a string of Python's, and for a key without quotes.
+/// Expressions for a Python string, and for a key without quotes.
 const STRING: &str = r#""(\\[^\n]|[^"\\\n])*"|'(\\[^\n]|[^'\\\n])*'"#;
 const KEY: &str = "[A-Za-z_][A-Za-z0-9_.-]{0,127}";
 /// Maximum nesting depth of literals that are constrained by their schema.
@@ -60,7 +60,7 @@ impl Writer<'_> {
 
     /// Adds the comma-separated fields of an object.
     fn fields(&mut self, notation: &Notation<'_>, schema: &Value, name: &str, is_outer: bool, depth: usize) -> String {
-        let (listed, required) = properties(schema);
+        let (listed, required) = listed(schema);
         let fields = listed.filter(|fields| self.has_room_for(fields));
         let may_have_any = match fields {
             None => listed.is_some() || takes_more(schema, true),
@@ -74,7 +74,7 @@ impl Writer<'_> {
         let more = takes_more(schema, notation.open).then(|| self.more_fields(notation, fields, name, is_outer));
         let key_of = |key: &str| match (notation.is_python(), is_outer) {
             (true, true) => json(&format!("{key}=")),
-            (true, false) => format!("(\"'{key}'\" | {}) COLON", json(&json(key))),
+            (true, false) => format!("({}) COLON", python_text(key)),
             (false, _) => json(&format!("{key}:")),
         };
         let mut fields: Vec<_> = fields.iter().collect();
@@ -110,7 +110,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Adds a field that is none of those that an object lists.
+    /// Adds a field that the object's schema does not list.
     fn more_fields(
         &mut self,
         notation: &Notation<'_>,
@@ -174,7 +174,7 @@ impl Writer<'_> {
     /// Adds the text of a custom tool.
     fn literal_input(&mut self, notation: &Notation<'_>, expression: &str, schema: &Value) -> String {
         let Some(quote) = notation.quote else {
-            // A string of JSON is one of Python's, too.
+            // A JSON string is also a Python string.
             let schema = Grammar::json_schema(schema.to_string(), true);
             self.parts.push(Part::new(&notation.tool.field, schema));
             return format!("@part{}", self.parts.len() - 1);
@@ -191,9 +191,18 @@ impl Writer<'_> {
     fn literal_text(&self, notation: &Notation<'_>, text: &str) -> String {
         match notation.quote {
             Some(quote) => self.markers.lark(&format!("{quote}{text}{quote}")),
-            None => format!("{} | {}", json(&json(text)), json(&format!("'{text}'"))),
+            None => python_text(text),
         }
     }
+}
+
+/// The ways to write a text in Python.
+fn python_text(text: &str) -> String {
+    let double = json(&json(text));
+    if text.contains(['\'', '\\']) || text.contains(char::is_control) {
+        return double;
+    }
+    format!("{double} | {}", json(&format!("'{text}'")))
 }
 
 /// The notation of literals, and the tool whose schema they follow.

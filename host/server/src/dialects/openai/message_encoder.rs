@@ -255,7 +255,7 @@ mod tests {
         let custom_call =
             |id: &str, input: &str| json!({"id": id, "type": "custom", "custom": {"name": "patch", "input": input}});
         let add = json!({"id": "call_b", "type": "function", "function": {"name": "add", "arguments": "{}"}});
-        let expect = json!([custom_call("call_a", "a\n"), add, custom_call("call_c", "{\"input\": \"cut")]);
+        let expect = json!([custom_call("call_a", "a\n"), add, custom_call("call_c", "cut")]);
         assert_eq!(message.whole(0)["message"]["tool_calls"], expect);
 
         let mut message = MessageEncoder::new(false, custom);
@@ -265,7 +265,7 @@ mod tests {
         let begun = |index: usize, id: &str| json!({"index": index, "id": id, "type": "custom", "custom": {"name": "patch", "input": ""}});
         let input = |index: usize, text: &str| json!({"index": index, "custom": {"input": text}});
         assert_eq!((&deltas[0], &deltas[1]), (&begun(0, "call_a"), &input(0, "a\n")));
-        assert_eq!((&deltas[4], &deltas[5]), (&begun(2, "call_c"), &input(2, "{\"input\": \"cut")));
+        assert_eq!((&deltas[4], &deltas[5]), (&begun(2, "call_c"), &input(2, "cut")));
         assert_eq!(deltas.len(), 6);
     }
 

@@ -179,7 +179,9 @@ fn converse(
         }
         (ToolChoice::Named(name), _) => Some(json!({ "type": "function", "function": { "name": name } })),
     };
-    body.insert("tools".into(), tools.into_iter().map(tool).collect());
+    // llama.cpp's converter of schemas fails on groups and classes of characters, and others' are not known.
+    let keeps_patterns = matches!(to.kind, UpstreamKind::Pensieve | UpstreamKind::Vllm);
+    body.insert("tools".into(), tools.into_iter().map(|tool| self::tool(tool, keeps_patterns)).collect());
     if let Some(choice) = choice {
         body.insert("tool_choice".into(), choice);
     }
@@ -189,8 +191,14 @@ fn converse(
     Ok(())
 }
 
-fn tool(tool: &Tool) -> Value {
+fn tool(tool: &Tool, keeps_pattern: bool) -> Value {
     let mut function = json!({ "name": tool.name, "description": tool.description, "parameters": tool.schema });
+    if tool.input.is_some() && !keeps_pattern {
+        // A custom tool's only argument; its description has the grammar.
+        for argument in function["parameters"]["properties"].as_object_mut().into_iter().flat_map(Map::values_mut) {
+            argument.as_object_mut().map(|argument| argument.remove("pattern"));
+        }
+    }
     if tool.strict {
         function["strict"] = true.into();
     }
