@@ -402,6 +402,29 @@ async fn lists_of_long_records_are_completed_at_any_limit() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_object_that_would_not_fit_is_not_begun() {
+    let names: Vec<String> = (0..25).map(|number| format!("a_rather_long_name_{number}")).collect();
+    let fields: serde_json::Map<_, _> = names.iter().map(|name| (name.clone(), json!({ "type": "string" }))).collect();
+    let large = json!({ "type": "object", "properties": fields, "required": names });
+    let small = json!({ "type": "object", "properties": { "id": { "type": "integer", "minimum": 1 } },
+        "required": ["id"], "additionalProperties": false });
+    let written: serde_json::Map<_, _> = names.iter().map(|name| (name.clone(), json!("some text"))).collect();
+    let written = json!({ "rows": [written, written] }).to_string();
+    let home = Home::open(|config| scripted::checkpoint(&config.models[0].source, &[("", &written)])).await;
+    let schema = json!({ "type": "object", "required": ["rows"],
+        "properties": { "rows": { "type": "array", "items": { "anyOf": [small, large] } } } });
+    for max_tokens in (100..=800).step_by(100) {
+        let grammar = Grammar::json_schema(schema.to_string(), true);
+        let format = ResponseFormat::Grammar { grammar, field: "format".into() };
+        let asked = Request { format, max_tokens: Some(max_tokens), ..request(asked("Rows?")) };
+        let answer = home.ask(asked).await.unwrap();
+        let value: serde_json::Value = serde_json::from_str(&answer.text)
+            .unwrap_or_else(|error| panic!("{error} within {max_tokens}: {answer:?}"));
+        assert!(value["rows"].is_array(), "{value}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_string_of_json_that_loops_is_ended_long_before_an_answer_would_be() {
     let looping = format!("{{\"city\": \"{}", "Bern, Basel, ".repeat(200));
     let digits = format!("[{}1]", "0, ".repeat(300));

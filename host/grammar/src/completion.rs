@@ -11,8 +11,11 @@ use crate::{constraint_error::ConstraintError, outline::Outline};
 const BYTES_MAX: usize = 8 << 10;
 /// Longest completion with an item in each list.
 const FILLED_BYTES_MAX: usize = 2 << 10;
-/// Within a string, and elsewhere.
+/// Most bytes that a search tries, so that it takes some hundredths of a second at most.
+const TRIES_MAX: usize = 4 << 10;
+/// Within a string, within a number, and elsewhere.
 const IN_TEXT: &[u8] = b"\"-0";
+const IN_NUMBER: &[u8] = b"}],1234567890";
 const ELSEWHERE: &[u8] = b"}]\":,0ntf{[";
 /// The same where lists get an item before they end.
 const FILLED: &[u8] = b"}{\":0ntf],[";
@@ -37,10 +40,10 @@ fn search(
     order: &[u8],
     bytes_max: usize,
 ) -> Option<Vec<u8>> {
-    let mut text = Vec::new();
+    let (mut text, mut tries) = (Vec::new(), 0);
     while outline.depth() > 0 || !matcher.is_accepting().ok()? {
         let begun = text.len();
-        // Names of properties are mostly known; to try each of their bytes takes thirty times as long.
+        // Property names are mostly forced; trying each of their bytes would take thirty times as long.
         for byte in matcher.compute_ff_bytes() {
             if !matches!(advance(matcher, byte), Ok(true)) {
                 break;
@@ -48,9 +51,17 @@ fn search(
             text.push(byte);
         }
         if text.len() == begun {
-            let first = if outline.in_text() { IN_TEXT } else { order };
+            let first = match (outline.in_text(), outline.in_number()) {
+                (true, _) => IN_TEXT,
+                (false, true) => IN_NUMBER,
+                (false, false) => order,
+            };
             let rest = (b'!'..=b'~').chain([b' ']).chain(0x80..0xff);
-            text.push(first.iter().copied().chain(rest).find(|byte| matches!(advance(matcher, *byte), Ok(true)))?);
+            let next = first.iter().copied().chain(rest).take(TRIES_MAX - tries).find(|byte| {
+                tries += 1;
+                matches!(advance(matcher, *byte), Ok(true))
+            });
+            text.push(next?);
         }
         if text.len() > bytes_max {
             return None;

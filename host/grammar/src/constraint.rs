@@ -13,7 +13,12 @@ use llguidance::Matcher;
 
 use crate::patterns::{ROOT, StateId};
 use crate::token_trie::TokenTrie;
-use crate::{completion, constraint_error::ConstraintError, outline::Outline, rules::Rules};
+use crate::{
+    completion,
+    constraint_error::ConstraintError,
+    outline::{Outline, is_numeric},
+    rules::Rules,
+};
 
 /// A way to find the rest of a text; see [`completion`].
 type Search = fn(&mut Matcher, Outline, &completion::Advance<'_>) -> Option<Vec<u8>>;
@@ -83,7 +88,7 @@ impl Constraint {
         }
     }
 
-    /// Expects at most this many tokens. A list in a JSON answer does not take the room of what has to follow it.
+    /// Expects at most this many tokens, so that no list in a JSON answer uses up the room for what must follow it.
     #[must_use]
     pub fn within(self, room: u32) -> Self {
         Self { room, ..self }
@@ -153,6 +158,25 @@ impl Constraint {
         self.rules.tokens_of(&self.ending()?)
     }
 
+    /// True once the output has begun an answer that is JSON.
+    pub fn is_answering(&self) -> bool {
+        self.answer().is_some()
+    }
+
+    /// True if a token begins an object or a list of an answer that is JSON.
+    pub fn opens(&self, token: u32) -> bool {
+        let bytes = self.rules.vocabulary.bytes(token);
+        if self.answer().is_none() || !bytes.iter().any(|byte| matches!(byte, b'{' | b'[')) {
+            return false;
+        }
+        let mut outline = self.outline.clone();
+        bytes.iter().any(|byte| {
+            let depth = outline.depth();
+            outline.push(*byte);
+            outline.depth() > depth
+        })
+    }
+
     /// True within a string of an answer that is JSON.
     pub fn in_text(&self) -> bool {
         self.answer().is_some() && self.outline.in_text()
@@ -215,7 +239,8 @@ impl Constraint {
     fn make_mask(&mut self) -> Result<Option<Arc<[u32]>>, ConstraintError> {
         self.decide_on_lists();
         let (rules, digits, is_begun) = (self.rules.clone(), self.digits, self.is_begun);
-        let ended = if self.answer().is_some() { self.outline.ended() } else { None };
+        let is_answer = self.answer().is_some();
+        let ended = if is_answer { self.outline.ended() } else { None };
         match &mut self.phase {
             Phase::Complete => Err(ConstraintError::new("nothing may follow its end")),
             Phase::Free { at } => Ok(rules.barred(&rules.free, *at)),
@@ -242,7 +267,7 @@ impl Constraint {
                     return Ok(Some(barred.iter().zip(continuing).map(|(allowed, more)| allowed | more).collect()));
                 }
                 let mut bits = rules.compute(matcher).inspect_err(|_| rules.rules[*rule].template.spoil())?;
-                if digits >= DIGITS_MAX && rules.rules[*rule].has_json {
+                if digits >= DIGITS_MAX && (rules.rules[*rule].has_json || is_answer) {
                     rules.end_number(matcher, &mut bits)?;
                 }
                 if !is_begun && rules.rules[*rule].is_answer {
@@ -474,10 +499,6 @@ impl Rules {
     fn after(&self, rule: usize) -> Phase {
         if self.resumes(rule) { Phase::Free { at: ROOT } } else { Phase::Complete }
     }
-}
-
-fn is_numeric(byte: u8) -> bool {
-    byte.is_ascii_digit() || matches!(byte, b'.' | b'e' | b'E' | b'+' | b'-')
 }
 
 /// True if the text may end here.

@@ -1,5 +1,5 @@
 //! Follows the brackets and quotes of a JSON text, to tell where it stands: within a string, or in a list that has grown
-//! so long that it takes the room of what has to follow.
+//! so long that it takes up the room that is needed for what must follow.
 
 const DEPTH_MAX: usize = 128;
 /// No list is ended before it has this many items.
@@ -10,6 +10,8 @@ pub(crate) struct Outline {
     levels: Vec<Level>,
     in_text: bool,
     is_escaped: bool,
+    /// The last byte belongs to a number.
+    in_number: bool,
     /// The text is nested too deeply to be followed.
     is_lost: bool,
     /// Tokens so far.
@@ -41,8 +43,9 @@ impl Outline {
         self.tokens = self.tokens.saturating_add(1);
     }
 
-    /// Adds a byte. Returns the place of a list that another item of begins.
+    /// Adds a byte. Returns the place of the list in which this byte begins another item, if it does.
     pub(crate) fn push(&mut self, byte: u8) -> Option<usize> {
+        self.in_number = !self.in_text && is_numeric(byte) && (self.in_number || !matches!(byte, b'e' | b'E'));
         if self.is_lost {
             return None;
         }
@@ -72,6 +75,11 @@ impl Outline {
             _ => {}
         }
         None
+    }
+
+    /// True behind a byte of a number.
+    pub(crate) fn in_number(&self) -> bool {
+        self.in_number
     }
 
     /// Number of objects and lists that are open.
@@ -104,7 +112,10 @@ impl Outline {
         let (mut outline, mut bytes) = (self.clone(), ending.iter());
         while outline.levels.len() > place {
             let Some(byte) = bytes.next() else { return false };
-            outline.push(*byte);
+            if outline.push(*byte) == Some(place) {
+                // It has fewer items than it must have.
+                return false;
+            }
         }
         bytes.find(|byte| !byte.is_ascii_whitespace()) == Some(&b',')
     }
@@ -122,6 +133,10 @@ impl Outline {
         let mut outline = self.clone();
         bytes.iter().any(|byte| outline.push(*byte) == Some(place))
     }
+}
+
+pub(crate) fn is_numeric(byte: u8) -> bool {
+    byte.is_ascii_digit() || matches!(byte, b'.' | b'e' | b'E' | b'+' | b'-')
 }
 
 #[cfg(test)]
@@ -159,6 +174,7 @@ mod tests {
             (600, Some("1],\"more\":0}"), true),
             (600, Some("1], \"more\":0}"), true),
             (600, Some("1]}"), false),
+            (600, Some("1,1],\"more\":0}"), false),
             (600, None, false),
             (6_000, Some("1],\"more\":0}"), false),
         ] {

@@ -99,7 +99,7 @@ pub struct Part {
     /// The request field that holds it, for errors.
     pub field: String,
     pub grammar: Grammar,
-    /// A text that begins with it is an answer; others of the same frame are calls.
+    /// A text that begins with it is an answer; any other text of the frame consists of calls.
     pub is_answer: bool,
     /// Takes the grammar's place if that cannot be compiled.
     pub fallback: Option<Box<Grammar>>,

@@ -135,6 +135,38 @@ fn an_answer_beside_calls_is_completed_and_a_call_is_not() {
 }
 
 #[test]
+fn numbers_within_bounds_are_completed() {
+    let vocabulary = vocabulary(true);
+    let compiler = compiler(&vocabulary);
+    for number in [
+        json!({ "type": "integer", "minimum": 1 }),
+        json!({ "type": "integer", "minimum": 1900 }),
+        json!({ "type": "integer", "maximum": -5 }),
+        json!({ "type": "number", "exclusiveMinimum": 0 }),
+        json!({ "type": "number", "minimum": 0.25, "maximum": 0.5 }),
+        json!({ "type": "integer", "minimum": 1, "multipleOf": 7 }),
+    ] {
+        let record = json!({ "type": "object", "properties": { "id": number, "more": number }, "required": ["id"] });
+        let schema = json!({ "type": "object", "properties": { "rows": { "type": "array", "items": record } }, "required": ["rows"] });
+        let constraint = compiler.compile(&from_start(Grammar::json_schema(schema.to_string(), true))).unwrap();
+        let filled = constraint.filled().unwrap_or_else(|| panic!("{number}"));
+        let filled: Value = serde_json::from_str(&vocabulary.text_of(&filled)).unwrap();
+        assert!(filled["rows"][0]["id"].is_number(), "{number}: {filled}");
+        assert!(constraint.shortest().is_some_and(|tokens| tokens.len() < 20), "{number}");
+    }
+}
+
+#[test]
+fn a_search_that_leads_nowhere_ends() {
+    let vocabulary = vocabulary(true);
+    let compiler = compiler(&vocabulary);
+    let text = json!({ "type": "string", "minLength": 9000 });
+    let schema = json!({ "type": "object", "properties": { "text": text }, "required": ["text"] });
+    let constraint = compiler.compile(&from_start(Grammar::json_schema(schema.to_string(), true))).unwrap();
+    assert_eq!(constraint.shortest(), None);
+}
+
+#[test]
 fn a_filled_answer_has_an_item_in_each_list() {
     let vocabulary = vocabulary(true);
     let compiler = compiler(&vocabulary);

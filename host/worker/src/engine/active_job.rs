@@ -22,16 +22,17 @@ const LOGPROBS_MAX: u8 = 64;
 const STOP_TOKENS_MAX: usize = 1024;
 /// Rounds that make a loop of an answer.
 const ROUNDS: usize = 8;
-/// A string in JSON loops once so many tokens are a sequence that goes round so often: unlike a text it is no table.
+/// A string in JSON counts as a loop once this many tokens are one sequence repeated this often; unlike free text, it is
+/// never a table.
 const TEXT_LOOP_TOKENS: u32 = 256;
 const TEXT_ROUNDS: usize = 4;
-/// JSON is held completable in this many times the tokens of its shortest text, and some more, before the limit; lists
-/// with an item, and what has begun, count less.
+/// Once fewer tokens are left than this multiple of the shortest JSON, plus some, each token must leave the answer
+/// completable. The factor is smaller for the text with an item in each list, and for the rest of what has begun.
 const ENDING_FACTOR: u32 = 4;
 const BEGUN_FACTOR: u32 = 2;
 const ENDING_TOKENS: u32 = 64;
-/// How often the tokens are counted that would complete JSON from where it stands, while so many are left that they may
-/// not suffice.
+/// Every so many tokens, those that would complete the JSON are counted, unless more are left than surely suffice. Where no
+/// completion is found, none is looked for as long, then twice as long.
 const ENDING_STEP: u32 = 16;
 const ENDING_ROOM_MAX: u32 = 16 << 10;
 
@@ -62,6 +63,8 @@ pub struct ActiveJob {
     ending: Vec<u32>,
     /// Remaining tokens below which that is checked.
     ending_from: u32,
+    /// Number of generated tokens before which no completion is looked for, and the next pause.
+    ending_pause: (u32, u32),
     /// The reason for which the answer is being completed by `forced`.
     cut: Option<Finish>,
 }
@@ -153,6 +156,7 @@ impl ActiveJob {
             forced: VecDeque::new(),
             ending: Vec::new(),
             ending_from: 0,
+            ending_pause: (0, ENDING_STEP),
             cut: None,
         }
         .ready())
@@ -182,16 +186,29 @@ impl ActiveJob {
         self
     }
 
-    /// Measures the rest that the answer's JSON must have, which grows with each object that begins.
-    fn measure_ending(&mut self, bytes: &[u8]) {
-        let is_due = self.generated.is_multiple_of(ENDING_STEP) || bytes.iter().any(|byte| matches!(byte, b'{' | b'['));
+    /// Measures what is still required to complete the answer's JSON.
+    fn measure_ending(&mut self) {
+        let is_due = self.generated.is_multiple_of(ENDING_STEP) && self.generated >= self.ending_pause.0;
         if self.ending_from == 0 || !is_due || self.room() > ENDING_ROOM_MAX || self.room() <= self.ending_from {
             return;
         }
-        if let Some(ending) = self.constraint.as_ref().and_then(Constraint::completion) {
-            let tokens = (ending.len() as u32).saturating_mul(BEGUN_FACTOR) + ENDING_TOKENS;
-            self.ending_from = self.ending_from.max(tokens);
+        let Some(constraint) = self.constraint.as_ref().filter(|constraint| constraint.is_answering()) else { return };
+        match constraint.completion() {
+            Some(ending) => self.end_within(ending.len()),
+            None => self.pause_endings(),
         }
+    }
+
+    /// Takes note of how many tokens would complete the answer.
+    fn end_within(&mut self, tokens: usize) {
+        let tokens = (tokens as u32).saturating_mul(BEGUN_FACTOR) + ENDING_TOKENS;
+        self.ending_from = self.ending_from.max(tokens);
+    }
+
+    /// A search that finds nothing takes long.
+    fn pause_endings(&mut self) {
+        let (_, pause) = self.ending_pause;
+        self.ending_pause = (self.generated.saturating_add(pause), pause.saturating_mul(2));
     }
 
     /// Makes these tokens come next if the grammar allows them.
@@ -218,10 +235,14 @@ impl ActiveJob {
     /// completes it.
     fn within_room(&mut self, token: u32) -> u32 {
         let room = self.room();
-        if !self.forced.is_empty() || room > self.ending_from || room < 1 {
+        let Some(constraint) = &self.constraint else { return token };
+        // What an object requires is known only once it has begun, when it may be too late.
+        let is_near = room <= self.ending_from || room <= ENDING_ROOM_MAX && constraint.opens(token);
+        let is_paused = self.generated < self.ending_pause.0;
+        if !self.forced.is_empty() || self.ending_from == 0 || !is_near || is_paused || room < 1 {
+            self.ending.clear();
             return token;
         }
-        let Some(constraint) = &self.constraint else { return token };
         if self.ending.is_empty() {
             self.ending = constraint.completion().unwrap_or_default();
         }
@@ -235,10 +256,16 @@ impl ActiveJob {
         }
         match after.completion() {
             Some(ending) if ending.len() < room as usize => {
+                self.end_within(ending.len());
                 self.ending = ending;
                 token
             }
-            _ if self.ending.is_empty() || self.ending.len() > room as usize => token,
+            _ if self.ending.is_empty() || self.ending.len() > room as usize => {
+                if after.is_answering() {
+                    self.pause_endings();
+                }
+                token
+            }
             _ => {
                 self.cut =
                     Some(if room < self.max_tokens - self.generated { Finish::ContextFull } else { Finish::Length });
@@ -349,8 +376,7 @@ impl ActiveJob {
         if let (None, Some(constraint)) = (finish, &mut self.constraint) {
             constraint.accept(token).map_err(|error| astray(&error))?;
             finish = constraint.is_complete().then_some(Finish::GrammarDone);
-            let bytes = text.vocabulary.as_ref().map_or(&[][..], |vocabulary| vocabulary.bytes(token));
-            self.measure_ending(bytes);
+            self.measure_ending();
         }
         if finish.is_none() && self.forced.is_empty() {
             finish = self.cut.take();
