@@ -58,7 +58,7 @@ pub const EXIT_DEVICE_LOST: i32 = 89;
 /// A sampler stage may take this fraction (1/N) of a step's time limit.
 const SAMPLER_SHARE: u32 = 12;
 
-/// Within this time a worker that has no more to answer puts its blocks on disk and ends, usually.
+/// A worker with nothing left to answer usually has its blocks on disk and has ended within this time.
 const HANDOVER: Duration = Duration::from_secs(1);
 
 enum LoopInput {

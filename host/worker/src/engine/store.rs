@@ -79,7 +79,7 @@ impl Store {
         Ok(true)
     }
 
-    /// Waits so long for another worker to give the folder up; returns true if this worker has it now.
+    /// Waits up to `patience` for another worker to give up the folder; returns true if this worker has it now.
     pub fn take_within(&mut self, patience: Duration) -> io::Result<bool> {
         let until = Instant::now() + patience;
         loop {
