@@ -164,6 +164,10 @@ pub enum Finish {
     ContextFull,
     GrammarDone,
     Repetition,
+    /// By an upstream: a filter has cut it off, or the model will not go on.
+    Refused,
+    /// By an upstream in the middle of a long turn, which goes on once it is sent back.
+    Paused,
 }
 
 /// Token counts of a job, as reported to clients.

@@ -228,6 +228,8 @@ fn finish(reason: Finish) -> &'static str {
         Finish::Deadline => "deadline",
         Finish::Cancelled => "cancelled",
         Finish::EndOfTurn | Finish::StopString(_) | Finish::StopToken(_) | Finish::GrammarDone => "end",
+        Finish::Refused => "refused",
+        Finish::Paused => "paused",
     }
 }
 

@@ -156,6 +156,28 @@ fn calls_of_tools_go_both_ways() {
 
 #[test]
 fn errors_of_an_upstream_come_in_the_clients_own_form() {
+#[test]
+fn a_refusal_of_an_upstream_is_told_in_the_words_of_each_api() {
+    let fake = Fake::start(hello());
+    let server = serve(&[&fake], "");
+    let pieces = |first: Value| vec![first, end("content_filter")[0].clone()];
+    for (api, ..) in APIS {
+        let first = if api == "completions" { json!({ "choices": [{ "text": "Hel" }] }) } else { text("Hel") };
+        fake.set(Behaviour::Say(pieces(first)));
+        let (place, word) = match api {
+            "messages" => ("/stop_reason", "refusal"),
+            "responses" => ("/incomplete_details/reason", "content_filter"),
+            "ollama" => ("/done_reason", "content_filter"),
+            "gemini" => ("/candidates/0/finishReason", "SAFETY"),
+            _ => ("/choices/0/finish_reason", "content_filter"),
+        };
+        let reply = ask(&server, api, false);
+        assert_eq!(reply.json().pointer(place).and_then(Value::as_str), Some(word), "{api}: {reply:?}");
+        let streamed = ask(&server, api, true).text();
+        assert!(streamed.contains(&format!("\"{word}\"")) && streamed.contains("Hel"), "{api}: {streamed}");
+    }
+}
+
     let fake = Fake::start(hello());
     let server = serve(&[&fake], "");
     let too_long = r#"{"object":"error","message":"This model's maximum context length is 4096 tokens."}"#;

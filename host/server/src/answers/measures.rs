@@ -117,6 +117,8 @@ impl Measures {
             Finish::StopString(_) | Finish::StopToken(_) => "stop",
             Finish::Length => "length",
             Finish::Repetition => "repetition",
+            Finish::Refused => "refused",
+            Finish::Paused => "paused",
             Finish::ContextFull => "context_full",
             Finish::GrammarDone => "grammar",
             Finish::Deadline => "deadline",

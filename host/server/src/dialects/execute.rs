@@ -92,6 +92,8 @@ fn word(reason: Finish, stops: &[String]) -> (&'static str, Option<&str>) {
         Finish::EndOfTurn | Finish::StopToken(_) | Finish::GrammarDone => ("stop", None),
         Finish::StopString(index) => ("stop", stops.get(index as usize).map(String::as_str)),
         Finish::Length | Finish::Repetition | Finish::ContextFull => ("length", None),
+        Finish::Refused => ("refused", None),
+        Finish::Paused => ("paused", None),
         Finish::Deadline => ("deadline", None),
         Finish::Cancelled => ("cancelled", None),
     }

@@ -162,6 +162,8 @@ impl MessageEncoder {
             }
             Finish::Length => because("max_tokens"),
             Finish::Repetition => because(REPETITION),
+            Finish::Refused => because("refusal"),
+            Finish::Paused => because("pause_turn"),
             Finish::ContextFull => because("model_context_window_exceeded"),
             Finish::Deadline => Err(ApiError::new(ErrorCode::Timeout, "the answer took longer than it may")),
             Finish::Cancelled => Err(ApiError::new(ErrorCode::Internal, "the answer was cancelled")),

@@ -176,7 +176,10 @@ impl Candidate {
     fn finish(&mut self, reason: Finish, usage: Usage) -> Result<Vec<Value>, ApiError> {
         self.usage = usage;
         self.reason = Some(match reason {
-            Finish::EndOfTurn | Finish::StopToken(_) | Finish::StopString(_) | Finish::GrammarDone => "STOP",
+            Finish::EndOfTurn | Finish::StopToken(_) | Finish::StopString(_) | Finish::GrammarDone | Finish::Paused => {
+                "STOP"
+            }
+            Finish::Refused => "SAFETY",
             Finish::Length | Finish::Repetition | Finish::ContextFull | Finish::Deadline => "MAX_TOKENS",
             Finish::Cancelled => {
                 let message = "the server cancelled this answer; send the request again";
@@ -185,7 +188,7 @@ impl Candidate {
         });
         // An incomplete call is dropped.
         let is_incomplete = |arguments: &str| serde_json::from_str::<Value>(arguments).is_err();
-        if self.reason == Some("MAX_TOKENS") {
+        if self.reason != Some("STOP") {
             self.call.take_if(|(_, _, arguments)| is_incomplete(arguments));
         }
         Ok(vec![self.end_call().unwrap_or_else(|| json!({ "text": "" }))])

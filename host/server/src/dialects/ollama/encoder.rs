@@ -125,8 +125,11 @@ impl LineEncoder {
 
     fn finish(&mut self, reason: Finish, usage: Usage) -> Result<Vec<u8>, ApiError> {
         let reason = match reason {
-            Finish::EndOfTurn | Finish::StopToken(_) | Finish::StopString(_) | Finish::GrammarDone => "stop",
+            Finish::EndOfTurn | Finish::StopToken(_) | Finish::StopString(_) | Finish::GrammarDone | Finish::Paused => {
+                "stop"
+            }
             Finish::Repetition => "repetition",
+            Finish::Refused => "content_filter",
             Finish::Length | Finish::ContextFull | Finish::Deadline => "length",
             Finish::Cancelled => {
                 return Err(ApiError::new(

@@ -105,12 +105,17 @@ impl ChoiceState {
 
     fn reason(&self, finish: Finish) -> Result<&'static str, ApiError> {
         Ok(match finish {
-            Finish::EndOfTurn | Finish::StopString(_) | Finish::StopToken(_) | Finish::GrammarDone => {
-                if self.calls > 0 { "tool_calls" } else { "stop" }
+            Finish::EndOfTurn | Finish::StopString(_) | Finish::StopToken(_) | Finish::GrammarDone | Finish::Paused => {
+                if self.calls > 0 {
+                    "tool_calls"
+                } else {
+                    "stop"
+                }
             }
             Finish::Repetition => REPETITION,
             Finish::Length | Finish::ContextFull | Finish::Deadline => "length",
             // A client that cancelled does not read this, so the server did.
+            Finish::Refused => "content_filter",
             Finish::Cancelled => {
                 return Err(ApiError::new(
                     ErrorCode::Unavailable,
@@ -191,6 +196,8 @@ mod tests {
         assert_eq!(end(Finish::Repetition), Some(ChoiceDelta::End(REPETITION)));
         let mut entry = json!({});
         end_entry(&mut entry, Some(REPETITION));
+        assert_eq!(end(Finish::Refused), Some(ChoiceDelta::End("content_filter")));
+        assert_eq!(end(Finish::Paused), Some(ChoiceDelta::End("stop")));
         assert_eq!(entry, json!({ "finish_reason": "length", "stop_reason": "repetition" }));
         assert_eq!(end(Finish::Cancelled), None);
         let mut called = ChoiceState { calls: 1, ..ChoiceState::default() };

@@ -85,8 +85,8 @@ pub(super) struct ResponseEncoder {
     cache: Option<CacheReport>,
     /// Of the summary that was made first.
     compaction: Option<Usage>,
-    /// The answer repeated itself, and was ended.
-    is_loop: bool,
+    /// Why the answer ended early, where that is not its limit.
+    cut: Option<&'static str>,
     response: Option<Frame>,
 }
 
@@ -94,7 +94,7 @@ impl ResponseEncoder {
     pub(super) fn new(head: Head, tools: Tools, store: Option<StoreTarget>) -> Self {
         let (output, numbering) = (Vec::new(), Numbering::default());
         let (open, cache, compaction, response) = (None, None, None, None);
-        Self { head, tools, store, output, open, sequence: 0, numbering, cache, compaction, is_loop: false, response }
+        Self { head, tools, store, output, open, sequence: 0, numbering, cache, compaction, cut: None, response }
     }
 
     pub(super) fn into_response(self) -> Option<Frame> {
@@ -178,8 +178,8 @@ impl ResponseEncoder {
     }
 
     fn object_with(&self, status: &str, usage: Option<Usage>, error: Option<&ApiError>, output: &[Value]) -> Frame {
-        let reason = if self.is_loop { "repetition" } else { "max_output_tokens" };
-        let details = (status == "incomplete" || self.is_loop).then(|| json!({ "reason": reason }));
+        let reason = self.cut.unwrap_or("max_output_tokens");
+        let details = (status == "incomplete" || self.cut.is_some()).then(|| json!({ "reason": reason }));
         let error = error.map(|error| json!({ "code": code(error), "message": error.to_string() }));
         let object = json!({
             "id": self.head.id, "object": "response", "created_at": self.head.created, "status": status,
@@ -310,8 +310,10 @@ impl ResponseEncoder {
 
     fn finish(&mut self, reason: Finish, usage: Usage) -> Result<Frame, ApiError> {
         let is_cut = match reason {
-            Finish::EndOfTurn | Finish::StopToken(_) | Finish::StopString(_) | Finish::GrammarDone => false,
-            Finish::Length | Finish::Repetition | Finish::ContextFull => true,
+            Finish::EndOfTurn | Finish::StopToken(_) | Finish::StopString(_) | Finish::GrammarDone | Finish::Paused => {
+                false
+            }
+            Finish::Length | Finish::Repetition | Finish::ContextFull | Finish::Refused => true,
             Finish::Deadline => {
                 return Err(ApiError::new(ErrorCode::Timeout, "the answer took longer than it may"));
             }
@@ -322,7 +324,11 @@ impl ResponseEncoder {
                 ));
             }
         };
-        self.is_loop = reason == Finish::Repetition;
+        self.cut = match reason {
+            Finish::Repetition => Some("repetition"),
+            Finish::Refused => Some("content_filter"),
+            _ => None,
+        };
         let is_half_call = is_cut
             && self.open.as_ref().is_some_and(|open| {
                 matches!(open.kind, Kind::Call { .. }) && serde_json::from_str::<Value>(&open.text).is_err()
@@ -334,7 +340,9 @@ impl ResponseEncoder {
         let is_usable = !is_half_call
             && (matches!(&self.open, Some(Open { kind: Kind::Message | Kind::Call { .. }, .. }))
                 || self.output.iter().any(|item| item["type"] != "reasoning" && item["type"] != "compaction"));
-        let status = if is_cut && (self.head.is_limited || !is_usable) { "incomplete" } else { "completed" };
+        let is_refused = reason == Finish::Refused;
+        let is_incomplete = is_refused || (is_cut && (self.head.is_limited || !is_usable));
+        let status = if is_incomplete { "incomplete" } else { "completed" };
         let mut out = Frame::from(self.close(status));
         let response = self.object(status, Some(usage), None);
         if let Some(store) = self.store.take() {

@@ -242,6 +242,8 @@ fn outcome(reason: &Finish, record: &Record) -> &'static str {
         Finish::GrammarDone => "grammar",
         Finish::Length => "length",
         Finish::Repetition => "repetition",
+        Finish::Refused => "refused",
+        Finish::Paused => "paused",
         Finish::ContextFull => "context_full",
         Finish::Deadline => "deadline",
         Finish::Cancelled => "cancelled",

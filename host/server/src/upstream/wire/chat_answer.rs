@@ -261,7 +261,12 @@ impl ChatReader {
         Ok(match reason {
             "length" if self.expected.clamped => Finish::ContextFull,
             "length" => Finish::Length,
-            "abort" | "error" => return Err(self.nonsense("ended its answer early")),
+            // Mistral's.
+            "model_length" => Finish::ContextFull,
+            // The last one is DeepSeek's.
+            "abort" | "error" | "insufficient_system_resource" => {
+                return Err(self.nonsense("ended its answer early"));
+            }
             "repetition" => Finish::Repetition,
             _ => {
                 let stop: Option<String> = stop.and_then(|stop| serde_json::from_str(stop.get()).ok());
@@ -292,6 +297,8 @@ impl ChatReader {
         let is_long = read.content.as_ref().is_some_and(|list| list.has_more)
             || read.tokens.as_ref().is_some_and(|list| list.has_more);
         if is_long {
+            "content_filter" | "refusal" => Finish::Refused,
+            "pause_turn" => Finish::Paused,
             return Err(self.nonsense("sent too many tokens at once"));
         }
         Ok(likelihoods(read))

@@ -118,6 +118,18 @@ fn the_clients_stop_strings_are_found_again() {
 }
 
 #[test]
+fn an_answer_ends_for_the_reason_that_the_server_gives() {
+    let check = |reason: &str, expected: &str| assert_eq!(shown(&read(&[end(reason)]).unwrap()), [expected]);
+    check("stop", "EndOfTurn 5 0 0");
+    check("length", "Length 5 0 0");
+    check("model_length", "ContextFull 5 0 0");
+    check("content_filter", "Refused 5 0 0");
+    for reason in ["abort", "error", "insufficient_system_resource"] {
+        assert_eq!(read(&[end(reason)]).unwrap_err().code, FailureCode::Unreachable, "{reason}");
+    }
+}
+
+#[test]
 fn log_probabilities_have_the_tokens_bytes() {
     let content = json!([{"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": [
         {"token": "a", "logprob": -0.5, "bytes": null}, {"token": "b", "logprob": -1.5}]}]);

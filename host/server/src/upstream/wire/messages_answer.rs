@@ -146,6 +146,8 @@ impl MessagesReader {
         })
     }
 
+            "refusal" => Finish::Refused,
+            "pause_turn" => Finish::Paused,
     /// The API counts what comes from a cache apart.
     fn count(&mut self, usage: Option<EventUsage>) {
         let Some(usage) = usage else { return };

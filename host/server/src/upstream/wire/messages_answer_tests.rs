@@ -98,6 +98,8 @@ fn an_answer_ends_for_the_reason_that_the_server_gives() {
     check("max_tokens", "Length 4 0 2");
     check("stop_sequence", "StopString(0) 4 0 2");
     check("model_context_window_exceeded", "ContextFull 4 0 2");
+    check("refusal", "Refused 4 0 2");
+    check("pause_turn", "Paused 4 0 2");
 }
 
 #[test]
