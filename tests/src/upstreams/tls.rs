@@ -11,11 +11,13 @@ use std::{
     path::{Path, PathBuf},
     process::Command,
     sync::Arc,
+    thread,
+    time::{Duration, Instant},
 };
 use tempfile::TempDir;
 
 use super::{ask, fake::*};
-use crate::http::server::Options;
+use crate::http::server::{Options, PATIENCE};
 
 const EXTENSIONS: &str = "[req]\ndistinguished_name = name\nprompt = no\n[name]\nCN = test\n\
     [authority]\nbasicConstraints = critical, CA:TRUE\nkeyUsage = critical, keyCertSign\n\
@@ -115,4 +117,30 @@ fn a_server_that_wants_a_certificate_gets_the_configured_one() {
     let url = fake.secure_url("localhost");
     assert_eq!(status(&url, &own, &[]), 200);
     assert_eq!(status(&url, &trust, &[]), 502);
+}
+
+#[test]
+fn kept_connections_that_the_server_has_given_up_cost_no_answer() {
+    let Some(authority) = Authority::new() else { return };
+    let pieces: Vec<_> = [text("Hello")].into_iter().chain(end("stop")).collect();
+    let fake = Fake::secure(Behaviour::Late(pieces.clone(), Duration::from_millis(500)), authority.server(false));
+    let url = fake.secure_url("localhost");
+    let config =
+        format!("[[models]]\nid = \"big\"\nupstream = \"{url}\"\nupstream_ca = {:?}\n", authority.path("ca.pem"));
+    let server = Options::configured(&config).start();
+    let answers = || {
+        let reply = ask(&server, "chat", false);
+        assert!(reply.status() == 200 && reply.text().contains("Hello"), "{reply:?}");
+    };
+    // Each takes a connection of its own, and leaves it for others.
+    thread::scope(|scope| (0..4).for_each(|_| drop(scope.spawn(answers))));
+    let before = fake.asked_count();
+    fake.set(Behaviour::Once(pieces));
+    let deadline = Instant::now() + PATIENCE;
+    let mut asked = 0;
+    while fake.asked_count() - before < asked + 2 {
+        answers();
+        asked += 1;
+        assert!(Instant::now() < deadline, "none of {asked} requests met a connection that was given up");
+    }
 }

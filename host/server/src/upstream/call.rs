@@ -187,10 +187,10 @@ impl Running {
     }
 
     async fn send(&mut self, seat: &Seat) -> Result<Answer, Refused> {
-        let mut posted = self.post(seat).await;
+        let mut posted = self.post(seat, false).await;
         if matches!(&posted, Err(Broken { stage: Sent::HungUp, .. })) && !mem::replace(&mut self.has_retried, true) {
             // Most likely the server had given the connection up before the request came.
-            posted = self.post(seat).await;
+            posted = self.post(seat, true).await;
         }
         let expected = &self.call.expected;
         let at = |why: Broken| failure::broken(&expected.model, &why.at(seat.url()));
@@ -209,11 +209,11 @@ impl Running {
         Err(refused)
     }
 
-    async fn post(&self, seat: &Seat) -> Result<Answer, Broken> {
+    async fn post(&self, seat: &Seat, fresh: bool) -> Result<Answer, Broken> {
         let url = format!("{}{}", seat.url(), self.call.path);
-        let (head, tail) = (self.call.body.clone(), self.call.end_of_body());
+        let parts = [self.call.body.clone(), self.call.end_of_body()];
         tokio::select! {
-            posted = seat.client().post_parts(self.call.kind, &url, head, tail) => posted,
+            posted = seat.client().post_parts(self.call.kind, &url, parts, fresh) => posted,
             () = given_up(seat, self.has_others(), LOST_SILENCE) => Err(Broken::new("it does not answer probes")),
         }
     }

@@ -41,10 +41,13 @@ const WHOLE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A body whose long part several requests may share.
 type Content = Chain<Bytes, Bytes>;
+type Connections = Pool<HttpsConnector<HttpConnector>, Full<Content>>;
 
 #[derive(Debug)]
 pub(super) struct Client {
-    pool: Pool<HttpsConnector<HttpConnector>, Full<Content>>,
+    pool: Connections,
+    /// Keeps no connections.
+    fresh: Connections,
     bearer: Option<HeaderValue>,
     plain_key: Option<HeaderValue>,
     silence: Duration,
@@ -102,38 +105,43 @@ impl Client {
             .https_or_http()
             .enable_http1()
             .wrap_connector(connector);
-        let pool = Pool::builder(TokioExecutor::new())
-            .pool_timer(TokioTimer::new())
-            .timer(TokioTimer::new())
-            .pool_idle_timeout(IDLE_TIMEOUT)
-            .pool_max_idle_per_host(IDLE_CONNECTIONS_MAX)
-            .http1_max_headers(HEADERS_MAX)
-            .http1_max_buf_size(HEADER_BYTES_MAX)
-            .build(connector);
+        let pool = |connections_max| {
+            Pool::builder(TokioExecutor::new())
+                .pool_timer(TokioTimer::new())
+                .timer(TokioTimer::new())
+                .pool_idle_timeout(IDLE_TIMEOUT)
+                .pool_max_idle_per_host(connections_max)
+                .http1_max_headers(HEADERS_MAX)
+                .http1_max_buf_size(HEADER_BYTES_MAX)
+                .build(connector.clone())
+        };
+        let (pool, fresh) = (pool(IDLE_CONNECTIONS_MAX), pool(0));
         let key = upstream.key.as_ref();
         let bearer = key.map(|key| secret_header(&[&b"Bearer "[..], key.reveal()].concat())).transpose()?;
         let plain_key = key.map(|key| secret_header(key.reveal())).transpose()?;
-        Ok(Self { pool, bearer, plain_key, silence: upstream.silence })
+        Ok(Self { pool, fresh, bearer, plain_key, silence: upstream.silence })
     }
 
     /// Posts JSON, and waits for the status.
     pub(super) async fn post(&self, kind: UpstreamKind, url: &str, body: Bytes) -> Result<Answer, Broken> {
-        self.post_parts(kind, url, body, Bytes::new()).await
+        self.post_parts(kind, url, [body, Bytes::new()], false).await
     }
 
-    /// Posts JSON whose text is in two parts.
+    /// Posts JSON whose text is in two parts. If a kept connection has failed it, a `fresh` one is made: there may be more
+    /// that the server has given up.
     pub(super) async fn post_parts(
         &self,
         kind: UpstreamKind,
         url: &str,
-        head: Bytes,
-        tail: Bytes,
+        [head, tail]: [Bytes; 2],
+        fresh: bool,
     ) -> Result<Answer, Broken> {
         let mut request = self.request(kind, Method::POST, url, head.chain(tail))?;
         // What a server sends too much would be read as the answer to the next request, so a connection has one answer. Over
         // TLS a new one takes too long, and what has come before the next request is found.
         let used = (request.uri().scheme() == Some(&Scheme::HTTP)).then(|| capture_connection(&mut request));
-        let answer = self.send(request, self.silence).await;
+        let pool = if fresh { &self.fresh } else { &self.pool };
+        let answer = self.send(pool, request, self.silence).await;
         if let Some(used) = &used
             && let Some(connected) = &*used.connection_metadata()
         {
@@ -145,7 +153,7 @@ impl Client {
     /// Gets a small document within `time`.
     pub(super) async fn get(&self, kind: UpstreamKind, url: &str, time: Duration) -> Result<Answer, Broken> {
         let request = self.request(kind, Method::GET, url, Bytes::new().chain(Bytes::new()))?;
-        self.send(request, time).await
+        self.send(&self.pool, request, time).await
     }
 
     fn request(
@@ -174,8 +182,13 @@ impl Client {
         Ok(request)
     }
 
-    async fn send(&self, request: Request<Full<Content>>, time: Duration) -> Result<Answer, Broken> {
-        let response = match timeout(time, self.pool.request(request)).await {
+    async fn send(
+        &self,
+        pool: &Connections,
+        request: Request<Full<Content>>,
+        time: Duration,
+    ) -> Result<Answer, Broken> {
+        let response = match timeout(time, pool.request(request)).await {
             Err(_) => return Err(Broken::new(format!("it did not answer within {} s", time.as_secs_f32()))),
             Ok(Err(error)) => {
                 let stage = if error.is_connect() { Stage::Unsent } else { stage_of(&error) };
@@ -253,9 +266,11 @@ fn stage_of(error: &(dyn std::error::Error + 'static)) -> Stage {
     let mut cause = Some(error);
     while let Some(error) = cause {
         let is_incomplete = error.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_incomplete_message);
-        let is_reset = error
-            .downcast_ref::<io::Error>()
-            .is_some_and(|error| matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe));
+        // TLS calls it an unexpected end.
+        let is_reset = error.downcast_ref::<io::Error>().is_some_and(|error| {
+            use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
+            matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof)
+        });
         if is_incomplete || is_reset {
             return Stage::HungUp;
         }
