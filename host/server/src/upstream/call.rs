@@ -341,7 +341,7 @@ impl Reading {
         // An error that the server reports may be the request's.
         let outcome = if failure.is_private { Outcome::Unknown } else { Outcome::Failed };
         self.seat.note(outcome);
-        if self.has_answered || failure.code == FailureCode::TooLong {
+        if self.has_answered || matches!(failure.code, FailureCode::TooLong | FailureCode::Invalid) {
             return Stopped::Failed(failure);
         }
         tracing::debug!("upstream {} failed before its answer: {failure}", self.seat.url());

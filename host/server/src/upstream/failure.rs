@@ -112,6 +112,9 @@ pub(super) fn in_stream(model: &str, error: &Value, key: Option<&Secret>) -> Fai
     let said = message(body.as_bytes(), key);
     let failure = if is_too_long(body.as_bytes()) {
         Failure::new(FailureCode::TooLong, too_long(&said))
+    } else if matches!(error["code"].as_u64(), Some(400 | 413 | 415 | 422)) {
+        // Engines find out about some requests only once their answer has begun.
+        Failure::new(FailureCode::Invalid, format!("the upstream of model '{model}': {said}"))
     } else {
         Failure::new(FailureCode::Unreachable, format!("the upstream of model '{model}' broke off: {said}"))
     };
@@ -205,6 +208,19 @@ mod tests {
         check(vllm, &format!("prompt is too long: {vllm}"));
         let llama = "the request exceeds the available context size";
         check(llama, &format!("prompt is too long: {llama}; it is beyond this model's maximum context length"));
+    }
+
+    #[test]
+    fn an_error_in_a_stream_may_be_the_clients() {
+        let check = |code: Value, expected| {
+            let failure = in_stream("big", &serde_json::json!({ "message": "bad regex", "code": code }), None);
+            assert_eq!((failure.code, failure.is_private), (expected, true), "{code}");
+        };
+        check(400.into(), FailureCode::Invalid);
+        check(422.into(), FailureCode::Invalid);
+        check(500.into(), FailureCode::Unreachable);
+        check("400".into(), FailureCode::Unreachable);
+        check(Value::Null, FailureCode::Unreachable);
     }
 
     #[test]
