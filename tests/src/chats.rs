@@ -113,6 +113,7 @@ async fn answer(mut generation: Generation) -> Result<Answer, Failure> {
             Delta::Loading { .. }
             | Delta::Started { .. }
             | Delta::Prompt { .. }
+            | Delta::Unknown(_)
             | Delta::Compacted { .. }
             | Delta::Cache(_) => {}
         }

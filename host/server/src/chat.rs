@@ -4,11 +4,13 @@
 mod cache;
 mod context;
 mod image;
+mod unknown;
 
 pub use cache::{CacheMiss, CacheReport, Divergence, DivergenceKind, EvictedBy, Eviction, MissKind};
 pub use context::{AppliedEdit, ClearTrigger, ClearedInputs, Compaction, ContextEdit, ToolClearing};
 pub use image::{Image, ImageFile};
 pub use pensieve_protocol::conversation::{Conversation, Part, PlacedImage, Role, Tool, ToolChoice, Turn};
+pub use unknown::{Form, Unknown, add_fields};
 
 use std::{fmt::Display, sync::Arc};
 
@@ -77,6 +79,8 @@ pub struct Request {
     pub adapter: AdapterSelection,
     /// Fields of a chat completion that this server does not know, for an upstream that may.
     pub unknown: Map<String, Value>,
+    /// The API that it came by.
+    pub form: Form,
 }
 
 impl Request {
@@ -248,6 +252,8 @@ pub enum Delta {
     },
     /// More of the JSON text of the call's arguments.
     ToolArguments(String),
+    /// Fields beside what follows, from an upstream of the client's own API.
+    Unknown(Box<Unknown>),
     Finished {
         reason: Finish,
         usage: Usage,

@@ -160,7 +160,11 @@ impl Run {
         while let Some(delta) = generation.next().await {
             match delta {
                 Delta::Loading { done, total, what } => loading.reach(done, total, &what),
-                Delta::Started { .. } | Delta::Prompt { .. } | Delta::Cache(_) | Delta::Compacted { .. } => {
+                Delta::Started { .. }
+                | Delta::Prompt { .. }
+                | Delta::Cache(_)
+                | Delta::Compacted { .. }
+                | Delta::Unknown(_) => {
                     loading.end();
                 }
                 Delta::Thinking(text) => {
@@ -224,12 +228,12 @@ fn finish(reason: Finish) -> &'static str {
     match reason {
         Finish::Length => "max_tokens",
         Finish::Repetition => "repetition",
+        Finish::Refused => "refused",
+        Finish::Paused => "paused",
         Finish::ContextFull => "context_full",
         Finish::Deadline => "deadline",
         Finish::Cancelled => "cancelled",
         Finish::EndOfTurn | Finish::StopString(_) | Finish::StopToken(_) | Finish::GrammarDone => "end",
-        Finish::Refused => "refused",
-        Finish::Paused => "paused",
     }
 }
 

@@ -320,3 +320,73 @@ fn what_needs_a_worker_says_so() {
     body["model"] = "claude-opus-9".into();
     assert_eq!(read("messages", &post(server.address, "/v1/messages", &body)).0, "Hello", "aliases are split as ever");
 }
+
+#[test]
+fn fields_that_nobody_knows_pass_where_both_sides_speak_the_same_api() {
+    let chunk = |delta: Value| json!({ "id": "c", "provider": "p", "choices": [{ "index": 0, "delta": delta, "stop_reason": null }] });
+    let [mut stop, mut usage] = end("stop");
+    stop["choices"][0]["native_finish_reason"] = "eos".into();
+    usage["usage"]["cost"] = 0.25.into();
+    usage["usage"]["completion_tokens_details"] = json!({ "reasoning_tokens": 2 });
+    let secret = json!({ "choices": [], "echo": format!("the key {KEY}") });
+    let said = vec![
+        chunk(json!({ "role": "assistant", "content": "Hel", "notes": [1] })),
+        chunk(json!({ "notes": [2] })),
+        secret,
+        chunk(json!({ "content": "lo" })),
+        stop,
+        usage,
+    ];
+    let fake = Fake::start(Behaviour::Say(said));
+    let server = serve(&[&fake], "upstream_key_env = \"BIG_KEY\"");
+    let whole = ask(&server, "chat", false).json();
+    let (choice, usage) = (&whole["choices"][0], &whole["usage"]);
+    assert_eq!((&whole["provider"], &choice["native_finish_reason"]), (&json!("p"), &json!("eos")), "{whole}");
+    assert_eq!((&choice["message"]["notes"], &choice["message"]["content"]), (&json!([1, 2]), &json!("Hello")));
+    assert_eq!((&usage["cost"], &usage["prompt_tokens"]), (&json!(0.25), &json!(11)), "{whole}");
+    assert_eq!(usage["completion_tokens_details"]["reasoning_tokens"], 2, "{whole}");
+    assert!(whole.get("echo").is_none() && choice.get("stop_reason").is_none(), "{whole}");
+    let (path, mut body) = body("chat", true);
+    body["stream_options"] = json!({ "include_usage": true });
+    let streamed = post(server.address, &path, &body).text();
+    let chunks: Vec<Value> = streamed
+        .lines()
+        .filter_map(|line| line.strip_prefix("data: {"))
+        .map(|rest| serde_json::from_str(&format!("{{{rest}")).unwrap())
+        .collect();
+    let notes: Vec<&Value> = chunks.iter().map(|chunk| &chunk["choices"][0]["delta"]["notes"]).collect();
+    let notes: Vec<&&Value> = notes.iter().filter(|notes| !notes.is_null()).collect();
+    assert_eq!(notes, [&&json!([1]), &&json!([2])], "{streamed}");
+    assert_eq!(chunks.last().unwrap()["usage"]["cost"], 0.25, "{streamed}");
+    assert!(!streamed.contains(KEY) && streamed.contains("native_finish_reason"), "{streamed}");
+    // Another API has no place for them.
+    for api in ["messages", "responses", "ollama"] {
+        let reply = ask(&server, api, false);
+        assert!(reply.text().contains("Hello") && !reply.text().contains("native_finish_reason"), "{api}: {reply:?}");
+    }
+
+    let usage = json!({ "input_tokens": 3, "output_tokens": 1, "service_tier": "standard" });
+    let message = json!({ "id": "m", "type": "message", "role": "assistant", "content": [], "container": { "id": "c" }, "usage": usage });
+    let events = vec![
+        json!({ "type": "message_start", "message": message }),
+        json!({ "type": "content_block_start", "index": 0, "content_block": { "type": "text", "text": "" } }),
+        json!({ "type": "content_block_delta", "index": 0, "delta": { "type": "text_delta", "text": "Hello" } }),
+        json!({ "type": "content_block_stop", "index": 0 }),
+        json!({ "type": "message_delta", "delta": { "stop_reason": "end_turn", "stop_sequence": null },
+            "usage": { "output_tokens": 2, "server_tool_use": { "web_search_requests": 0 } } }),
+        json!({ "type": "message_stop" }),
+    ];
+    let fake = Fake::start(Behaviour::Say(events));
+    let server = serve(&[&fake], "upstream_kind = \"anthropic\"");
+    let whole = ask(&server, "messages", false).json();
+    assert_eq!(read("messages", &ask(&server, "messages", false)), ("Hello".into(), [3, 0, 2]));
+    assert_eq!(
+        (&whole["container"]["id"], &whole["usage"]["service_tier"]),
+        (&json!("c"), &json!("standard")),
+        "{whole}"
+    );
+    assert_eq!(whole["usage"]["server_tool_use"]["web_search_requests"], 0, "{whole}");
+    let streamed = ask(&server, "messages", true).text();
+    assert!(streamed.contains("\"container\":{") && streamed.contains("server_tool_use"), "{streamed}");
+    assert!(!ask(&server, "chat", false).text().contains("container"));
+}

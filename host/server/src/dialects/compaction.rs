@@ -115,7 +115,7 @@ impl Answer {
                     Delta::Text { text, .. } => summary.push_str(&text),
                     Delta::Thinking(_) | Delta::ToolCall { .. } | Delta::ToolArguments(_) => {}
                     // The conversation is read from the cache; what the answer misses is told then.
-                    Delta::Cache(_) => {}
+                    Delta::Cache(_) | Delta::Unknown(_) => {}
                     Delta::Finished { reason, usage } if !matches!(reason, Finish::Cancelled | Finish::Deadline) => {
                         let text = summary::text(&self.request, summary, self.compaction.trigger);
                         return Some(self.summed_up(text, usage));

@@ -148,6 +148,8 @@ fn bytes_of(delta: &Delta) -> usize {
         }
         Delta::Thinking(text) | Delta::ToolArguments(text) => text.len(),
         Delta::ToolCall { id, name } => id.len() + name.len(),
+        // Values take a multiple of their text.
+        Delta::Unknown(unknown) => 4 * unknown.bytes,
         Delta::Compacted { summary, .. } => summary.as_ref().map_or(0, String::len),
         _ => 0,
     }

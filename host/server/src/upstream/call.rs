@@ -272,13 +272,13 @@ impl Reading {
             }
             self.take(events);
             if self.failure.is_none() && (self.is_last || bytes.is_none()) {
-                let last = match &self.reader {
-                    Reader::Chat(reader) => reader.finish(),
-                    Reader::Messages(reader) => reader.finish(),
+                let (unknown, last) = match &mut self.reader {
+                    Reader::Chat(reader) => (reader.unknown(), reader.finish()),
+                    Reader::Messages(reader) => (reader.unknown(), reader.finish()),
                 };
                 match last {
                     Ok(last) => {
-                        self.ready.push_back(last);
+                        self.ready.extend(unknown.into_iter().chain([last]));
                         self.seat.note(Outcome::Answered);
                     }
                     Err(failure) => self.failure = Some(failure),

@@ -33,7 +33,7 @@ use futures_util::stream::BoxStream;
 use serde_json::Value;
 
 use crate::{
-    chat::{Delta, Image, Input, Request, prompt_too_long},
+    chat::{Delta, Form, Image, Input, Request, prompt_too_long},
     fleet::{Elsewhere, Upstream, UpstreamKind, UpstreamUrl},
 };
 use call::Call;
@@ -92,6 +92,11 @@ impl Upstreams {
             clamped: limit.clamped || (max_tokens.is_none() && facts.kind != UpstreamKind::Anthropic),
             logprobs: request.logprobs.is_some(),
             prompt,
+            passes_unknown: match request.form {
+                Form::Other => false,
+                Form::Chat => facts.kind != UpstreamKind::Anthropic,
+                Form::Messages => facts.kind == UpstreamKind::Anthropic,
+            },
         };
         let seed = body.shift_remove("seed").as_ref().and_then(Value::as_u64);
         let mut body = Value::Object(body).to_string();

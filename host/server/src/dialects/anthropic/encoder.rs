@@ -9,7 +9,7 @@ use super::{
     events::{Block, Diagnostics, Event, Piece, REPETITION, Report, Stop},
 };
 use crate::{
-    chat::{AppliedEdit, Delta},
+    chat::{AppliedEdit, Delta, add_fields},
     dialects::{ApiError, ErrorCode},
 };
 use pensieve_protocol::job::Finish;
@@ -66,6 +66,7 @@ impl MessageEncoder {
         match delta {
             Delta::Loading { .. } | Delta::Started { .. } | Delta::Prompt { .. } => {}
             Delta::Cache(report) => self.report.cache = Some(report),
+            Delta::Unknown(unknown) => self.report.unknown.add(*unknown),
             Delta::Text { text, .. } => {
                 if !text.is_empty() {
                     if !matches!(self.open, Some(Open::Text)) {
@@ -161,9 +162,9 @@ impl MessageEncoder {
                 because(if self.has_called { "tool_use" } else { "end_turn" })
             }
             Finish::Length => because("max_tokens"),
-            Finish::Repetition => because(REPETITION),
             Finish::Refused => because("refusal"),
             Finish::Paused => because("pause_turn"),
+            Finish::Repetition => because(REPETITION),
             Finish::ContextFull => because("model_context_window_exceeded"),
             Finish::Deadline => Err(ApiError::new(ErrorCode::Timeout, "the answer took longer than it may")),
             Finish::Cancelled => Err(ApiError::new(ErrorCode::Internal, "the answer was cancelled")),
@@ -216,6 +217,8 @@ impl MessageBuilder {
         }
         let is_cut = message["stop_reason"] != "tool_use";
         message["content"] = self.blocks.iter().map(|block| block_json(block, is_cut)).collect();
+        add_fields(self.report.unknown.answer.clone(), &mut message);
+        add_fields(self.report.unknown.message.clone(), &mut message);
         message
     }
 }

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::{context_management, error};
 use crate::{
-    chat::{AppliedEdit, CacheReport, Divergence, DivergenceKind},
+    chat::{AppliedEdit, CacheReport, Divergence, DivergenceKind, Unknown, add_fields},
     dialects::{ApiError, usage::add_report},
 };
 use pensieve_protocol::job::Usage;
@@ -78,6 +78,8 @@ pub(super) struct Report {
     pub(super) compaction: Option<Usage>,
     /// Edits of the conversation; `None` if the request asks for none.
     pub(super) edits: Option<Vec<AppliedEdit>>,
+    /// Of an upstream that speaks this API.
+    pub(super) unknown: Unknown,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -154,8 +156,10 @@ impl Event {
             Self::MessageDelta { stop, report } => {
                 let mut delta = json!({});
                 stop.write(&mut delta);
+                add_fields(report.unknown.message.clone(), &mut delta);
                 let mut event = json!({ "type": "message_delta", "delta": delta });
                 report.write(&mut event);
+                add_fields(report.unknown.answer.clone(), &mut event);
                 event
             }
             Self::MessageStop => json!({ "type": "message_stop" }),
@@ -180,6 +184,7 @@ impl Report {
             }
             usage["iterations"] = iterations.into();
         }
+        add_fields(self.unknown.usage.clone(), &mut usage);
         message["usage"] = usage;
         if let Some(edits) = &self.edits {
             message["context_management"] = context_management::json(edits);

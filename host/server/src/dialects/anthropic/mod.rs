@@ -47,7 +47,7 @@ use super::{
     validation,
 };
 use crate::{
-    chat::{Delta, Request},
+    chat::{Delta, Form, Request},
     requests::{Chats, Fitted},
 };
 use encoder::{Head, MessageBuilder, MessageEncoder};
@@ -72,7 +72,7 @@ pub(crate) async fn messages(
     let permit = (stream || always_stream).then(|| call.stream_permit()).transpose()?;
     let (name, stops) = (request.model.clone(), request.stops.clone());
     let model = validation::model_name(&call, &name).to_owned();
-    let request = Request { client: call.client(), model, ..request };
+    let request = Request { client: call.client(), model, form: Form::Messages, ..request };
     validation::check(&chats, &request)?;
     let Fitted { request, applied, compaction } = chats.fit(request, 0).await?;
     let start = Start::prepare(&chats, request, compaction).await?;

@@ -56,6 +56,8 @@ impl ChoiceState {
     pub(super) fn take(&mut self, delta: Delta) -> Result<Option<ChoiceDelta>, ApiError> {
         Ok(match delta {
             Delta::Loading { .. } | Delta::Started { .. } | Delta::Prompt { .. } | Delta::Compacted { .. } => None,
+            // They stand beside a piece, not in one.
+            Delta::Unknown(_) => None,
             Delta::Cache(report) => {
                 self.cache = Some(report);
                 None
@@ -113,9 +115,9 @@ impl ChoiceState {
                 }
             }
             Finish::Repetition => REPETITION,
+            Finish::Refused => "content_filter",
             Finish::Length | Finish::ContextFull | Finish::Deadline => "length",
             // A client that cancelled does not read this, so the server did.
-            Finish::Refused => "content_filter",
             Finish::Cancelled => {
                 return Err(ApiError::new(
                     ErrorCode::Unavailable,
@@ -194,10 +196,10 @@ mod tests {
             assert_eq!(end(finish), Some(ChoiceDelta::End("length")));
         }
         assert_eq!(end(Finish::Repetition), Some(ChoiceDelta::End(REPETITION)));
-        let mut entry = json!({});
-        end_entry(&mut entry, Some(REPETITION));
         assert_eq!(end(Finish::Refused), Some(ChoiceDelta::End("content_filter")));
         assert_eq!(end(Finish::Paused), Some(ChoiceDelta::End("stop")));
+        let mut entry = json!({});
+        end_entry(&mut entry, Some(REPETITION));
         assert_eq!(entry, json!({ "finish_reason": "length", "stop_reason": "repetition" }));
         assert_eq!(end(Finish::Cancelled), None);
         let mut called = ChoiceState { calls: 1, ..ChoiceState::default() };

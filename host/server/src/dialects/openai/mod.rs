@@ -42,7 +42,7 @@ use super::{
     validation,
 };
 use crate::{
-    chat::{Input, Request},
+    chat::{Form, Input, Request},
     fleet::Fleet,
     requests::{Chats, Prepared},
 };
@@ -121,7 +121,7 @@ fn complete(body: &Field<'_>, request: Request, call: &ApiRequest) -> Result<Req
 /// Adds the fields that nothing has read, if an upstream may know them; otherwise they are named in warnings.
 fn with_unknown(body: &Field<'_>, request: Request, fleet: &Fleet) -> Request {
     match fleet.elsewhere(&request.model) {
-        Ok(Some(_)) => Request { unknown: options::unknown(body), ..request },
+        Ok(Some(_)) => Request { unknown: options::unknown(body), form: Form::Chat, ..request },
         _ => {
             options::note_unknown(body);
             request

@@ -1,6 +1,6 @@
 //! The answer to one request with one or more generations, from `n` or several prompts.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::{
     choice::ChoiceState,
@@ -9,7 +9,7 @@ use super::{
     usage::UsageTotal,
 };
 use crate::{
-    chat::Delta,
+    chat::{Delta, Unknown, add_fields},
     dialects::{
         ApiError, ApiResponse, Frame,
         stream::{EventEncoder, Generations, ended_early},
@@ -37,27 +37,44 @@ pub(super) struct Style {
 pub(super) struct ResponseBuilder {
     style: Style,
     choices: Vec<ChoiceState>,
+    /// What an upstream of the same API has said beside each choice, and not been told yet.
+    unknown: Vec<Unknown>,
+    /// The same, about usage.
+    usage: Map<String, Value>,
 }
 
 impl ResponseBuilder {
     pub(super) fn new(style: Style) -> Self {
         let choices = style.encoders.iter().map(|_| ChoiceState::default()).collect();
-        Self { style, choices }
+        let unknown = style.encoders.iter().map(|_| Unknown::default()).collect();
+        Self { style, choices, unknown, usage: Map::new() }
     }
 
     pub(super) async fn full(mut self, mut generations: Generations) -> Result<ApiResponse, ApiError> {
         while let Some((place, delta)) = generations.gather().await? {
+            let Some(delta) = self.keep_unknown(place, delta) else { continue };
             if let Some(piece) = self.choices[place].take(delta)? {
                 self.style.encoders[place].keep(piece);
             }
         }
-        let usage = self.total()?.json();
+        let usage = self.usage()?;
         let places = self.shown();
         let mut encoders: Vec<Option<Box<dyn ChoiceEncoder>>> = self.style.encoders.into_iter().map(Some).collect();
-        let shown = places.iter().filter_map(|place| encoders[*place].take());
-        let choices: Vec<_> = shown.enumerate().map(|(index, encoder)| encoder.whole(index)).collect();
+        let (mut choices, mut answer) = (Vec::with_capacity(places.len()), Map::new());
+        for place in places {
+            let Some(encoder) = encoders[place].take() else { continue };
+            let Unknown { answer: more, choice, message, .. } = std::mem::take(&mut self.unknown[place]);
+            let mut entry = encoder.whole(choices.len());
+            add_fields(choice, &mut entry);
+            if let Some(own) = entry.get_mut("message") {
+                add_fields(message, own);
+            }
+            choices.push(entry);
+            answer.extend(more);
+        }
         let mut body = self.style.head.body(&choices);
         body["usage"] = usage;
+        add_fields(answer, &mut body);
         Ok(ApiResponse::json(&body))
     }
 
@@ -67,6 +84,30 @@ impl ResponseBuilder {
             body["usage"] = Value::Null;
         }
         body
+    }
+
+    /// Keeps the fields beside a choice until its next piece; any other delta is returned.
+    fn keep_unknown(&mut self, place: usize, delta: Delta) -> Option<Delta> {
+        let Delta::Unknown(mut unknown) = delta else { return Some(delta) };
+        let usage = std::mem::take(&mut unknown.usage);
+        // Of several answers it is nobody's.
+        if self.choices.len() == 1 {
+            self.usage.extend(usage);
+        }
+        self.unknown[place].add(*unknown);
+        None
+    }
+
+    /// The numbers, and what an upstream counts besides.
+    fn usage(&mut self) -> Result<Value, ApiError> {
+        let mut usage = self.total()?.json();
+        let mut more = std::mem::take(&mut self.usage);
+        // Tokens of reasoning are not counted here.
+        if let Some(details) = more.shift_remove("completion_tokens_details") {
+            usage["completion_tokens_details"] = details;
+        }
+        add_fields(more, &mut usage);
+        Ok(usage)
     }
 
     fn total(&self) -> Result<UsageTotal, ApiError> {
@@ -104,9 +145,24 @@ impl EventEncoder for ResponseBuilder {
     }
 
     fn delta(&mut self, choice: usize, delta: Delta) -> Result<Frame, ApiError> {
+        let Some(delta) = self.keep_unknown(choice, delta) else { return Ok(Frame::default()) };
         let Some(piece) = self.choices[choice].take(delta)? else { return Ok(Frame::default()) };
-        let entries = self.style.encoders[choice].chunks(choice, piece);
-        Ok(entries.into_iter().flat_map(|entry| event(&self.chunk(&[entry]))).collect::<Vec<u8>>().into())
+        let mut entries = self.style.encoders[choice].chunks(choice, piece);
+        let Unknown { answer, choice: fields, message, .. } = std::mem::take(&mut self.unknown[choice]);
+        if let Some(last) = entries.last_mut() {
+            add_fields(fields, last);
+            if let Some(own) = last.get_mut("delta") {
+                add_fields(message, own);
+            }
+        }
+        let chunk = |entry| {
+            let mut chunk = self.chunk(&[entry]);
+            if !answer.is_empty() {
+                add_fields(answer.clone(), &mut chunk);
+            }
+            event(&chunk)
+        };
+        Ok(entries.into_iter().flat_map(chunk).collect::<Vec<u8>>().into())
     }
 
     fn keep_alive(&mut self) -> Frame {
@@ -114,7 +170,7 @@ impl EventEncoder for ResponseBuilder {
     }
 
     fn end(&mut self) -> Result<Frame, ApiError> {
-        let usage = self.total()?.json();
+        let usage = self.usage()?;
         let mut bytes = Vec::new();
         if self.style.include_usage {
             let mut body = self.style.head.body(&[]);

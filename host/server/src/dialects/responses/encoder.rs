@@ -367,7 +367,7 @@ impl EventEncoder for ResponseEncoder {
     fn delta(&mut self, _choice: usize, delta: Delta) -> Result<Frame, ApiError> {
         let mut out = Vec::new();
         match delta {
-            Delta::Loading { .. } | Delta::Started { .. } | Delta::Prompt { .. } => {}
+            Delta::Loading { .. } | Delta::Started { .. } | Delta::Prompt { .. } | Delta::Unknown(_) => {}
             Delta::Cache(report) => self.cache = Some(report),
             Delta::Compacted { summary, usage, .. } => {
                 self.compaction = Some(usage);

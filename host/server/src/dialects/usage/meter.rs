@@ -155,7 +155,7 @@ impl Meter {
             Delta::Cache(report) => {
                 record.report.get_or_insert_with(|| report.clone());
             }
-            Delta::Loading { .. } => {}
+            Delta::Loading { .. } | Delta::Unknown(_) => {}
         }
         self.shared.usage.update(self.number, &self.record);
     }

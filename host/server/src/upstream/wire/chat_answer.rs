@@ -8,6 +8,7 @@ use super::{
     super::failure,
     bounded::{self, Few, FewOf},
     pieces::{self, Pieces},
+    unknown::UnknownFields,
 };
 use crate::{
     chat::{Delta, TokenLogprob},
@@ -38,6 +39,8 @@ pub(crate) struct Expected {
     pub(crate) logprobs: bool,
     /// Tokens of the prompt as far as they can be told; used if the server reports none.
     pub(crate) prompt: u32,
+    /// The client speaks the server's own API, and gets the fields that are not known here.
+    pub(crate) passes_unknown: bool,
 }
 
 #[derive(Debug)]
@@ -52,6 +55,7 @@ pub(crate) struct ChatReader {
     pieces: u32,
     finish: Option<Finish>,
     usage: Option<Usage>,
+    unknown: UnknownFields,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -161,7 +165,17 @@ struct Alternative {
 
 impl ChatReader {
     pub(crate) fn new(expected: Expected) -> Self {
-        Self { expected, call: None, call_id: None, calls: 0, bytes: 0, pieces: 0, finish: None, usage: None }
+        Self {
+            expected,
+            call: None,
+            call_id: None,
+            calls: 0,
+            bytes: 0,
+            pieces: 0,
+            finish: None,
+            usage: None,
+            unknown: UnknownFields::default(),
+        }
     }
 
     /// Reads the data of one event. Returns true after the last one.
@@ -182,10 +196,25 @@ impl ChatReader {
         if let Some(usage) = chunk.usage {
             self.count(&usage, chunk.timings.as_ref());
         }
+        let place = deltas.len();
         if let Some(choice) = chunk.choices.unwrap_or_default().items.into_iter().next() {
             self.choice(choice, deltas)?;
         }
+        if self.expected.passes_unknown {
+            self.unknown.chunk(data, self.expected.key.as_ref());
+            // By themselves they are no piece of an answer.
+            if deltas.len() > place
+                && let Some(unknown) = self.unknown.take()
+            {
+                deltas.insert(place, unknown);
+            }
+        }
         Ok(false)
+    }
+
+    /// Fields that belong to the end.
+    pub(crate) fn unknown(&mut self) -> Option<Delta> {
+        self.unknown.take()
     }
 
     /// The last delta. An answer without a reason for its end was cut off.
@@ -268,6 +297,8 @@ impl ChatReader {
                 return Err(self.nonsense("ended its answer early"));
             }
             "repetition" => Finish::Repetition,
+            "content_filter" | "refusal" => Finish::Refused,
+            "pause_turn" => Finish::Paused,
             _ => {
                 let stop: Option<String> = stop.and_then(|stop| serde_json::from_str(stop.get()).ok());
                 let place = stop.and_then(|stop| self.expected.stops.iter().position(|own| *own == stop));
@@ -297,8 +328,6 @@ impl ChatReader {
         let is_long = read.content.as_ref().is_some_and(|list| list.has_more)
             || read.tokens.as_ref().is_some_and(|list| list.has_more);
         if is_long {
-            "content_filter" | "refusal" => Finish::Refused,
-            "pause_turn" => Finish::Paused,
             return Err(self.nonsense("sent too many tokens at once"));
         }
         Ok(likelihoods(read))

@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::{super::failure, bounded, chat_answer::Expected};
+use super::{super::failure, bounded, chat_answer::Expected, unknown::UnknownFields};
 use crate::{chat::Delta, ids::fresh_id};
 use pensieve_protocol::job::{Failure, Finish, Usage};
 
@@ -21,6 +21,7 @@ pub(crate) struct MessagesReader {
     is_call: bool,
     finish: Option<Finish>,
     usage: Usage,
+    unknown: UnknownFields,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -70,7 +71,8 @@ struct EventUsage {
 impl MessagesReader {
     pub(crate) fn new(expected: Expected) -> Self {
         let usage = Usage { prompt: expected.prompt, ..Usage::default() };
-        Self { expected, blocks: 0, bytes: 0, is_call: false, finish: None, usage }
+        let unknown = UnknownFields::default();
+        Self { expected, blocks: 0, bytes: 0, is_call: false, finish: None, usage, unknown }
     }
 
     /// Reads the data of one event. Returns true after the last one.
@@ -81,6 +83,9 @@ impl MessagesReader {
         }
         let event: Event<'_> =
             serde_json::from_slice(data).map_err(|_| self.nonsense("sent what is no event of an answer"))?;
+        if self.expected.passes_unknown {
+            self.unknown.event(data, self.expected.key.as_ref());
+        }
         match event.r#type.as_str() {
             "message_start" => self.count(event.message.and_then(|message| message.usage)),
             "content_block_start" => {
@@ -123,6 +128,11 @@ impl MessagesReader {
         Ok(false)
     }
 
+    /// Fields that belong to the end.
+    pub(crate) fn unknown(&mut self) -> Option<Delta> {
+        self.unknown.take()
+    }
+
     /// The last delta. An answer without a reason for its end was cut off.
     pub(crate) fn finish(&self) -> Result<Delta, Failure> {
         match self.finish {
@@ -136,6 +146,8 @@ impl MessagesReader {
             "max_tokens" if self.expected.clamped => Finish::ContextFull,
             "max_tokens" => Finish::Length,
             "model_context_window_exceeded" => Finish::ContextFull,
+            "refusal" => Finish::Refused,
+            "pause_turn" => Finish::Paused,
             "stop_sequence" => {
                 let stop = delta.stop_sequence.as_deref();
                 let place = self.expected.stops.iter().position(|own| Some(own.as_str()) == stop);
@@ -146,8 +158,6 @@ impl MessagesReader {
         })
     }
 
-            "refusal" => Finish::Refused,
-            "pause_turn" => Finish::Paused,
     /// The API counts what comes from a cache apart.
     fn count(&mut self, usage: Option<EventUsage>) {
         let Some(usage) = usage else { return };

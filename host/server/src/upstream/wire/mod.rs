@@ -8,6 +8,7 @@ pub(super) mod messages_request;
 mod bounded;
 mod content;
 mod pieces;
+mod unknown;
 
 use std::sync::Arc;
 
