@@ -6,11 +6,11 @@ use std::{
     io::{BufRead, BufReader, Read, Write},
     net::{SocketAddr, TcpListener},
     sync::{
-        Arc, Mutex,
+        Arc, LazyLock, Mutex,
         atomic::{AtomicUsize, Ordering},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// Its way with a request for an answer.
@@ -20,6 +20,8 @@ pub enum Behaviour {
     Say(Vec<Value>),
     /// Streams these pieces, each after a pause.
     Slowly(Vec<Value>, Duration),
+    /// Streams this many pieces, each after a pause; each is the time at which it was written ([`now_us`]).
+    Stamped(usize, Duration),
     /// Takes this long to begin, and streams these pieces.
     Late(Vec<Value>, Duration),
     /// Streams these pieces, and hangs up instead on a connection that it has been asked on before, also for something else.
@@ -127,6 +129,12 @@ impl Seen {
     }
 }
 
+/// Microseconds since the first call.
+pub fn now_us() -> u64 {
+    static BEGAN: LazyLock<Instant> = LazyLock::new(Instant::now);
+    u64::try_from(BEGAN.elapsed().as_micros()).unwrap()
+}
+
 /// A chunk with more of the answer's text.
 pub fn text(text: &str) -> Value {
     json!({ "id": "c", "choices": [{ "index": 0, "delta": { "content": text }, "finish_reason": null }] })
@@ -205,6 +213,16 @@ fn serve(stream: impl Read + Write, behaviour: &Mutex<Behaviour>, seen: &Mutex<V
                     thread::sleep(pause);
                     event(stream, &chunk.to_string())?;
                 }
+                event(stream, "[DONE]")?;
+                stream.write_all(b"0\r\n\r\n").ok()?;
+            }
+            Behaviour::Stamped(count, pause) => {
+                begin(stream)?;
+                for _ in 0..count {
+                    thread::sleep(pause);
+                    event(stream, &text(&format!("{} ", now_us())).to_string())?;
+                }
+                end("stop").iter().try_for_each(|chunk| event(stream, &chunk.to_string()))?;
                 event(stream, "[DONE]")?;
                 stream.write_all(b"0\r\n\r\n").ok()?;
             }

@@ -1,10 +1,12 @@
 //! Models that other servers compute: every API works on them, bad servers harm no other request, and one of several may die.
 
 mod changes;
+mod crowd;
 mod failover;
 mod fake;
 mod hostile;
 mod local;
+mod overhead;
 mod pensieve;
 mod replicas;
 mod tls;
@@ -155,8 +157,6 @@ fn calls_of_tools_go_both_ways() {
 }
 
 #[test]
-fn errors_of_an_upstream_come_in_the_clients_own_form() {
-#[test]
 fn a_refusal_of_an_upstream_is_told_in_the_words_of_each_api() {
     let fake = Fake::start(hello());
     let server = serve(&[&fake], "");
@@ -178,6 +178,8 @@ fn a_refusal_of_an_upstream_is_told_in_the_words_of_each_api() {
     }
 }
 
+#[test]
+fn errors_of_an_upstream_come_in_the_clients_own_form() {
     let fake = Fake::start(hello());
     let server = serve(&[&fake], "");
     let too_long = r#"{"object":"error","message":"This model's maximum context length is 4096 tokens."}"#;
