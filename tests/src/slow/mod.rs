@@ -17,3 +17,4 @@ mod siege;
 mod tool_search;
 mod toolchains;
 mod transformers;
+mod upstreams;
