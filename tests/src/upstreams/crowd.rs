@@ -25,7 +25,7 @@ const FOUND_OUT_MAX: Duration = Duration::from_secs(5);
 const NAMES: [&str; 2] = ["alpha ", "bravo "];
 const WORDS: usize = 25;
 
-/// What a client has seen of a stream.
+/// A stream as its client has seen it.
 #[derive(Debug, Default)]
 struct Seen {
     text: String,

@@ -190,10 +190,10 @@ fn with_schema(api: &str, mut body: Value) -> Value {
         "messages" => body["output_config"] = json!({"format": {"type": "json_schema", "schema": schema}}),
         "chat" => {
             body["response_format"] =
-                json!({"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "strict": true}})
+                json!({"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "strict": true}});
         }
         "responses" => {
-            body["text"] = json!({"format": {"type": "json_schema", "name": "a", "schema": schema, "strict": true}})
+            body["text"] = json!({"format": {"type": "json_schema", "name": "a", "schema": schema, "strict": true}});
         }
         _ => body["format"] = schema,
     }

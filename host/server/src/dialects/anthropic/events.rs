@@ -79,7 +79,7 @@ pub(super) struct Report {
     /// Edits of the conversation; `None` if the request asks for none.
     pub(super) edits: Option<Vec<AppliedEdit>>,
     /// Of an upstream that speaks this API.
-    pub(super) unknown: Unknown,
+    pub(super) unknown: Box<Unknown>,
 }
 
 #[derive(Clone, Debug, PartialEq)]

@@ -37,7 +37,7 @@ pub(super) struct Style {
 pub(super) struct ResponseBuilder {
     style: Style,
     choices: Vec<ChoiceState>,
-    /// What an upstream of the same API has said beside each choice, and not been told yet.
+    /// Fields beside each choice, from an upstream of the same API, which have not been told yet.
     unknown: Vec<Unknown>,
     /// The same, about usage.
     usage: Map<String, Value>,

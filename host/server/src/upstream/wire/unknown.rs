@@ -36,10 +36,9 @@ impl UnknownFields {
     /// Reads a chunk of a chat completion, or of a completion.
     pub(super) fn chunk(&mut self, data: &[u8], key: Option<&Secret>) {
         let Some(mut chunk) = object(data) else { return };
-        let mut unknown = Unknown::default();
-        unknown.usage = rest(chunk.get_mut("usage"), &CHAT_USAGE);
+        let mut unknown = Unknown { usage: rest(&mut chunk, "usage", &CHAT_USAGE), ..Unknown::default() };
         if let Some(Value::Object(choice)) = chunk.get_mut("choices").and_then(|choices| choices.get_mut(0)) {
-            unknown.message = rest(choice.get_mut("delta"), &PIECE);
+            unknown.message = rest(choice, "delta", &PIECE);
             unknown.choice = rest_of(std::mem::take(choice), &CHOICE);
         }
         unknown.answer = rest_of(chunk, &CHUNK);
@@ -53,12 +52,12 @@ impl UnknownFields {
         match event.get("type").and_then(Value::as_str) {
             Some("message_start") => {
                 let Some(Value::Object(message)) = event.get_mut("message") else { return };
-                unknown.usage = rest(message.get_mut("usage"), &MESSAGES_USAGE);
+                unknown.usage = rest(message, "usage", &MESSAGES_USAGE);
                 unknown.answer = rest_of(std::mem::take(message), &MESSAGE);
             }
             Some("message_delta") => {
-                unknown.usage = rest(event.get_mut("usage"), &MESSAGES_USAGE);
-                unknown.message = rest(event.get_mut("delta"), &STOP);
+                unknown.usage = rest(&mut event, "usage", &MESSAGES_USAGE);
+                unknown.message = rest(&mut event, "delta", &STOP);
                 unknown.answer = rest_of(event, &EVENT);
             }
             _ => return,
@@ -98,9 +97,9 @@ fn object(data: &[u8]) -> Option<Map<String, Value>> {
     serde_json::from_slice(data).ok()
 }
 
-/// The fields of an object besides those that are known. Null is what is absent.
-fn rest(object: Option<&mut Value>, known: &[&str]) -> Map<String, Value> {
-    match object {
+/// The fields of a member besides those that are known. Null is what is absent.
+fn rest(object: &mut Map<String, Value>, name: &str, known: &[&str]) -> Map<String, Value> {
+    match object.get_mut(name) {
         Some(Value::Object(fields)) => rest_of(std::mem::take(fields), known),
         _ => Map::new(),
     }
