@@ -60,7 +60,7 @@ use terminal::end;
   pensieve run \"list all files\"                   ask once, without a server
   pensieve doctor                                 check what works on this machine
 
-docs/configuration.md lists the settings, docs/cli.md the exit codes.")]
+'pensieve docs' opens the documentation; 'pensieve docs configuration' prints the settings, 'pensieve docs cli' the exit codes.")]
 struct Arguments {
     #[command(subcommand)]
     verb: Verb,

@@ -51,7 +51,7 @@ function head(name, isOpen) {
   const link = (to) => h("a", { href: `#/${to}`, key: to, "aria-current": to === name ? "page" : undefined }, views[to].title);
   return h("header", { key: "head" },
     h("a", { class: "brand", href: "#/" }, h("img", { src: "/page/icon.svg", alt: "", width: 22, height: 22 }), h("span", null, words.name)),
-    h("nav", { "aria-label": W.views }, isOpen && Object.keys(views).map(link)),
+    h("nav", { "aria-label": W.views }, isOpen && Object.keys(views).map(link), isOpen && h("a", { href: "/docs/index.html", key: "docs" }, W.docs)),
     h("div", { class: "tools" },
       isOpen && h("span", { class: `live ${state.isLive ? "on" : "off"}`, role: "status", title: state.server ? W.version(state.server.version) : undefined }, state.isLive ? W.live : W.offline),
       h("button", { type: "button", class: "plain", onclick: nextTheme, "aria-label": W.theme[theme], title: W.theme[theme] }, themeIcon()),

@@ -48,6 +48,7 @@ export const words = {
     requests: "Requests",
     plugins: "Plugins",
     chat: "Chat",
+    docs: "Documentation",
     live: "live",
     offline: "not connected",
     theme: { system: "Colours: system", light: "Colours: light", dark: "Colours: dark" },

@@ -49,6 +49,7 @@ pub const COMMANDS: &[(&str, Way)] = &[
     ("pensieve service status", Test(STARTED)),
     ("pensieve service remove", Test(STARTED)),
     ("pensieve docs", Prints(&["living-with-it       Living with it"])),
+    ("pensieve docs --site ./public", Prints(&["public/index.html"])),
     ("pensieve plugins key release.key", Test(INSTALLED)),
     ("cargo build --release && ./target/release/pensieve serve", Serves),
     (
@@ -154,6 +155,11 @@ pub const COMMANDS: &[(&str, Way)] = &[
     (
         "export ANTHROPIC_BASE_URL=http://models.example.org:8000 ANTHROPIC_API_KEY=ada-a-long-secret-of-her-own",
         Test(CLAUDE),
+    ),
+    // docs/my-fine-tune.md
+    (
+        r#"pensieve run --model ./model.gguf "list all files""#,
+        As(r#"pensieve run --model starter "list all files""#, &["ls -la"]),
     ),
     // docs/living-with-it.md
     ("pensieve ps", Test(LOOK_AFTER)),

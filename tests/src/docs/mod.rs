@@ -4,6 +4,7 @@
 //! If you add a command to a page, add its row to `commands` as the failure shows it.
 
 mod commands;
+mod site;
 mod snippets;
 
 use std::{

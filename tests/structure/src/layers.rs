@@ -31,6 +31,7 @@ const LAYERS: &[(&str, &str, &[&[&str]])] = &[
             &["fetch", "hub", "ids", "wildcard"],
         ],
     ),
+    ("host/docs", "", &[&["site"], &["render"], &["links"], &["pages"]]),
     ("host/prompt", "", &[&["process"], &["lark", "model"], &["template"], &["tokens"], &["heap", "rendered"]]),
     ("host/media", "", &[&["process"], &["items"], &["picture"]]),
     ("host/worker", "", &[&["fence"], &["process"], &["engine"], &["plugin"]]),

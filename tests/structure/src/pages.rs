@@ -37,7 +37,7 @@ fn pages() -> Vec<PathBuf> {
     pages
 }
 
-/// The name by which a heading is linked, as GitHub and mdBook make it.
+/// The name by which a heading is linked, as GitHub and `pensieve docs` make it.
 fn anchor(heading: &str) -> String {
     let heading = heading.trim_start_matches('#').trim().to_lowercase();
     let kept = heading.chars().filter(|letter| letter.is_alphanumeric() || "-_ ".contains(*letter));

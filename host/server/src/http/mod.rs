@@ -8,6 +8,7 @@ mod auth;
 mod body;
 mod connection;
 mod connections;
+mod docs;
 mod filters;
 mod heap;
 mod info;

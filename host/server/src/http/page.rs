@@ -95,14 +95,19 @@ fn file(name: &str, request: &HeaderMap) -> Result<Response, ApiError> {
         let message = format!("the page has no file '{}'", Outside::new(name).at_most(80));
         return Err(ApiError::new(ErrorCode::NotFound, message));
     };
-    let is_known = request.get(IF_NONE_MATCH).is_some_and(|known| known == tag());
-    let mut response = filters::whole(if is_known { Vec::new() } else { file.content.as_bytes().to_vec() });
+    Ok(answer(file.content.as_bytes(), file.media_type, tag(), request))
+}
+
+/// A file that is part of the program, for browsers.
+pub(super) fn answer(content: &[u8], media_type: &'static str, tag: &HeaderValue, request: &HeaderMap) -> Response {
+    let is_known = request.get(IF_NONE_MATCH).is_some_and(|known| known == tag);
+    let mut response = filters::whole(if is_known { Vec::new() } else { content.to_vec() });
     if is_known {
         *response.status_mut() = StatusCode::NOT_MODIFIED;
     }
     let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static(file.media_type));
-    headers.insert(ETAG, tag().clone());
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(media_type));
+    headers.insert(ETAG, tag.clone());
     // Asked for every time, since another version of the program may answer.
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY));
@@ -112,7 +117,7 @@ fn file(name: &str, request: &HeaderMap) -> Result<Response, ApiError> {
     for name in ["cross-origin-opener-policy", "cross-origin-resource-policy"] {
         headers.insert(HeaderName::from_static(name), HeaderValue::from_static("same-origin"));
     }
-    Ok(response)
+    response
 }
 
 /// One tag for all files, which belong together.

@@ -143,7 +143,8 @@ impl Drop for RequestLog {
         let outcome = if self.is_complete { "answered" } else { "the client has gone" };
         self.span.in_scope(|| match self.route {
             // Monitoring and status lines poll these every few seconds.
-            "/" | "/page/{id}" | "/health" | "/metrics" | "/v1/live" | "/v1/usage" | "/v1/requests" => {
+            "/" | "/page/{id}" | "/docs" | "/docs/{id}" | "/health" | "/metrics" | "/v1/live" | "/v1/usage"
+            | "/v1/requests" => {
                 tracing::debug!(status, duration_ms, "{outcome}");
             }
             _ => tracing::info!(status, duration_ms, "{outcome}"),

@@ -6,7 +6,7 @@ use hyper::{HeaderMap, Method};
 use std::sync::Arc;
 
 use super::{
-    body,
+    body, docs,
     filters::{self, Filter, Response},
     info, live, metrics, openapi, page,
     panics::catch_panic,
@@ -79,6 +79,8 @@ fn own(app: &Arc<AppState>) -> Vec<Route> {
         get(app, "/openapi.json", |_, _| async move { Ok(openapi::answer()) }),
         get(app, "/v1/live", |app, call| async move { live::answer(&app, &call) }),
         file("/page/{id}", page::named),
+        file("/docs/{id}", docs::named),
+        file("/docs", docs::root),
         file("/", page::root),
     ]
 }
@@ -113,7 +115,7 @@ fn gemini(app: &Arc<AppState>) -> Vec<Route> {
     ]
 }
 
-pub(super) const PUBLIC_PATHS: [&str; 4] = ["/", "/page/{id}", "/health", "/openapi.json"];
+pub(super) const PUBLIC_PATHS: [&str; 6] = ["/", "/page/{id}", "/docs", "/docs/{id}", "/health", "/openapi.json"];
 /// Exempt from the request limit: they are cheap, and monitoring needs them most when the server is busy. Readers of
 /// `/v1/live`, which stay for hours, have a limit of their own.
 const UNCOUNTED_PATHS: [&str; 4] = ["/health", "/openapi.json", "/metrics", "/v1/live"];
