@@ -41,7 +41,7 @@ const OVER_HTTP: &str = "an_adapter_that_comes_over_http_is_a_model_until_it_goe
 
 pub const COMMANDS: &[(&str, Way)] = &[
     // README.md
-    ("curl -fsSLO https://github.com/OWNER/REPO/releases/latest/download/install.sh && sh install.sh", Test(INSTALLED)),
+    ("sh install.sh", Test(INSTALLED)),
     ("pensieve update", Test(UPDATED)),
     ("pensieve update --install", Test(UPDATED)),
     ("pensieve service install", Test(STARTED)),
