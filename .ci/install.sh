@@ -340,6 +340,7 @@ install() {
     *:"$prefix/bin":*) ;;
     *) say "'$prefix/bin' is not in PATH: export PATH=\"$prefix/bin:\$PATH\"" ;;
     esac
+    if [ "$kind" = minimal ] && grep -q '"index": {' "$installed/origin.json"; then say "other families than Llama's: pensieve plugins search"; fi
     say "try: pensieve run \"list all files\"; as a service: pensieve service install"
 }
 

@@ -11,7 +11,8 @@ use pensieve_protocol::checkpoint::CheckpointName;
 use semver::Version;
 
 use crate::{
-    Index, Lock, Release, Sha256Hex, Trust, error::Result, index::INDEX_BYTES_MAX, state_file, trust::Provenance,
+    Index, Lock, Origin, Release, Sha256Hex, Trust, error::Result, index::INDEX_BYTES_MAX, origin::OWN_INDEX,
+    state_file, trust::Provenance,
 };
 
 /// What may be in the plugin folder of `add`.
@@ -78,8 +79,8 @@ pub(crate) fn indexes(home: &Path) -> PathBuf {
 }
 
 /// The plugins of the indexes, as they were last seen, that claim such a checkpoint and have a release for this machine that is
-/// not revoked.
-pub fn suggestions(home: &Path, name: &CheckpointName) -> Vec<Suggestion> {
+/// not revoked. If there is none, the one of the program's release, for which its index was never asked.
+pub fn suggestions(home: &Path, name: &CheckpointName, origin: Option<&Origin>) -> Vec<Suggestion> {
     let entries = std::fs::read_dir(indexes(home)).into_iter().flatten().flatten();
     let paths = entries.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|kind| kind == "json"));
     let read = |path: PathBuf| -> Option<Index> {
@@ -103,6 +104,11 @@ pub fn suggestions(home: &Path, name: &CheckpointName) -> Vec<Suggestion> {
     }
     found.sort_by(|one, other| one.plugin.cmp(&other.plugin));
     found.dedup();
+    if found.is_empty()
+        && let Some(plugin) = origin.and_then(|origin| origin.claimant(name))
+    {
+        found.push(Suggestion { plugin: plugin.to_owned(), index: OWN_INDEX.to_owned() });
+    }
     found
 }
 

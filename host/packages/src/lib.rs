@@ -17,6 +17,7 @@ mod installed;
 mod location;
 mod lock;
 mod manifest;
+mod origin;
 mod publish;
 mod release;
 mod signature;
@@ -31,11 +32,11 @@ pub use index::{Index, Release, Revocation};
 pub use installed::{Installed, Suggestion, suggestions};
 pub use lock::{Lock, Locked};
 pub use manifest::{Artifact, Certificate, PackageManifest, Publisher};
+pub use origin::{Family, ORIGIN, Origin, OwnIndex};
 pub use publish::{IndexChange, NewIndex, Published, create_index, publish};
 pub use release::{
-    ORIGIN, Origin, ProgramRelease, RELEASE, RELEASE_BYTES_MAX, RELEASE_SIGNATURE, ReleaseArchive,
-    unpack as unpack_release,
+    ProgramRelease, RELEASE, RELEASE_BYTES_MAX, RELEASE_SIGNATURE, ReleaseArchive, unpack as unpack_release,
 };
 pub use signature::{Document, PublicKey, SecretKey};
-pub use store::{Added, Environment, Found, Host, IndexSource, Outdated, Request, Settings, Store, Update};
+pub use store::{Added, Bundled, Environment, Found, Host, IndexSource, Outdated, Request, Settings, Store, Update};
 pub use trust::Trust;

@@ -12,6 +12,7 @@ use crate::{
     Sha256Hex, digest,
     error::Result,
     index::{INDEX, INDEX_BYTES_MAX, INDEX_KEY, INDEX_SIGNATURE},
+    location,
     manifest::FORMAT,
     state_file::{self, PUBLIC},
 };
@@ -34,6 +35,8 @@ pub struct NewIndex {
 pub struct IndexChange<'a> {
     /// A package to add.
     pub package: Option<&'a Path>,
+    /// The URL below which the package lies; `None` to copy it into the folder.
+    pub location: Option<&'a str>,
     /// True to take a package whose publisher is known and whose key is not. All users take it for a successor then.
     pub is_new_key: bool,
     /// Keys that do not count any more. Releases that they signed go with them.
@@ -94,10 +97,13 @@ pub fn publish(
         }
         let (sha256, bytes) =
             digest::of_file(path).map_err(|error| PackageError::system(format!("'{}'", path.display()), &error))?;
-        let release = Release { package: manifest.file_name(), sha256, bytes, manifest: manifest.clone() };
+        let file = manifest.file_name();
+        let package =
+            change.location.map_or_else(|| file.clone(), |at| location::join(at.trim_end_matches('/'), &file));
+        let release = Release { package, sha256, bytes, manifest: manifest.clone() };
         refuse_wrong_logits(&release)?;
         (uncertified, unreferenced) = uncertified_of(&release);
-        added = Some((path, folder.join(&release.package), release.sha256.clone()));
+        added = change.location.is_none().then(|| (path, folder.join(file), release.sha256.clone()));
         insert(&mut index, release, change.is_new_key)?;
     }
     let dropped = drop_keys(&mut index, change.dropped_keys)?;

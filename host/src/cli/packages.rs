@@ -3,6 +3,7 @@
 
 pub(super) mod certificate;
 mod keys;
+mod own;
 pub(super) mod pack;
 pub(super) mod publish;
 
@@ -21,8 +22,8 @@ use super::{
     terminal::{say, say_json, tell},
 };
 use pensieve_packages::{
-    Added, Certificate, Environment, Found, Host, IndexSource, PackageError, PackageErrorKind, Request, Settings,
-    Store, Update,
+    Added, Bundled, Certificate, Environment, Found, Host, IndexSource, PackageError, PackageErrorKind, Request,
+    Settings, Store, Update,
 };
 use pensieve_protocol::{manifest::Manifest, outside::Outside};
 use pensieve_server::hub::{self, HubError, HubErrorKind};
@@ -69,7 +70,10 @@ pub(super) struct Remove {
     names: Vec<String>,
 }
 
-/// Replace added plugins by their newest releases: all of them, or those that are named.
+/// Replace plugins by their newest releases: all that an index has, or those that are named.
+///
+/// A newer release of a family that came with the program is put into $PENSIEVE_HOME/plugins, which comes before the program's
+/// own; once the program is newer, it is removed there.
 #[derive(Args)]
 pub(super) struct UpdatePlugins {
     #[arg(value_name = "NAME")]
@@ -78,7 +82,7 @@ pub(super) struct UpdatePlugins {
     from: IndexArgs,
 }
 
-/// List added plugins of which an index has a newer release.
+/// List plugins, added ones and the program's own, of which an index has a newer release.
 #[derive(Args)]
 pub(super) struct ListOutdated {
     #[command(flatten)]
@@ -144,6 +148,9 @@ impl UpdatePlugins {
             match update {
                 Update::Updated(added) => self.from.show(&added)?,
                 Update::Newest(locked) => tell(format_args!("{locked} is the newest")),
+                Update::Superseded { locked, by } => {
+                    tell(format_args!("{locked} is removed: the program itself brings {} {by}", locked.name));
+                }
                 Update::Failed { name, error } => {
                     tell(format_args!("{name} stays as it is: {error}"));
                     failed = Some(error);
@@ -194,11 +201,16 @@ impl Search {
 impl IndexArgs {
     fn store<'a>(&self, environment: &'a Terminal, variant: Option<String>) -> Result<Store<'a>, CliError> {
         let config = CommonArgs::configured_by(self.config.clone()).resolve(&[])?.config;
+        let (mut known, mut bundled) = (config.plugins.indexes, Bundled::default());
+        if let Some((index, plugins)) = own::own_index() {
+            known.push(index);
+            bundled = plugins;
+        }
         let indexes = match &self.indexes[..] {
-            [] => config.plugins.indexes,
-            given => given.iter().map(|location| self.index(location, &config.plugins.indexes)).collect(),
+            [] => known,
+            given => given.iter().map(|location| self.index(location, &known)).collect(),
         };
-        let settings = Settings { indexes, publishers: config.plugins.publishers };
+        let settings = Settings { indexes, publishers: config.plugins.publishers, bundled };
         Ok(Store::open(host(&config.home, variant)?, settings, environment)?)
     }
 

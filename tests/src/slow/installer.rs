@@ -2,6 +2,7 @@
 //! the next. The release is made by `.ci/release` of what the tests have built.
 
 mod failures;
+mod families;
 mod release;
 mod root;
 mod updates;

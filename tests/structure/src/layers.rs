@@ -57,7 +57,7 @@ const LAYERS: &[(&str, &str, &[&[&str]])] = &[
             &["installed", "publish"],
             &["trust"],
             &["index", "lock"],
-            &["archive", "release"],
+            &["archive", "origin", "release"],
             &["manifest", "state_file"],
             &["signature"],
             &["digest", "error", "location"],

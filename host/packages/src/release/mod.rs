@@ -1,7 +1,6 @@
 //! Releases of the program itself: `release.json`, a signed list of archives for all targets.
 //!
-//! Every archive holds one folder with `bin/pensieve`, `lib/pensieve`, and `origin.json`, which says where its successors
-//! are looked for and whose signature they have to bear.
+//! Every archive holds one folder with `bin/pensieve`, `lib/pensieve`, and `origin.json` ([`Origin`](crate::Origin)).
 
 mod unpack;
 
@@ -20,11 +19,10 @@ pub use unpack::unpack;
 const FORMAT: u32 = 1;
 const ARCHIVES_MAX: usize = 64;
 const ARCHIVE_BYTES_MAX: u64 = 4 << 30;
-/// Limit on `release.json` and on `origin.json`.
+/// Limit on `release.json`.
 pub const RELEASE_BYTES_MAX: u64 = 256 << 10;
 pub const RELEASE: &str = "release.json";
 pub const RELEASE_SIGNATURE: &str = "release.json.minisig";
-pub const ORIGIN: &str = "origin.json";
 
 /// One version of the program, for all targets.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,20 +47,6 @@ pub struct ReleaseArchive {
     /// The oldest C library that its programs run with, such as `glibc 2.28`; empty where there is one for all.
     #[serde(default)]
     pub needs: String,
-}
-
-/// Where an installed program comes from.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Origin {
-    pub version: Version,
-    pub target: String,
-    pub kind: String,
-    /// A folder or a URL, below which releases are found; may be empty.
-    #[serde(default)]
-    pub location: String,
-    /// The key that signs releases; none for a release without a signature.
-    #[serde(default)]
-    pub key: Option<PublicKey>,
 }
 
 impl ProgramRelease {

@@ -3,6 +3,7 @@
 //! Everything is checked before the plugin folder changes: signature, key, revocations, contract, host, target, digest,
 //! and at last what a child process reads in the library itself.
 
+mod bundled;
 mod download;
 mod install;
 
@@ -23,6 +24,8 @@ use crate::{
     location,
     trust::Provenance,
 };
+
+pub use bundled::Bundled;
 
 /// The parts of the program that a store uses.
 pub trait Environment {
@@ -57,6 +60,7 @@ pub struct Settings {
     pub indexes: Vec<IndexSource>,
     /// Keys of the only publishers that are trusted; empty to trust each at its first use.
     pub publishers: BTreeMap<String, PublicKey>,
+    pub bundled: Bundled,
 }
 
 /// Where an index is.
@@ -114,7 +118,15 @@ pub struct Outdated {
 pub enum Update {
     Updated(Box<Added>),
     Newest(Locked),
-    Failed { name: String, error: PackageError },
+    /// It was removed, as the program itself brings a newer version.
+    Superseded {
+        locked: Locked,
+        by: Version,
+    },
+    Failed {
+        name: String,
+        error: PackageError,
+    },
 }
 
 pub struct Store<'a> {
@@ -191,7 +203,8 @@ impl<'a> Store<'a> {
                 None => indexes.push(source),
             }
         }
-        let settings = Settings { indexes, ..settings };
+        let bundled = Bundled { index: location::normal(&settings.bundled.index), ..settings.bundled };
+        let settings = Settings { indexes, bundled, ..settings };
         Ok(Self { host, settings, environment, lock, trust, _exclusive: exclusive })
     }
 
@@ -243,6 +256,7 @@ impl<'a> Store<'a> {
     /// The installed packages of which an index has a newer release that fits.
     pub fn outdated(&mut self) -> Result<Vec<Outdated>> {
         let indexes = self.refresh()?;
+        let bundled = self.outdated_bundled(&indexes);
         let newer = self.lock.plugins.iter().filter(|locked| locked.is_indexed).filter_map(|locked| {
             let chosen = self.choose(origin(&indexes, locked)?, &locked.name, None).ok()?;
             (chosen.version > locked.version).then(|| Outdated {
@@ -252,13 +266,15 @@ impl<'a> Store<'a> {
                 index: chosen.location.to_owned(),
             })
         });
-        Ok(newer.collect())
+        Ok(newer.chain(bundled).collect())
     }
 
-    /// Replaces packages by their newest releases that fit; all of those from an index if no names are given.
+    /// Replaces packages by their newest releases that fit, and stands newer ones in for the program's own plugins; all of those
+    /// that an index has if no names are given.
     pub fn update(&mut self, names: &[String]) -> Result<Vec<Update>> {
         for name in names {
-            if self.lock.find(name).is_none_or(|locked| !locked.is_indexed) {
+            let locked = self.lock.find(name);
+            if !locked.map_or_else(|| self.is_bundled(name), |locked| locked.is_indexed) {
                 let message = format!("'{}' was not added from an index", name.escape_debug());
                 return Err(PackageError::new(PackageErrorKind::Absent, message));
             }
@@ -270,16 +286,18 @@ impl<'a> Store<'a> {
         for locked in plugins {
             let origin = origin(&indexes, &locked).ok_or_else(|| no_such_index(&locked));
             let chosen = origin.and_then(|origin| self.choose(origin, &locked.name, None));
-            let added = chosen.and_then(|chosen| {
-                let is_newer = chosen.version > locked.version;
-                if is_newer { self.install_listed(&chosen).map(Some) } else { Ok(None) }
+            let updated = chosen.and_then(|chosen| {
+                if let Some(by) = self.supersede(&locked, &chosen.version)? {
+                    return Ok(Update::Superseded { locked: locked.clone(), by });
+                }
+                if chosen.version <= locked.version {
+                    return Ok(Update::Newest(locked.clone()));
+                }
+                Ok(Update::Updated(Box::new(self.install_listed(&chosen)?)))
             });
-            updates.push(match added {
-                Ok(Some(added)) => Update::Updated(Box::new(added)),
-                Ok(None) => Update::Newest(locked),
-                Err(error) => Update::Failed { name: locked.name, error },
-            });
+            updates.push(updated.unwrap_or_else(|error| Update::Failed { name: locked.name, error }));
         }
+        updates.extend(self.update_bundled(&indexes, names));
         Ok(updates)
     }
 

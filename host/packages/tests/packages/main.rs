@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
+mod bundled;
 mod publishing;
 mod refusals;
 mod trust;
@@ -80,7 +81,7 @@ fn a_hint_names_what_runs_here_and_is_not_revoked() {
     };
     let hints = |class: &str| -> Vec<String> {
         let name = CheckpointName::Class(class.into());
-        suggestions(&world.home(), &name).into_iter().map(|hint| hint.plugin).collect()
+        suggestions(&world.home(), &name, None).into_iter().map(|hint| hint.plugin).collect()
     };
     let mut foreign = own("phi", "1.0.0");
     foreign.artifacts[0].target = "plan9-mips".into();

@@ -26,7 +26,7 @@ use super::{
     needs::Need,
     plugins::{Catalogue, Claimant, Plugin, Status},
 };
-use pensieve_packages::{Suggestion, suggestions};
+use pensieve_packages::{Origin, Suggestion, suggestions};
 use pensieve_protocol::{
     card::Card,
     checkpoint::CheckpointName,
@@ -295,7 +295,8 @@ fn unclaimed(name: &CheckpointName, catalogue: &Catalogue, home: &Path) -> Failu
     if let Some(closest) = closest(name, catalogue) {
         let _ = write!(message, "; {closest}");
     }
-    let help = match &suggestions(home, name)[..] {
+    let origin = Origin::of_this_program().map(|(origin, _)| origin);
+    let help = match &suggestions(home, name, origin.as_ref())[..] {
         [] => "drop one into plugins/".to_owned(),
         [Suggestion { plugin, index }, ..] => {
             format!("the index '{index}' has one that does: pensieve plugins add {plugin}")

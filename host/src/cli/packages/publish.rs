@@ -57,6 +57,9 @@ pub(in crate::cli) struct Publish {
     /// Drop a publisher's key, for example one that was stolen, and the releases that it signed; may be repeated.
     #[arg(long = "drop-key", value_name = "KEY", value_parser = PublicKey::parse)]
     dropped_keys: Vec<PublicKey>,
+    /// The packages lie at this https:// URL, or will, and not in the folder.
+    #[arg(long = "at", value_name = "URL")]
+    location: Option<String>,
     /// Days until the index has to be renewed.
     #[arg(long, value_name = "DAYS", default_value_t = 90, value_parser = clap::value_parser!(i64).range(1..=DAYS_MAX))]
     valid_days: i64,
@@ -79,6 +82,7 @@ impl Publish {
         for (round, package) in rounds.into_iter().enumerate() {
             let mut change = IndexChange {
                 package: package.map(PathBuf::as_path),
+                location: self.location.as_deref(),
                 is_new_key: self.new_key,
                 ..IndexChange::default()
             };

@@ -21,7 +21,7 @@ use crate::{
     cli::error::{CliError, CliResult, Exit},
     config::units,
 };
-use pensieve_packages::{ORIGIN, Origin, RELEASE_BYTES_MAX, ReleaseArchive, unpack_release};
+use pensieve_packages::{Origin, ReleaseArchive, unpack_release};
 use pensieve_protocol::outside::Outside;
 use pensieve_server::fleet::free_bytes;
 
@@ -43,16 +43,8 @@ impl Installed {
     pub(super) fn find() -> Result<Self, CliError> {
         let program = env::current_exe().and_then(|program| program.canonicalize());
         let program = program.map_err(|error| CliError::system("this program's file", &error))?;
-        let Some(folder) = program.parent().and_then(Path::parent) else { return Err(of_another_kind(&program)) };
-        let mut text = Vec::new();
-        let file = fs::File::open(folder.join(ORIGIN)).map_err(|_| of_another_kind(&program))?;
-        let shown = || Outside::path(&folder.join(ORIGIN)).to_string();
-        let read = file.take(RELEASE_BYTES_MAX).read_to_end(&mut text);
-        read.map_err(|error| CliError::system(shown(), &error))?;
-        let origin = serde_json::from_slice(&text).map_err(|error| {
-            CliError::new(Exit::Damaged, format!("'{}' cannot be read: {error}; install again", shown()))
-        })?;
-        Ok(Self { origin, folder: folder.to_owned() })
+        let (origin, folder) = Origin::of_program(&program)?.ok_or_else(|| of_another_kind(&program))?;
+        Ok(Self { origin, folder })
     }
 
     /// The folder that has all versions and the link to the one in use.

@@ -1,4 +1,5 @@
-//! A release of the tests' own build: the program and four plugins, stripped, packed by `.ci/release` with little effort.
+//! A release of the tests' own build: the program and four plugins, stripped, packed by `.ci/release` with little effort; and the
+//! index with two of its plugins, by `.ci/release-index`.
 
 use std::{
     fs,
@@ -17,6 +18,7 @@ const PLUGINS: [&str; 4] = ["pensieve-llama", "pensieve-lora", "pensieve-sampler
 struct Made {
     folder: TempDir,
     key: PathBuf,
+    index_key: PathBuf,
 }
 
 fn made() -> &'static Made {
@@ -30,12 +32,34 @@ fn made() -> &'static Made {
             run(Command::new("strip").arg("-o").arg(&stripped).arg(&file));
             fs::set_permissions(&stripped, fs::Permissions::from_mode(0o755)).unwrap();
         }
-        let key = new_key();
+        let (key, index_key) = (new_key(), new_key());
         let mut release = Command::new("python3");
         release.arg(root().join(".ci/release")).arg("--artifacts").arg(&artifacts).arg("--out").arg(&out);
         release.arg("--key").arg(&key).arg("--signer").arg(signer()).args(["--preset", "0"]);
+        release.arg("--index").arg(folder.path().join("index")).args(["--index-key", &public(&index_key)]);
         run(&mut release);
-        Made { folder, key }
+        Made { folder, key, index_key }
+    })
+}
+
+/// The public key of a secret one.
+pub fn public(key: &Path) -> String {
+    let text = fs::read_to_string(key.with_extension("pub")).unwrap();
+    text.lines().nth(1).unwrap().to_owned()
+}
+
+/// The index that the release names, with Llama's family and RWKV's.
+pub fn index() -> &'static Path {
+    static INDEX: OnceLock<PathBuf> = OnceLock::new();
+    INDEX.get_or_init(|| {
+        let (made, folder) = (made(), made().folder.path().join("index"));
+        for _ in 0..2 {
+            // The second time it has everything.
+            let mut publish = Command::new("python3");
+            publish.arg(root().join(".ci/release-index")).arg(release()).arg("--folder").arg(&folder);
+            run(publish.arg("--key").arg(&made.index_key).args(["--certify", "--only", "llama", "--only", "rwkv"]));
+        }
+        folder
     })
 }
 

@@ -137,9 +137,8 @@ fn a_new_key_comes_by_a_release_that_the_old_one_signed() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("release");
     release::copy(&path);
-    let public = fs::read_to_string(release::new_key().with_extension("pub")).unwrap();
-    let public = public.lines().nth(1).unwrap();
-    release::list(&path, release::key(), public);
+    let public = release::public(&release::new_key());
+    release::list(&path, release::key(), &public);
     let installer = fs::read_to_string(path.join("install.sh")).unwrap();
     assert!(installer.contains(&format!("\nKEY='{public}'\n")), "the installer names the key that signed");
     works(user.pensieve(&path, &["update", "--install"]));
