@@ -3,6 +3,7 @@
 
 mod failures;
 mod families;
+mod full_disk;
 mod release;
 mod root;
 mod updates;

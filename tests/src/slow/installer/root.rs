@@ -74,11 +74,26 @@ impl Root {
 
     /// A shell inside, in which the release is at `/release`. The network is this machine's.
     pub fn shell(&self, line: &str) -> Command {
+        self.shell_with("true", "", line)
+    }
+
+    /// A shell whose `/srv/ada` is a disk of its own, which takes these options of tmpfs, and goes with the shell.
+    pub fn shell_on(&self, disk: &str, line: &str) -> Command {
+        let root = self.folder.path().display();
+        self.shell_with(&format!("mount -t tmpfs -o {disk} tmpfs '{root}/srv/ada'"), "", line)
+    }
+
+    /// A shell that the modes of files hold for, as for everybody but root.
+    pub fn shell_without_rights(&self, line: &str) -> Command {
+        self.shell_with("true", "setpriv --bounding-set=-dac_override,-dac_read_search", line)
+    }
+
+    fn shell_with(&self, before: &str, through: &str, line: &str) -> Command {
         let root = self.folder.path().display();
         let release = release().display();
         let outside = format!(
             "mount --rbind /dev '{root}/dev' && mount -t proc proc '{root}/proc' && mount -o bind,ro '{release}' '{root}/release' \
-             && exec chroot '{root}' /bin/sh -c \"$1\""
+             && {before} && exec {through} chroot '{root}' /bin/sh -c \"$1\""
         );
         let mut command = Command::new("unshare");
         command.args([
