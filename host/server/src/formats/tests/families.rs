@@ -404,11 +404,7 @@ fn the_input_of_a_custom_tool_keeps_to_its_grammar_in_every_form() {
             let (written, may_end) = patch.write(&wrong);
             assert!(written < wrong.len() || !may_end, "{name}: {wrong}");
         }
-        // What cannot be enforced is a text like any other, be it one or two together.
+        // What cannot be enforced is a text like any other.
         case("(?<=a)b").allows(&answer);
-        let lines = |length: u32| format!("[^\\n]{{1,{length}}}(\\n[^\\n]{{1,{length}}}){{0,30}}");
-        let other = Tool { name: "other".into(), ..tool(&lines(79)) };
-        let tools: Vec<Tool> = and_now(tool(&lines(80))).into_iter().chain([other]).collect();
-        case_with(&known, &tools, &ToolChoice::Auto, thoughts, false).allows(&answer);
     }
 }
