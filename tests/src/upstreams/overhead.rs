@@ -13,7 +13,7 @@ const STREAM_BYTES_MAX: u64 = 64 << 10;
 
 fn body(number: usize) -> Value {
     let messages = json!([{ "role": "user", "content": format!("conversation {number}") }]);
-    // A small limit fits whatever the prompt is, so that nobody counts it.
+    // A small limit fits whatever the prompt is, so it is not counted.
     json!({ "model": "big", "messages": messages, "max_tokens": 100, "stream": true })
 }
 

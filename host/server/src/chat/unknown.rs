@@ -12,7 +12,7 @@ pub enum Form {
     Messages,
 }
 
-/// By the objects that they are in. Whoever reads them bounds their number.
+/// By the objects that they are in. Their number is bounded where they are read.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Unknown {
     /// Of the answer, or of a chunk of it.

@@ -86,7 +86,7 @@ impl Left {
         let each = steps * TILE_ROWS;
         let len = parts * groups * each;
         let mut lines = LEFT.take();
-        // Rows that pad a group keep what they have: their products are nobody's.
+        // Rows that pad a group keep what they have, as their products are not written.
         if lines.len() < len {
             lines = vec![Line::ZERO; len];
         }

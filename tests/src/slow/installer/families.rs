@@ -37,7 +37,7 @@ fn a_family_that_the_small_archive_leaves_out_is_named_and_added_by_its_name() {
     let said = text(&asked.stderr);
     assert_eq!(asked.status.code(), Some(9), "{said}");
     assert!(said.contains("the index 'pensieve' has one that does: pensieve plugins add rwkv"), "{said}");
-    // Nobody has asked the index by then.
+    // The index has not been asked by then.
     assert!(!user.path(".pensieve/cache/indexes").exists());
     let found = works(pensieve(&["plugins", "search", "rwkv"]));
     assert!(found.starts_with("rwkv ") && found.contains("by 'pensieve' (pensieve)"), "{found}");

@@ -80,13 +80,13 @@ fn a_package_that_does_not_fit_on_the_disk_leaves_no_trace() {
     let package = format!("rwkv-{VERSION}.pensieve");
     fs::copy(release::index().join(&package), root.path("tmp").join(&package)).unwrap();
     let line = format!(
-        "export HOME=/tmp/bob PATH=/usr/bin:/bin PENSIEVE_RELEASES=/release PENSIEVE_HOME=/srv/ada/home\nmkdir /tmp/bob\n\
+        "export HOME=/tmp/bob PATH=/usr/bin:/bin PENSIEVE_RELEASES=/release PENSIEVE_HOME=/srv/ada/own\nmkdir /tmp/bob\n\
          sh /release/install.sh --minimal >&2 || exit 1\n\
          /tmp/bob/.local/bin/pensieve plugins add /tmp/{package}\necho code $?\n\
-         echo left: $(ls -A /srv/ada/home/plugins /srv/ada/home/plugins.lock /srv/ada/home/trust.json 2>/dev/null)"
+         echo left: $(ls -A /srv/ada/own/plugins /srv/ada/own/plugins.lock /srv/ada/own/trust.json 2>/dev/null)"
     );
     let tried = root.shell_on("size=2m", &line).output().unwrap();
     let (said, errors) = (text(&tried.stdout), text(&tried.stderr));
-    assert!(said == "code 6\nleft:\n" || said == "code 6\nleft: /srv/ada/home/plugins:\n", "{said}{errors}");
+    assert!(said == "code 6\nleft:\n" || said == "code 6\nleft: /srv/ada/own/plugins:\n", "{said}{errors}");
     assert!(errors.ends_with("pensieve: the library of 'rwkv': no storage space\n"), "{errors}");
 }

@@ -90,7 +90,7 @@ impl ResponseBuilder {
     fn keep_unknown(&mut self, place: usize, delta: Delta) -> Option<Delta> {
         let Delta::Unknown(mut unknown) = delta else { return Some(delta) };
         let usage = std::mem::take(&mut unknown.usage);
-        // Of several answers it is nobody's.
+        // With several answers it belongs to none of them.
         if self.choices.len() == 1 {
             self.usage.extend(usage);
         }
