@@ -2,6 +2,10 @@
 
 use pensieve_protocol::prompt::EXPRESSION_BYTES_MAX;
 
+/// The longest bounded text: its automaton counts every byte, and the grammar engine stops in the middle of an answer
+/// when it has too many states.
+const COUNTED_BYTES_MAX: usize = 2_048;
+
 /// Validates an expression without anchors, as the engine takes it.
 pub(super) fn checked(expression: &str) -> Result<(), String> {
     if expression.len() > EXPRESSION_BYTES_MAX {
@@ -15,10 +19,14 @@ pub(super) fn checked(expression: &str) -> Result<(), String> {
         };
         format!("a regular expression cannot be used: {kind}")
     })?;
-    if read.properties().look_set().is_empty() {
-        Ok(())
-    } else {
-        Err("a regular expression has an anchor or a word boundary".to_owned())
+    if !read.properties().look_set().is_empty() {
+        return Err("a regular expression has an anchor or a word boundary".to_owned());
+    }
+    match read.properties().maximum_len() {
+        Some(bytes) if bytes > COUNTED_BYTES_MAX => {
+            Err(format!("a regular expression counts to {bytes} bytes of text, and can count to {COUNTED_BYTES_MAX}"))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -140,7 +140,13 @@ fn rules_and_brackets_count_together_however_they_are_mixed() {
 #[test]
 fn an_expression_as_it_is_has_to_be_one_without_anchors() {
     assert_eq!(expression(Syntax::Regex, "a+|b"), Ok("a+|b".to_owned()));
-    for (definition, why) in [("a(?=b)", "look-around"), ("(a", "unclosed group"), ("^a", "an anchor")] {
+    assert_eq!(expression(Syntax::Regex, "[a-z]{1,2000}"), Ok("[a-z]{1,2000}".to_owned()));
+    for (definition, why) in [
+        ("a(?=b)", "look-around"),
+        ("(a", "unclosed group"),
+        ("^a", "an anchor"),
+        ("[a-z]{1,3000}", "counts to 3000 bytes of text, and can count to 2048"),
+    ] {
         let error = expression(Syntax::Regex, definition).unwrap_err();
         assert!(error.contains(why), "{definition}: {error}");
     }
