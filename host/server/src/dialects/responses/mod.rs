@@ -173,7 +173,7 @@ fn read(call: &ApiRequest, body: &Field<'_>, with_items: bool) -> Result<ParsedR
 /// Enforces the formats of custom tools.
 async fn enforce(chats: &Chats, parsed: &mut ResponseRequest, warnings: &mut Vec<String>) -> Result<(), ApiError> {
     let Input::Chat(conversation) = &mut parsed.request.input else { return Ok(()) };
-    parsed.tools.enforce(chats, &parsed.request.client, &mut conversation.tools, warnings).await
+    parsed.tools.custom.enforce(chats, &parsed.request.client, &mut conversation.tools, warnings).await
 }
 
 /// Prepares a request, or the summary that comes first if its `context_management` asks for one.

@@ -60,13 +60,13 @@ pub(super) fn read(body: &Field<'_>, input: &Field<'_>) -> Result<ResponseReques
     if background && !store {
         return Err(body.get("background").invalid("needs \"store\": true, as the answer is fetched later"));
     }
-    let tools = Tools::read(body)?;
+    let mut tools = Tools::read(body)?;
     let goes_on = !body.get(PREVIOUS).is_absent();
     let (system, turns) = input::read(&body.get("instructions"), input, goes_on)?;
     let mut conversation = Conversation {
         system,
         turns,
-        tools: tools.list.clone(),
+        tools: std::mem::take(&mut tools.list),
         tool_choice: tools.choice.clone(),
         single_call: tools.single_call,
         ..Conversation::default()

@@ -6,14 +6,13 @@ use std::collections::HashMap;
 use serde_json::{Value, json};
 
 use crate::{
-    chat::{Client, Tool, ToolChoice},
+    chat::{Tool, ToolChoice},
     dialects::{
         ApiError,
         custom_tools::CustomTools,
         extensions,
         fields::{Field, Quote},
     },
-    requests::Chats,
 };
 
 const TOOLS_MAX: usize = 512;
@@ -36,7 +35,7 @@ pub(super) struct Tools {
     pub(super) choice: ToolChoice,
     pub(super) single_call: bool,
     origins: HashMap<String, Origin>,
-    custom: CustomTools,
+    pub(super) custom: CustomTools,
     /// The request has unsupported tools, which were dropped.
     has_dropped: bool,
 }
@@ -66,19 +65,6 @@ impl Tools {
     pub(super) fn origin(&self, flat: &str) -> Origin {
         let plain = || Origin { namespace: None, name: flat.to_owned(), is_custom: false };
         self.origins.get(flat).cloned().unwrap_or_else(plain)
-    }
-
-    /// Enforces the formats of custom tools among `tools`.
-    pub(super) async fn enforce(
-        &mut self,
-        chats: &Chats,
-        client: &Client,
-        tools: &mut [Tool],
-        warnings: &mut Vec<String>,
-    ) -> Result<(), ApiError> {
-        // Schemas may be long, and are not needed for the answer.
-        self.list = Vec::new();
-        self.custom.enforce(chats, client, tools, warnings).await
     }
 
     fn add(&mut self, item: &Field<'_>, namespace: Option<&str>) -> Result<(), ApiError> {
