@@ -445,24 +445,6 @@ impl Rules {
         Ok(())
     }
 
-    /// Removes the tokens that begin with such a byte, unless no other is left.
-    fn bar_first(&self, bits: &mut [u32], is_barred: impl Fn(u8) -> bool) {
-        self.bar(bits, |bytes| bytes.first().is_some_and(|byte| is_barred(*byte)));
-    }
-
-    /// Removes the tokens with such bytes, unless no other is left.
-    fn bar(&self, bits: &mut [u32], is_barred: impl Fn(&[u8]) -> bool) {
-        let mut rest = bits.to_vec();
-        for token in 0..self.vocabulary.size() {
-            if is_barred(self.vocabulary.bytes(token)) {
-                rest[(token / u32::BITS) as usize] &= !(1 << (token % u32::BITS));
-            }
-        }
-        if rest.iter().any(|word| *word != 0) {
-            bits.copy_from_slice(&rest);
-        }
-    }
-
     fn search(&self, mut matcher: Matcher, outline: Outline, search: Search) -> Option<Vec<u8>> {
         search(&mut matcher, outline, &|matcher, byte| advance(&self.vocabulary, matcher, byte))
     }
@@ -470,18 +452,6 @@ impl Rules {
     fn tokens_of(&self, bytes: &[u8]) -> Option<Vec<u32>> {
         let tokens = self.vocabulary.env().ok()?.tok_trie().greedy_tokenize(bytes);
         tokens.iter().all(|token| *token < self.vocabulary.size()).then_some(tokens)
-    }
-
-    /// Removes the end-of-turn tokens from a mask: a model must not skip a required answer by ending its turn while it
-    /// reasons.
-    fn without_end(&self, mask: Option<&[u32]>) -> Arc<[u32]> {
-        let mut bits = mask.map_or_else(|| vec![u32::MAX; self.vocabulary.mask_words()], <[u32]>::to_vec);
-        for token in self.vocabulary.end_of_turn() {
-            if let Some(word) = bits.get_mut((token / u32::BITS) as usize) {
-                *word &= !(1 << (token % u32::BITS));
-            }
-        }
-        bits.into()
     }
 
     /// The phase in which the answer begins.
