@@ -17,6 +17,11 @@ TARGET = "aarch64-apple-darwin"
 # What they say of the libraries they link is held by .ci/link-mac, so they are of one version.
 PACKAGES = ["ziglang==0.17.1", "lief==1.0.0"]
 
+# Nothing of it runs, so nothing is optimised; one profile for both scripts, so that they share what runs here.
+QUICK = [part for setting in ('profile.dev.package."*".opt-level = 0', "profile.dev.opt-level = 0",
+                              "profile.dev.package.pensieve-kernels.opt-level = 0", "profile.dev.debug = false")
+         for part in ("--config", setting)]
+
 # What rustc's `cc` passes on for Apple's compiler is what the target says already.
 WRAPPER = """#!/usr/bin/env bash
 arguments=()
