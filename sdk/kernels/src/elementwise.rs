@@ -106,6 +106,24 @@ pub fn columns(pool: &Pool, x: &[f32], width: usize, start: usize, len: usize, o
     });
 }
 
+/// Adds `values` to `out`.
+pub fn add(pool: &Pool, values: &[f32], out: &mut [f32]) {
+    assert_eq!(values.len(), out.len(), "values to add");
+    pool.run_pieces(out, TASK, |index, out| {
+        out.iter_mut().zip(&values[index * TASK..]).for_each(|(out, value)| *out += value);
+    });
+}
+
+/// Adds a row to each row of `out`.
+pub fn add_row(pool: &Pool, row: &[f32], out: &mut [f32]) {
+    let width = row.len().max(1);
+    assert!(out.len().is_multiple_of(width), "{} values for rows of {width}", out.len());
+    pool.run_pieces(out, TASK.div_ceil(width) * width, |_, out| {
+        let rows = out.chunks_exact_mut(width);
+        rows.for_each(|out| out.iter_mut().zip(row).for_each(|(out, value)| *out += value));
+    });
+}
+
 fn check(steps: &[Step], outputs: &[Operand], values: Values<'_>, count: usize) {
     let Values { inputs, columns, width } = values;
     assert!(width > 0 && count.is_multiple_of(width), "{count} values in rows of {width}");

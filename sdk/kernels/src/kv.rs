@@ -3,7 +3,12 @@
 //! A cache is `[kv_heads, slots, head_dim]`; slot `b · block_len + i` is token `i` of block `b`. Block tables come from
 //! the host and the cache belongs to the model, so every table is checked in full before anything is read or written.
 
-use half::f16;
+use half::{f16, slice::HalfFloatSliceExt};
+
+use super::pool::Pool;
+
+/// Fewer values than this are not worth another thread.
+const SHARED: usize = 1 << 14;
 
 /// The shape of a cache of keys or of values.
 #[derive(Clone, Copy, Debug)]
@@ -52,17 +57,13 @@ pub enum KvMut<'a> {
 }
 
 /// Writes `rows[n, kv_heads, head_dim]` to the slots of their positions.
-pub fn store_kv(layout: KvLayout, cache: KvMut<'_>, rows: &[f32], spans: &[Span<'_>]) {
+pub fn store_kv(pool: &Pool, layout: KvLayout, cache: KvMut<'_>, rows: &[f32], spans: &[Span<'_>]) {
     let width = layout.kv_heads * layout.head_dim;
     assert!(width > 0 && rows.len().is_multiple_of(width), "{} values for rows of {width}", rows.len());
     layout.check(rows.len() / width, spans);
     match cache {
-        KvMut::F32(cache) => store(layout, cache, rows, spans, |to, from| to.copy_from_slice(from)),
-        KvMut::F16(cache) => store(layout, cache, rows, spans, |to, from| {
-            for (to, from) in to.iter_mut().zip(from) {
-                *to = f16::from_f32(*from);
-            }
-        }),
+        KvMut::F32(cache) => store(pool, layout, cache, rows, spans, |to, from| to.copy_from_slice(from)),
+        KvMut::F16(cache) => store(pool, layout, cache, rows, spans, |to, from| to.convert_from_f32_slice(from)),
     }
 }
 
@@ -82,17 +83,31 @@ pub fn load_kv(layout: KvLayout, cache: Kv<'_>, span: Span<'_>, rows: &mut [f32]
     }
 }
 
-fn store<T>(layout: KvLayout, cache: &mut [T], rows: &[f32], spans: &[Span<'_>], copy: impl Fn(&mut [T], &[f32])) {
+/// Tables may name a slot twice, so threads share the heads, whose slots are apart.
+fn store<T: Send>(
+    pool: &Pool,
+    layout: KvLayout,
+    cache: &mut [T],
+    rows: &[f32],
+    spans: &[Span<'_>],
+    copy: impl Fn(&mut [T], &[f32]) + Sync,
+) {
     assert_eq!(cache.len(), layout.elements(), "a cache of {layout:?}");
-    let dim = layout.head_dim;
-    for span in spans {
-        for i in 0..span.len {
-            let slot = layout.slot(span.blocks, span.past + i);
-            let row = &rows[(span.start + i) * layout.kv_heads * dim..][..layout.kv_heads * dim];
-            for (head, row) in row.chunks_exact(dim).enumerate() {
-                copy(&mut cache[(head * layout.slots + slot) * dim..][..dim], row);
+    let (dim, heads) = (layout.head_dim, layout.kv_heads);
+    let store = |head: usize, cache: &mut [T]| {
+        for span in spans {
+            for i in 0..span.len {
+                let slot = layout.slot(span.blocks, span.past + i);
+                let row = &rows[((span.start + i) * heads + head) * dim..][..dim];
+                copy(&mut cache[slot * dim..][..dim], row);
             }
         }
+    };
+    let each = (layout.slots * dim).max(1);
+    if rows.len() < SHARED {
+        cache.chunks_mut(each).enumerate().for_each(|(head, cache)| store(head, cache));
+    } else {
+        pool.run_pieces(cache, each, store);
     }
 }
 

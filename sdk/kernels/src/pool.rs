@@ -9,6 +9,7 @@
 use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
 use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -20,6 +21,8 @@ use super::simd::Level;
 
 const SPIN: Duration = Duration::from_micros(40);
 const THREADS_MAX: usize = 256;
+/// Values that a thread clears or copies at a time.
+const PIECE: usize = 1 << 16;
 
 /// A thread pool that runs one loop at a time.
 pub struct Pool {
@@ -86,6 +89,32 @@ impl Pool {
             // SAFETY: pieces of different numbers do not overlap, and each number is given to one task.
             task(index, unsafe { shared.range(start..len.min(start + piece)) });
         });
+    }
+}
+
+impl Pool {
+    /// `len` zeros, to be overwritten. For a large result its pages alone cost one thread as much as all threads need for the
+    /// result, so they share them.
+    pub fn zeros(&self, len: usize) -> Vec<f32> {
+        self.filled(len, |_, piece| {
+            piece.fill(MaybeUninit::new(0.0));
+        })
+    }
+
+    /// A copy of some values.
+    pub fn copied(&self, values: &[f32]) -> Vec<f32> {
+        self.filled(values.len(), |start, piece| {
+            piece.write_copy_of_slice(&values[start..start + piece.len()]);
+        })
+    }
+
+    /// `fill` initializes every element of the pieces that it gets.
+    fn filled(&self, len: usize, fill: impl Fn(usize, &mut [MaybeUninit<f32>]) + Sync) -> Vec<f32> {
+        let mut values = Vec::with_capacity(len);
+        self.run_pieces(&mut values.spare_capacity_mut()[..len], PIECE, |index, piece| fill(index * PIECE, piece));
+        // SAFETY: the pieces are all of the first `len` elements, and each is initialized.
+        unsafe { values.set_len(len) };
+        values
     }
 }
 
@@ -336,6 +365,16 @@ mod tests {
             }
         });
         assert_eq!(count.into_inner(), 3 * 8 * 4);
+    }
+
+    #[test]
+    fn clears_and_copies_every_value() {
+        let pool = Pool::new(3);
+        for len in [0, 1, PIECE, 3 * PIECE + 7] {
+            let values: Vec<f32> = (0..len).map(|at| at as f32).collect();
+            assert_eq!(pool.copied(&values), values);
+            assert_eq!(pool.zeros(len), vec![0.0; len]);
+        }
     }
 
     #[test]

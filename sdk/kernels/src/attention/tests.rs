@@ -59,14 +59,14 @@ impl Case {
             }
             let mut out = vec![f32::NAN; q.len()];
             if self.half {
-                store_kv(layout, KvMut::F16(&mut k16), &k, &spans);
-                store_kv(layout, KvMut::F16(&mut v16), &v, &spans);
+                store_kv(&pool, layout, KvMut::F16(&mut k16), &k, &spans);
+                store_kv(&pool, layout, KvMut::F16(&mut v16), &v, &spans);
                 let (k, v) = (Kv::F16(&k16), Kv::F16(&v16));
                 let past = Past { keys: (layout, k), values: (layout, v), value_dim: self.dim };
                 attention(&pool, past, &spans, self.scores, self.heads, &q, &mut out);
             } else {
-                store_kv(layout, KvMut::F32(&mut k32), &k, &spans);
-                store_kv(layout, KvMut::F32(&mut v32), &v, &spans);
+                store_kv(&pool, layout, KvMut::F32(&mut k32), &k, &spans);
+                store_kv(&pool, layout, KvMut::F32(&mut v32), &v, &spans);
                 let (k, v) = (Kv::F32(&k32), Kv::F32(&v32));
                 let past = Past { keys: (layout, k), values: (layout, v), value_dim: self.dim };
                 attention(&pool, past, &spans, self.scores, self.heads, &q, &mut out);
@@ -247,8 +247,9 @@ fn values_may_be_shorter_than_keys() {
     let short_layout = KvLayout { head_dim: short, ..layout };
     let first = |rows: &[f32]| rows.chunks_exact(dim).flat_map(|row| row[..short].to_vec()).collect::<Vec<_>>();
     let (mut k, mut v) = (vec![0.0; layout.elements()], vec![0.0; short_layout.elements()]);
-    store_kv(layout, KvMut::F32(&mut k), &keys, &spans);
-    store_kv(short_layout, KvMut::F32(&mut v), &first(&keys), &spans);
+    let pool = Pool::new(1);
+    store_kv(&pool, layout, KvMut::F32(&mut k), &keys, &spans);
+    store_kv(&pool, short_layout, KvMut::F32(&mut v), &first(&keys), &spans);
     for level in Level::available() {
         let run = |values: (KvLayout, Kv<'_>), value_dim: usize| {
             let mut out = vec![f32::NAN; tokens * heads * value_dim];

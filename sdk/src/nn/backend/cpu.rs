@@ -51,15 +51,14 @@ impl CpuKernels {
     fn product(&self, x: &Tensor, weight: &Matrix, bias: Option<&Tensor>) -> Result<Vec<f32>> {
         let Form::InPlace(raw) = &weight.form else { return Err(foreign("a weight")) };
         let rows = x.dim(0)?;
-        let mut out = vec![0.0; rows * weight.outputs];
+        let mut out = self.pool.zeros(rows * weight.outputs);
         kernels::matmul_of(&self.pool, &cpu_matrix(raw, weight), &view(x)?, &self.stretches(rows), &mut out);
         if let Some(bias) = bias {
             let bias = view(bias)?;
             if bias.len() != weight.outputs {
                 return Err(Error::invalid(format!("{} outputs cannot have {} biases", weight.outputs, bias.len())));
             }
-            let rows = out.chunks_exact_mut(weight.outputs.max(1));
-            rows.for_each(|row| row.iter_mut().zip(&*bias).for_each(|(out, bias)| *out += bias));
+            kernels::add_row(&self.pool, &bias, &mut out);
         }
         Ok(out)
     }
@@ -77,7 +76,7 @@ impl CpuKernels {
         let keys = (key_layout, keys.mapped(kind)?);
         let values = if value_layout.head_dim == 0 { keys } else { (value_layout, values.mapped(kind)?) };
         let (tokens, width) = (q.dim(0)?, spec.heads * spec.value_dim);
-        let mut out = vec![0.0; tokens * width];
+        let mut out = self.pool.zeros(tokens * width);
         let past = kernels::Past { keys, values, value_dim: spec.value_dim };
         match chosen {
             None => kernels::attention(&self.pool, past, &spans, scores, spec.heads, &view(q)?, &mut out),
@@ -102,7 +101,7 @@ impl CpuKernels {
         let columns = columns.iter().map(|x| view(x)).collect::<Result<Vec<_>>>()?;
         let inputs: Vec<&[f32]> = inputs.iter().map(|values| &**values).collect();
         let columns: Vec<&[f32]> = columns.iter().map(|values| &**values).collect();
-        let mut outs = vec![vec![0.0; rows * width]; outputs.len()];
+        let mut outs: Vec<_> = outputs.iter().map(|_| self.pool.zeros(rows * width)).collect();
         let values = kernels::Values { inputs: &inputs, columns: &columns, width };
         kernels::elementwise(&self.pool, steps, outputs, values, &mut outs);
         outs.into_iter().map(|out| tensor(out, (rows, width))).collect()
@@ -122,7 +121,7 @@ impl CpuKernels {
             let factors = kernels::Factors { dtype: *dtype, rank: change.rank, down, up };
             changes.extend(range.clone().map(|row| kernels::Change { row, factors, scale: *scale, input: input(row) }));
         }
-        let mut values = view(out)?.to_vec();
+        let mut values = self.pool.copied(&view(out)?);
         kernels::low_rank(&self.pool, &changes, outputs, &mut values);
         tensor(values, (rows, outputs))
     }
@@ -158,7 +157,7 @@ impl Backend for CpuKernels {
 
     fn add_linear(&self, residual: &Tensor, x: &Tensor, weight: &Matrix, bias: Option<&Tensor>) -> Result<Tensor> {
         let mut out = self.product(x, weight, bias)?;
-        out.iter_mut().zip(&*view(residual)?).for_each(|(out, residual)| *out += residual);
+        kernels::add(&self.pool, &view(residual)?, &mut out);
         tensor(out, (x.dim(0)?, weight.outputs))
     }
 
@@ -184,14 +183,14 @@ impl Backend for CpuKernels {
                 prepared.push(kernels::Expert { gate, up, down, rows });
             }
         }
-        let mut out = vec![0.0; rows * outputs];
+        let mut out = self.pool.zeros(rows * outputs);
         kernels::experts(&self.pool, &prepared, glu, &view(x)?, &mut out);
         tensor(out, (rows, outputs)).map(Some)
     }
 
     fn combine(&self, outs: &Tensor, indices: &[u32], weights: &[f32], top_k: usize) -> Result<Tensor> {
         let (rows, width) = (indices.len() / top_k, outs.dim(1)?);
-        let mut out = vec![0.0; rows * width];
+        let mut out = self.pool.zeros(rows * width);
         kernels::combine(&self.pool, &view(outs)?, indices, weights, rows, &mut out);
         tensor(out, (rows, width))
     }
@@ -199,12 +198,12 @@ impl Backend for CpuKernels {
     fn embed(&self, weight: &Matrix, pass: &Pass<'_>) -> Result<Tensor> {
         let ids = pass.tokens();
         let Form::InPlace(raw) = &weight.form else { return Err(foreign("an embedding")) };
-        let mut out = vec![0.0; ids.len() * weight.inputs];
+        let mut out = self.pool.zeros(ids.len() * weight.inputs);
         let row_bytes = raw.data.len() / weight.outputs;
-        for (id, row) in ids.iter().zip(out.chunks_exact_mut(weight.inputs)) {
-            let start = *id as usize * row_bytes;
+        self.pool.run_pieces(&mut out, weight.inputs, |index, row| {
+            let start = ids[index] as usize * row_bytes;
             kernels::dequantize_row(raw.dtype, &raw.data[start..start + row_bytes], row);
-        }
+        });
         tensor(out, (ids.len(), weight.inputs))
     }
 
@@ -233,14 +232,14 @@ impl Backend for CpuKernels {
 
     fn rms_norm(&self, x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor> {
         let (rows, width) = x.dims2()?;
-        let mut out = vec![0.0; rows * width];
+        let mut out = self.pool.zeros(rows * width);
         kernels::rms_norm(&self.pool, &view(x)?, rows, width, &view(weight)?, eps, &mut out);
         tensor(out, (rows, width))
     }
 
     fn layer_norm(&self, x: &Tensor, weight: &Tensor, bias: &Tensor, eps: f32) -> Result<Tensor> {
         let (rows, width) = x.dims2()?;
-        let mut out = vec![0.0; rows * width];
+        let mut out = self.pool.zeros(rows * width);
         kernels::layer_norm(&self.pool, &view(x)?, rows, width, &view(weight)?, Some(&view(bias)?), eps, &mut out);
         tensor(out, (rows, width))
     }
@@ -249,13 +248,13 @@ impl Backend for CpuKernels {
         let Rotation { cos, sin, style } = rotation;
         let (tokens, width) = x.dims2()?;
         let (heads, rotary_dim) = (width / head_dim, 2 * cos.dim(1)?);
-        let mut out = view(x)?.to_vec();
+        let mut out = self.pool.copied(&view(x)?);
         kernels::rope(&self.pool, &mut out, tokens, heads, head_dim, rotary_dim, *style, &view(cos)?, &view(sin)?);
         tensor(out, (tokens, width))
     }
 
     fn activate(&self, x: &Tensor, kind: Activation) -> Result<Tensor> {
-        let mut out = view(x)?.to_vec();
+        let mut out = self.pool.copied(&view(x)?);
         kernels::activate(&self.pool, kind, &mut out);
         tensor(out, x.dims2()?)
     }
@@ -290,7 +289,7 @@ impl Backend for CpuKernels {
         let (rows, width) = x.dims2()?;
         let values = view(x)?;
         let part = |&(start, len): &Columns| {
-            let mut out = vec![0.0; rows * len];
+            let mut out = self.pool.zeros(rows * len);
             kernels::columns(&self.pool, &values, width, start, len, &mut out);
             tensor(out, (rows, len))
         };
@@ -302,7 +301,7 @@ impl Backend for CpuKernels {
     }
 
     fn gate(&self, gate: &Tensor, up: &Tensor, kind: Activation) -> Result<Tensor> {
-        let mut out = vec![0.0; gate.elem_count()];
+        let mut out = self.pool.zeros(gate.elem_count());
         kernels::activate_mul(&self.pool, kind, &view(gate)?, &view(up)?, &mut out);
         tensor(out, gate.dims2()?)
     }
@@ -334,9 +333,9 @@ impl Backend for CpuKernels {
         let spans = spans(layer, pass)?;
         let ([key_layout, value_layout], kind) = (pass.kv.layouts(layer)?, pass.kv.kind);
         let [keys, values] = pass.kv.layer(layer)?;
-        kernels::store_kv(key_layout, keys.mapped_mut(kind)?, &view(k)?, &spans);
+        kernels::store_kv(&self.pool, key_layout, keys.mapped_mut(kind)?, &view(k)?, &spans);
         if let Some(v) = v {
-            kernels::store_kv(value_layout, values.mapped_mut(kind)?, &view(v)?, &spans);
+            kernels::store_kv(&self.pool, value_layout, values.mapped_mut(kind)?, &view(v)?, &spans);
         }
         Ok(())
     }
@@ -344,7 +343,7 @@ impl Backend for CpuKernels {
     fn cached(&self, layer: usize, part: usize, span: usize, pass: &mut Pass<'_>) -> Result<Tensor> {
         let (span, kind) = (spans(layer, pass)?[span], pass.kv.kind);
         let (layout, positions) = (pass.kv.layouts(layer)?[part], span.past + span.len);
-        let mut rows = vec![0.0; positions * layout.kv_heads * layout.head_dim];
+        let mut rows = self.pool.zeros(positions * layout.kv_heads * layout.head_dim);
         kernels::load_kv(layout, pass.kv.layer(layer)?[part].mapped(kind)?, span, &mut rows);
         tensor(rows, (positions, layout.kv_heads * layout.head_dim))
     }
@@ -368,7 +367,7 @@ impl Backend for CpuKernels {
     ) -> Result<Tensor> {
         let TextAttention { heads, kv_heads, head_dim, scale, reach } = *spec;
         let texts: Vec<_> = pass.batch().spans.iter().map(|span| span.start..span.start + span.len).collect();
-        let mut out = vec![0.0; q.elem_count()];
+        let mut out = self.pool.zeros(q.elem_count());
         let biases = biases.map(|biases| Ok::<_, Error>((view(biases)?, biases.dim(1)? / 2))).transpose()?;
         let distances = biases.as_ref().map(|(biases, far)| kernels::Distances { biases, far: *far });
         let of = kernels::TextHeads { heads, kv_heads, head_dim, scale, reach, distances };
@@ -385,7 +384,7 @@ impl Backend for CpuKernels {
             activation: conv.activation,
         };
         let x_values = view(x)?;
-        let mut out = vec![0.0; x_values.len()];
+        let mut out = self.pool.zeros(x_values.len());
         change_states(conv.layer, conv.part, pass, |sequences| {
             kernels::short_conv(&self.pool, shape, &x_values, sequences, &mut out);
         })?;
@@ -419,7 +418,7 @@ impl Backend for CpuKernels {
         };
         let (beta, skip) = (beta.as_deref(), skip.as_deref());
         let rows = kernels::Recurred { q: &q, k: &k, v: &v, decay, beta, update, skip };
-        let mut out = vec![0.0; v.len()];
+        let mut out = self.pool.zeros(v.len());
         change_states(spec.layer, spec.part, pass, |sequences| {
             kernels::recurrence(&self.pool, shape, rows, sequences, &mut out);
         })?;
