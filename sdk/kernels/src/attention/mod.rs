@@ -4,18 +4,22 @@
 //! and the order of the blocks; each output row goes through the tiles that it sees, in order, with a running maximum
 //! and sum. That makes it bitwise identical however the prompt was split. Once per tile, keys are transposed and keys
 //! and values widened, for all heads that share them and for several rows; scores and outputs are then two panel
-//! products, like any other matrix product here.
+//! products, like any other matrix product here. As with those, the matrix unit computes spans of many rows, if there is one:
+//! whether it does depends on a row's own sequence alone.
 
 mod chosen;
 #[cfg(test)]
 mod tests;
 mod texts;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
 
 use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::float::{F16, F32, Float, fill};
 use super::kv::{Kv, KvLayout, Span};
+use super::matmul::MANY;
 use super::pool::{Disjoint, Pool};
 use super::simd::{Kernel, Rows, Simd, exp, tanh};
 use super::tile::{PAIR, TILE, in_tiles, tile};
@@ -25,8 +29,9 @@ pub use texts::{TextHeads, attention_within};
 
 /// Positions per tile.
 const POSITIONS: usize = 64;
-/// Approximate number of rows per part.
+/// Approximate number of rows per part, by vectors and at most on the matrix unit.
 const ROWS: usize = 64;
+const ROWS_OF_TILES: usize = 256;
 
 /// How dot products of queries and keys become scores.
 #[derive(Clone, Copy, Debug)]
@@ -103,10 +108,19 @@ pub fn attention(
     starts.sort_unstable();
     assert!(starts.is_sorted_by(|a, b| a.1 <= b.0), "spans overlap");
 
-    // Enough rows per task to make good use of a tile of keys, counting all heads of a group.
-    let tokens = (ROWS * layout.kv_heads / heads).max(1);
+    let is_tiled = |span: &Span<'_>| pool.level().has_tiles() && span.len >= MANY;
+    // Enough rows per task to make good use of a tile of keys, counting all heads of a group, and enough tasks for all threads.
+    let tiled: usize = spans.iter().filter(|span| is_tiled(span)).map(|span| span.len).sum();
+    let rows_of_tiles = (tiled * heads / (4 * pool.threads())).clamp(ROWS, ROWS_OF_TILES);
+    let tokens = |span: &Span<'_>| {
+        let rows = if is_tiled(span) { rows_of_tiles } else { ROWS };
+        (rows * layout.kv_heads / heads).max(1)
+    };
     let mut parts: Vec<_> = (spans.iter())
-        .flat_map(|span| (0..span.len).step_by(tokens).map(move |at| (span, at, tokens.min(span.len - at))))
+        .flat_map(|span| {
+            let tokens = tokens(span);
+            (0..span.len).step_by(tokens).map(move |at| (span, at, tokens.min(span.len - at)))
+        })
         .collect();
     // Longest first, so that threads finish together.
     let seen = |span: &Span<'_>, at: usize| (span.past + at).saturating_add(scores.ahead).min(span.past + span.len);
@@ -116,9 +130,9 @@ pub fn attention(
         let (span, at, len) = parts[index / layout.kv_heads];
         let part = Part { span, at, len, kv_head: index % layout.kv_heads };
         if half {
-            pool.level().run(Attend::<F16> { past, scores, heads, q, out: &out, part, format: PhantomData });
+            Attend::<F16> { past, scores, heads, q, out: &out, part, format: PhantomData }.on(pool, is_tiled(span));
         } else {
-            pool.level().run(Attend::<F32> { past, scores, heads, q, out: &out, part, format: PhantomData });
+            Attend::<F32> { past, scores, heads, q, out: &out, part, format: PhantomData }.on(pool, is_tiled(span));
         }
     });
 }
@@ -147,29 +161,22 @@ impl<S: Simd, F: Float> Kernel<S> for Attend<'_, F> {
     fn run(self, simd: S) {
         let Part { span, at, len, .. } = self.part;
         let group = self.group();
-        let mut work = Work::new(simd, &self, len * group);
+        let mut work = Work::new(simd, &self, self.rows());
         let first = span.past + at;
         let end = first + len;
         let window = self.scores.window.unwrap_or(usize::MAX);
-        let seen_from = |position: usize| (position + 1).saturating_sub(window);
-        let ahead = self.scores.ahead;
-        // The number of positions that a row sees, which never falls.
-        let seen_to = |position: usize| match self.scores.seen {
-            Some(seen) => (seen[span.start + position - span.past] as usize).max(position + 1),
-            None => position.saturating_add(ahead).saturating_add(1),
-        };
-        let last = seen_to(end - 1).min(span.past + span.len);
-        for start in (seen_from(first) / POSITIONS * POSITIONS..last).step_by(POSITIONS) {
+        let last = self.seen_by(end - 1).end.min(span.past + span.len);
+        for start in (self.seen_by(first).start / POSITIONS * POSITIONS..last).step_by(POSITIONS) {
             let seen = POSITIONS.min(last - start);
             // Rows too far before the tile do not see it, nor do rows whose window has moved past it.
-            let from = (first..end).find(|position| seen_to(*position) > start).unwrap_or(end);
+            let from = (first..end).find(|position| self.seen_by(*position).end > start).unwrap_or(end);
             let tokens = from..end.min((start + POSITIONS - 1).saturating_add(window)).max(from);
             let rows = (tokens.start - first) * group..(tokens.end - first) * group;
             work.fetch::<F>(simd, &self, start, seen);
             work.score(simd, self.past.keys.0.head_dim, rows.clone(), seen);
             for row in rows.clone() {
                 let position = first + row / group;
-                let visible = seen_from(position).saturating_sub(start)..seen.min(seen_to(position) - start);
+                let visible = self.visible(position, start, seen);
                 if let Some(distances) = self.scores.distances {
                     let biases = distances.of_head(self.head(row) % self.heads);
                     work.add_biases(row, visible.clone(), biases, start.cast_signed() - position.cast_signed());
@@ -183,6 +190,42 @@ impl<S: Simd, F: Float> Kernel<S> for Attend<'_, F> {
 }
 
 impl<F: Float> Attend<'_, F> {
+    fn on(self, pool: &Pool, is_tiled: bool) {
+        #[cfg(target_arch = "x86_64")]
+        if let Some(amx) = pool.level().tiles().filter(|_| is_tiled) {
+            return amx.enter(self);
+        }
+        let _ = is_tiled;
+        pool.level().run(self);
+    }
+
+    /// The positions that the row at a position sees; neither end ever falls.
+    #[inline(always)]
+    fn seen_by(&self, position: usize) -> Range<usize> {
+        let Scores { window, ahead, seen, .. } = self.scores;
+        let end = match seen {
+            Some(seen) => {
+                let span = self.part.span;
+                (seen[span.start + position - span.past] as usize).max(position + 1)
+            }
+            None => position.saturating_add(ahead).saturating_add(1),
+        };
+        (position + 1).saturating_sub(window.unwrap_or(usize::MAX))..end
+    }
+
+    /// Those of them within the `seen` positions from `start` on, counted from there.
+    #[inline(always)]
+    fn visible(&self, position: usize, start: usize, seen: usize) -> Range<usize> {
+        let all = self.seen_by(position);
+        all.start.saturating_sub(start).min(seen)..all.end.saturating_sub(start).min(seen)
+    }
+
+    /// A part's rows: all heads of the group, token by token.
+    #[inline(always)]
+    fn rows(&self) -> usize {
+        self.part.len * self.group()
+    }
+
     /// Number of query heads per cache head.
     #[inline(always)]
     fn group(&self) -> usize {
@@ -203,6 +246,32 @@ impl<F: Float> Attend<'_, F> {
         let token = self.part.span.start + self.part.at + row / group;
         token * self.heads + self.part.kv_head * group + row % group
     }
+
+    /// A row's queries, scaled.
+    #[inline(always)]
+    fn queries(&self, row: usize) -> impl Iterator<Item = f32> {
+        let dim = self.past.keys.0.head_dim;
+        self.q[self.head(row) * dim..][..dim].iter().map(|q| q * self.scores.scale)
+    }
+
+    /// What a row's softmax is divided by, from the sum of its weights relative to its largest score.
+    #[inline(always)]
+    fn total(&self, head: usize, top: f32, sum: f32) -> f32 {
+        sum + self.scores.sinks.map_or(0.0, |sinks| (sinks[head % self.heads] - top).exp())
+    }
+}
+
+/// Loads a vector of numbers, the last of a row filled up with zeros.
+#[inline(always)]
+fn load_part<S: Simd, F: Float>(simd: S, bytes: &[u8]) -> S::F {
+    if bytes.len() == S::LANES * F::BYTES {
+        return F::load(simd, bytes);
+    }
+    let mut lanes = [0.0; 64];
+    for (lane, bytes) in lanes.iter_mut().zip(bytes.chunks_exact(F::BYTES)) {
+        *lane = F::widen(bytes);
+    }
+    simd.load(&lanes)
 }
 
 /// Scratch memory of a part, reused for all its tiles.
@@ -231,7 +300,7 @@ impl<S: Simd> Work<S> {
         let pairs = of.past.value_dim.div_ceil(PAIR * S::LANES);
         let mut queries = Vec::with_capacity(rows * dim);
         for row in 0..rows {
-            queries.extend(of.q[of.head(row) * dim..][..dim].iter().map(|q| q * of.scores.scale));
+            queries.extend(of.queries(row));
         }
         let zero = simd.splat(0.0);
         Self {
@@ -269,15 +338,7 @@ impl<S: Simd> Work<S> {
         for position in 0..seen {
             let bytes = &of.slot(of.past.values, start + position)[..value_dim * F::BYTES];
             for (panel, bytes) in bytes.chunks(S::LANES * F::BYTES).enumerate() {
-                self.values[panel * POSITIONS + position] = if bytes.len() == S::LANES * F::BYTES {
-                    F::load(simd, bytes)
-                } else {
-                    let mut lanes = [0.0; 64];
-                    for (lane, bytes) in lanes.iter_mut().zip(bytes.chunks_exact(F::BYTES)) {
-                        *lane = F::widen(bytes);
-                    }
-                    simd.load(&lanes)
-                };
+                self.values[panel * POSITIONS + position] = load_part::<S, F>(simd, bytes);
             }
         }
     }
@@ -379,8 +440,7 @@ impl<S: Simd> Work<S> {
             // SAFETY: each row and head belong to one part of one span, as spans do not overlap.
             let out = unsafe { of.out.range(head * dim..(head + 1) * dim) };
             let (top, sum) = self.state[row];
-            let sunk = of.scores.sinks.map_or(0.0, |sinks| (sinks[head % of.heads] - top).exp());
-            let total = simd.splat(sum + sunk);
+            let total = simd.splat(of.total(head, top, sum));
             let panels = self.sums.chunks_exact(self.rows).flat_map(|sums| sums[row]);
             for (out, sum) in out.chunks_mut(S::LANES).zip(panels) {
                 let mut lanes = [0.0; 64];

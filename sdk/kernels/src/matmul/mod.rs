@@ -28,7 +28,7 @@ const BATCH: usize = 512;
 
 /// Fewest rows that the matrix unit computes. Fewer are as fast by vectors, or faster: weights are unpacked in two to four
 /// times as many instructions for tiles. The texts of the laws are shorter, so the laws hold to the last bit.
-pub(super) const MANY: usize = 64;
+pub(crate) const MANY: usize = 64;
 
 /// A matrix as a checkpoint stores it: `rows` consecutive rows of `cols` values.
 #[derive(Clone, Copy, Debug)]

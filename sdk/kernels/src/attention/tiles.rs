@@ -1,0 +1,377 @@
+//! Attention of many rows on the matrix unit.
+//!
+//! Everything is transposed: scores are products of keys with 32 queries, so that a vector has one position's scores of 16
+//! queries, and maxima, sums and masks need nothing from their neighbours. Weights then already lie as the right factors of
+//! the values' product, whose sums have a query per column until the end.
+//!
+//! Numbers are split into parts of `bf16`, and the products of parts that matter are summed: beside keys and values in `f16`,
+//! which two parts have exactly, two parts of each, which is 16 bits; beside `f32` three, which is all bits. In one part, scores
+//! were off by more than the rounding of activations to 8 bits costs. The parts of a factor stand one behind another in
+//! the order in which they are multiplied, so that one chain of products sums all of them without leaving the tiles.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use super::{Attend, POSITIONS, load_part};
+use crate::{
+    float::{Float, fill},
+    kv::{Kv, KvLayout},
+    simd::{Amx, Avx512, Line, Rows, Simd, Sums, TILE_COLS, TILE_ROWS, TILE_SUMS, TileKernel, Tiles, exp, tanh},
+};
+
+/// Queries that are multiplied together: two tiles of columns.
+const QUERIES: usize = 2 * TILE_SUMS;
+/// Rows of sums that are computed together: two tiles of rows.
+const PAIR_ROWS: usize = 2 * TILE_ROWS;
+/// Steps of 32 positions in a tile of keys and values.
+const VALUE_STEPS: usize = POSITIONS / TILE_COLS;
+/// Below every score: a maximum that nothing was compared with yet.
+const LOWEST: f32 = f32::MIN / 2.0;
+
+/// A vector of 16 numbers.
+type Vector = <Avx512 as Simd>::F;
+
+/// The parts of left and right factors that are multiplied.
+#[derive(Clone, Copy)]
+struct Chain {
+    parts: usize,
+    products: &'static [(usize, usize)],
+}
+
+impl Chain {
+    /// Beside keys and values of so many bytes.
+    const fn of(bytes: usize) -> Self {
+        match bytes {
+            2 => Self { parts: 2, products: &[(0, 0), (1, 0), (0, 1)] },
+            _ => Self { parts: 3, products: &[(0, 0), (1, 0), (0, 1), (2, 0), (1, 1), (0, 2)] },
+        }
+    }
+
+    /// Lines of 16 rows or columns of a factor.
+    fn lines(self, steps: usize) -> usize {
+        self.products.len() * steps * TILE_ROWS
+    }
+
+    /// Stores the parts of 32 numbers of a row: a line of left factors.
+    #[inline(always)]
+    fn store_row(self, amx: Amx, mut columns: [Vector; 2], line: usize, lines: &mut [Line]) {
+        let each = lines.len() / self.products.len();
+        for part in 0..self.parts {
+            let rounded = amx.row(columns);
+            for (place, (left, _)) in self.products.iter().enumerate() {
+                if *left == part {
+                    amx.store(rounded, &mut lines[place * each + line]);
+                }
+            }
+            columns = amx.rest_of_row(columns, rounded);
+        }
+    }
+
+    /// Stores the parts of two rows of 16 columns: a line of right factors.
+    #[inline(always)]
+    fn store_pairs(self, amx: Amx, mut rows: [Vector; 2], line: usize, lines: &mut [Line]) {
+        let each = lines.len() / self.products.len();
+        for part in 0..self.parts {
+            let rounded = amx.pairs(rows);
+            for (place, (_, right)) in self.products.iter().enumerate() {
+                if *right == part {
+                    amx.store(rounded, &mut lines[place * each + line]);
+                }
+            }
+            rows = amx.rest_of_pairs(rows, rounded);
+        }
+    }
+}
+
+/// Scratch memory of a part, reused for all its tiles of keys.
+struct Work<F> {
+    amx: Amx,
+    tiles: Tiles,
+    key_steps: usize,
+    /// Right factors of each 16 queries.
+    queries: Vec<Line>,
+    /// Left factors of each 16 positions, and of each 16 dimensions.
+    keys: Vec<Line>,
+    values: Vec<Line>,
+    /// Right factors of each 16 queries of a pair.
+    weights: Vec<Line>,
+    /// `[POSITIONS, QUERIES]`.
+    scores: Vec<[Vector; 2]>,
+    /// `[pairs, dimensions, QUERIES]`.
+    sums: Vec<[Vector; 2]>,
+    /// Dimensions of values, filled up to pairs of tiles.
+    dims: usize,
+    /// The running maximum and sum of each query of a pair.
+    state: Vec<[(Vector, Vector); 2]>,
+    /// A vector of positions per dimension, for 32 positions.
+    columns: [Vec<Vector>; 2],
+    format: PhantomData<F>,
+}
+
+impl<F: Float> TileKernel for Attend<'_, F> {
+    #[inline(always)]
+    fn run(self, amx: Amx) {
+        let mut work = Work::new(amx, &self);
+        let (first, rows) = (self.part.span.past + self.part.at, self.rows());
+        let end = first + self.part.len;
+        let last = self.seen_by(end - 1).end.min(self.part.span.past + self.part.span.len);
+        let position = |row: usize| first + row / self.group();
+        for start in (self.seen_by(first).start / POSITIONS * POSITIONS..last).step_by(POSITIONS) {
+            let seen = POSITIONS.min(last - start);
+            work.fetch(&self, start, seen);
+            for pair in 0..rows.div_ceil(QUERIES) {
+                let all = pair * QUERIES..rows.min((pair + 1) * QUERIES);
+                let (least, most) = (self.seen_by(position(all.start)), self.seen_by(position(all.end - 1)));
+                // Queries too far before the tile do not see it, nor do those whose window has moved past it.
+                if most.end <= start || least.start >= start + POSITIONS {
+                    continue;
+                }
+                let is_whole = seen == POSITIONS && least.end >= start + POSITIONS && most.start <= start;
+                work.score(pair, seen);
+                for half in 0..2 {
+                    let rows = all.start + half * TILE_SUMS..all.end.min(all.start + (half + 1) * TILE_SUMS);
+                    if self.scores.distances.is_some() || !is_whole {
+                        work.restrict(&self, rows, half, (start, seen));
+                    }
+                    work.weigh(pair, half, self.scores.softcap);
+                }
+                work.gather(pair);
+            }
+        }
+        work.finish(&self);
+    }
+}
+
+impl<F: Float> Work<F> {
+    const CHAIN: Chain = Chain::of(F::BYTES);
+
+    #[inline(always)]
+    fn new(amx: Amx, of: &Attend<'_, F>) -> Self {
+        let simd = amx.avx512();
+        let zero = simd.splat(0.0);
+        let chain = Self::CHAIN;
+        let (dim, value_dim) = (of.past.keys.0.head_dim, of.past.value_dim);
+        let (key_steps, dims) = (dim.div_ceil(TILE_COLS), value_dim.next_multiple_of(PAIR_ROWS));
+        let pairs = of.rows().div_ceil(QUERIES);
+        let mut queries = vec![Line::ZERO; 2 * pairs * chain.lines(key_steps)];
+        let mut columns = vec![[0.0; TILE_SUMS]; key_steps * TILE_COLS];
+        for (half, lines) in queries.chunks_exact_mut(chain.lines(key_steps)).enumerate() {
+            let first = half * TILE_SUMS;
+            columns.fill([0.0; TILE_SUMS]);
+            for row in first..of.rows().min(first + TILE_SUMS) {
+                for (column, query) in columns.iter_mut().zip(of.queries(row)) {
+                    column[row - first] = query;
+                }
+            }
+            for (line, two) in columns.chunks_exact(2).enumerate() {
+                chain.store_pairs(amx, [simd.load(&two[0]), simd.load(&two[1])], line, lines);
+            }
+        }
+        Self {
+            amx,
+            tiles: amx.tiles(),
+            key_steps,
+            queries,
+            keys: vec![Line::ZERO; POSITIONS / TILE_ROWS * chain.lines(key_steps)],
+            values: vec![Line::ZERO; dims / TILE_ROWS * chain.lines(VALUE_STEPS)],
+            weights: vec![Line::ZERO; 2 * chain.lines(VALUE_STEPS)],
+            scores: vec![[zero; 2]; POSITIONS],
+            sums: vec![[zero; 2]; pairs * dims],
+            dims,
+            state: vec![[(simd.splat(LOWEST), zero); 2]; pairs],
+            columns: [vec![zero; value_dim], vec![zero; value_dim]],
+            format: PhantomData,
+        }
+    }
+
+    /// Loads a tile's keys and values.
+    #[inline(always)]
+    fn fetch(&mut self, of: &Attend<'_, F>, start: usize, seen: usize) {
+        let (amx, chain) = (self.amx, Self::CHAIN);
+        let simd = amx.avx512();
+        let dim = of.past.keys.0.head_dim;
+        for position in 0..seen {
+            let lines = &mut self.keys[position / TILE_ROWS * chain.lines(self.key_steps)..];
+            let lines = &mut lines[..chain.lines(self.key_steps)];
+            let bytes = &of.slot(of.past.keys, start + position)[..dim * F::BYTES];
+            for (step, bytes) in bytes.chunks(TILE_COLS * F::BYTES).enumerate() {
+                let (first, second) = bytes.split_at(bytes.len().min(TILE_SUMS * F::BYTES));
+                let columns = [load_part::<Avx512, F>(simd, first), load_part::<Avx512, F>(simd, second)];
+                chain.store_row(amx, columns, step * TILE_ROWS + position % TILE_ROWS, lines);
+            }
+        }
+        for step in 0..VALUE_STEPS {
+            for (half, columns) in self.columns.iter_mut().enumerate() {
+                let first = step * TILE_COLS + half * TILE_SUMS;
+                load_columns::<F>(simd, of, of.past.values, (start + first, start + seen), columns);
+            }
+            for (d, (first, second)) in self.columns[0].iter().zip(&self.columns[1]).enumerate() {
+                let lines = &mut self.values[d / TILE_ROWS * chain.lines(VALUE_STEPS)..];
+                let lines = &mut lines[..chain.lines(VALUE_STEPS)];
+                chain.store_row(amx, [*first, *second], step * TILE_ROWS + d % TILE_ROWS, lines);
+            }
+        }
+    }
+
+    /// Multiplies a tile's keys with a pair's queries.
+    #[inline(always)]
+    fn score(&mut self, pair: usize, seen: usize) {
+        let each = Self::CHAIN.lines(self.key_steps);
+        let right = [2 * pair, 2 * pair + 1].map(|half| self.queries[half * each..][..each].as_ptr());
+        let keys = self.keys.chunks_exact(2 * each).zip(self.scores.chunks_exact_mut(PAIR_ROWS));
+        for (keys, scores) in keys.take(seen.div_ceil(PAIR_ROWS)) {
+            let (left, to) = ([keys.as_ptr(), keys[each..].as_ptr()], sums_in(scores));
+            let from = Sums { at: std::ptr::null_mut(), ..to };
+            // SAFETY: all factors have as many lines as the steps need, and the scores are 32 rows of 32 elements.
+            unsafe { self.tiles.two_by_two(left, right, Self::CHAIN.products.len() * self.key_steps, from, to) };
+        }
+    }
+
+    /// Adds what depends on the distance to the scores of some rows, and hides the positions that they do not see.
+    #[inline(always)]
+    fn restrict(&mut self, of: &Attend<'_, F>, rows: Range<usize>, half: usize, (start, seen): (usize, usize)) {
+        let simd = self.amx.avx512();
+        let first = of.part.span.past + of.part.at;
+        let mut bounds = [[f32::NEG_INFINITY; TILE_SUMS]; POSITIONS];
+        let mut biases = [[0.0; TILE_SUMS]; POSITIONS];
+        for (lane, row) in rows.enumerate() {
+            let position = first + row / of.group();
+            let visible = of.visible(position, start, seen);
+            if let Some(distances) = of.scores.distances {
+                let (of_head, far) = (distances.of_head(of.head(row) % of.heads), distances.far.cast_signed());
+                for at in visible.clone() {
+                    let distance = (start + at).cast_signed() - position.cast_signed();
+                    biases[at][lane] = of_head[(distance.clamp(-far, far) + far).cast_unsigned()];
+                }
+            }
+            for bounds in &mut bounds[visible] {
+                bounds[lane] = f32::INFINITY;
+            }
+        }
+        for ((scores, bound), bias) in self.scores.iter_mut().zip(&bounds).zip(&biases) {
+            let score = simd.add(scores[half], simd.load(bias));
+            // The bound if there is no number, as where positions were never written.
+            scores[half] = simd.min(score, simd.load(bound));
+        }
+    }
+
+    /// Turns the scores of 16 queries into weights relative to their running maximum, and rescales their sums if that grows.
+    #[inline(always)]
+    fn weigh(&mut self, pair: usize, half: usize, softcap: Option<f32>) {
+        let (amx, chain) = (self.amx, Self::CHAIN);
+        let simd = amx.avx512();
+        if let Some(cap) = softcap {
+            let cap = simd.splat(cap);
+            for scores in &mut self.scores {
+                // What is hidden stays so.
+                let bent = simd.mul(tanh(simd, simd.div(scores[half], cap)), cap);
+                scores[half] = simd.min(bent, simd.sub(scores[half], simd.splat(-1e30)));
+            }
+        }
+        let (before, sum) = self.state[pair][half];
+        let mut tops = [before; 4];
+        for scores in self.scores.chunks_exact(tops.len()) {
+            for (top, scores) in tops.iter_mut().zip(scores) {
+                *top = simd.max(*top, scores[half]);
+            }
+        }
+        let top = simd.max(simd.max(tops[0], tops[1]), simd.max(tops[2], tops[3]));
+        let mut added = [simd.splat(0.0); 4];
+        let each = chain.lines(VALUE_STEPS);
+        let lines = &mut self.weights[half * each..][..each];
+        for (group, scores) in self.scores.chunks_exact(added.len()).enumerate() {
+            let mut weights = [simd.splat(0.0); 4];
+            for (at, scores) in scores.iter().enumerate() {
+                weights[at] = exp(simd, simd.sub(scores[half], top));
+                added[at] = simd.add(added[at], weights[at]);
+            }
+            chain.store_pairs(amx, [weights[0], weights[1]], 2 * group, lines);
+            chain.store_pairs(amx, [weights[2], weights[3]], 2 * group + 1, lines);
+        }
+        let mut kept = sum;
+        if simd.top(simd.sub(top, before)) > 0.0 {
+            let shrink = exp(simd, simd.sub(before, top));
+            for sums in &mut self.sums[pair * self.dims..][..self.dims] {
+                sums[half] = simd.mul(sums[half], shrink);
+            }
+            kept = simd.mul(kept, shrink);
+        }
+        let added = simd.add(simd.add(added[0], added[1]), simd.add(added[2], added[3]));
+        self.state[pair][half] = (top, simd.add(kept, added));
+    }
+
+    /// Adds a tile's values, weighted, to a pair's sums.
+    #[inline(always)]
+    fn gather(&mut self, pair: usize) {
+        let each = Self::CHAIN.lines(VALUE_STEPS);
+        let right = [self.weights.as_ptr(), self.weights[each..].as_ptr()];
+        let sums = self.sums[pair * self.dims..][..self.dims].chunks_exact_mut(PAIR_ROWS);
+        for (values, sums) in self.values.chunks_exact(2 * each).zip(sums) {
+            let (left, sums) = ([values.as_ptr(), values[each..].as_ptr()], sums_in(sums));
+            // SAFETY: all factors have as many lines as the steps need, and the sums are 32 rows of 32 elements.
+            unsafe { self.tiles.two_by_two(left, right, Self::CHAIN.products.len() * VALUE_STEPS, sums, sums) };
+        }
+    }
+
+    #[inline(always)]
+    fn finish(&self, of: &Attend<'_, F>) {
+        let simd = self.amx.avx512();
+        let dim = of.past.value_dim;
+        let (mut tops, mut totals) = ([0.0; TILE_SUMS], [0.0; TILE_SUMS]);
+        let mut columns = vec![[0.0; TILE_SUMS]; dim];
+        for half in 0..of.rows().div_ceil(TILE_SUMS) {
+            let (pair, first) = (half / 2, half * TILE_SUMS);
+            let rows = first..of.rows().min(first + TILE_SUMS);
+            let (top, sum) = self.state[pair][half % 2];
+            simd.store(top, &mut tops);
+            simd.store(sum, &mut totals);
+            for (lane, row) in rows.clone().enumerate() {
+                totals[lane] = of.total(of.head(row), tops[lane], totals[lane]);
+            }
+            let total = simd.load(&totals);
+            for (column, sums) in columns.iter_mut().zip(&self.sums[pair * self.dims..]) {
+                simd.store(simd.div(sums[half % 2], total), column);
+            }
+            for (lane, row) in rows.enumerate() {
+                let start = of.head(row) * dim;
+                // SAFETY: each row and head belong to one part of one span, as spans do not overlap.
+                let out = unsafe { of.out.range(start..start + dim) };
+                for (out, column) in out.iter_mut().zip(&columns) {
+                    *out = column[lane];
+                }
+            }
+        }
+    }
+}
+
+/// Rows of 32 sums.
+#[inline(always)]
+fn sums_in(rows: &mut [[Vector; 2]]) -> Sums {
+    Sums { at: rows.as_mut_ptr().cast(), stride: QUERIES }
+}
+
+/// Loads a vector of positions from `first` on for each dimension. Those from `last` on are zeros.
+#[inline(always)]
+fn load_columns<F: Float>(
+    simd: Avx512,
+    of: &Attend<'_, F>,
+    cache: (KvLayout, Kv<'_>),
+    (first, last): (usize, usize),
+    columns: &mut [Vector],
+) {
+    let layout = cache.0;
+    if first >= last {
+        return columns.fill(simd.splat(0.0));
+    }
+    if layout.block_len.is_multiple_of(TILE_SUMS) && first + TILE_SUMS <= last {
+        let rows = Rows { bytes: of.slot(cache, first), stride: layout.head_dim * F::BYTES };
+        return fill::<Avx512, F>(simd, rows, columns);
+    }
+    for (d, column) in columns.iter_mut().enumerate() {
+        let mut lanes = [0.0; TILE_SUMS];
+        for (lane, position) in lanes.iter_mut().zip(first..last.min(first + TILE_SUMS)) {
+            *lane = F::widen(&of.slot(cache, position)[d * F::BYTES..]);
+        }
+        *column = simd.load(&lanes);
+    }
+}
