@@ -2,12 +2,14 @@
 //!
 //! Kernels are written once, over [`Simd`], and compiled once for each instruction set that the machine may have. A
 //! value of a set's type proves that the processor supports it: such values come only from [`Level`], which queries the
-//! processor. So kernels stay safe code, and the unsafe intrinsics sit in one small file per set. Adding a set (say
-//! NEON) means writing one such file.
+//! processor. So kernels stay safe code, and the unsafe intrinsics sit in one small file per set. Adding a set means
+//! writing one such file.
 //!
 //! In every set, a vector lane never looks at its neighbours except in `sum` and `top`, so that what a kernel computes
 //! for a row depends on that row alone.
 
+#[cfg(target_arch = "aarch64")]
+mod arm_neon;
 mod portable;
 #[cfg(target_arch = "x86_64")]
 mod x86_amx;
@@ -16,6 +18,8 @@ mod x86_avx2;
 #[cfg(target_arch = "x86_64")]
 mod x86_avx512;
 
+#[cfg(target_arch = "aarch64")]
+pub(super) use arm_neon::Neon;
 pub(super) use portable::Portable;
 use portable::half_to_f32;
 #[cfg(target_arch = "x86_64")]
@@ -36,9 +40,13 @@ pub(super) trait Kernel<S: Simd> {
 pub(super) trait AnyKernel: Kernel<Portable> + Kernel<Avx2> + Kernel<Avx512> {}
 #[cfg(target_arch = "x86_64")]
 impl<K: Kernel<Portable> + Kernel<Avx2> + Kernel<Avx512>> AnyKernel for K {}
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(target_arch = "aarch64")]
+pub(super) trait AnyKernel: Kernel<Portable> + Kernel<Neon> {}
+#[cfg(target_arch = "aarch64")]
+impl<K: Kernel<Portable> + Kernel<Neon>> AnyKernel for K {}
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub(super) trait AnyKernel: Kernel<Portable> {}
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 impl<K: Kernel<Portable>> AnyKernel for K {}
 
 /// Vectors of `LANES` 32-bit lanes.
@@ -179,6 +187,8 @@ pub struct Level(pub(super) Set);
 #[derive(Clone, Copy)]
 pub(super) enum Set {
     Portable(Portable),
+    #[cfg(target_arch = "aarch64")]
+    Neon(Neon),
     #[cfg(target_arch = "x86_64")]
     Avx2(Avx2),
     #[cfg(target_arch = "x86_64")]
@@ -201,7 +211,9 @@ impl Level {
     pub fn available() -> impl Iterator<Item = Self> {
         #[cfg(target_arch = "x86_64")]
         let special = [Amx::detect().map(Set::Amx), Avx512::detect().map(Set::Avx512), Avx2::detect().map(Set::Avx2)];
-        #[cfg(not(target_arch = "x86_64"))]
+        #[cfg(target_arch = "aarch64")]
+        let special = [Neon::detect().map(Set::Neon)];
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
         let special: [Option<Set>; 0] = [];
         special.into_iter().flatten().map(Self).chain([Self::PORTABLE])
     }
@@ -209,6 +221,8 @@ impl Level {
     pub fn name(self) -> &'static str {
         match self.0 {
             Set::Portable(_) => "portable",
+            #[cfg(target_arch = "aarch64")]
+            Set::Neon(_) => "neon",
             #[cfg(target_arch = "x86_64")]
             Set::Avx2(_) => "avx2",
             #[cfg(target_arch = "x86_64")]
@@ -221,6 +235,8 @@ impl Level {
     pub(super) fn run(self, kernel: impl AnyKernel) {
         match self.0 {
             Set::Portable(simd) => simd.enter(kernel),
+            #[cfg(target_arch = "aarch64")]
+            Set::Neon(simd) => simd.enter(kernel),
             #[cfg(target_arch = "x86_64")]
             Set::Avx2(simd) => simd.enter(kernel),
             #[cfg(target_arch = "x86_64")]

@@ -1,0 +1,268 @@
+//! Vectors of four lanes with NEON and its dot products of bytes.
+
+use std::arch::aarch64::*;
+
+use super::{Kernel, ORIGIN, Rows, Simd};
+
+/// Proof that the processor has NEON and `dotprod`; only [`detect`](Self::detect) creates it.
+#[derive(Clone, Copy)]
+pub(crate) struct Neon(());
+
+impl Neon {
+    pub(super) fn detect() -> Option<Self> {
+        let has = std::arch::is_aarch64_feature_detected!("neon") && std::arch::is_aarch64_feature_detected!("dotprod");
+        has.then_some(Self(()))
+    }
+}
+
+#[target_feature(enable = "neon,dotprod")]
+fn enter<K: Kernel<Neon>>(simd: Neon, kernel: K) {
+    kernel.run(simd);
+}
+
+/// Calls an intrinsic of the sets whose presence a `Neon` value proves.
+macro_rules! intrinsic {
+    ($($call:tt)*) => {
+        // SAFETY: a value of type `Neon` exists, so the processor has the intrinsic's instruction set; the intrinsic
+        // works on registers only.
+        unsafe { $($call)* }
+    };
+}
+
+const LANES: usize = 4;
+
+impl Simd for Neon {
+    type F = float32x4_t;
+    type U = uint32x4_t;
+    const LANES: usize = LANES;
+    /// Dot products accumulate directly in 32 bits.
+    type Run = int32x4_t;
+    /// Without `i8mm` both factors are signed.
+    const WIDE_IS_SIGNED: bool = true;
+
+    #[inline(always)]
+    fn enter<K: Kernel<Self>>(self, kernel: K) {
+        // SAFETY: the value proves that the processor has what the function enables.
+        unsafe { enter(self, kernel) };
+    }
+    #[inline(always)]
+    fn splat(self, value: f32) -> float32x4_t {
+        intrinsic!(vdupq_n_f32(value))
+    }
+    #[inline(always)]
+    fn load(self, from: &[f32]) -> float32x4_t {
+        // SAFETY: the slice has as many elements as are read.
+        unsafe { vld1q_f32(from[..LANES].as_ptr()) }
+    }
+    #[inline(always)]
+    fn store(self, value: float32x4_t, to: &mut [f32]) {
+        // SAFETY: the slice has as many elements as are written.
+        unsafe { vst1q_f32(to[..LANES].as_mut_ptr(), value) }
+    }
+    #[inline(always)]
+    fn add(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        intrinsic!(vaddq_f32(a, b))
+    }
+    #[inline(always)]
+    fn sub(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        intrinsic!(vsubq_f32(a, b))
+    }
+    #[inline(always)]
+    fn mul(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        intrinsic!(vmulq_f32(a, b))
+    }
+    #[inline(always)]
+    fn div(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        intrinsic!(vdivq_f32(a, b))
+    }
+    #[inline(always)]
+    fn fma(self, a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t {
+        intrinsic!(vfmaq_f32(c, a, b))
+    }
+    #[inline(always)]
+    fn fnma(self, a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t {
+        intrinsic!(vfmsq_f32(c, a, b))
+    }
+    #[inline(always)]
+    fn max(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        // NEON's own maximum is NaN where either operand is.
+        intrinsic!(vbslq_f32(vcgtq_f32(a, b), a, b))
+    }
+    #[inline(always)]
+    fn min(self, a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        intrinsic!(vbslq_f32(vcltq_f32(a, b), a, b))
+    }
+    #[inline(always)]
+    fn zero_below(self, value: float32x4_t, by: float32x4_t, limit: f32) -> float32x4_t {
+        let below = intrinsic!(vcltq_f32(by, vdupq_n_f32(limit)));
+        intrinsic!(vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(value), below)))
+    }
+    #[inline(always)]
+    fn round(self, value: float32x4_t) -> float32x4_t {
+        intrinsic!(vrndnq_f32(value))
+    }
+    #[inline(always)]
+    fn exp2(self, value: float32x4_t) -> float32x4_t {
+        let exponent = intrinsic!(vaddq_s32(vcvtq_s32_f32(value), vdupq_n_s32(127)));
+        intrinsic!(vreinterpretq_f32_s32(vshlq_n_s32::<23>(exponent)))
+    }
+    #[inline(always)]
+    fn store_low_bytes(self, value: float32x4_t, to: &mut [i8]) {
+        let words = intrinsic!(vmovn_u32(vreinterpretq_u32_f32(value)));
+        let bytes = intrinsic!(vmovn_u16(vcombine_u16(words, words)));
+        let four = intrinsic!(vget_lane_u32::<0>(vreinterpret_u32_u8(bytes)));
+        for (to, byte) in to[..LANES].iter_mut().zip(four.to_le_bytes()) {
+            *to = byte.cast_signed();
+        }
+    }
+    #[inline(always)]
+    fn sum(self, value: float32x4_t) -> f32 {
+        intrinsic!(vaddvq_f32(value))
+    }
+    #[inline(always)]
+    fn top(self, value: float32x4_t) -> f32 {
+        intrinsic!(vmaxnmvq_f32(value))
+    }
+
+    #[inline(always)]
+    fn splat_bits(self, value: u32) -> uint32x4_t {
+        intrinsic!(vdupq_n_u32(value))
+    }
+    #[inline(always)]
+    fn and(self, a: uint32x4_t, b: uint32x4_t) -> uint32x4_t {
+        intrinsic!(vandq_u32(a, b))
+    }
+    #[inline(always)]
+    fn or(self, a: uint32x4_t, b: uint32x4_t) -> uint32x4_t {
+        intrinsic!(vorrq_u32(a, b))
+    }
+    #[inline(always)]
+    fn xor(self, a: uint32x4_t, b: uint32x4_t) -> uint32x4_t {
+        intrinsic!(veorq_u32(a, b))
+    }
+    #[inline(always)]
+    fn add_bits(self, a: uint32x4_t, b: uint32x4_t) -> uint32x4_t {
+        intrinsic!(vaddq_u32(a, b))
+    }
+    #[inline(always)]
+    fn shl(self, value: uint32x4_t, bits: u32) -> uint32x4_t {
+        intrinsic!(vshlq_u32(value, vdupq_n_s32(bits.cast_signed())))
+    }
+    #[inline(always)]
+    fn shr(self, value: uint32x4_t, bits: u32) -> uint32x4_t {
+        intrinsic!(vshlq_u32(value, vdupq_n_s32(-bits.cast_signed())))
+    }
+    #[inline(always)]
+    fn shr_signed(self, value: uint32x4_t, bits: u32) -> uint32x4_t {
+        let shifted = intrinsic!(vshlq_s32(vreinterpretq_s32_u32(value), vdupq_n_s32(-bits.cast_signed())));
+        intrinsic!(vreinterpretq_u32_s32(shifted))
+    }
+    #[inline(always)]
+    fn lookup(self, table: &[u8; 16], indices: uint32x4_t) -> uint32x4_t {
+        // SAFETY: the table has the 16 bytes that are read.
+        let table = unsafe { vld1q_u8(table.as_ptr()) };
+        intrinsic!(vreinterpretq_u32_u8(vqtbl1q_u8(table, vreinterpretq_u8_u32(indices))))
+    }
+    #[inline(always)]
+    fn gather<const N: usize>(self, table: &[u32; N], indices: uint32x4_t) -> uint32x4_t {
+        const { assert!(N.is_power_of_two()) };
+        let (mut places, mut words) = ([0; LANES], [0; LANES]);
+        // SAFETY: both arrays have as many elements as are written and read.
+        unsafe {
+            vst1q_u32(places.as_mut_ptr(), indices);
+            for lane in 0..LANES {
+                words[lane] = table[places[lane] as usize & (N - 1)];
+            }
+            vld1q_u32(words.as_ptr())
+        }
+    }
+    #[inline(always)]
+    fn integers_to_f32(self, value: uint32x4_t) -> float32x4_t {
+        intrinsic!(vcvtq_f32_s32(vreinterpretq_s32_u32(value)))
+    }
+    #[inline(always)]
+    fn bits_to_f32(self, value: uint32x4_t) -> float32x4_t {
+        intrinsic!(vreinterpretq_f32_u32(value))
+    }
+    #[inline(always)]
+    fn low_half(self, value: uint32x4_t) -> float32x4_t {
+        widen(self, intrinsic!(vmovn_u32(value)))
+    }
+    #[inline(always)]
+    fn high_half(self, value: uint32x4_t) -> float32x4_t {
+        widen(self, intrinsic!(vshrn_n_u32::<16>(value)))
+    }
+    #[inline(always)]
+    fn load_bits(self, from: &[u8]) -> uint32x4_t {
+        // SAFETY: the slice has as many bytes as are read.
+        intrinsic!(vreinterpretq_u32_u8(vld1q_u8(from[..4 * LANES].as_ptr())))
+    }
+    #[inline(always)]
+    fn load_words(self, from: &[u8]) -> uint32x4_t {
+        // SAFETY: the slice has as many bytes as are read.
+        intrinsic!(vmovl_u16(vreinterpret_u16_u8(vld1_u8(from[..2 * LANES].as_ptr()))))
+    }
+    #[inline(always)]
+    fn load_halves(self, from: &[u8]) -> float32x4_t {
+        // SAFETY: the slice has as many bytes as are read.
+        widen(self, intrinsic!(vreinterpret_u16_u8(vld1_u8(from[..2 * LANES].as_ptr()))))
+    }
+    #[inline(always)]
+    fn columns(self, rows: Rows<'_>, offset: usize) -> [uint32x4_t; 4] {
+        rows.check(LANES, offset);
+        let start = rows.bytes.as_ptr().wrapping_add(offset);
+        // SAFETY: each of the rows has 16 bytes at the offset, as just checked.
+        let row = |row: usize| unsafe { vreinterpretq_u32_u8(vld1q_u8(start.add(row * rows.stride))) };
+        let (a, b, c, d) = (row(0), row(1), row(2), row(3));
+        // Columns 0 and 2, and 1 and 3, of two rows each.
+        let (ab_even, ab_odd) = intrinsic!((vtrn1q_u32(a, b), vtrn2q_u32(a, b)));
+        let (cd_even, cd_odd) = intrinsic!((vtrn1q_u32(c, d), vtrn2q_u32(c, d)));
+        let wide = |v| intrinsic!(vreinterpretq_u64_u32(v));
+        let (first, third) =
+            intrinsic!((vtrn1q_u64(wide(ab_even), wide(cd_even)), vtrn2q_u64(wide(ab_even), wide(cd_even)),));
+        let (second, fourth) =
+            intrinsic!((vtrn1q_u64(wide(ab_odd), wide(cd_odd)), vtrn2q_u64(wide(ab_odd), wide(cd_odd))));
+        [first, second, third, fourth].map(|column| intrinsic!(vreinterpretq_u32_u64(column)))
+    }
+
+    #[inline(always)]
+    fn run_steps(_code_max: u8) -> usize {
+        usize::MAX
+    }
+    #[inline(always)]
+    fn begin(self, sum: uint32x4_t) -> int32x4_t {
+        intrinsic!(vreinterpretq_s32_u32(sum))
+    }
+    #[inline(always)]
+    fn step<const WIDE: bool>(self, run: int32x4_t, codes: uint32x4_t, x: uint32x4_t) -> int32x4_t {
+        let codes = if WIDE { self.xor(codes, self.splat_bits(0x8080_8080)) } else { codes };
+        let mut sum = run;
+        // Rust's intrinsic for it is not stable.
+        // SAFETY: the value proves that the processor has the instruction, which works on registers only.
+        unsafe {
+            std::arch::asm!(
+                "sdot {sum:v}.4s, {codes:v}.16b, {x:v}.16b",
+                sum = inout(vreg) sum,
+                codes = in(vreg) codes,
+                x = in(vreg) x,
+                options(pure, nomem, nostack, preserves_flags),
+            );
+        }
+        sum
+    }
+    #[inline(always)]
+    fn finish(self, run: int32x4_t, _sum: uint32x4_t) -> uint32x4_t {
+        intrinsic!(vreinterpretq_u32_s32(run))
+    }
+    const ORIGIN: u32 = ORIGIN;
+    #[inline(always)]
+    fn scaled(self, sum: uint32x4_t, scale: float32x4_t, base: float32x4_t) -> float32x4_t {
+        intrinsic!(vfmaq_f32(base, vreinterpretq_f32_u32(sum), scale))
+    }
+}
+
+/// Converts half-precision numbers.
+#[inline(always)]
+fn widen(_proof: Neon, halves: uint16x4_t) -> float32x4_t {
+    intrinsic!(vcvt_f32_f16(vreinterpret_f16_u16(halves)))
+}
