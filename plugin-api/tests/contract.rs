@@ -11,7 +11,13 @@ use pensieve_plugin_api::{
         std_types::utypeid::UTypeId,
         type_layout::{TLData, TLField, TLFunction, TypeLayout},
     },
-    ext::{concurrent_stages::ConcurrentStages, kv_transfer::KvTransfer, merge::Merge, sequence_state::SequenceState},
+    ext::{
+        concurrent_stages::ConcurrentStages,
+        kv_transfer::KvTransfer,
+        media::{Encode, Prepare},
+        merge::Merge,
+        sequence_state::SequenceState,
+    },
 };
 use std::{
     collections::{BTreeSet, HashSet},
@@ -148,7 +154,14 @@ fn signature(function: &TLFunction) -> String {
 #[cfg(target_pointer_width = "64")]
 fn what_crosses_has_the_layout_of_contract_1_0() {
     let (mut seen, mut texts) = (HashSet::new(), BTreeSet::new());
-    let extensions = [ConcurrentStages::LAYOUT, KvTransfer::LAYOUT, SequenceState::LAYOUT, Merge::LAYOUT];
+    let extensions = [
+        ConcurrentStages::LAYOUT,
+        KvTransfer::LAYOUT,
+        SequenceState::LAYOUT,
+        Merge::LAYOUT,
+        Prepare::LAYOUT,
+        Encode::LAYOUT,
+    ];
     for layout in [PluginModule_Ref::LAYOUT].into_iter().chain(extensions) {
         walk(layout, &mut seen, &mut texts);
     }

@@ -43,7 +43,7 @@ pub trait Architecture: Any + Send + Sync {
         Ok(String::new())
     }
 
-    /// Images and sounds in prompts (`draft/media/1`), if the architecture reads some.
+    /// Images and sounds in prompts (`media/1`), if the architecture reads some.
     fn media(&self) -> Option<&dyn Prepare> {
         None
     }
@@ -118,7 +118,7 @@ pub trait Model: Any + Send {
         None
     }
 
-    /// Images and sounds in prompts (`draft/media/1`), if the model reads some.
+    /// Images and sounds in prompts (`media/1`), if the model reads some.
     fn media(&mut self) -> Option<&mut dyn Encode> {
         None
     }

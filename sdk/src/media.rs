@@ -1,4 +1,4 @@
-//! Images and sounds in a prompt, in plain Rust: the contract's `draft/media/1`, which explains the way of an item.
+//! Images and sounds in a prompt, in plain Rust: the contract's `media/1`, which explains the way of an item.
 //!
 //! An architecture that reads items offers [`Prepare`](crate::Prepare), and its models [`crate::Encode`](crate::Encode). Authors of decoders implement neither:
 //! `nn::Paged` makes both of a decoder's `nn::vision::Processor` and `nn::vision::Tower`.

@@ -1,4 +1,4 @@
-//! Laws of models that read images and sounds (`draft/media/1`): an item's rows are its own, wherever, whenever and beside
+//! Laws of models that read images and sounds (`media/1`): an item's rows are its own, wherever, whenever and beside
 //! whatever it is encoded, and stand at its slots alone.
 //!
 //! Texts with items are read whole and alone first, like all others. Their rows depend on random pixels, which are enough
@@ -244,7 +244,7 @@ fn begin(rig: &mut Rig<'_>, scene: &Scene) -> Finding<Sequence> {
 }
 
 fn encoder<'a>(rig: &'a mut Rig<'_>) -> Finding<Offered<'a, Encode>> {
-    let none = || broken("the model does not offer `draft/media/1`, which its architecture describes");
+    let none = || broken("the model does not offer `media/1`, which its architecture describes");
     Encode::of(rig.model).ok_or_else(none)?.map_err(|error| refused("the table", &error))
 }
 

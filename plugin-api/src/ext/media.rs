@@ -1,5 +1,6 @@
-//! `draft/media/1`: images and sounds in a prompt. An [`crate::Architecture`] says what an item becomes, and prepares it;
-//! a [`crate::Model`] encodes what was prepared into rows, which stand in place of the embeddings of some tokens.
+//! `media/1`, of an [`crate::Architecture`] and of its [`crate::Model`]s: images and sounds in a prompt. An architecture says
+//! what an item becomes, and prepares it; a model encodes what was prepared into rows, which stand in place of the
+//! embeddings of some tokens.
 //!
 //! An item of a conversation goes this way:
 //!
@@ -14,6 +15,13 @@
 //!
 //! Cached states of a prefix with items are reused where the items are the same: the host compares what was decoded,
 //! and the description. So items in a reused prefix are placed, too, with their layout alone.
+//!
+//! What an item becomes depends on nothing else: [`Prepare`]'s functions return the same for the same arguments, and the rows
+//! of an item depend on its size, its layout and its prepared bytes, never on other items or on where it stands. So one that
+//! follows changes nothing before it, and a host may prepare an item once for many requests.
+//!
+//! A host asks for kinds alone that the description has. Later versions of the contract may add kinds, and members of the
+//! description; neither changes what is here.
 //!
 //! The description is a JSON object of at most [`DESCRIPTION_BYTES_MAX`] bytes, with the members `image` and `audio` for
 //! the kinds that the checkpoint reads. Unknown members are ignored. The members of each:
@@ -40,7 +48,7 @@ use super::Offered;
 use crate::{ArchitectureBox, ModelBox, PluginError, Source};
 
 /// The extension's id, for both tables.
-pub const ID: &str = "draft/media/1";
+pub const ID: &str = "media/1";
 /// Limit on the length of a description.
 pub const DESCRIPTION_BYTES_MAX: usize = 256 << 10;
 /// Limit on the length of [`Measured::layout`].
@@ -49,7 +57,8 @@ pub const LAYOUT_BYTES_MAX: usize = 4 << 10;
 /// caches, or it is placed again before one of them is computed.
 pub const NO_HANDLE: u64 = 0;
 
-/// A kind of item.
+/// A kind of item. An architecture or a model answers others than it knows with [`crate::ErrorCode::UNSUPPORTED`] or
+/// [`crate::ErrorCode::INVALID`].
 #[repr(transparent)]
 #[derive(StableAbi, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MediaKind(pub u32);

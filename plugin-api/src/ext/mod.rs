@@ -5,8 +5,8 @@
 //! with the layout it was compiled against before it calls anything: a table that does not match its id is refused,
 //! whichever side is older. A changed table gets a new id (`kv-transfer/2`), offered beside the old one.
 //!
-//! An id that begins with `draft/`, such as `draft/media/1`, promises nothing yet: its table may change under the same
-//! id. Once it is settled it is offered as `media/1`.
+//! An id that begins with `draft/`, such as `draft/rows/1`, promises nothing yet: its table may change under the same
+//! id. Once it is settled it is offered as `rows/1`.
 
 pub mod concurrent_stages;
 pub mod diagnostics;

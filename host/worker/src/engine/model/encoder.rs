@@ -1,4 +1,4 @@
-//! The calls of `draft/media/1`: a model encodes items, and is told where their rows stand.
+//! The calls of `media/1`: a model encodes items, and is told where their rows stand.
 
 use std::time::Duration;
 
