@@ -168,7 +168,7 @@ struct Column {
 }
 
 /// A worker's counters restart at 0 with each worker, which Prometheus supports.
-const COLUMNS: [Column; 18] = [
+const COLUMNS: [Column; 20] = [
     column("pensieve_model_ready", "gauge", "1 if the model is loaded and ready.", |model| {
         u64::from(model.state == ModelState::Ready)
     }),
@@ -205,6 +205,15 @@ const COLUMNS: [Column; 18] = [
     }),
     column("pensieve_worker_forward_microseconds_total", "counter", "Time in the model's forward pass.", |model| {
         worker(model, |w| w.forward_us)
+    }),
+    column(
+        "pensieve_worker_items_encoded_total",
+        "counter",
+        "Images that went through the model's encoder.",
+        |model| worker(model, |w| w.encoded_items),
+    ),
+    column("pensieve_worker_encode_microseconds_total", "counter", "Time in the model's encoder.", |model| {
+        worker(model, |w| w.encode_us)
     }),
     column("pensieve_adapters", "gauge", "Adapters that requests can select.", |model| {
         model.adapters.iter().filter(|adapter| !adapter.merged).count() as u64
