@@ -1,7 +1,7 @@
 """Fixtures of models that read images: a small checkpoint as published, images, prompts, and what transformers makes of them.
 
 A fixture holds the images as decoded, what the processor turns each into, each prompt's token ids, the rows that the model puts
-in place of the slots, and the logits of all tokens. Images have odd sizes, some prompts hold several, and one holds an image
+in place of the slots, what it adds to them after its first layers, and the logits of all tokens. Images have odd sizes, some prompts hold several, and one holds an image
 twice. A fixture is refused if single precision is far from double, or if a tenth more of half of any one tensor would not show
 in the logits. Run it with no arguments to write tests/fixtures/vision again; report.txt says what each fixture can catch.
 """
@@ -464,7 +464,8 @@ def make(variant, root):
     ]
     for at, given in enumerate(inputs):
         reference[f"tokens.{at}"] = given["input_ids"][0].numpy().astype(np.uint32)
-        reference[f"logits.{at}"], reference[f"rows.{at}"] = outputs(model, given, slot)
+        reference[f"logits.{at}"], reference[f"rows.{at}"], taps = outputs(model, given, slot)
+        reference.update({f"taps.{at}.{index}": tap for index, tap in enumerate(taps)})
     save_file({name: np.ascontiguousarray(value) for name, value in reference.items()}, folder / "reference.safetensors")
     asked = [{"text": text, "images": shown} for text, shown in variant.prompts]
     (folder / "prompts.json").write_text(json.dumps({"slot": slot, "prompts": asked}, indent=1) + "\n")
@@ -522,7 +523,7 @@ def write_processor(folder, variant, processor, tokens):
 
 @torch.no_grad()
 def outputs(model, given, slot, dtype=torch.float32):
-    """The logits of all tokens, and what stands in place of the slots' embeddings."""
+    """The logits of all tokens, what stands in place of the slots' embeddings, and what is added there after the first layers."""
     model = model.to(dtype)
     given = {name: value.to(dtype) if value.is_floating_point() else value for name, value in given.items()}
     language = model.get_decoder()
@@ -530,6 +531,7 @@ def outputs(model, given, slot, dtype=torch.float32):
 
     def look(module, args, kwargs):
         found["embeds"] = kwargs.get("inputs_embeds")
+        found["taps"] = kwargs.get("deepstack_visual_embeds") or []
 
     hook = language.register_forward_pre_hook(look, with_kwargs=True)
     logits = model(**given, use_cache=False).logits[0]
@@ -538,15 +540,16 @@ def outputs(model, given, slot, dtype=torch.float32):
     rows = found["embeds"][0][is_slot]
     model.to(torch.float32)
     kind = np.float32 if dtype == torch.float32 else np.float64
-    return logits.numpy().astype(kind), rows.numpy().astype(kind)
+    return logits.numpy().astype(kind), rows.numpy().astype(kind), [tap.numpy().astype(kind) for tap in found["taps"]]
 
 
 def power(model, weights, inputs, reference, slot):
     """How far single precision is from the truth, and how much of the least felt tensor shows."""
     report = []
     for at, given in enumerate(inputs):
-        logits, rows = outputs(model, given, slot, torch.float64)
+        logits, rows, taps = outputs(model, given, slot, torch.float64)
         errors = [distance(logits, reference[f"logits.{at}"]), distance(rows, reference[f"rows.{at}"])]
+        errors += [distance(tap, reference[f"taps.{at}.{index}"]) for index, tap in enumerate(taps)]
         assert max(errors) <= F32_ERROR_MAX, f"f32 is {errors} from float64"
         spread = [reference[f"{name}.{at}"].std() for name in ("logits", "rows")]
         report.append(

@@ -40,6 +40,12 @@ impl Reference {
         Some(([tensor.shape()[0], tensor.shape()[1]], tensor.data().to_vec()))
     }
 
+    /// Rows of logits, if there are any of this name.
+    pub fn find_logits(&self, name: &str) -> Option<Vec<Vec<f32>>> {
+        let file = SafeTensors::deserialize(&self.bytes).unwrap();
+        file.names().contains(&name).then(|| self.logits(name))
+    }
+
     /// Rows of logits.
     pub fn logits(&self, name: &str) -> Vec<Vec<f32>> {
         let file = SafeTensors::deserialize(&self.bytes).unwrap();

@@ -1,6 +1,8 @@
 //! Models that read images: what their plugins make of pictures and prompts, against transformers' processors, and the
 //! logits of texts with several pictures against its models.
 
+mod rows;
+
 use pensieve_plugin_api::{
     Source, Want,
     ext::media::{Encode, Measured, MediaItem, MediaKind, MediaSize, NO_HANDLE, Placement, Prepare},
