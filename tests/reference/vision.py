@@ -48,6 +48,7 @@ class Variant:
     gguf: object = None  # Writes the checkpoint as GGUF files of text model and tower.
     published: tuple = ()  # A part of its tensors' names, and what published checkpoints call it.
     asked: dict = field(default_factory=dict)  # What the processor is called with.
+    buffers: object = None  # Draws values that are no parameters.
 
 
 def sizes(**rest):
@@ -146,7 +147,7 @@ def idefics3_gguf(folder, config, weights, tokens):
     write_tower(folder, "idefics3", config, keys, tower)
 
 
-def write_text(folder, layout, keys, weights, tokens):
+def write_text(folder, layout, keys, weights, tokens, pad=None):
     """The text model as llama.cpp's converter writes it."""
     text, arch = layout.config, gguf.MODEL_ARCH_NAMES[layout.arch]
     common = {
@@ -157,6 +158,8 @@ def write_text(folder, layout, keys, weights, tokens):
     writer = gguf.GGUFWriter(folder / "text.gguf", arch)
     add(writer, arch, common | keys)
     write_tokens(writer, tokens)
+    if pad is not None:
+        writer.add_pad_token_id(pad)
     for name, value in weights.items():
         name = name.replace("language_model.", "").replace("text_model.", "")
         writer.add_tensor(layout.name(name), np.ascontiguousarray(layout.to_gguf(name, value)))
@@ -446,9 +449,12 @@ def make(variant, root):
     config._attn_implementation = "eager"
     for part in (config.text_config, config.vision_config):
         part._attn_implementation = "eager"
+        part._experts_implementation = "eager"
     model = variant.model(config).eval()
     weights = {name: draw(name, tuple(value.shape), rng, config.model_type) for name, value in model.named_parameters()}
     load(model, weights)
+    if variant.buffers:
+        variant.buffers(model, rng)
     model.save_pretrained(folder)
     if variant.published:
         stored = load_file(folder / "model.safetensors")
@@ -483,6 +489,8 @@ def draw(name, shape, rng, kind):
     # The norms of Gemma's text model and projector multiply by one more than their weights.
     is_offset = kind == "gemma3" and "vision_tower" not in name
     is_norm = any(part in name for part in ("norm", "ln_pre"))
+    if kind == "gemma4" and ("q_norm" in name or "k_norm" in name):
+        return rng.uniform(0.3, 0.9, shape).astype(np.float32)  # Its scores are not scaled.
     if is_norm and name.endswith("weight"):
         return (rng.uniform(0.5, 1.5, shape) - is_offset).astype(np.float32)
     if len(shape) == 1:

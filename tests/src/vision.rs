@@ -35,6 +35,8 @@ struct Case {
 const CASES: &[Case] = &[
     Case { name: "gemma3", plugin: "pensieve-gemma", options: "", gguf: Some("text.gguf") },
     Case { name: "gemma3_pan_and_scan", plugin: "pensieve-gemma", options: r#""do_pan_and_scan": true,"#, gguf: None },
+    Case { name: "gemma4", plugin: "pensieve-gemma", options: "", gguf: None },
+    Case { name: "gemma4_large", plugin: "pensieve-gemma", options: "", gguf: None },
     Case { name: "idefics3", plugin: "pensieve-llama", options: "", gguf: Some("text.gguf") },
     Case { name: "smolvlm", plugin: "pensieve-llama", options: "", gguf: None },
     Case { name: "mistral3", plugin: "pensieve-mistral", options: "", gguf: None },

@@ -2,18 +2,20 @@
 //! values; scores are not scaled, as queries, keys and values are normalized; the last layers share the caches of
 //! earlier ones. Small models have per-layer embeddings, large ones experts.
 //!
-//! Reference: `modeling_gemma4.py` in Hugging Face transformers; layers are named as in its checkpoints. From
-//! multimodal checkpoints only the text model is loaded.
+//! Reference: `modeling_gemma4.py` in Hugging Face transformers; layers are named as in its checkpoints. Sounds and videos
+//! are not read.
 
 mod config;
 mod experts;
 mod per_layer;
+mod vision;
 
 use pensieve_sdk::{
     Error, Result,
     nn::{
         Angles, Attention, AttentionCache, CausalLm, Decoder, GatedMlp, KvShape, LayerCache, Linear, Loader, RmsNorm,
         Rope, Shape, Sizes, Step, Tensor,
+        vision::{Processor, Tower},
     },
     weights::{Checkpoint, GgufFamily},
 };
@@ -23,6 +25,8 @@ pub use config::Config;
 use config::Layer;
 use experts::MixtureOfExperts;
 use per_layer::{PerLayerInput, PerLayerInputs};
+use vision::Gemma4Vision;
+pub use vision::TOWER;
 
 /// Reads a scalar stored as a tensor, in some checkpoints as `….weight`; 1 if absent.
 fn scalar(loader: &Loader<'_>, name: &str) -> Result<f64> {
@@ -69,7 +73,12 @@ impl SelfAttention {
             q_norm: RmsNorm::load(loader, "q_norm", head_dim, rms_norm_eps)?,
             kv: if shares.is_none() { Some(kv()?) } else { None },
             o_proj: loader.linear("o_proj", heads * head_dim, hidden_size)?,
-            attention: Attention { scale: 1.0, window, ..Attention::new(index, heads, kv_heads, head_dim)? },
+            attention: Attention {
+                scale: 1.0,
+                window,
+                whole_items: window.is_some() && config.vision.as_ref().is_some_and(|vision| vision.sees_whole),
+                ..Attention::new(index, heads, kv_heads, head_dim)?
+            },
         })
     }
 
@@ -145,6 +154,7 @@ pub struct Gemma4 {
     final_logit_softcapping: Option<f64>,
     rope: Rope,
     rope_local: Rope,
+    vision: Option<Gemma4Vision>,
 }
 
 impl Decoder for Gemma4 {
@@ -157,6 +167,8 @@ impl Decoder for Gemma4 {
         "Gemma4UnifiedForConditionalGeneration",
     ];
     const FEATURES: bool = true;
+    const PROCESSOR: Option<&'static dyn Processor> = Some(&vision::Eyes);
+    const OPTIONS: &'static [&'static str] = &[vision::MAX_SOFT_TOKENS];
 
     type Config = Config;
 
@@ -188,7 +200,9 @@ impl Decoder for Gemma4 {
     }
 
     fn load(loader: &Loader<'_>, config: &Config) -> Result<Self> {
-        let per_layer = |sizes| PerLayerInputs::load(&loader.text_model(), config, sizes);
+        let vision = config.vision.as_ref().filter(|_| loader.reads_items());
+        let slots = config.vision.as_ref().map(|vision| (vision.slot, vision.pad));
+        let per_layer = |sizes| PerLayerInputs::load(&loader.text_model(), config, sizes, slots);
         let head_dim = |is_full: bool| {
             let layer = config.layers.iter().find(|layer| layer.window.is_none() == is_full);
             layer.map_or(config.sizes.head_dim, |layer| layer.head_dim)
@@ -200,12 +214,13 @@ impl Decoder for Gemma4 {
             final_logit_softcapping: config.final_logit_softcapping,
             rope: Rope::new(&config.rope, head_dim(true), loader.context())?,
             rope_local: Rope::new(&config.rope_local, head_dim(false), loader.context())?,
+            vision: vision.map(|vision| Gemma4Vision::load(loader, vision, config.sizes.hidden_size)).transpose()?,
         })
     }
 
     fn hidden(&self, step: &mut Step<'_>) -> Result<Tensor> {
         let (angles, angles_local) = (self.rope.angles(step)?, self.rope_local.angles(step)?);
-        let x = (self.model.embed_tokens.forward(step)? * self.embed_scale)?;
+        let x = step.with_items((self.model.embed_tokens.forward(step)? * self.embed_scale)?)?;
         let inputs = self.per_layer_inputs.as_ref();
         let inputs = inputs.map(|inputs| Ok::<_, Error>((inputs.forward(&x, step)?, inputs.width))).transpose()?;
         self.model.hidden_from(x, step, |layer, x, step| {
@@ -213,6 +228,10 @@ impl Decoder for Gemma4 {
             let input = inputs.as_ref().map(|(all, width)| step.columns(all, index * width, *width)).transpose()?;
             layer.forward(x, input.as_ref(), if window.is_some() { &angles_local } else { &angles }, step)
         })
+    }
+
+    fn tower(&self) -> Option<&dyn Tower> {
+        self.vision.as_ref().map(|vision| vision as &dyn Tower)
     }
 
     fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {

@@ -5,6 +5,8 @@ use pensieve_sdk::{
     weights::{GgufConfig, GgufFamily, GgufTower, Names},
 };
 
+use crate::gemma4::TOWER as GEMMA4_TOWER;
+
 /// RoPE base in sliding-window layers.
 const LOCAL_BASE: f64 = 10_000.0;
 
@@ -57,7 +59,9 @@ pub fn gemma() -> GgufFamily {
 }
 
 pub fn gemma4() -> GgufFamily {
-    GgufFamily { names: GEMMA4_NAMES, activation: "gelu_pytorch_tanh", complete: complete4, ..GgufFamily::default() }
+    let tower = Some(&GEMMA4_TOWER);
+    let (names, activation) = (GEMMA4_NAMES, "gelu_pytorch_tanh");
+    GgufFamily { names, activation, complete: complete4, tower, ..GgufFamily::default() }
 }
 
 fn complete(config: &mut GgufConfig<'_>) -> Result<()> {

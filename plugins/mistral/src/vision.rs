@@ -168,6 +168,7 @@ fn block(loader: &Loader<'_>, config: &Config) -> Result<VitBlock> {
         norm2: VitNorm::Rms(RmsNorm::load(loader, "ffn_norm", hidden_size, NORM_EPS)?),
         mlp: VitMlp::Gated(mlp),
         windowed: false,
+        sandwich: None,
     })
 }
 

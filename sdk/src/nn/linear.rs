@@ -120,6 +120,12 @@ impl Embedding {
         step.adapt_table(self.id, step.ops().embed(&self.weight, &step.pass)?)
     }
 
+    /// The vector of one token, as in the checkpoint, without adapters.
+    pub fn vector(&self, token: u32) -> Result<Vec<f32>> {
+        let row = token as usize;
+        pensieve_kernels::dequantize(&self.raw.rows(row..row + 1)?)
+    }
+
     /// The id for adapters, the tensor as in the checkpoint, and the weight.
     pub(super) fn parts(&self) -> (LayerId, &RawTensor, &Arc<Matrix>) {
         (self.id, &self.raw, &self.weight)

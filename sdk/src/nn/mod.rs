@@ -40,7 +40,7 @@ pub use candle_core::{self as candle, Tensor};
 pub use causal_lm::{CausalLm, Norm};
 pub use encoder::{Encoder, EncoderShape, Packed};
 pub use layers::{
-    ActivationFn, Angles, Expert, ExpertNames, Experts, FeedForward, GateFn, GatedMlp, GatedNorm, Groups,
+    ActivationFn, Angles, Clip, Expert, ExpertNames, Experts, FeedForward, GateFn, GatedMlp, GatedNorm, Groups,
     HyperConnections, HyperMix, LayerNorm, Lookup, Mamba, Mamba2, Mamba2Sizes, MambaSizes, MappedTable, Mlp, Qkv,
     RmsNorm, Rope, Router, Routes, Scoring, SparseMlp, weighed,
 };

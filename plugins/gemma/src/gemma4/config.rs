@@ -6,6 +6,8 @@ use pensieve_sdk::{
     weights::{Checkpoint, Config as Settings, RopeConfig, RopeScaling, RopeStyle},
 };
 
+use super::vision;
+
 pub struct Config {
     pub sizes: Sizes,
     pub layers: Vec<Layer>,
@@ -16,6 +18,7 @@ pub struct Config {
     pub moe: Option<Moe>,
     pub rope: RopeConfig,
     pub rope_local: RopeConfig,
+    pub vision: Option<vision::Config>,
 }
 
 /// Sizes of one layer.
@@ -66,6 +69,7 @@ impl Config {
             final_logit_softcapping: config.find_f64("final_logit_softcapping")?,
             per_layer_input: per_layer_sizes(checkpoint, &config, &sizes)?,
             moe: moe.transpose()?,
+            vision: vision::Config::read(checkpoint)?,
             rope,
             rope_local,
             sizes,

@@ -13,10 +13,12 @@ pub struct PerLayerInputs {
     per_layer_model_projection: Linear,
     per_layer_projection_norm: RmsNorm,
     pub width: usize,
+    /// The token that stands for a row of an image, and the one whose vectors it has.
+    slots: Option<(u32, u32)>,
 }
 
 impl PerLayerInputs {
-    pub fn load(loader: &Loader<'_>, config: &Config, sizes: PerLayerSizes) -> Result<Self> {
+    pub fn load(loader: &Loader<'_>, config: &Config, sizes: PerLayerSizes, slots: Option<(u32, u32)>) -> Result<Self> {
         let Sizes { hidden_size, num_hidden_layers, rms_norm_eps, .. } = config.sizes;
         let (PerLayerSizes { vocab_size, width }, all) = (sizes, num_hidden_layers * sizes.width);
         Ok(Self {
@@ -24,15 +26,27 @@ impl PerLayerInputs {
             per_layer_model_projection: loader.linear("per_layer_model_projection", hidden_size, all)?,
             per_layer_projection_norm: RmsNorm::load(loader, "per_layer_projection_norm", width, rms_norm_eps)?,
             width,
+            slots,
         })
     }
 
-    /// Computes the vectors of all layers from the embeddings `x`.
+    /// Computes the vectors of all layers from the embeddings `x`, in which the rows of images stand already.
     pub fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
-        let own = (self.embed_tokens_per_layer.forward(step)? * (self.width as f64).sqrt())?;
+        let own = (self.own(step)? * (self.width as f64).sqrt())?;
         let projected = (self.per_layer_model_projection.forward(x, step)? * (x.dim(1)? as f64).powf(-0.5))?;
         let projected = self.per_layer_projection_norm.forward_heads(&projected, step)?;
         Ok(((projected + own)? * 0.5_f64.sqrt())?)
+    }
+
+    /// The vectors that tokens have of their own; slots have that of the padding token.
+    fn own(&self, step: &Step<'_>) -> Result<Tensor> {
+        let table = &self.embed_tokens_per_layer;
+        let own = table.forward(step)?;
+        let Some((slot, pad)) = self.slots.filter(|(slot, _)| step.tokens().contains(slot)) else { return Ok(own) };
+        let vector = step.ops().activation_of(table.vector(pad)?, (1, table.width()))?;
+        let (tokens, last) = (step.tokens(), step.tokens().len() as u32);
+        let rows = tokens.iter().zip(0..).map(|(token, row)| if *token == slot { last } else { row });
+        step.ops().select_rows(&Tensor::cat(&[own, vector], 0)?, &rows.collect::<Vec<u32>>())
     }
 }
 

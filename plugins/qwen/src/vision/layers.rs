@@ -98,5 +98,6 @@ pub fn block(loader: &Loader<'_>, config: &Config, index: usize) -> Result<VitBl
         norm2: norm("norm2")?,
         mlp,
         windowed,
+        sandwich: None,
     })
 }

@@ -4,7 +4,7 @@ use candle_core::Tensor;
 
 use crate::{
     Error, Result,
-    nn::{ActivationFn, ExpertNames, GateFn, Linear, Loader, Step},
+    nn::{ActivationFn, Clip, ExpertNames, GateFn, Linear, Loader, Step},
 };
 
 /// `down(act(gate(x)) · up(x))` (arXiv 2002.05202), or with another gate than an activation.
@@ -14,6 +14,8 @@ pub struct GatedMlp {
     up_proj: Linear,
     down_proj: Linear,
     act: GateFn,
+    /// Ranges of gate, up and down.
+    clips: Option<[Clip; 3]>,
 }
 
 impl GatedMlp {
@@ -37,20 +39,37 @@ impl GatedMlp {
         }
         let parts = [(names.gate, inner), (names.up, inner)];
         let [gate_proj, up_proj] = loader.stacked(names.gate_up, width, parts)?;
-        Ok(Self { gate_proj, up_proj, down_proj: loader.linear(names.down, inner, width)?, act })
+        Ok(Self { gate_proj, up_proj, down_proj: loader.linear(names.down, inner, width)?, act, clips: None })
+    }
+
+    /// Keeps inputs and outputs of gate, up and down within ranges of their own.
+    #[must_use]
+    pub fn within(self, clips: Option<[Clip; 3]>) -> Self {
+        Self { clips, ..self }
     }
 
     /// Applies the block to each row of `x`.
     pub fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
-        self.down_proj.forward(&self.inner(x, step)?, step)
+        let inner = self.inner(x, step)?;
+        match &self.clips {
+            Some([_, _, down]) => down.forward(&self.down_proj, &inner, step),
+            None => self.down_proj.forward(&inner, step),
+        }
     }
 
     /// `residual + block(x)`.
     pub fn add_to(&self, residual: &Tensor, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
-        self.down_proj.add_to(residual, &self.inner(x, step)?, step)
+        match &self.clips {
+            Some(_) => step.ops().add(residual, &self.forward(x, step)?),
+            None => self.down_proj.add_to(residual, &self.inner(x, step)?, step),
+        }
     }
 
     fn inner(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        if let Some([gate, up, _]) = &self.clips {
+            let (gate, up) = (gate.forward(&self.gate_proj, x, step)?, up.forward(&self.up_proj, x, step)?);
+            return self.act.forward(&gate, &up, step.ops());
+        }
         if let Some(act) = self.act.known_activation().filter(|_| !step.is_adapted()) {
             return step.ops().gated(x, [self.gate_proj.parts(), self.up_proj.parts()], act);
         }

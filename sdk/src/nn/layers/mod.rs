@@ -1,6 +1,7 @@
 //! The layers that model files are built from.
 
 mod attention;
+mod clip;
 mod conv;
 mod elementwise;
 mod experts;
@@ -18,6 +19,7 @@ mod rope;
 mod router;
 mod sparse_mlp;
 
+pub use clip::Clip;
 pub use experts::{Expert, ExpertNames, Experts, weighed};
 pub use gate::{ActivationFn, GateFn};
 pub use hyper_connections::{HyperConnections, HyperMix};

@@ -5,11 +5,11 @@ use std::ops::Range;
 
 use crate::{
     Result,
-    nn::{Angles, GatedMlp, LayerNorm, Linear, Mlp, Qkv, RmsNorm, Step, TextAttention},
+    nn::{Angles, Clip, GatedMlp, LayerNorm, Linear, Mlp, Qkv, RmsNorm, Step, TextAttention},
 };
 
-/// A block: `x + proj(attention(norm1(x)))`, then `x + mlp(norm2(x))`. Families differ in the kinds of its parts, and in
-/// their names in checkpoints.
+/// A block: `x + proj(attention(norm1(x)))`, then `x + mlp(norm2(x))`, in Gemma 4 with norms of what is added, too. Families
+/// differ in the kinds of its parts, and in their names in checkpoints.
 #[derive(Clone, Debug)]
 pub struct VitBlock {
     /// The norm before attention.
@@ -26,6 +26,19 @@ pub struct VitBlock {
     pub mlp: VitMlp,
     /// Attends within the tower's windows instead of whole grids.
     pub windowed: bool,
+    /// Norms and ranges that few families have.
+    pub sandwich: Option<Sandwich>,
+}
+
+/// Norms of what a block adds to its input.
+#[derive(Clone, Debug)]
+pub struct Sandwich {
+    /// The norm after the output of attention.
+    pub post_norm1: VitNorm,
+    /// The norm after the feed-forward part.
+    pub post_norm2: VitNorm,
+    /// Ranges of the output of attention.
+    pub proj_clip: Option<Clip>,
 }
 
 /// A norm of a block.
@@ -86,6 +99,19 @@ impl VitBlock {
 
     /// The rest of the block after attention, for some rows: `x + proj(attn_out)`, and its feed-forward part.
     pub(super) fn rest(&self, x: &Tensor, attn_out: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        if let Some(Sandwich { post_norm1, post_norm2, proj_clip }) = &self.sandwich {
+            let added = match proj_clip {
+                Some(clip) => clip.forward(&self.proj, attn_out, step)?,
+                None => self.proj.forward(attn_out, step)?,
+            };
+            let x = step.ops().add(x, &post_norm1.forward(&added, step)?)?;
+            let normed = self.norm2.forward(&x, step)?;
+            let added = match &self.mlp {
+                VitMlp::Plain(mlp) => mlp.forward(&normed, step)?,
+                VitMlp::Gated(mlp) => mlp.forward(&normed, step)?,
+            };
+            return step.ops().add(&x, &post_norm2.forward(&added, step)?);
+        }
         let x = self.proj.add_to(x, attn_out, step)?;
         let normed = self.norm2.forward(&x, step)?;
         match &self.mlp {

@@ -14,7 +14,7 @@ mod siglip;
 pub mod tiles;
 mod tower;
 
-pub use block::{VitBlock, VitMlp, VitNorm};
+pub use block::{Sandwich, VitBlock, VitMlp, VitNorm};
 pub(super) use processor::to_json;
 pub use processor::{ItemDescription, Processor};
 pub(super) use queue::Queue;

@@ -210,6 +210,7 @@ fn block(loader: &Loader<'_>, config: &SiglipConfig) -> Result<VitBlock> {
         norm2: norm("layer_norm2")?,
         mlp: VitMlp::Plain(Mlp::load(&loader.at("mlp"), hidden_size, intermediate_size, hidden_act)?),
         windowed: false,
+        sandwich: None,
     })
 }
 

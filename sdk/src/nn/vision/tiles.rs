@@ -95,6 +95,13 @@ pub struct PixelRange {
     std: [f32; 3],
 }
 
+/// From -1 to 1.
+impl Default for PixelRange {
+    fn default() -> Self {
+        Self { mean: [0.5; 3], std: [0.5; 3] }
+    }
+}
+
 impl PixelRange {
     /// Reads `image_mean` and `image_std`, each with a half as default.
     pub fn read(settings: &Config) -> Result<Self> {

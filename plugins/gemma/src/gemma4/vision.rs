@@ -1,0 +1,324 @@
+//! The eyes of Gemma 4: images in their own proportions, resized to a budget of tokens; blocks with norms before and after,
+//! without a scale of the scores; and the mean of each square of patches as a row. In large models these see each other in
+//! the text's layers with windows.
+//!
+//! Reference: `modeling_gemma4.py`, `image_processing_gemma4.py` and `processing_gemma4.py` in Hugging Face transformers.
+
+mod eyes;
+mod gguf;
+
+use std::ops::Range;
+
+use pensieve_sdk::{
+    Error, MediaSize, Result,
+    nn::{
+        Activation, Angles, Clip, ExpertNames, GatedMlp, Linear, Loader, Qkv, RmsNorm, Rope, Step, Tensor,
+        TextAttention, activation,
+        vision::{Grid, PatchBatch, Patches, PixelRange, Sandwich, Tower, VitBlock, VitMlp, VitNorm, tiles},
+    },
+    weights::{Bytes, Checkpoint, Format, RawTensor},
+};
+
+pub use eyes::{Eyes, MAX_SOFT_TOKENS};
+pub use gguf::TOWER;
+
+/// The token that stands for a row.
+const SLOT: &str = "<|image|>";
+/// The base of the tower's 2-D RoPE.
+const THETA: f64 = 100.0;
+
+/// The sizes of the tower, `vision_config`.
+#[derive(Clone)]
+pub struct Config {
+    hidden_size: usize,
+    intermediate_size: usize,
+    num_hidden_layers: usize,
+    num_attention_heads: usize,
+    num_key_value_heads: usize,
+    head_dim: usize,
+    hidden_act: Activation,
+    rms_norm_eps: f64,
+    rope_theta: f64,
+    patch_size: usize,
+    /// Patches on a side of the squares that become a row.
+    pooling_kernel_size: usize,
+    /// Learned positions in each direction.
+    position_embedding_size: usize,
+    /// Layers keep their values within ranges.
+    use_clipped_linears: bool,
+    /// Rows are shifted and scaled after pooling.
+    standardize: bool,
+    /// The rows of an image see each other in the text's layers with windows.
+    pub sees_whole: bool,
+    pub slot: u32,
+    /// The token whose vectors of the layers slots have.
+    pub pad: u32,
+}
+
+impl Config {
+    /// Reads the configuration; `None` if the checkpoint has no tower that is known here.
+    pub fn read(checkpoint: &Checkpoint) -> Result<Option<Self>> {
+        let config = checkpoint.config();
+        let Some(vision) = config.vision()? else { return Ok(None) };
+        if vision.str_or("model_type", "gemma4_vision")? != "gemma4_vision" {
+            return Ok(None);
+        }
+        // GGUF files do not say which models see whole images. Of the published ones it is those without vectors of a
+        // token's own in the layers.
+        let is_small = checkpoint.weights().names().any(|name| name.ends_with("embed_tokens_per_layer.weight"));
+        let pad = match checkpoint.metadata() {
+            Some(metadata) => metadata.u64("tokenizer.ggml.padding_token_id")?.and_then(|pad| u32::try_from(pad).ok()),
+            None => config.find_usize("pad_token_id")?.and_then(|pad| u32::try_from(pad).ok()),
+        };
+        let slot = match config.find_usize("image_token_id")? {
+            Some(slot) => u32::try_from(slot).ok(),
+            None => checkpoint.tokenizer()?.id(SLOT)?,
+        };
+        let theta = vision.value().pointer("/rope_parameters/rope_theta").and_then(|theta| theta.as_f64());
+        let config = Self {
+            hidden_size: vision.usize_or("hidden_size", 768)?,
+            intermediate_size: vision.usize_or("intermediate_size", 3072)?,
+            num_hidden_layers: vision.usize_or("num_hidden_layers", 16)?,
+            num_attention_heads: vision.usize_or("num_attention_heads", 12)?,
+            num_key_value_heads: vision.usize_or("num_key_value_heads", vision.usize_or("num_attention_heads", 12)?)?,
+            head_dim: vision.usize_or("head_dim", 64)?,
+            hidden_act: activation(vision.str_or("hidden_activation", "gelu_pytorch_tanh")?)?,
+            rms_norm_eps: vision.f64_or("rms_norm_eps", 1e-6)?,
+            rope_theta: theta.unwrap_or(THETA),
+            patch_size: vision.usize_or("patch_size", 16)?,
+            pooling_kernel_size: vision.usize_or("pooling_kernel_size", 3)?,
+            position_embedding_size: vision.usize_or("position_embedding_size", 10_240)?,
+            use_clipped_linears: vision.bool_or("use_clipped_linears", false)?,
+            standardize: vision.bool_or("standardize", false)?,
+            sees_whole: match checkpoint.format() {
+                Format::Gguf => !is_small,
+                Format::Safetensors => config.find_str("use_bidirectional_attention")? == Some("vision"),
+            },
+            slot: slot.ok_or_else(|| Error::corrupt(format!("the vocabulary has no token {SLOT}")))?,
+            pad: pad.unwrap_or_default(),
+        };
+        config.check()?;
+        Ok(Some(config))
+    }
+
+    fn check(&self) -> Result<()> {
+        let Self { head_dim, patch_size, pooling_kernel_size, hidden_size, rope_theta, .. } = *self;
+        let is_sound = head_dim > 0 && head_dim.is_multiple_of(4) && hidden_size > 0 && self.num_hidden_layers > 0;
+        if is_sound
+            && (1..=256).contains(&patch_size)
+            && (1..=16).contains(&pooling_kernel_size)
+            && (1..=1 << 20).contains(&self.position_embedding_size)
+            && (1.0..=1e15).contains(&rope_theta)
+        {
+            return Ok(());
+        }
+        let message = format!("heads of {head_dim} for {hidden_size} values, patches of {patch_size} pixels");
+        Err(Error::corrupt(format!("a tower of {message}, averaged in squares of {pooling_kernel_size}")))
+    }
+
+    fn rows(&self, grid: Grid) -> usize {
+        grid.patches() / (self.pooling_kernel_size * self.pooling_kernel_size)
+    }
+}
+
+/// The tower, and the projection of its averaged patches.
+pub struct Gemma4Vision {
+    input_proj: Linear,
+    /// The colors of a pixel lie apart in the layer's input, as in GGUF files.
+    is_planar: bool,
+    /// Positions across, then positions down; read for each image, as only few are used of many.
+    positions: RawTensor,
+    rope: Rope,
+    blocks: Vec<VitBlock>,
+    /// What is subtracted from averaged patches, and what they are multiplied by then.
+    standard: Option<[Tensor; 2]>,
+    pre_projection_norm: RmsNorm,
+    embedding_projection: Linear,
+    config: Config,
+}
+
+impl Gemma4Vision {
+    pub fn load(loader: &Loader<'_>, config: &Config, text_width: usize) -> Result<Self> {
+        let Config { hidden_size: width, patch_size, position_embedding_size, head_dim, rms_norm_eps, .. } = *config;
+        let at = |name: &str, probe: &str| {
+            let nested = loader.at("model").at(name);
+            if nested.has(probe) { nested } else { loader.at(name) }
+        };
+        let tower = at("vision_tower", "patch_embedder.input_proj.weight");
+        let embedder = tower.at("patch_embedder");
+        let inputs = 3 * patch_size * patch_size;
+        let is_planar = loader.format() == Format::Gguf;
+        let input_proj = match is_planar {
+            true => {
+                let kernel = embedder.raw("input_proj.weight", &[width, 3, patch_size, patch_size])?;
+                embedder.linear_of("input_proj", &RawTensor { shape: vec![width, inputs], ..kernel })?
+            }
+            false => embedder.linear("input_proj", inputs, width)?,
+        };
+        let table = embedder.raw("position_embedding_table", &[2, position_embedding_size, width])?;
+        // Averages are multiplied by the root of their width, then normalized. Left out, it changes only the epsilon, and
+        // nothing grows beyond what half precision holds.
+        let root = (width as f64).sqrt();
+        let standard = || -> Result<[Tensor; 2]> {
+            Ok([(tower.vector("std_bias", width)? / root)?, tower.vector("std_scale", width)?])
+        };
+        Ok(Self {
+            input_proj,
+            is_planar,
+            positions: RawTensor { shape: vec![2 * position_embedding_size, width], ..table },
+            rope: rope(config.rope_theta, head_dim)?,
+            blocks: tower.at("encoder").layers(config.num_hidden_layers, |loader, _| block(loader, config))?,
+            standard: if config.standardize { Some(standard()?) } else { None },
+            pre_projection_norm: RmsNorm::without_weight(loader, width, rms_norm_eps / width as f64)?,
+            embedding_projection: at("embed_vision", "embedding_projection.weight").linear(
+                "embedding_projection",
+                width,
+                text_width,
+            )?,
+            config: config.clone(),
+        })
+    }
+}
+
+/// One half of a head is rotated by the position across, the other by that down. The rows of queries and keys are put in
+/// an order in which value `i` is rotated with `i + head_dim / 2`.
+fn rope(theta: f64, head_dim: usize) -> Result<Rope> {
+    let quarter = head_dim / 4;
+    let frequencies =
+        (0..2).flat_map(|_| (0..quarter).map(|i| theta.powf(-((2 * i) as f64) / (2 * quarter) as f64) as f32));
+    let axes = [2, 1].into_iter().flat_map(|axis| std::iter::repeat_n(axis, quarter)).collect();
+    Rope::of_axes(frequencies.collect(), axes, head_dim)
+}
+
+/// A head's rows in that order: its second and its third quarter change places.
+fn turned(head_dim: usize) -> impl Iterator<Item = usize> + Clone {
+    let quarter = head_dim / 4;
+    [0, 2, 1, 3].into_iter().flat_map(move |part| part * quarter..(part + 1) * quarter)
+}
+
+/// Queries or keys with their rows in the order of [`rope`]. Adapters in the checkpoint's order do not fit them.
+fn turned_linear(attn: &Loader<'_>, name: &str, inputs: usize, heads: usize, head_dim: usize) -> Result<Linear> {
+    let raw = attn.raw(&format!("{name}.linear.weight"), &[heads * head_dim, inputs])?;
+    let row_bytes = raw.data.len() / (heads * head_dim);
+    let mut data = Vec::with_capacity(raw.data.len());
+    for row in (0..heads).flat_map(|head| turned(head_dim).map(move |row| head * head_dim + row)) {
+        data.extend_from_slice(&raw.data[row * row_bytes..(row + 1) * row_bytes]);
+    }
+    attn.linear_of(&format!("turned_{name}"), &RawTensor { data: Bytes::copy_of(&data)?, ..raw })
+}
+
+fn block(loader: &Loader<'_>, config: &Config) -> Result<VitBlock> {
+    let Config { hidden_size: width, intermediate_size: inner, head_dim, rms_norm_eps: eps, .. } = *config;
+    let Config { num_attention_heads: heads, num_key_value_heads: kv_heads, .. } = *config;
+    let (attn, mlp) = (loader.at("self_attn"), loader.at("mlp"));
+    let clips = |of: &Loader<'_>, names: [&str; 3]| -> Result<Option<[Clip; 3]>> {
+        let [one, two, three] = names.map(|name| clip(of, name, config));
+        Ok(match (one?, two?, three?) {
+            (Some(one), Some(two), Some(three)) => Some([one, two, three]),
+            _ => None,
+        })
+    };
+    let norm = |name| Ok::<_, Error>(VitNorm::Rms(RmsNorm::load(loader, name, width, eps)?));
+    let head_norm = |name: &str| -> Result<RmsNorm> {
+        let weight = attn.raw(&format!("{name}.weight"), &[head_dim])?.to_f32()?;
+        let turned: Vec<f32> = turned(head_dim).map(|row| weight[row]).collect();
+        Ok(RmsNorm::of(Tensor::from_vec(turned, head_dim, loader.device())?, eps))
+    };
+    let qkv = Qkv::of([
+        turned_linear(&attn, "q_proj", width, heads, head_dim)?,
+        turned_linear(&attn, "k_proj", width, kv_heads, head_dim)?,
+        attn.linear("v_proj.linear", width, kv_heads * head_dim)?,
+    ]);
+    let mlp_clips = clips(&mlp, ["gate_proj", "up_proj", "down_proj"])?;
+    Ok(VitBlock {
+        norm1: norm("input_layernorm")?,
+        qkv: qkv
+            .with_norms(head_norm("q_norm")?, head_norm("k_norm")?)
+            .with_value_norm(RmsNorm::without_weight(loader, head_dim, eps)?)
+            .within(clips(&attn, ["q_proj", "k_proj", "v_proj"])?),
+        attention: TextAttention { scale: 1.0, ..TextAttention::new(heads, kv_heads, head_dim)? },
+        proj: attn.linear("o_proj.linear", heads * head_dim, width)?,
+        norm2: norm("pre_feedforward_layernorm")?,
+        mlp: VitMlp::Gated(GatedMlp::load_named(&mlp, MLP, width, inner, config.hidden_act)?.within(mlp_clips)),
+        windowed: false,
+        sandwich: Some(Sandwich {
+            post_norm1: norm("post_attention_layernorm")?,
+            post_norm2: norm("post_feedforward_layernorm")?,
+            proj_clip: clip(&attn, "o_proj", config)?,
+        }),
+    })
+}
+
+const MLP: ExpertNames = ExpertNames {
+    gate: "gate_proj.linear",
+    up: "up_proj.linear",
+    gate_up: "gate_up_proj.linear",
+    down: "down_proj.linear",
+};
+
+/// The ranges of a layer. GGUF files have them beside its weight.
+fn clip(loader: &Loader<'_>, name: &str, config: &Config) -> Result<Option<Clip>> {
+    let layer = loader.at(name);
+    let beside = layer.at("linear");
+    let layer = if beside.has("input_min") { beside } else { layer };
+    if config.use_clipped_linears { Clip::load(&layer).map(Some) } else { Ok(None) }
+}
+
+impl Tower for Gemma4Vision {
+    fn slot(&self) -> u32 {
+        self.config.slot
+    }
+
+    fn open(&self, _size: MediaSize, layout: &[u8], prepared: &[u8]) -> Result<Patches> {
+        let Config { patch_size, pooling_kernel_size: side, position_embedding_size, .. } = self.config;
+        let patches = tiles::open(layout, prepared, patch_size, |grid| self.config.rows(grid))?;
+        let fits = |side_len: usize| side_len.is_multiple_of(side) && side_len <= position_embedding_size;
+        match patches.grids[..] {
+            [Grid { height, width }] if fits(height) && fits(width) => Ok(patches),
+            _ => Err(Error::invalid(format!("an image of {:?} is no grid of squares", patches.grids))),
+        }
+    }
+
+    fn embed(&self, batch: &PatchBatch, patches: Range<usize>, step: &Step<'_>) -> Result<Tensor> {
+        let Config { patch_size, hidden_size: width, position_embedding_size: count, .. } = self.config;
+        let (bytes, parts) = (3 * patch_size * patch_size, batch.parts(&patches));
+        let pixels = parts.iter().map(|part| &part.pixels[part.patches.start * bytes..part.patches.end * bytes]);
+        let values = PixelRange::default().patches(pixels, patch_size, self.is_planar);
+        let x = step.ops().activation_of(values, (patches.len(), bytes))?;
+        let x = self.input_proj.forward(&x, step)?;
+        let mut positions = Vec::with_capacity(patches.len() * width);
+        for part in &parts {
+            let of = |start: usize, len: usize| self.positions.rows(start..start + len)?.to_f32();
+            let (across, down) = (of(0, part.grid.width)?, of(count, part.grid.height)?);
+            for patch in part.patches.clone() {
+                let (row, column) = (patch / part.grid.width, patch % part.grid.width);
+                let pair = across[column * width..].iter().zip(&down[row * width..]).take(width);
+                positions.extend(pair.map(|(across, down)| across + down));
+            }
+        }
+        step.ops().add(&x, &step.ops().activation_of(positions, (patches.len(), width))?)
+    }
+
+    fn angles(&self, batch: &PatchBatch, step: &Step<'_>) -> Result<Option<Angles>> {
+        let places = batch.grids().flat_map(|grid| {
+            (0..grid.height).flat_map(move |row| (0..grid.width).map(move |column| [0, row as u32, column as u32]))
+        });
+        self.rope.angles_at(&places.collect::<Vec<_>>(), step).map(Some)
+    }
+
+    fn blocks(&self) -> &[VitBlock] {
+        &self.blocks
+    }
+
+    fn band(&self) -> Option<usize> {
+        Some(self.config.pooling_kernel_size)
+    }
+
+    fn project(&self, x: &Tensor, batch: &PatchBatch, step: &Step<'_>) -> Result<Tensor> {
+        let mut rows = tiles::averages(x, batch, self.config.pooling_kernel_size, step)?;
+        if let Some([bias, scale]) = &self.standard {
+            rows = rows.broadcast_sub(bias)?.broadcast_mul(scale)?;
+        }
+        self.embedding_projection.forward(&self.pre_projection_norm.forward(&rows, step)?, step)
+    }
+}
