@@ -1,19 +1,23 @@
 //! GLM-4-0414 and GLM-Z1 (arXiv 2406.12793): Llama with norms before and after each block, biases on queries, keys and
 //! values, and RoPE on half of each head, interleaved.
 //!
-//! Reference: `modeling_glm4.py` in Hugging Face transformers; layers are named as in its checkpoints.
+//! Reference: `modeling_glm4.py` in Hugging Face transformers; layers are named as in its checkpoints. GLM-4.1V sees images.
 
 use pensieve_sdk::{
     Result,
     nn::{
         Angles, Attention, CausalLm, Decoder, GatedMlp, Linear, Loader, Qkv, RmsNorm, Rope, Shape, Sizes, Step, Tensor,
+        vision::{Processor, Tower},
     },
     weights::{Checkpoint, Format, GgufFamily, Names, RopeConfig, RopeStyle},
 };
 
+use crate::vision::{self, GlmVision};
+
 pub struct Config {
     sizes: Sizes,
     rope: RopeConfig,
+    vision: Option<vision::Config>,
 }
 
 /// Grouped-query attention with biases, half of each head rotated.
@@ -75,6 +79,7 @@ impl Block {
 pub struct Glm4 {
     model: CausalLm<Block>,
     rope: Rope,
+    vision: Option<GlmVision>,
 }
 
 /// GGUF tensor names and transformers' names.
@@ -89,6 +94,8 @@ impl Decoder for Glm4 {
     const GGUF: &'static [&'static str] = &["glm4"];
     const CLASSES: &'static [&'static str] = &["Glm4ForCausalLM", "Glm4vForConditionalGeneration"];
     const FEATURES: bool = true;
+    const PROCESSOR: Option<&'static dyn Processor> = Some(&vision::Eyes);
+    const OPTIONS: &'static [&'static str] = &[vision::MAX_PIXELS];
 
     type Config = Config;
 
@@ -113,7 +120,8 @@ impl Decoder for Glm4 {
         // Checkpoints of this class rotate half of each head even if the configuration does not say so.
         let is_given = config.value().pointer("/rope_parameters/partial_rotary_factor").is_some();
         let partial_rotary_factor = if is_given { rope.partial_rotary_factor } else { 0.5 };
-        Ok(Config { sizes, rope: RopeConfig { partial_rotary_factor, ..rope } })
+        let vision = vision::Config::read(checkpoint)?;
+        Ok(Config { sizes, rope: RopeConfig { partial_rotary_factor, ..rope }, vision })
     }
 
     fn shape(config: &Config) -> Shape {
@@ -121,10 +129,17 @@ impl Decoder for Glm4 {
     }
 
     fn load(loader: &Loader<'_>, config: &Config) -> Result<Self> {
+        let vision = config.vision.as_ref().filter(|_| loader.reads_items());
+        let rope = Rope::new(&config.rope, config.sizes.head_dim, loader.context())?;
         Ok(Self {
             model: CausalLm::load(loader, &config.sizes, |loader, layer| Block::load(loader, config, layer))?,
-            rope: Rope::new(&config.rope, config.sizes.head_dim, loader.context())?,
+            rope: if let Some(vision) = vision { vision.rope(rope)? } else { rope },
+            vision: vision.map(|vision| GlmVision::load(loader, vision, config.sizes.hidden_size)).transpose()?,
         })
+    }
+
+    fn tower(&self) -> Option<&dyn Tower> {
+        self.vision.as_ref().map(|vision| vision as &dyn Tower)
     }
 
     fn hidden(&self, step: &mut Step<'_>) -> Result<Tensor> {

@@ -2,16 +2,19 @@
 //! many experts, routed by sigmoid scores with a correction, plus a shared expert.
 //!
 //! Reference: `modeling_glm4_moe.py` in Hugging Face transformers; layers are named as in its checkpoints. Multi-token
-//! prediction layers, which come last, are not loaded.
+//! prediction layers, which come last, are not loaded. GLM-4.5V sees images.
 
 use pensieve_sdk::{
     Result,
     nn::{
         Angles, Attention, CausalLm, Decoder, ExpertNames, Experts, FeedForward, GatedMlp, Glu, Groups, Linear, Loader,
         Qkv, RmsNorm, Rope, Router, Scoring, Shape, Sizes, SparseMlp, Step, Tensor,
+        vision::{Processor, Tower},
     },
     weights::{Checkpoint, GgufFamily, Names, RopeConfig},
 };
+
+use crate::vision::{self, GlmVision};
 
 pub struct Config {
     sizes: Sizes,
@@ -25,6 +28,7 @@ pub struct Config {
     norm_topk_prob: bool,
     groups: Groups,
     rope: RopeConfig,
+    vision: Option<vision::Config>,
 }
 
 /// Grouped-query attention, in some models with norms over the heads of queries and keys.
@@ -106,6 +110,7 @@ impl Block {
 pub struct Glm4Moe {
     model: CausalLm<Block>,
     rope: Rope,
+    vision: Option<GlmVision>,
 }
 
 /// GGUF tensor names and transformers' names.
@@ -122,6 +127,8 @@ impl Decoder for Glm4Moe {
     const GGUF: &'static [&'static str] = &["glm4moe"];
     const CLASSES: &'static [&'static str] = &["Glm4MoeForCausalLM", "Glm4vMoeForConditionalGeneration"];
     const FEATURES: bool = true;
+    const PROCESSOR: Option<&'static dyn Processor> = Some(&vision::Eyes);
+    const OPTIONS: &'static [&'static str] = &[vision::MAX_PIXELS];
     type Config = Config;
 
     fn gguf_family(_: &str) -> GgufFamily {
@@ -146,6 +153,7 @@ impl Decoder for Glm4Moe {
             norm_topk_prob: config.bool_or("norm_topk_prob", true)?,
             groups: Groups { count, kept, compared: 2 },
             rope: RopeConfig { partial_rotary_factor, ..rope },
+            vision: vision::Config::read(checkpoint)?,
             sizes,
         })
     }
@@ -155,10 +163,17 @@ impl Decoder for Glm4Moe {
     }
 
     fn load(loader: &Loader<'_>, config: &Config) -> Result<Self> {
+        let vision = config.vision.as_ref().filter(|_| loader.reads_items());
+        let rope = Rope::new(&config.rope, config.sizes.head_dim, loader.context())?;
         Ok(Self {
             model: CausalLm::load(loader, &config.sizes, |loader, layer| Block::load(loader, config, layer))?,
-            rope: Rope::new(&config.rope, config.sizes.head_dim, loader.context())?,
+            rope: if let Some(vision) = vision { vision.rope(rope)? } else { rope },
+            vision: vision.map(|vision| GlmVision::load(loader, vision, config.sizes.hidden_size)).transpose()?,
         })
+    }
+
+    fn tower(&self) -> Option<&dyn Tower> {
+        self.vision.as_ref().map(|vision| vision as &dyn Tower)
     }
 
     fn hidden(&self, step: &mut Step<'_>) -> Result<Tensor> {

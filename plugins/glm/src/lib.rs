@@ -2,6 +2,7 @@
 
 mod glm4;
 mod glm4_moe;
+mod vision;
 
 use pensieve_sdk::{Plugin, export, nn::Paged};
 

@@ -1,0 +1,321 @@
+//! The eyes of GLM-4.1V and GLM-4.5V (arXiv 2507.01006): images in nearly their own size, learned positions that are
+//! interpolated for each, and a convolution that makes a row of each square of patches.
+//!
+//! Reference: `modeling_glm4v.py`, `image_processing_glm4v.py` and `processing_glm4v.py` in Hugging Face transformers.
+
+mod eyes;
+
+use std::ops::Range;
+
+use pensieve_sdk::{
+    Error, MediaSize, Result,
+    nn::{
+        Activation, ActivationFn, Angles, ExpertNames, GatedMlp, LayerNorm, Linear, Loader, Qkv, RmsNorm, Rope, Step,
+        Tensor, TextAttention, activation,
+        vision::{Grid, PatchBatch, Patches, PixelRange, Tower, VitBlock, VitMlp, VitNorm, tiles},
+    },
+    weights::{Bytes, Checkpoint, Config as Settings, Dtype, Format, RawTensor},
+};
+
+pub use eyes::{Eyes, MAX_PIXELS};
+
+/// The base of the tower's 2-D RoPE.
+const THETA: f64 = 10_000.0;
+/// Epsilon of the merger's norm.
+const NORM_EPS: f64 = 1e-5;
+/// Mean and standard deviation of the colors where a processor's file has none: those of CLIP.
+const CLIP_MEAN: [f64; 3] = [0.481_454_66, 0.457_827_5, 0.408_210_73];
+const CLIP_STD: [f64; 3] = [0.268_629_54, 0.261_302_58, 0.275_777_11];
+
+/// The sizes of the tower, `vision_config`.
+#[derive(Clone)]
+pub struct Config {
+    hidden_size: usize,
+    /// Inner width of the merger.
+    intermediate_size: usize,
+    depth: usize,
+    num_heads: usize,
+    patch_size: usize,
+    /// Frames of a video that share a patch; an image stands in all of them.
+    temporal_patch_size: usize,
+    /// Patches on a side of the squares that become a row.
+    spatial_merge_size: usize,
+    /// Learned positions on a side.
+    side: usize,
+    hidden_act: Activation,
+    rms_norm_eps: f64,
+    /// Sections of the text's RoPE by time, height and width.
+    mrope: [usize; 3],
+    range: PixelRange,
+    slot: u32,
+}
+
+impl Config {
+    /// Reads the configuration; `None` if the checkpoint has no tower, as a GGUF file.
+    pub fn read(checkpoint: &Checkpoint) -> Result<Option<Self>> {
+        let config = checkpoint.config();
+        let Some(vision) = config.vision()?.filter(|_| checkpoint.format() == Format::Safetensors) else {
+            return Ok(None);
+        };
+        let patch_size = vision.usize_or("patch_size", 14)?;
+        let config = Self {
+            hidden_size: vision.usize_or("hidden_size", 1536)?,
+            intermediate_size: vision.usize_or("intermediate_size", 13_696)?,
+            depth: vision.usize_or("depth", 24)?,
+            num_heads: vision.usize_or("num_heads", 12)?,
+            patch_size,
+            temporal_patch_size: vision.usize_or("temporal_patch_size", 2)?,
+            spatial_merge_size: vision.usize_or("spatial_merge_size", 2)?,
+            side: vision.usize_or("image_size", 336)?.checked_div(patch_size).unwrap_or_default(),
+            hidden_act: activation(vision.str_or("hidden_act", "silu")?)?,
+            rms_norm_eps: vision.f64_or("rms_norm_eps", 1e-5)?,
+            mrope: mrope_sections(config)?.unwrap_or([8, 12, 12]),
+            range: PixelRange::read(&processor(checkpoint)?)?,
+            slot: u32::try_from(config.usize("image_token_id")?)
+                .map_err(|_| Error::corrupt("image_token_id is no token"))?,
+        };
+        config.check()?;
+        Ok(Some(config))
+    }
+
+    fn check(&self) -> Result<()> {
+        let Self { hidden_size, num_heads: heads, patch_size, spatial_merge_size, temporal_patch_size, .. } = *self;
+        let has_heads = heads > 0 && hidden_size > 0 && hidden_size.is_multiple_of(heads.saturating_mul(4));
+        let is_sound = self.depth > 0 && (1..=256).contains(&patch_size) && (1..=16).contains(&spatial_merge_size);
+        if has_heads && is_sound && (1..=4096).contains(&self.side) && (1..=16).contains(&temporal_patch_size) {
+            return Ok(());
+        }
+        let message = format!("{heads} heads for {hidden_size} values, patches of {patch_size} pixels");
+        Err(Error::corrupt(format!("a tower of {message}, merged in squares of {spatial_merge_size}"))
+            .help("the model's configuration is inconsistent"))
+    }
+
+    /// The text's rotation, in which images have two dimensions.
+    pub fn rope(&self, rope: Rope) -> Result<Rope> {
+        rope.in_sections(self.mrope, false)
+    }
+
+    /// The rows of a grid, as a grid of squares.
+    fn squares(&self, grid: Grid) -> Grid {
+        Grid { height: grid.height / self.spatial_merge_size, width: grid.width / self.spatial_merge_size }
+    }
+}
+
+/// `mrope_section`, if the configuration has it.
+fn mrope_sections(config: &Settings) -> Result<Option<[usize; 3]>> {
+    let Some(sections) = config.value().pointer("/rope_parameters/mrope_section") else { return Ok(None) };
+    let number = |index: usize| Some(sections.get(index)?.as_u64().filter(|pairs| *pairs < 1024)? as usize);
+    let is_three = sections.as_array().is_some_and(|list| list.len() == 3);
+    match (number(0), number(1), number(2)) {
+        (Some(time), Some(height), Some(width)) if is_three => Ok(Some([time, height, width])),
+        _ => Err(Error::corrupt(format!("mrope_section is {sections}, not three numbers of pairs"))),
+    }
+}
+
+/// The image processor's file, with the defaults of its class.
+fn processor(checkpoint: &Checkpoint) -> Result<Settings> {
+    let settings = checkpoint.processor()?.unwrap_or_else(|| Settings::of([]));
+    settings.with_defaults([("image_mean", CLIP_MEAN.to_vec().into()), ("image_std", CLIP_STD.to_vec().into())])
+}
+
+/// The tower, the convolution that merges its patches, and a gated block.
+pub struct GlmVision {
+    patch_embed: Linear,
+    post_conv_layernorm: RmsNorm,
+    /// Learned positions, `[side · side, width]`, row by row.
+    positions: Vec<f32>,
+    rope: Rope,
+    blocks: Vec<VitBlock>,
+    post_layernorm: RmsNorm,
+    downsample: Linear,
+    merger: PatchMerger,
+    config: Config,
+}
+
+struct PatchMerger {
+    proj: Linear,
+    post_projection_norm: LayerNorm,
+    mlp: GatedMlp,
+}
+
+impl GlmVision {
+    pub fn load(loader: &Loader<'_>, config: &Config, text_width: usize) -> Result<Self> {
+        let Config { hidden_size: width, rms_norm_eps: eps, spatial_merge_size: merge, side, .. } = *config;
+        let nested = loader.at("model").at("visual");
+        let visual = if nested.has("patch_embed.proj.weight") { nested } else { loader.at("visual") };
+        let table = visual.raw("embeddings.position_embedding.weight", &[side * side, width])?;
+        let kernel = visual.raw("downsample.weight", &[text_width, width, merge, merge])?;
+        let kernel = RawTensor { shape: vec![text_width, width * merge * merge], ..kernel };
+        let bias = visual.vector("downsample.bias", text_width)?;
+        let merger = visual.at("merger");
+        let inner = config.intermediate_size;
+        Ok(Self {
+            patch_embed: patch_embed(&visual.at("patch_embed"), config)?,
+            post_conv_layernorm: RmsNorm::load(&visual, "post_conv_layernorm", width, eps)?,
+            positions: table.to_f32()?,
+            rope: Rope::axial(THETA, width / config.num_heads)?,
+            blocks: (0..config.depth)
+                .map(|index| block(&visual.at("blocks").at(index), config, text_width))
+                .collect::<Result<_>>()?,
+            post_layernorm: RmsNorm::load(&visual, "post_layernorm", width, eps)?,
+            downsample: visual.linear_of("downsample", &kernel)?.with_bias(Some(bias)),
+            merger: PatchMerger {
+                proj: merger.linear("proj", text_width, text_width)?,
+                post_projection_norm: LayerNorm::load(&merger, "post_projection_norm", text_width, NORM_EPS)?,
+                mlp: GatedMlp::load_named(&merger, ExpertNames::default(), text_width, inner, config.hidden_act)?,
+            },
+            config: config.clone(),
+        })
+    }
+
+    /// The positions of some of a grid's patches, interpolated between sixteen of the table.
+    fn positions_of(&self, grid: Grid, patches: &Range<usize>) -> Vec<f32> {
+        let Config { hidden_size: width, side, .. } = self.config;
+        let (down, across) = (cubic(side, grid.height), cubic(side, grid.width));
+        let mut positions = vec![0.0; patches.len() * width];
+        for (patch, out) in patches.clone().zip(positions.chunks_exact_mut(width)) {
+            for (row, row_weight) in down[patch / grid.width] {
+                for (column, column_weight) in across[patch % grid.width] {
+                    let source = &self.positions[(row * side + column) * width..][..width];
+                    out.iter_mut().zip(source).for_each(|(out, value)| *out += row_weight * column_weight * value);
+                }
+            }
+        }
+        positions
+    }
+}
+
+/// For each of `count` places in a row the four of `side` that it lies between, with their weights: cubic convolution
+/// between pixels' centers, without antialiasing, and the border beyond the ends.
+fn cubic(side: usize, count: usize) -> Vec<[(usize, f32); 4]> {
+    const A: f32 = -0.75;
+    let near = |x: f32| ((A + 2.0) * x - (A + 3.0)) * x * x + 1.0;
+    let far = |x: f32| ((A * x - 5.0 * A) * x + 8.0 * A) * x - 4.0 * A;
+    let of = |index: usize| {
+        // As `grid_sample` computes it, from -1 to 1 and back.
+        let place = ((index as f32 + 0.5) / count as f32) * 2.0 - 1.0;
+        let place = ((place + 1.0) * side as f32 - 1.0) / 2.0;
+        let (floor, rest) = (place.floor(), place - place.floor());
+        let weights = [far(rest + 1.0), near(rest), near(1.0 - rest), far(2.0 - rest)];
+        let at = |tap: usize| (floor + tap as f32 - 1.0).clamp(0.0, (side - 1) as f32) as usize;
+        [0, 1, 2, 3].map(|tap| (at(tap), weights[tap]))
+    };
+    (0..count).map(of).collect()
+}
+
+/// The layer of a convolution over several frames. The frames of an image are alike, so their weights are added.
+fn patch_embed(loader: &Loader<'_>, config: &Config) -> Result<Linear> {
+    let Config { hidden_size: width, patch_size: side, temporal_patch_size: frames, .. } = *config;
+    let area = side * side;
+    let kernel = loader.raw("proj.weight", &[width, 3, frames, side, side])?.to_f32()?;
+    let mut weight = Vec::with_capacity(4 * width * 3 * area);
+    for color in kernel.chunks_exact(frames * area) {
+        for pixel in 0..area {
+            let sum: f32 = (0..frames).map(|frame| color[frame * area + pixel]).sum();
+            weight.extend(sum.to_le_bytes());
+        }
+    }
+    let weight = RawTensor {
+        name: "patch_embed.proj".into(),
+        dtype: Dtype::F32,
+        shape: vec![width, 3 * area],
+        data: Bytes::copy_of(&weight)?,
+    };
+    let bias = if loader.has("proj.bias") { Some(loader.vector("proj.bias", width)?) } else { None };
+    Ok(loader.linear_of("proj", &weight)?.with_bias(bias))
+}
+
+/// A block's inner width is that of the text.
+fn block(loader: &Loader<'_>, config: &Config, inner: usize) -> Result<VitBlock> {
+    let Config { hidden_size: width, num_heads: heads, rms_norm_eps: eps, hidden_act, .. } = *config;
+    let norm = |name| Ok::<_, Error>(VitNorm::Rms(RmsNorm::load(loader, name, width, eps)?));
+    let attn = loader.at("attn");
+    Ok(VitBlock {
+        norm1: norm("norm1")?,
+        qkv: Qkv::of(attn.stacked("qkv", width, [("q", width), ("k", width), ("v", width)])?),
+        attention: TextAttention::new(heads, heads, width / heads)?,
+        proj: attn.linear("proj", width, width)?,
+        norm2: norm("norm2")?,
+        mlp: VitMlp::Gated(GatedMlp::load(&loader.at("mlp"), width, inner, hidden_act)?),
+        windowed: false,
+        sandwich: None,
+    })
+}
+
+impl Tower for GlmVision {
+    fn slot(&self) -> u32 {
+        self.config.slot
+    }
+
+    fn open(&self, _size: MediaSize, layout: &[u8], prepared: &[u8]) -> Result<Patches> {
+        let Config { patch_size, spatial_merge_size: merge, .. } = self.config;
+        let patches = tiles::open(layout, prepared, patch_size, |grid| self.config.squares(grid).patches())?;
+        let is_whole = |grid: &Grid| [grid.height, grid.width].iter().all(|side| side.is_multiple_of(merge));
+        match patches.grids[..] {
+            [grid] if is_whole(&grid) => Ok(patches),
+            _ => Err(Error::invalid(format!("an image of {:?} is no grid of squares", patches.grids))),
+        }
+    }
+
+    fn positions(&self, layout: &[u8], tokens: usize) -> Result<Vec<[u32; 3]>> {
+        let [grid] = tiles::grids(layout)?[..] else { return Err(Error::invalid("an image of several grids")) };
+        let Grid { height, width } = self.config.squares(grid);
+        if height * width > tokens {
+            return Err(Error::invalid(format!("an image of {height} by {width} rows in {tokens} tokens")));
+        }
+        let places = (0..height as u32).flat_map(|row| (0..width as u32).map(move |column| [0, row, column]));
+        Ok(places.collect())
+    }
+
+    fn embed(&self, batch: &PatchBatch, patches: Range<usize>, step: &Step<'_>) -> Result<Tensor> {
+        let Config { patch_size: side, hidden_size: width, .. } = self.config;
+        let (bytes, parts) = (3 * side * side, batch.parts(&patches));
+        let pixels = parts.iter().map(|part| &part.pixels[part.patches.start * bytes..part.patches.end * bytes]);
+        let values = self.config.range.patches(pixels, side, true);
+        let x = step.ops().activation_of(values, (patches.len(), bytes))?;
+        let x = self.post_conv_layernorm.forward(&self.patch_embed.forward(&x, step)?, step)?;
+        let mut positions = Vec::with_capacity(patches.len() * width);
+        parts.iter().for_each(|part| positions.extend(self.positions_of(part.grid, &part.patches)));
+        step.ops().add(&x, &step.ops().activation_of(positions, (patches.len(), width))?)
+    }
+
+    fn angles(&self, batch: &PatchBatch, step: &Step<'_>) -> Result<Option<Angles>> {
+        let places = batch.grids().flat_map(|grid| {
+            (0..grid.height).flat_map(move |row| (0..grid.width).map(move |column| [0, row as u32, column as u32]))
+        });
+        self.rope.angles_at(&places.collect::<Vec<_>>(), step).map(Some)
+    }
+
+    fn blocks(&self) -> &[VitBlock] {
+        &self.blocks
+    }
+
+    fn band(&self) -> Option<usize> {
+        Some(self.config.spatial_merge_size)
+    }
+
+    fn project(&self, x: &Tensor, batch: &PatchBatch, step: &Step<'_>) -> Result<Tensor> {
+        let Config { spatial_merge_size: side, hidden_size: width, .. } = self.config;
+        let squares = tiles::squares(&self.post_layernorm.forward(x, step)?, batch, side, step)?;
+        // The layer has the patches of a square innermost, as a convolution does.
+        let rows = squares.dim(0)?;
+        let squares = squares.reshape((rows, side * side, width))?.transpose(1, 2)?.contiguous()?;
+        let merged = self.downsample.forward(&squares.reshape((rows, side * side * width))?, step)?;
+        let PatchMerger { proj, post_projection_norm, mlp } = &self.merger;
+        let normed = post_projection_norm.forward(&proj.forward(&merged, step)?, step)?;
+        mlp.forward(&ActivationFn::from(Activation::GeluErf).forward(&normed, step.ops())?, step)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_as_long_as_the_table_takes_its_positions_as_they_are() {
+        for (index, taps) in cubic(5, 5).into_iter().enumerate() {
+            let weight: f32 = taps.iter().filter(|(at, _)| *at == index).map(|(_, weight)| weight).sum();
+            assert!((weight - 1.0).abs() < 1e-5, "{index}: {taps:?}");
+        }
+    }
+}
