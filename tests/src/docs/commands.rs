@@ -30,9 +30,7 @@ const REPORT: &str = "a_report_has_every_section_and_nothing_personal";
 const LAWS: &str = "a_right_model_breaks_no_law";
 const LOOK_AFTER: &str = "ps_stop_pin_and_logs_look_after_a_running_server";
 const SETUP: &str = "claude_code_is_set_up_in_the_users_own_settings_and_back";
-const PROVIDERS: &str = "our_samplers_break_no_law";
-const PACKAGES: &str = "a_package_goes_from_its_author_to_a_running_server_and_is_revoked";
-const REFERENCED: &str = "a_family_with_a_reference_is_published_with_its_certificate";
+const PUBLISHING: &str = "the_page_on_publishing_leads_from_an_idea_to_a_served_model";
 const REFUSALS: &str = "files_and_urls_are_added_and_each_refusal_has_its_exit_code";
 const INSTALLED: &str = "a_release_is_installed_where_there_is_no_rust_and_answers_within_a_minute";
 const STARTED: &str = "the_manager_is_told_what_to_do_in_order";
@@ -223,36 +221,42 @@ pub const COMMANDS: &[(&str, Way)] = &[
     ("pensieve plugins check target/release/libc_engine.so --model tiny", Test(NEW)),
     ("mkdir -p ~/.pensieve/plugins && cp target/release/libc_engine.* ~/.pensieve/plugins/", Test(AUTHORS)),
     // docs/publishing.md
-    ("pensieve plugins key ada.key", Test(PACKAGES)),
+    ("pensieve plugins key ada.key", Test(PUBLISHING)),
     (
         "pensieve plugins pack target/release/libmy_sampler.so --publisher ada --key ada.key --license MIT",
-        Test(PACKAGES),
+        Test(PUBLISHING),
     ),
     (
         "pensieve plugins check target/release/libmy_model.so --model ./checkpoint --reference --certify my-model.json --key ada.key",
-        Test(REFERENCED),
+        Test(PUBLISHING),
     ),
     (
         "pensieve plugins pack target/release/libmy_model.so --certificate my-model.json --publisher ada --key ada.key --license MIT",
-        Test(REFERENCED),
+        Test(PUBLISHING),
     ),
-    ("pensieve plugins add ./my-sampler-0.1.0.pensieve", Test(REFUSALS)),
+    ("pensieve plugins add ./my-sampler-0.1.0.pensieve", Test(PUBLISHING)),
     ("pensieve plugins add FILE", Test(REFUSALS)),
-    ("pensieve plugins check target/release/libmy_sampler.so --samplers", Test(PROVIDERS)),
-    ("pensieve plugins key index.key", Test(PACKAGES)),
-    ("pensieve plugins publish --folder ./index --key index.key --new-index team", Test(PACKAGES)),
-    ("pensieve plugins publish my-sampler-0.1.0.pensieve --folder ./index --key index.key --dry-run", Test(PACKAGES)),
-    ("pensieve plugins publish my-sampler-0.1.0.pensieve --folder ./index --key index.key", Test(PACKAGES)),
+    ("pensieve plugins check target/release/libmy_sampler.so --samplers", Test(PUBLISHING)),
+    ("pensieve plugins key index.key", Test(PUBLISHING)),
+    ("pensieve plugins publish --folder ./index --key index.key --new-index team", Test(PUBLISHING)),
+    (
+        "pensieve plugins publish my-sampler-0.1.0.pensieve my-model-0.1.0.pensieve --folder ./index --key index.key --dry-run",
+        Test(PUBLISHING),
+    ),
+    (
+        "pensieve plugins publish my-sampler-0.1.0.pensieve my-model-0.1.0.pensieve --folder ./index --key index.key",
+        Test(PUBLISHING),
+    ),
     (
         r#"pensieve plugins publish --folder ./index --key index.key --revoke 0000000000000000000000000000000000000000000000000000000000000000="wrong results on long prompts""#,
-        Test(PACKAGES),
+        Test(PUBLISHING),
     ),
-    ("pensieve plugins search WORD…", Test(PACKAGES)),
-    ("pensieve plugins add NAME", Test(PACKAGES)),
-    ("pensieve plugins add", Test(PACKAGES)),
-    ("pensieve plugins outdated", Test(PACKAGES)),
-    ("pensieve plugins update", Test(REFUSALS)),
-    ("pensieve plugins remove NAME", Test(PACKAGES)),
+    ("pensieve plugins search WORD…", Test(PUBLISHING)),
+    ("pensieve plugins add NAME", Test(PUBLISHING)),
+    ("pensieve plugins add", Test(PUBLISHING)),
+    ("pensieve plugins outdated", Test(PUBLISHING)),
+    ("pensieve plugins update", Test(PUBLISHING)),
+    ("pensieve plugins remove NAME", Test(PUBLISHING)),
     // docs/writing-a-plugin.md, and the examples that `new` writes
     ("pensieve new architecture my-model", Prints(&["my-model"])),
     ("pensieve new vision my-model", As("pensieve new vision my-eyes", &["my-eyes"])),

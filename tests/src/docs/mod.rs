@@ -54,7 +54,7 @@ fn is_command(line: &str) -> bool {
 }
 
 /// Extracts a page's commands: lines of code blocks, with continuation lines joined, and inline uses of the program.
-fn commands(page: &str) -> Vec<String> {
+pub fn commands(page: &str) -> Vec<String> {
     let (mut found, mut prose, mut open) = (Vec::new(), String::new(), String::new());
     let (mut fenced, mut indented, mut blank) = (false, false, true);
     for line in page.lines() {

@@ -98,19 +98,24 @@ fn an_engine_in_c_travels_in_a_package_like_a_plugin_in_rust() {
     assert!(works(&["plugins", "list"]).contains("by 'ada'"));
 }
 
-/// Models for every plugin: Qwen2's, a bigram's, one for the C engine, a Llama, and the same Llama under the name that
-/// a new architecture claims.
-fn configure(root: &Path, bigram: &TempDir, gru: &TempDir) -> String {
-    let (llama, fresh) = (fixture("llama/gqa"), root.join("fresh"));
-    fs::create_dir(&fresh).unwrap();
+/// A Llama under the name that a new architecture claims.
+pub(super) fn claimed_by_a_new_architecture(folder: &Path) {
+    fs::create_dir(folder).unwrap();
     for file in ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"] {
-        let bytes = fs::read(llama.join(file)).unwrap();
+        let bytes = fs::read(fixture("llama/gqa").join(file)).unwrap();
         let bytes = match String::from_utf8(bytes) {
             Ok(text) => text.replace("LlamaForCausalLM", "MyModelForCausalLM").into_bytes(),
             Err(error) => error.into_bytes(),
         };
-        fs::write(fresh.join(file), bytes).unwrap();
+        fs::write(folder.join(file), bytes).unwrap();
     }
+}
+
+/// Models for every plugin: Qwen2's, a bigram's, one for the C engine, a Llama, and the same Llama under the name that
+/// a new architecture claims.
+fn configure(root: &Path, bigram: &TempDir, gru: &TempDir) -> String {
+    let (llama, fresh) = (fixture("llama/gqa"), root.join("fresh"));
+    claimed_by_a_new_architecture(&fresh);
     // A change to the output layer, in a format that no installed plugin knows.
     let a: Vec<f32> = (0..64).map(|place| (place as f32).sin()).collect();
     let b: Vec<[f32; 1]> = (0..264).map(|place| [(place as f32 * 1.7).cos()]).collect();

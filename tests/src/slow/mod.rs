@@ -12,6 +12,7 @@ mod installer;
 mod kubernetes;
 mod opencode;
 mod page;
+mod publishing;
 mod sessions;
 mod siege;
 mod tool_search;
