@@ -23,9 +23,12 @@ pub use eyes::Eyes;
 /// The token that stands for a row.
 const SLOT: &str = "<image>";
 
+/// The projector of a tower that belongs to a Mistral.
+const PIXTRAL: &str = "pixtral";
+
 /// The towers of GGUF models.
 pub static TOWER: GgufTower = GgufTower {
-    projectors: &["idefics3"],
+    projectors: &["idefics3", PIXTRAL],
     names: GgufTower::SIGLIP,
     keys: &[("preproc_image_size", "longest_edge")],
     activation: "gelu_pytorch_tanh",
@@ -46,6 +49,9 @@ impl Config {
     pub fn read(checkpoint: &Checkpoint) -> Result<Option<Self>> {
         let config = checkpoint.config();
         let Some(vision) = config.vision()? else { return Ok(None) };
+        if vision.find_str("projector_type")? == Some(PIXTRAL) {
+            return Err(Error::declined("its vision tower is Pixtral's, which the plugin mistral has"));
+        }
         let settings = checkpoint.processor()?.unwrap_or_else(|| Settings::of([]));
         let siglip = SiglipConfig::read(&vision, &settings)?;
         let scale_factor = config.usize_or("scale_factor", vision.usize_or("scale_factor", 2)?)?;

@@ -2,7 +2,8 @@
 //! an independent head size, and from Ministral 3 on queries scaled by position. Mistral 3 and Pixtral see images.
 //!
 //! Reference: `modeling_mistral.py`, `modeling_ministral.py` and `modeling_ministral3.py` in Hugging Face transformers. GGUF
-//! files call the older models `llama`, which that plugin serves, and the newer ones `mistral3`.
+//! files call the newer models `mistral3`, and the older ones `llama`, which that plugin serves unless Pixtral's tower is
+//! beside them.
 
 use pensieve_sdk::{
     Error, Result,
@@ -100,7 +101,7 @@ pub struct Mistral {
 
 impl Decoder for Mistral {
     const NAME: &'static str = "mistral";
-    const GGUF: &'static [&'static str] = &["mistral3"];
+    const GGUF: &'static [&'static str] = &["mistral3", "llama"];
     const CLASSES: &'static [&'static str] = &[
         "MistralForCausalLM",
         "MinistralForCausalLM",
@@ -114,7 +115,7 @@ impl Decoder for Mistral {
     type Config = Config;
 
     fn gguf_family(_: &str) -> GgufFamily {
-        GgufFamily::PERMUTED
+        GgufFamily { tower: Some(&vision::TOWER), ..GgufFamily::PERMUTED }
     }
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {
@@ -126,6 +127,12 @@ impl Decoder for Mistral {
         if checkpoint.architecture() == "LlavaForConditionalGeneration" && kind != "mistral" {
             return Err(Error::declined(format!("a text model of type '{kind}' is not one that mistral knows")));
         }
+        let vision = vision::Config::read(checkpoint)?;
+        if checkpoint.architecture() == "llama" && vision.is_none() {
+            return Err(Error::declined(
+                "a GGUF file called 'llama' without Pixtral's tower is not one that mistral takes",
+            ));
+        }
         let sizes = Sizes {
             num_key_value_heads: config.usize_or("num_key_value_heads", 8)?,
             max_position_embeddings: config.usize_or("max_position_embeddings", 131_072)?,
@@ -135,7 +142,7 @@ impl Decoder for Mistral {
             windows: windows(checkpoint, sizes.num_hidden_layers)?,
             rope: config.rope()?,
             growth: growth(config)?,
-            vision: vision::Config::read(checkpoint)?,
+            vision,
             sizes,
         })
     }

@@ -5,6 +5,7 @@
 //! Reference: `modeling_pixtral.py`, `modeling_mistral3.py` and `processing_pixtral.py` in Hugging Face transformers.
 
 mod eyes;
+mod gguf;
 
 use std::ops::Range;
 
@@ -14,10 +15,11 @@ use pensieve_sdk::{
         Activation, Angles, GatedMlp, Linear, Loader, Mlp, Qkv, RmsNorm, Rope, Step, Tensor, TextAttention, activation,
         vision::{Grid, PatchBatch, Patches, PixelRange, Tower, VitBlock, VitMlp, VitNorm, tiles},
     },
-    weights::{Checkpoint, Config as Settings, RawTensor},
+    weights::{Checkpoint, Config as Settings, Format, RawTensor, RopeStyle},
 };
 
 pub use eyes::Eyes;
+pub use gguf::TOWER;
 
 /// The token that stands for a row.
 const SLOT: &str = "[IMG]";
@@ -41,6 +43,8 @@ pub struct Config {
     /// Epsilon of the projector's norm, which is the text model's.
     rms_norm_eps: f64,
     range: PixelRange,
+    /// The longest side of an image, which GGUF files have here.
+    image_size: Option<usize>,
     slot: u32,
 }
 
@@ -53,7 +57,11 @@ impl Config {
         config.only("vision_feature_layer", -1)?;
         let settings = checkpoint.processor()?.unwrap_or_else(|| Settings::of([]));
         let (hidden_size, heads) = (vision.usize_or("hidden_size", 1024)?, vision.usize_or("num_attention_heads", 16)?);
-        let merges = checkpoint.architecture() == "Mistral3ForConditionalGeneration";
+        let spatial_merge_size = match checkpoint.architecture() {
+            _ if checkpoint.format() == Format::Gguf => vision.usize_or("spatial_merge_size", 1)?,
+            "Mistral3ForConditionalGeneration" => config.usize_or("spatial_merge_size", 2)?,
+            _ => 1,
+        };
         // Older configurations have the base beside the sizes. The rotation's type is always the same.
         let theta = match vision.value().pointer("/rope_parameters/rope_theta") {
             Some(nested) => nested.as_f64(),
@@ -73,10 +81,11 @@ impl Config {
             patch_size: vision.usize_or("patch_size", 16)?,
             hidden_act: activation(vision.str_or("hidden_act", "gelu")?)?,
             rope_theta: theta,
-            spatial_merge_size: if merges { config.usize_or("spatial_merge_size", 2)? } else { 1 },
+            spatial_merge_size,
             projector_hidden_act: activation(config.str_or("projector_hidden_act", "gelu")?)?,
             rms_norm_eps: config.f64_or("rms_norm_eps", 1e-5)?,
             range: PixelRange::read(&settings)?,
+            image_size: vision.find_usize("image_size")?.filter(|_| checkpoint.format() == Format::Gguf),
             slot: slot.ok_or_else(|| Error::corrupt(format!("the vocabulary has no token {SLOT}")))?,
         };
         let Self { head_dim, patch_size, spatial_merge_size, .. } = config;
@@ -136,7 +145,10 @@ impl PixtralVision {
         Ok(Self {
             patch_conv: tower.linear_of("patch_conv", &kernel)?,
             ln_pre: RmsNorm::load(&tower, "ln_pre", hidden_size, NORM_EPS)?,
-            rope: rope(config.rope_theta, head_dim)?,
+            rope: rope(config.rope_theta, head_dim)?.in_style(match loader.format() {
+                Format::Gguf => RopeStyle::Interleaved,
+                Format::Safetensors => RopeStyle::NeoX,
+            }),
             layers: tower.at("transformer").layers(config.num_hidden_layers, |loader, _| block(loader, config))?,
             merger: merger.transpose()?,
             projector: Mlp::load_projector(&projector, ["linear_1", "linear_2"], sizes, config.projector_hidden_act)?,

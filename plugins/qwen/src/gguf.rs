@@ -5,6 +5,8 @@ use pensieve_sdk::{
     weights::{GgufConfig, GgufFamily, Names},
 };
 
+use crate::vision::QWEN3_VL;
+
 /// Qwen3-Next keeps Hugging Face's head order in its recurrent layers.
 const NEXT: Names = &[
     ("post_attention_norm", "post_attention_layernorm"),
@@ -44,7 +46,8 @@ const KEYS: Names = &[
 pub fn family(architecture: &str) -> GgufFamily {
     let names = if architecture == "qwen3next" { NEXT } else { QWEN35 };
     // `norm_topk_prob` has no effect on dense models.
-    GgufFamily { names, keys: KEYS, norm_topk_prob: true, complete, ..GgufFamily::default() }
+    let tower = if architecture == "qwen3next" { None } else { Some(&QWEN3_VL) };
+    GgufFamily { names, keys: KEYS, norm_topk_prob: true, complete, tower, ..GgufFamily::default() }
 }
 
 fn complete(config: &mut GgufConfig<'_>) -> Result<()> {

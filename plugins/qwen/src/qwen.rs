@@ -148,7 +148,12 @@ impl Decoder for Qwen {
     fn gguf_family(architecture: &str) -> GgufFamily {
         let norm_topk_prob = matches!(architecture, "qwen3moe" | "qwen3vlmoe");
         let pre_tokenizer = if architecture.contains("vl") { None } else { Some("qwen2") };
-        GgufFamily { names: NAMES, norm_topk_prob, pre_tokenizer, ..GgufFamily::default() }
+        let tower = match architecture {
+            "qwen2vl" => Some(&vision::QWEN2_5_VL),
+            "qwen3vl" | "qwen3vlmoe" => Some(&vision::QWEN3_VL),
+            _ => None,
+        };
+        GgufFamily { names: NAMES, norm_topk_prob, pre_tokenizer, tower, ..GgufFamily::default() }
     }
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {

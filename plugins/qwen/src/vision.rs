@@ -4,6 +4,7 @@
 //! Reference: `image_processing_qwen2_vl.py` and the `modeling_*.py` of the three in Hugging Face transformers.
 
 mod eyes;
+mod gguf;
 mod layers;
 mod tower;
 
@@ -13,15 +14,18 @@ use pensieve_sdk::{
         Activation, Rope, activation,
         vision::{Grid, PixelRange},
     },
-    weights::{Checkpoint, Config as Settings},
+    weights::{Checkpoint, Config as Settings, Format},
 };
 
+use eyes::SLOT;
 pub use eyes::{Eyes, MAX_PIXELS};
+pub use gguf::{QWEN2_5_VL, QWEN3_VL};
 pub use tower::QwenVision;
 
 /// Mean and standard deviation of the colors where a processor's file has none: those of CLIP.
 const CLIP_MEAN: [f64; 3] = [0.481_454_66, 0.457_827_5, 0.408_210_73];
 const CLIP_STD: [f64; 3] = [0.268_629_54, 0.261_302_58, 0.275_777_11];
+
 /// The sizes of a tower, `vision_config`.
 #[derive(Clone)]
 pub struct Config {
@@ -56,8 +60,9 @@ impl Config {
     pub fn read(checkpoint: &Checkpoint) -> Result<Option<Self>> {
         let (config, class) = (checkpoint.config(), checkpoint.architecture());
         let Some(vision) = config.vision()? else { return Ok(None) };
-        let is_windowed = class.starts_with("Qwen2_5_VL");
-        if !is_windowed && !class.starts_with("Qwen3VL") && !class.starts_with("Qwen3_5") {
+        let is = |classes: &str, gguf: &str| class.starts_with(classes) || class.starts_with(gguf);
+        let (is_windowed, has_taps) = (is("Qwen2_5_VL", "qwen2vl"), is("Qwen3VL", "qwen3vl"));
+        if !is_windowed && !has_taps && !is("Qwen3_5", "qwen35") {
             return Ok(None);
         }
         let kind = match is_windowed {
@@ -72,8 +77,12 @@ impl Config {
         };
         let (sections, acts, patch) = match &kind {
             Kind::Windowed { .. } => ([16, 24, 24], "silu", 14),
-            _ if class.starts_with("Qwen3VL") => ([24, 20, 20], "gelu_pytorch_tanh", 16),
+            _ if has_taps => ([24, 20, 20], "gelu_pytorch_tanh", 16),
             Kind::Positioned { .. } => ([11, 11, 10], "gelu_pytorch_tanh", 16),
+        };
+        let slot = match checkpoint.format() {
+            Format::Gguf => checkpoint.tokenizer()?.id(SLOT)?,
+            Format::Safetensors => u32::try_from(config.usize("image_token_id")?).ok(),
         };
         let config = Self {
             hidden_size: vision.usize("hidden_size")?,
@@ -87,8 +96,7 @@ impl Config {
             kind,
             mrope: (mrope_sections(config)?.unwrap_or(sections), !is_windowed),
             range: PixelRange::read(&processor(checkpoint)?)?,
-            slot: u32::try_from(config.usize("image_token_id")?)
-                .map_err(|_| Error::corrupt("image_token_id is no token"))?,
+            slot: slot.ok_or_else(|| Error::corrupt(format!("the vocabulary has no token {SLOT}")))?,
         };
         config.check()?;
         Ok(Some(config))
@@ -133,11 +141,13 @@ impl Config {
     }
 }
 
-/// `mrope_section`, if the configuration has it.
+/// `mrope_section`, if the configuration has it. In GGUF files a fourth number follows, for an axis that is not used.
 fn mrope_sections(config: &Settings) -> Result<Option<[usize; 3]>> {
     let Some(sections) = config.value().pointer("/rope_parameters/mrope_section") else { return Ok(None) };
     let number = |index: usize| Some(sections.get(index)?.as_u64().filter(|pairs| *pairs < 1024)? as usize);
-    let is_three = sections.as_array().is_some_and(|list| list.len() == 3);
+    let is_three = sections.as_array().is_some_and(|list| {
+        list.len() == 3 || list.len() == 4 && list.last().and_then(|last| last.as_u64()) == Some(0)
+    });
     match (number(0), number(1), number(2)) {
         (Some(time), Some(height), Some(width)) if is_three => Ok(Some([time, height, width])),
         _ => Err(Error::corrupt(format!("mrope_section is {sections}, not three numbers of pairs"))),

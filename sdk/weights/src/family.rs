@@ -39,7 +39,7 @@ pub struct GgufFamily {
 /// A family's conventions for `mmproj` files, which hold the vision tower of a GGUF model.
 #[derive(Clone, Copy, Debug)]
 pub struct GgufTower {
-    /// Values of `clip.projector_type`.
+    /// Values of `clip.projector_type`. The file's own becomes `projector_type` of `vision_config`.
     pub projectors: &'static [&'static str],
     /// Names of modules or whole tensors with transformers', where `*` stands for the number of a layer, such as
     /// `("v.blk.*.ln1", "vision_tower.encoder.layers.*.layer_norm1")`.

@@ -36,7 +36,14 @@ const KEYS: Names = &[
     ("image_std", "image_std"),
     ("spatial_merge_size", "spatial_merge_size"),
     ("projector.scale_factor", "scale_factor"),
+    ("image_min_pixels", "min_pixels"),
+    ("image_max_pixels", "max_pixels"),
 ];
+
+/// Members of `vision_config` that belong to the image processor.
+const OF_PROCESSOR: [&str; 4] = ["image_mean", "image_std", "min_pixels", "max_pixels"];
+/// Dozens of families call themselves so in GGUF files.
+const SHARED: &str = "llama";
 
 /// Where to look for the tower of a GGUF model. Files are relative to the model's folder.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Deserialize)]
@@ -79,7 +86,8 @@ impl Checkpoint {
         let width = self.config().usize("hidden_size")?;
         let towers = names.iter().filter_map(|name| Tower::open(&self.path().with_file_name(name)).ok());
         let ours: Vec<Tower> = towers.filter(|found| found.check_kind(tower).is_ok()).collect();
-        let misfit = ours.first().and_then(|found| Some(found.context(found.check_width(width).err()?)));
+        let misfit = ours.first().filter(|_| self.architecture() != SHARED);
+        let misfit = misfit.and_then(|found| Some(found.context(found.check_width(width).err()?)));
         match (ours.into_iter().find(|found| found.check_width(width).is_ok()), misfit) {
             (Some(found), _) => self.join(found, tower),
             (None, Some(misfit)) => Err(misfit),
@@ -91,7 +99,8 @@ impl Checkpoint {
         let renamed = of_parts(&mut found.parts).into_iter();
         let renamed = renamed.map(|entry| entry.rename(|name| hugging_face(name, tower.names)));
         let weights = Weights::new(renamed).map_err(|error| found.context(error))?;
-        let vision = vision_config(found.metadata(), &weights, tower).map_err(|error| found.context(error))?;
+        let kind = found.kind()?;
+        let vision = vision_config(found.metadata(), &weights, tower, kind).map_err(|error| found.context(error))?;
         let files = found.parts.iter().map(|part| (part.header.clone(), part.file.len())).collect();
         self.add(vision, weights, files).map_err(|error| found.context(error))?;
         Ok(self)
@@ -117,14 +126,19 @@ impl Tower {
             let message = format!("is a model of architecture {}, not a vision tower", quote(architecture));
             return Err(Error::invalid(message).help("name the model's mmproj file"));
         }
-        let of_vision = metadata.string("clip.vision.projector_type")?;
-        let kind = of_vision.or(metadata.string("clip.projector_type")?).unwrap_or_default();
+        let kind = self.kind()?;
         if tower.projectors.contains(&kind) {
             return Ok(());
         }
         let (kind, known) = (quote(kind), tower.projectors.join(", "));
         Err(Error::invalid(format!("has a projector of type {kind}, and this model one of {known}"))
             .help("name the mmproj file that was published with the model"))
+    }
+
+    /// The type of its projector.
+    fn kind(&self) -> Result<&str> {
+        let of_vision = self.metadata().string("clip.vision.projector_type")?;
+        Ok(of_vision.or(self.metadata().string("clip.projector_type")?).unwrap_or_default())
     }
 
     /// Fails if its rows have another width than the text model's.
@@ -162,17 +176,18 @@ fn hugging_face(name: &str, names: Names) -> String {
     find(&any.join(".")).map_or_else(|| name.to_owned(), |found| format!("{}.{kind}", found.replace('*', number)))
 }
 
-fn vision_config(metadata: &Metadata, weights: &Weights, tower: &GgufTower) -> Result<Value> {
+fn vision_config(metadata: &Metadata, weights: &Weights, tower: &GgufTower, kind: &str) -> Result<Value> {
     let mut config = GgufConfig::new(PREFIX, metadata, weights);
     config.rename(KEYS)?;
     config.rename(tower.keys)?;
+    config.set("projector_type", kind);
     config.set("hidden_act", tower.activation);
     config.set(PROCESSOR, Map::new());
     (tower.complete)(&mut config)?;
     let mut object = config.into_object();
-    let pixels: Vec<_> = ["image_mean", "image_std"].into_iter().filter_map(|key| object.remove_entry(key)).collect();
+    let settings: Vec<_> = OF_PROCESSOR.into_iter().filter_map(|key| object.remove_entry(key)).collect();
     if let Some(processor) = object.get_mut(PROCESSOR).and_then(Value::as_object_mut) {
-        processor.extend(pixels);
+        processor.extend(settings);
     }
     Ok(Value::Object(object))
 }

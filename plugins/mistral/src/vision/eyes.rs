@@ -26,7 +26,10 @@ impl Processor for Eyes {
         let Some(config) = Config::read(checkpoint)? else { return Ok(Vec::new()) };
         let file = checkpoint.processor()?.unwrap_or_else(|| Settings::of([]));
         let edge = file.value().pointer("/size/longest_edge");
-        let longest = edge.and_then(|edge| usize::try_from(edge.as_u64()?).ok()).unwrap_or(1024);
+        let longest = match edge.and_then(|edge| usize::try_from(edge.as_u64()?).ok()) {
+            Some(longest) => longest,
+            None => config.image_size.unwrap_or(1024),
+        };
         let settings = Settings::of([
             ("patch_size", config.patch_size.into()),
             ("merge", config.spatial_merge_size.into()),

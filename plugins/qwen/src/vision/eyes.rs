@@ -16,7 +16,7 @@ use pensieve_sdk::{
 use super::{Config, Kind, processor};
 
 /// What the template writes for an image, and what stands around it.
-const SLOT: &str = "<|image_pad|>";
+pub(super) const SLOT: &str = "<|image_pad|>";
 const WITHOUT_TEMPLATE: &str = "<|vision_start|><|image_pad|><|vision_end|>";
 /// The pixels of an image after resizing where a processor's file has no limits.
 const PIXELS: [usize; 2] = [56 * 56, 28 * 28 * 1280];

@@ -51,16 +51,23 @@ impl PatchMerger {
     }
 }
 
-/// The layer of a convolution over several frames. The frames of an image are alike, so their weights are added.
+/// The layer of a convolution over several frames. The frames of an image are alike, so their weights are added. GGUF
+/// files have two of them, apart.
 pub fn patch_embed(loader: &Loader<'_>, config: &Config) -> Result<Linear> {
     let Config { hidden_size: width, patch_size: side, temporal_patch_size: frames, .. } = *config;
     let area = side * side;
-    let kernel = loader.raw("proj.weight", &[width, 3, frames, side, side])?.to_f32()?;
     let mut weight = Vec::with_capacity(4 * width * 3 * area);
-    for color in kernel.chunks_exact(frames * area) {
-        for pixel in 0..area {
-            let sum: f32 = (0..frames).map(|frame| color[frame * area + pixel]).sum();
-            weight.extend(sum.to_le_bytes());
+    if loader.has("proj.weight.1") {
+        let of = |name| loader.raw(name, &[width, 3, side, side])?.to_f32();
+        let frames = of("proj.weight")?.into_iter().zip(of("proj.weight.1")?);
+        frames.for_each(|(one, other)| weight.extend((one + other).to_le_bytes()));
+    } else {
+        let kernel = loader.raw("proj.weight", &[width, 3, frames, side, side])?.to_f32()?;
+        for color in kernel.chunks_exact(frames * area) {
+            for pixel in 0..area {
+                let sum: f32 = (0..frames).map(|frame| color[frame * area + pixel]).sum();
+                weight.extend(sum.to_le_bytes());
+            }
         }
     }
     let weight = RawTensor {

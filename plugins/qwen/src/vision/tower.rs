@@ -8,6 +8,7 @@ use pensieve_sdk::{
         Angles, Linear, Loader, Rope, Step, Tensor,
         vision::{Grid, GridPart, PatchBatch, Patches, Tower, VitBlock, tiles},
     },
+    weights::Format,
 };
 
 use super::{
@@ -44,7 +45,8 @@ impl QwenVision {
             }
         };
         let tap = |(index, block): (usize, &usize)| {
-            let loader = visual.at("deepstack_merger_list").at(index);
+            let number = if loader.format() == Format::Gguf { *block } else { index };
+            let loader = visual.at("deepstack_merger_list").at(number);
             Ok((*block, PatchMerger::load(&loader, config, text_width, true)?))
         };
         Ok(Self {

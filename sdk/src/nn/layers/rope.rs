@@ -94,6 +94,12 @@ impl Rope {
         Ok(Self { frequencies, amplitude: 1.0, style: RopeStyle::NeoX, head_dim, axes })
     }
 
+    /// The same rotation of values in another order.
+    #[must_use]
+    pub fn in_style(self, style: RopeStyle) -> Self {
+        Self { style, ..self }
+    }
+
     /// The rotation of vision transformers (2-D RoPE): half of a head's pairs by height, the other half by width.
     pub fn axial(theta: f64, head_dim: usize) -> Result<Self> {
         let quarter = head_dim / 4;
