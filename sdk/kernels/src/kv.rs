@@ -63,7 +63,7 @@ pub fn store_kv(pool: &Pool, layout: KvLayout, cache: KvMut<'_>, rows: &[f32], s
     layout.check(rows.len() / width, spans);
     match cache {
         KvMut::F32(cache) => store(pool, layout, cache, rows, spans, |to, from| to.copy_from_slice(from)),
-        KvMut::F16(cache) => store(pool, layout, cache, rows, spans, |to, from| to.convert_from_f32_slice(from)),
+        KvMut::F16(cache) => store(pool, layout, cache, rows, spans, HalfFloatSliceExt::convert_from_f32_slice),
     }
 }
 

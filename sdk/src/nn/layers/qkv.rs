@@ -21,7 +21,7 @@ pub struct Qkv {
     v_norm: Option<RmsNorm>,
     clip: Option<f64>,
     /// Ranges of each projection.
-    clips: Option<[Clip; 3]>,
+    clips: Option<Box<[Clip; 3]>>,
 }
 
 impl Qkv {
@@ -56,7 +56,7 @@ impl Qkv {
     /// Keeps inputs and outputs of the projections within ranges of their own, before the norms.
     #[must_use]
     pub fn within(self, clips: Option<[Clip; 3]>) -> Self {
-        Self { clips, ..self }
+        Self { clips: clips.map(Box::new), ..self }
     }
 
     /// Clamps queries, keys and values to `± limit`, after the norms (OLMoE's `clip_qkv`).
@@ -67,7 +67,7 @@ impl Qkv {
 
     /// Returns queries, keys and values for the rows of `x`, before rotation.
     pub fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<[Tensor; 3]> {
-        let [mut q, mut k, mut v] = match &self.clips {
+        let [mut q, mut k, mut v] = match self.clips.as_deref() {
             None => Linear::forward_all(self.layers.each_ref(), x, step)?,
             Some([q_clip, k_clip, v_clip]) => {
                 let [q, k, v] = self.layers.each_ref();
