@@ -5,7 +5,7 @@ use std::{borrow::Cow, collections::HashSet};
 
 use base64::{
     Engine as _,
-    alphabet::STANDARD,
+    alphabet::{Alphabet, STANDARD, URL_SAFE},
     engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig},
 };
 use percent_encoding::percent_decode_str;
@@ -13,10 +13,15 @@ use percent_encoding::percent_decode_str;
 use super::{ApiError, fields::Field};
 
 /// Padding is optional, as in many clients' data URLs.
-const BASE64: GeneralPurpose = GeneralPurpose::new(
-    &STANDARD,
-    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
-);
+const BASE64: GeneralPurpose = lenient(&STANDARD);
+/// The alphabet of Google's SDKs.
+const BASE64_URL: GeneralPurpose = lenient(&URL_SAFE);
+
+const fn lenient(alphabet: &Alphabet) -> GeneralPurpose {
+    let config = GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent);
+    GeneralPurpose::new(alphabet, config)
+}
+
 /// The title and the context of a document are attributes of its tag; a longer one is cut.
 const TITLE_CHARS_MAX: usize = 256;
 /// Media types of text outside of `text/`.
@@ -126,7 +131,8 @@ impl Encoded<'_> {
     pub(super) fn decode(&self) -> Result<Vec<u8>, String> {
         match self {
             Self::Base64(data) => {
-                let decoded = BASE64.decode(without_breaks(data).as_bytes());
+                let engine = if data.contains(['-', '_']) { BASE64_URL } else { BASE64 };
+                let decoded = engine.decode(without_breaks(data).as_bytes());
                 decoded.map_err(|error| format!("is not base64: {error}"))
             }
             Self::Percent(data) => Ok(percent_decode_str(data).collect()),
@@ -201,6 +207,10 @@ mod tests {
             let (part, notes) = read(&Content::DataUrl(url), title);
             assert_eq!(part.as_deref(), Ok(expected), "{url}");
             assert_eq!(notes.is_empty(), expected.starts_with('<'), "{url}: {notes:?}");
+        }
+        for data in ["Pz8/fn5+", "Pz8_fn5-"] {
+            let either = Content::Base64 { media_type: "text/plain", data };
+            assert_eq!(read(&either, "").0.as_deref(), Ok("<document>\n???~~~\n</document>"), "{data}");
         }
         let lines = Content::Base64 { media_type: "text/markdown", data: "aGVs\r\nbG8=" };
         assert_eq!(read(&lines, "").0.as_deref(), Ok("<document>\nhello\n</document>"));
