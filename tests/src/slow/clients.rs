@@ -111,6 +111,19 @@ fn embeddings_and_ranks_run_through_the_vendors_sdks_and_langchain() {
 }
 
 #[test]
+fn images_run_through_the_vendors_sdks() {
+    match installed("python", REQUIREMENTS, install_python) {
+        Ok(packages) => {
+            let plugins = vec![plugin("pensieve-qwen"), plugin("pensieve-samplers")];
+            let models = vec![("eyes".into(), fixture("vision/qwen3_vl"))];
+            let server = Options { plugins, models, ..Options::default() }.start();
+            table(&server, &packages.join("bin/python"), "with_images.py", &packages);
+        }
+        Err(why) => skip("with_images.py", &why),
+    }
+}
+
+#[test]
 fn openais_npm_sdk_runs_unchanged() {
     node("with_openai.mjs");
 }

@@ -12,6 +12,7 @@ mod installer;
 mod kubernetes;
 mod opencode;
 mod page;
+mod pictures;
 mod publishing;
 mod sessions;
 mod siege;
