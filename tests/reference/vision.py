@@ -400,7 +400,15 @@ def write_sizes(path):
     # The published processor makes nothing of a line of pixels.
     mistral3 = [size for size in mistral3 if size[2] > 0]
     lfm2_vl = [(*size, lfm2_vl_rows(size)) for size in drawn]
+    squares = transformers.models.gemma4.image_processing_gemma4.get_aspect_ratio_preserving_size
+    gemma4 = [(width, height, np.prod(squares(height, width, 16, 280 * 9, 3)) // 48**2) for width, height in drawn]
+    resize = transformers.models.glm4v.image_processing_glm4v.smart_resize
+    limits = {"min_pixels": 112 * 112, "max_pixels": 28 * 28 * 15000}
+    near = [size for size in drawn if max(size) <= 100 * min(size)]
+    glm4v = [(width, height, np.prod(resize(2, height, width, **limits)) // 28**2) for width, height in near]
     settings = {
+        "gemma4": {"patch_size": 16, "kernel": 3, "tokens": 280},
+        "glm4v": {"patch_size": 14, "merge_size": 2, "min_pixels": 112 * 56, "max_pixels": 28 * 28 * 7500},
         "idefics3": {"rows": 64, "patch_size": 16, "tile": 512, "longest_edge": 2048, "splits": True},
         "gemma3": {"tokens": 256, "patch_size": 14, "side": 896, "crops_max": 4, "crop_side_min": 256, "crop_ratio_min": 1.2},
         "mistral3": {"patch_size": 14, "merge": 2, "longest_edge": 1540},
@@ -409,8 +417,13 @@ def write_sizes(path):
             "max_image_tokens": 256,
         },
     }
-    rows = {"idefics3": idefics3, "gemma3": gemma3, "mistral3": mistral3, "lfm2_vl": lfm2_vl}
-    file = {name: {"settings": settings[name], "sizes": rows[name]} for name in settings}
+    rows = {
+        "idefics3": idefics3, "gemma3": gemma3, "gemma4": gemma4, "glm4v": glm4v, "mistral3": mistral3, "lfm2_vl": lfm2_vl,
+    }
+    file = {
+        name: {"settings": settings[name], "sizes": [[int(number) for number in size] for size in rows[name]]}
+        for name in settings
+    }
     path.write_text(json.dumps(file) + "\n")
 
 

@@ -4,7 +4,7 @@
 mod rows;
 
 use pensieve_plugin_api::{
-    Source, Want,
+    ArchitectureBox, Source, Want,
     ext::media::{Encode, Measured, MediaItem, MediaKind, MediaSize, NO_HANDLE, Placement, Prepare},
 };
 use pensieve_prompt::Model;
@@ -112,14 +112,20 @@ impl Case {
         file["prompts"].as_array().unwrap().iter().map(prompt).collect()
     }
 
-    fn eyes(&self, checkpoint: &Path, options: &str) -> Eyes {
-        let plugin = LoadedPlugin::open(&plugin(self.plugin)).unwrap();
+    /// The architecture that takes a checkpoint.
+    fn architecture(&self, plugin: &LoadedPlugin, checkpoint: &Path, options: &str) -> ArchitectureBox {
         let source = Source { path: checkpoint.to_str().unwrap().into(), options: options.into() };
         let architectures = plugin.manifest().architectures.iter();
         let mut architectures = architectures.map(|claim| plugin.architecture(&claim.architecture).unwrap());
-        let architecture = architectures
+        architectures
             .find(|architecture| architecture.describe(&source).into_result().is_ok())
-            .unwrap_or_else(|| panic!("{}: no architecture takes it", self.name));
+            .unwrap_or_else(|| panic!("{}: no architecture takes it", self.name))
+    }
+
+    fn eyes(&self, checkpoint: &Path, options: &str) -> Eyes {
+        let plugin = LoadedPlugin::open(&plugin(self.plugin)).unwrap();
+        let source = Source { path: checkpoint.to_str().unwrap().into(), options: options.into() };
+        let architecture = self.architecture(&plugin, checkpoint, options);
         let prepare = Prepare::of(&architecture).expect("an architecture that reads images").unwrap();
         let description: Value = serde_json::from_str(&prepare.describe(&source).unwrap()).unwrap();
         let processor = description["image"]["processor"].to_string();
@@ -344,7 +350,7 @@ fn images_of_every_size_become_as_many_rows_as_published_processors_make() {
         let settings = expected["settings"].as_object().unwrap().clone();
         processor.as_object_mut().unwrap().extend(settings);
         let plugin = LoadedPlugin::open(&plugin(case.plugin)).unwrap();
-        let architecture = plugin.architecture(&plugin.manifest().architectures[0].architecture).unwrap();
+        let architecture = case.architecture(&plugin, &checkpoint, &options);
         let prepare = Prepare::of(&architecture).unwrap().unwrap();
         for size in expected["sizes"].as_array().unwrap() {
             let [width, height, rows] = [0, 1, 2].map(|index| size[index].as_u64().unwrap() as u32);

@@ -4,25 +4,24 @@
 //! Reference: `modeling_glm4v.py`, `image_processing_glm4v.py` and `processing_glm4v.py` in Hugging Face transformers.
 
 mod eyes;
+mod layers;
 
 use std::ops::Range;
 
 use pensieve_sdk::{
     Error, MediaSize, Result,
     nn::{
-        Activation, ActivationFn, Angles, ExpertNames, GatedMlp, LayerNorm, Linear, Loader, Qkv, RmsNorm, Rope, Step,
-        Tensor, TextAttention, activation,
-        vision::{Grid, PatchBatch, Patches, PixelRange, Tower, VitBlock, VitMlp, VitNorm, tiles},
+        Activation, Angles, Linear, Loader, RmsNorm, Rope, Step, Tensor, activation,
+        vision::{Grid, PatchBatch, Patches, PixelRange, Tower, VitBlock, tiles},
     },
-    weights::{Bytes, Checkpoint, Config as Settings, Dtype, Format, RawTensor},
+    weights::{Checkpoint, Config as Settings, Format, RawTensor},
 };
 
 pub use eyes::{Eyes, MAX_PIXELS};
+use layers::{PatchMerger, block, cubic, patch_embed};
 
 /// The base of the tower's 2-D RoPE.
 const THETA: f64 = 10_000.0;
-/// Epsilon of the merger's norm.
-const NORM_EPS: f64 = 1e-5;
 /// Mean and standard deviation of the colors where a processor's file has none: those of CLIP.
 const CLIP_MEAN: [f64; 3] = [0.481_454_66, 0.457_827_5, 0.408_210_73];
 const CLIP_STD: [f64; 3] = [0.268_629_54, 0.261_302_58, 0.275_777_11];
@@ -132,12 +131,6 @@ pub struct GlmVision {
     config: Config,
 }
 
-struct PatchMerger {
-    proj: Linear,
-    post_projection_norm: LayerNorm,
-    mlp: GatedMlp,
-}
-
 impl GlmVision {
     pub fn load(loader: &Loader<'_>, config: &Config, text_width: usize) -> Result<Self> {
         let Config { hidden_size: width, rms_norm_eps: eps, spatial_merge_size: merge, side, .. } = *config;
@@ -147,8 +140,6 @@ impl GlmVision {
         let kernel = visual.raw("downsample.weight", &[text_width, width, merge, merge])?;
         let kernel = RawTensor { shape: vec![text_width, width * merge * merge], ..kernel };
         let bias = visual.vector("downsample.bias", text_width)?;
-        let merger = visual.at("merger");
-        let inner = config.intermediate_size;
         Ok(Self {
             patch_embed: patch_embed(&visual.at("patch_embed"), config)?,
             post_conv_layernorm: RmsNorm::load(&visual, "post_conv_layernorm", width, eps)?,
@@ -159,11 +150,7 @@ impl GlmVision {
                 .collect::<Result<_>>()?,
             post_layernorm: RmsNorm::load(&visual, "post_layernorm", width, eps)?,
             downsample: visual.linear_of("downsample", &kernel)?.with_bias(Some(bias)),
-            merger: PatchMerger {
-                proj: merger.linear("proj", text_width, text_width)?,
-                post_projection_norm: LayerNorm::load(&merger, "post_projection_norm", text_width, NORM_EPS)?,
-                mlp: GatedMlp::load_named(&merger, ExpertNames::default(), text_width, inner, config.hidden_act)?,
-            },
+            merger: PatchMerger::load(&visual.at("merger"), config, text_width)?,
             config: config.clone(),
         })
     }
@@ -183,63 +170,6 @@ impl GlmVision {
         }
         positions
     }
-}
-
-/// For each of `count` places in a row the four of `side` that it lies between, with their weights: cubic convolution
-/// between pixels' centers, without antialiasing, and the border beyond the ends.
-fn cubic(side: usize, count: usize) -> Vec<[(usize, f32); 4]> {
-    const A: f32 = -0.75;
-    let near = |x: f32| ((A + 2.0) * x - (A + 3.0)) * x * x + 1.0;
-    let far = |x: f32| ((A * x - 5.0 * A) * x + 8.0 * A) * x - 4.0 * A;
-    let of = |index: usize| {
-        // As `grid_sample` computes it, from -1 to 1 and back.
-        let place = ((index as f32 + 0.5) / count as f32) * 2.0 - 1.0;
-        let place = ((place + 1.0) * side as f32 - 1.0) / 2.0;
-        let (floor, rest) = (place.floor(), place - place.floor());
-        let weights = [far(rest + 1.0), near(rest), near(1.0 - rest), far(2.0 - rest)];
-        let at = |tap: usize| (floor + tap as f32 - 1.0).clamp(0.0, (side - 1) as f32) as usize;
-        [0, 1, 2, 3].map(|tap| (at(tap), weights[tap]))
-    };
-    (0..count).map(of).collect()
-}
-
-/// The layer of a convolution over several frames. The frames of an image are alike, so their weights are added.
-fn patch_embed(loader: &Loader<'_>, config: &Config) -> Result<Linear> {
-    let Config { hidden_size: width, patch_size: side, temporal_patch_size: frames, .. } = *config;
-    let area = side * side;
-    let kernel = loader.raw("proj.weight", &[width, 3, frames, side, side])?.to_f32()?;
-    let mut weight = Vec::with_capacity(4 * width * 3 * area);
-    for color in kernel.chunks_exact(frames * area) {
-        for pixel in 0..area {
-            let sum: f32 = (0..frames).map(|frame| color[frame * area + pixel]).sum();
-            weight.extend(sum.to_le_bytes());
-        }
-    }
-    let weight = RawTensor {
-        name: "patch_embed.proj".into(),
-        dtype: Dtype::F32,
-        shape: vec![width, 3 * area],
-        data: Bytes::copy_of(&weight)?,
-    };
-    let bias = if loader.has("proj.bias") { Some(loader.vector("proj.bias", width)?) } else { None };
-    Ok(loader.linear_of("proj", &weight)?.with_bias(bias))
-}
-
-/// A block's inner width is that of the text.
-fn block(loader: &Loader<'_>, config: &Config, inner: usize) -> Result<VitBlock> {
-    let Config { hidden_size: width, num_heads: heads, rms_norm_eps: eps, hidden_act, .. } = *config;
-    let norm = |name| Ok::<_, Error>(VitNorm::Rms(RmsNorm::load(loader, name, width, eps)?));
-    let attn = loader.at("attn");
-    Ok(VitBlock {
-        norm1: norm("norm1")?,
-        qkv: Qkv::of(attn.stacked("qkv", width, [("q", width), ("k", width), ("v", width)])?),
-        attention: TextAttention::new(heads, heads, width / heads)?,
-        proj: attn.linear("proj", width, width)?,
-        norm2: norm("norm2")?,
-        mlp: VitMlp::Gated(GatedMlp::load(&loader.at("mlp"), width, inner, hidden_act)?),
-        windowed: false,
-        sandwich: None,
-    })
 }
 
 impl Tower for GlmVision {
@@ -301,21 +231,6 @@ impl Tower for GlmVision {
         let rows = squares.dim(0)?;
         let squares = squares.reshape((rows, side * side, width))?.transpose(1, 2)?.contiguous()?;
         let merged = self.downsample.forward(&squares.reshape((rows, side * side * width))?, step)?;
-        let PatchMerger { proj, post_projection_norm, mlp } = &self.merger;
-        let normed = post_projection_norm.forward(&proj.forward(&merged, step)?, step)?;
-        mlp.forward(&ActivationFn::from(Activation::GeluErf).forward(&normed, step.ops())?, step)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_row_as_long_as_the_table_takes_its_positions_as_they_are() {
-        for (index, taps) in cubic(5, 5).into_iter().enumerate() {
-            let weight: f32 = taps.iter().filter(|(at, _)| *at == index).map(|(_, weight)| weight).sum();
-            assert!((weight - 1.0).abs() < 1e-5, "{index}: {taps:?}");
-        }
+        self.merger.forward(&merged, step)
     }
 }

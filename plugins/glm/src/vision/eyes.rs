@@ -153,23 +153,3 @@ impl Sizes {
         Ok(if height <= width { [shorter, longer] } else { [longer, shorter] })
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn images_keep_their_size_within_the_limits() {
-        let resample = Resample::Bicubic;
-        let sizes = Sizes { merge: 2, square: 28, min_pixels: 6272, max_pixels: 5_880_000, resample };
-        let of = |width, height| sizes.squares(MediaSize::image(width, height)).unwrap();
-        assert_eq!(of(280, 140), [5, 10]);
-        assert_eq!(of(10, 100), [10, 1], "narrow ones grow to a square's width");
-        assert_eq!(of(1, 1), [3, 3], "and small ones to the limit");
-        for (width, height) in [(5000, 5000), (9000, 300), (28, 5000)] {
-            let [down, across] = of(width, height);
-            assert!(down * across <= 7500, "{width} by {height}: {down} by {across}");
-        }
-        assert!(sizes.squares(MediaSize::image(1, 300)).is_err());
-    }
-}

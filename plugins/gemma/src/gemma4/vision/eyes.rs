@@ -142,23 +142,3 @@ impl Sizes {
         }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn images_fill_the_budget_in_their_proportions() {
-        let sizes = Sizes { patch_size: 16, kernel: 3, tokens: 280, resample: Resample::Bicubic };
-        let of = |width, height| sizes.squares(MediaSize::image(width, height));
-        assert_eq!(of(1000, 1000), [16, 16]);
-        assert_eq!(of(1, 1), [16, 16], "small ones grow");
-        assert_eq!(of(1920, 1080), [12, 22]);
-        assert_eq!(of(1, 5000), [280, 1]);
-        assert_eq!(of(5000, 1), [1, 280]);
-        for (width, height) in [(7, 4), (280, 1), (28, 10), (3, 1000), (4096, 4096)] {
-            let [down, across] = of(width, height);
-            assert!((1..=280).contains(&(down * across)), "{width} by {height}: {down} by {across}");
-        }
-    }
-}
