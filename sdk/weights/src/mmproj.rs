@@ -229,6 +229,7 @@ mod tests {
             .u32("clip.vision.projection_dim", rows)
             .u32("clip.vision.image_size", 48)
             .u32("clip.vision.embedding_length", 3)
+            .u32("clip.vision.image_max_pixels", 900)
             .f32s("clip.vision.image_mean", &[0.5, 0.5, 0.5])
             .f32_tensor("v.blk.1.ffn_up.bias", &[1], &[3.0])
             .f32_tensor("mm.input_projection.weight", &[1], &[4.0])
@@ -254,6 +255,8 @@ mod tests {
         assert_eq!(checkpoint.config().usize("hidden_size").unwrap(), 2);
         let processor = checkpoint.processor().unwrap().unwrap();
         assert_eq!(processor.value()["image_mean"], serde_json::json!([0.5, 0.5, 0.5]));
+        assert_eq!(processor.usize("max_pixels").unwrap(), 900);
+        assert_eq!(vision.find_str("projector_type").unwrap(), Some("gemma3"));
         let alone = open(&[], None).unwrap();
         assert!(alone.config().vision().unwrap().is_none() && alone.processor().unwrap().is_none());
         let tokenizer = Default::default();
@@ -269,6 +272,21 @@ mod tests {
         }
         let towers = [("mmproj-a.gguf", &tower("gemma3", 7)[..]), ("mmproj-b.gguf", &tower("gemma3", 2))];
         assert!(open(&towers, None).unwrap().config().vision().unwrap().is_some(), "the one that fits");
+    }
+
+    #[test]
+    fn beside_a_file_that_calls_itself_as_many_do_a_tower_of_another_size_is_another_models() {
+        let text = Gguf::new("llama")
+            .u32("llama.embedding_length", 2)
+            .f32_tensor("output_norm.weight", &[2], &[1.0, 2.0])
+            .bytes();
+        let folder = folder(&[("text.gguf", &text), ("mmproj.gguf", &tower("gemma3", 7))]);
+        let open = |file: TowerFile| {
+            Checkpoint::open_with(&folder.path().join("text.gguf"), family).unwrap().with_tower(&file)
+        };
+        let beside = open(TowerFile::Beside(vec!["mmproj.gguf".to_owned()])).unwrap();
+        assert!(beside.config().vision().unwrap().is_none());
+        assert!(open(TowerFile::Named("mmproj.gguf".to_owned())).is_err());
     }
 
     #[test]
