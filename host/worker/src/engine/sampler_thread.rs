@@ -183,8 +183,8 @@ impl CallQueue {
 #[cfg(target_os = "linux")]
 impl QueueState {
     fn remember_thread(&mut self) {
-        // SAFETY: the call takes nothing and cannot fail.
-        self.thread = u32::try_from(unsafe { libc::gettid() }).ok();
+        // SAFETY: the call takes nothing and cannot fail. glibc has had a function for it only since 2.30.
+        self.thread = u32::try_from(unsafe { libc::syscall(libc::SYS_gettid) }).ok();
     }
 
     /// Lowers the thread's priority to the minimum. A fenced thread may not change the priority of any other, as the
