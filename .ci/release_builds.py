@@ -5,6 +5,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -17,6 +18,9 @@ CARGO = os.environ.get("CARGO", "cargo")
 NAME = "release"
 TRIPLES = {"linux-x86_64": "x86_64-unknown-linux-gnu", "linux-aarch64": "aarch64-unknown-linux-gnu", "macos-aarch64": "aarch64-apple-darwin"}
 # cargo-zigbuild has zig link for one version of glibc; ziglang is the version that .ci/link-mac knows, too.
+# Compute capabilities that CUDA's kernels are compiled for: the first of each generation, whose code the others run. PTX of the last one
+# is for later generations.
+CAPABILITIES = [80, 90, 100, 120]
 PACKAGES = ["cargo-zigbuild==0.24.1", mac_toolchain.PACKAGES[0]]
 
 
@@ -29,9 +33,13 @@ def plugin_packages():
     return ["pensieve", *sorted(f"pensieve-{folder.name}" for folder in (ROOT / "plugins").iterdir() if (folder / "Cargo.toml").is_file())]
 
 
-def built(target, glibc, features):
-    """The program and the plugins, built for a target."""
+def built(target, glibc, features, only):
+    """The program and the plugins, or only some of them, built for a target."""
     triple, packages = TRIPLES[target], plugin_packages()
+    unknown = [name for name in only if f"pensieve-{name}" not in packages]
+    if unknown:
+        sys.exit(f"{NAME}: there is no plugin '{unknown[0]}'")
+    packages = packages if not only else ["pensieve", *(f"pensieve-{name}" for name in only)]
     if target == "macos-aarch64" and sys.platform != "darwin":
         return mac_files(packages)
     environment = {**os.environ, **remapped(target)}
@@ -41,23 +49,27 @@ def built(target, glibc, features):
         target_library(triple)
     else:
         command = [CARGO, "build", "--target", triple]
+    if "cuda" in features.split(","):
+        environment.update(cuda_environment())
     command += ["--locked", "--release", "--target-dir", str(target_folder() / "dist"), "--message-format", "json-render-diagnostics"]
     for package in packages:
         command += ["--package", package]
     if features:
-        command += ["--features", ",".join(features_of(features))]
+        command += ["--features", ",".join(features_of(features, packages[1:]))]
     done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
     if done.returncode != 0:
         sys.exit(f"{NAME}: the build for {target} failed")
     return of_messages(done.stdout)
 
 
-def features_of(features):
+def features_of(features, packages=None):
     """Features of the plugins, each with its package: those that have it."""
+    packages = plugin_packages()[1:] if packages is None else packages
+
     def has(package, feature):
         text = (ROOT / "plugins" / package.removeprefix("pensieve-") / "Cargo.toml").read_text(encoding="utf-8")
         return re.search(rf"^{re.escape(feature)} = ", text, re.MULTILINE) is not None
-    return [f"{package}/{feature}" for feature in features.split(",") if feature for package in plugin_packages()[1:] if has(package, feature)]
+    return [f"{package}/{feature}" for feature in features.split(",") if feature for package in packages if has(package, feature)]
 
 
 def of_messages(text):
@@ -95,6 +107,34 @@ def zig_environment():
     find = [str(venv / "bin/python"), "-c", "import ziglang; print(ziglang.__path__[0])"]
     zig = Path(subprocess.run(find, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()) / "zig"
     return {"PATH": f"{venv / 'bin'}:{os.environ['PATH']}", "CARGO_ZIGBUILD_ZIG_PATH": str(zig)}
+
+
+# candle builds machine code for one compute capability: the others are added to its commands. Its PTX serves all of them.
+NVCC = """#!/usr/bin/env bash
+own=-gencode=arch=compute_{first},code=sm_{first}
+arguments=()
+for argument in "$@"; do
+    arguments+=("$argument")
+    if [[ $argument == "$own" && " $* " == *" -c "* ]]; then arguments+=({others}); fi
+done
+exec {nvcc} "${{arguments[@]}}"
+"""
+
+
+def cuda_environment():
+    """Variables by which CUDA's kernels are compiled for all generations of cards."""
+    homes = [f"{os.environ[name]}/bin/nvcc" for name in ("CUDA_HOME", "CUDA_PATH") if name in os.environ]
+    nvcc = os.environ.get("NVCC") or shutil.which("nvcc") or next(filter(os.path.exists, homes), None)
+    if nvcc is None:
+        sys.exit(f"{NAME}: there is no nvcc: set CUDA_HOME, NVCC or PATH")
+    first, *others = CAPABILITIES
+    added = [f"-gencode=arch=compute_{one},code=sm_{one}" for one in others]
+    added.append(f"-gencode=arch=compute_{others[-1]},code=compute_{others[-1]}")
+    script = target_folder() / "dist/cuda/bin/nvcc"
+    script.parent.mkdir(parents=True, exist_ok=True)
+    script.write_text(NVCC.format(first=first, others=" ".join(added), nvcc=nvcc), encoding="utf-8")
+    script.chmod(0o755)
+    return {"NVCC": str(script), "CUDA_COMPUTE_CAP": str(first), "PENSIEVE_CUDA_CAPABILITIES": ",".join(map(str, CAPABILITIES))}
 
 
 def target_library(triple):

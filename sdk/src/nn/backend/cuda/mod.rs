@@ -7,6 +7,7 @@
 //! they differ none of them is used.
 
 mod attention;
+mod capability;
 mod experts;
 mod graph;
 mod inputs;

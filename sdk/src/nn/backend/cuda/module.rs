@@ -10,7 +10,7 @@ use candle_core::{
         CudaDType,
         cudarc::{
             cublas,
-            driver::{CudaFunction, CudaModule, CudaSlice, CudaStream, DevicePtr, DeviceRepr, sys},
+            driver::{CudaContext, CudaFunction, CudaModule, CudaSlice, CudaStream, DevicePtr, DeviceRepr, sys},
             nvrtc::Ptx,
         },
     },
@@ -27,7 +27,7 @@ use std::{
 };
 
 use super::{
-    locked,
+    capability, locked,
     memory::{Memory, failed},
 };
 use crate::{Error, Result};
@@ -41,9 +41,6 @@ const MODULES: [&[u8]; 6] = [
     include_bytes!(concat!(env!("OUT_DIR"), "/prompt.fatbin")),
     include_bytes!(concat!(env!("OUT_DIR"), "/recurrence.fatbin")),
 ];
-
-/// Kernels were compiled to wait for their inputs, so each may start before the previous one has ended.
-const MAY_OVERLAP: bool = matches!(env!("PENSIEVE_CUDA_OVERLAP").as_bytes(), b"yes");
 
 /// cuBLAS's default workspace size on devices of compute capability 9.0.
 const WORKSPACE_BYTES: usize = 32 << 20;
@@ -59,6 +56,8 @@ pub(super) struct Module {
     /// Maximum shared memory per block, in bytes.
     shared_max: i32,
     launches: AtomicUsize,
+    /// Kernels wait for their inputs, so each may start before the previous one has ended.
+    may_overlap: bool,
     /// cuBLAS's workspace. By default cuBLAS would allocate one inside the graph that a product is captured into, and
     /// use it for other products, too.
     _workspace: CudaSlice<u8>,
@@ -165,6 +164,7 @@ impl Module {
             functions: Mutex::default(),
             shared_max,
             launches: AtomicUsize::new(0),
+            may_overlap: capability::waits_for_inputs(device_capability(&context)?),
             _workspace: workspace,
         })
     }
@@ -219,7 +219,7 @@ impl Module {
             sharedMemBytes: narrow(shared_bytes)?,
             hStream: self.stream.cu_stream(),
             attrs: &raw mut attribute,
-            numAttrs: u32::from(MAY_OVERLAP),
+            numAttrs: u32::from(self.may_overlap),
         };
         let mut pointers: Vec<*mut c_void> = args.iter().map(Arg::pointer).collect();
         self.launches.fetch_add(1, Ordering::Relaxed);
@@ -317,6 +317,12 @@ impl Module {
         }
         .map_err(|error| failed(format!("cuBLAS: {error:?}")))
     }
+}
+
+/// The compute capability of a device, such as 90.
+fn device_capability(context: &CudaContext) -> Result<u32> {
+    let (major, minor) = context.compute_capability().map_err(failed)?;
+    Ok(u32::try_from(major * 10 + minor).unwrap_or_default())
 }
 
 /// Element type of a cuBLAS product's inputs.
