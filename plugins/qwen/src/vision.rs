@@ -146,7 +146,7 @@ fn mrope_sections(config: &Settings) -> Result<Option<[usize; 3]>> {
     let Some(sections) = config.value().pointer("/rope_parameters/mrope_section") else { return Ok(None) };
     let number = |index: usize| Some(sections.get(index)?.as_u64().filter(|pairs| *pairs < 1024)? as usize);
     let is_three = sections.as_array().is_some_and(|list| {
-        list.len() == 3 || list.len() == 4 && list.last().and_then(serde_json::Value::as_u64) == Some(0)
+        list.len() == 3 || list.len() == 4 && list.last().is_some_and(|last| last.as_u64() == Some(0))
     });
     match (number(0), number(1), number(2)) {
         (Some(time), Some(height), Some(width)) if is_three => Ok(Some([time, height, width])),

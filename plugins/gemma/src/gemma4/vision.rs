@@ -75,7 +75,7 @@ impl Config {
             Some(slot) => u32::try_from(slot).ok(),
             None => checkpoint.tokenizer()?.id(SLOT)?,
         };
-        let theta = vision.value().pointer("/rope_parameters/rope_theta").and_then(serde_json::Value::as_f64);
+        let theta = vision.value()["rope_parameters"]["rope_theta"].as_f64();
         let config = Self {
             hidden_size: vision.usize_or("hidden_size", 768)?,
             intermediate_size: vision.usize_or("intermediate_size", 3072)?,
