@@ -149,9 +149,14 @@ impl Drop for Serving {
     }
 }
 
+/// A command with this system's names of libraries.
+pub fn of_this_system(line: &str) -> String {
+    line.replace(".so", std::env::consts::DLL_SUFFIX)
+}
+
 /// A command as a shell runs it, in a folder that looks like this repository with a release build.
 fn shell(desk: &Desk, line: &str, server: Option<&Serving>) -> Command {
-    let mut line = line.replace(".so", std::env::consts::DLL_SUFFIX);
+    let mut line = of_this_system(line);
     line = line.replace("/path/to/model.gguf", &desk.path("home/models/pensieve-starter.gguf").display().to_string());
     let adapter = root().join("examples/starter/adapters/pirate").display().to_string();
     line = line.replace("/path/to/adapter", &adapter).replace("hf:OWNER/REPO", "hf:owner/repo");

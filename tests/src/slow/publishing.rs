@@ -15,7 +15,7 @@ use super::authors::claimed_by_a_new_architecture;
 use crate::{
     artifacts::{library, library_name, outside, place_program, plugin},
     cli::Desk,
-    docs::commands,
+    docs::{commands, of_this_system},
     http::{
         client::post,
         server::{self, Options, Server},
@@ -23,13 +23,13 @@ use crate::{
     reference::fixture,
 };
 
-/// What a user does with an index or a package; an author does the rest.
+/// Verbs of users; an author runs the other commands.
 const OF_A_USER: [&str; 5] = ["add", "search", "outdated", "update", "remove"];
 
 /// Runs a command of the page in a shell, in the author's folder.
 fn by_the_author(desk: &Desk, folder: &Path, line: &str) {
     let mut shell = Command::new("sh");
-    desk.prepare(shell.args(["-euc", &line.replace(".so", std::env::consts::DLL_SUFFIX)]));
+    desk.prepare(shell.args(["-euc", &of_this_system(line)]));
     let path = std::env::var_os("PATH").unwrap_or_default();
     let paths = [desk.path("bin")].into_iter().chain(std::env::split_paths(&path));
     shell.current_dir(folder).env("PATH", std::env::join_paths(paths).unwrap());
