@@ -141,7 +141,8 @@ const LAYERS: &[(&str, &str, &[&[&str]])] = &[
         &[
             &["conv", "elementwise", "experts"],
             &["activation", "attention", "low_rank", "matmul", "norm", "recurrence", "rope"],
-            &["float", "kv", "pool", "quant", "tile"],
+            &["kv"],
+            &["float", "pool", "quant", "tile"],
             &["simd"],
         ],
     ),

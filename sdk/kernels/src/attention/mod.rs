@@ -19,10 +19,9 @@ use std::ops::Range;
 
 use super::float::{F16, F32, Float, fill};
 use super::kv::{Kv, KvLayout, Span};
-use super::matmul::MANY;
 use super::pool::{Disjoint, Pool};
 use super::simd::{Kernel, Rows, Simd, exp, tanh};
-use super::tile::{PAIR, TILE, in_tiles, tile};
+use super::tile::{MANY, PAIR, TILE, in_tiles, tile};
 
 pub use chosen::attention_chosen;
 pub use texts::{TextHeads, attention_within};
@@ -254,7 +253,7 @@ impl<F: Float> Attend<'_, F> {
         self.q[self.head(row) * dim..][..dim].iter().map(|q| q * self.scores.scale)
     }
 
-    /// What a row's softmax is divided by, from the sum of its weights relative to its largest score.
+    /// Divisor of a row's weights: their sum, which is relative to the row's largest score, with the sink.
     #[inline(always)]
     fn total(&self, head: usize, top: f32, sum: f32) -> f32 {
         sum + self.scores.sinks.map_or(0.0, |sinks| (sinks[head % self.heads] - top).exp())

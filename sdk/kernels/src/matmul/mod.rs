@@ -19,16 +19,13 @@ use std::ops::Range;
 use super::float::{BF16, Dense, F16, F32, Fp8};
 use super::pool::Pool;
 use super::quant::{Expanded, Format, Layout, with_format};
+use super::tile::MANY;
 use pensieve_error::{Error, Result};
 use pensieve_weights::{Dtype, RawTensor, quote};
 
 /// Maximum number of batch rows that pass over a panel together; for quantized weights, as many as have activations
 /// that fit the L2 cache.
 const BATCH: usize = 512;
-
-/// Fewest rows that the matrix unit computes. Fewer are as fast by vectors, or faster: weights are unpacked in two to four
-/// times as many instructions for tiles. The texts of the laws are shorter, so the laws hold to the last bit.
-pub(crate) const MANY: usize = 64;
 
 /// A matrix as a checkpoint stores it: `rows` consecutive rows of `cols` values.
 #[derive(Clone, Copy, Debug)]
