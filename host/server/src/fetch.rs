@@ -204,8 +204,10 @@ mod tests {
             let error = get(&format!("http://{host}:{}/", inside.port()), 100, TIME_MAX).unwrap_err();
             assert!(error.contains("is not a public address"), "{host}: {error}");
         }
-        let to_inside =
-            format!("HTTP/1.1 302 Found\r\nlocation: http://127.0.0.1:{}/\r\ncontent-length: 0\r\n\r\n", inside.port());
+        let to_inside = format!(
+            "HTTP/1.1 302 Found\r\nlocation: http://127.0.0.1:{}/\r\nconnection: close\r\ncontent-length: 0\r\n\r\n",
+            inside.port()
+        );
         let agent = agent(TestResolver(server(to_inside), PublicResolver::default()), TIME_MAX);
         let error = get_by(&agent, "http://public.test/", 100).unwrap_err();
         assert!(error.contains("is not a public address"), "{error}");
@@ -216,7 +218,8 @@ mod tests {
         let small = agent(TestResolver(server(reply("picture")), PublicResolver::default()), TIME_MAX);
         assert_eq!(get_by(&small, "http://public.test/a.png", 7).unwrap(), b"picture");
         assert_eq!(get_by(&small, "http://public.test/a.png", 6).unwrap_err(), "it has more than 6 bytes");
-        let circle = "HTTP/1.1 302 Found\r\nlocation: http://public.test/\r\ncontent-length: 0\r\n\r\n";
+        let circle =
+            "HTTP/1.1 302 Found\r\nlocation: http://public.test/\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
         let circle = agent(TestResolver(server(circle.to_owned()), PublicResolver::default()), TIME_MAX);
         assert!(get_by(&circle, "http://public.test/", 100).unwrap_err().contains("redirect"));
         assert!(get("ftp://public.test/", 100, TIME_MAX).is_err());
