@@ -36,6 +36,13 @@ pub struct Matrix<'a> {
     pub cols: usize,
 }
 
+/// One of several products of the same activations.
+#[derive(Debug)]
+pub struct Product<'a> {
+    pub weight: Matrix<'a>,
+    pub out: &'a mut [f32],
+}
+
 /// Computes `out[n, rows] = x[n, cols] · wᵀ`, for rows that come together: `MANY` of them are computed by the matrix unit,
 /// if the pool has one. Among fewer, and among more, each result row is bitwise independent of the other rows.
 ///
@@ -49,15 +56,33 @@ pub fn matmul(pool: &Pool, w: &Matrix<'_>, x: &[f32], n: usize, out: &mut [f32])
 /// As [`matmul`], for stretches of rows of these lengths: each counts its own rows only. So a row is the same whatever else
 /// is in the batch.
 pub fn matmul_of(pool: &Pool, w: &Matrix<'_>, x: &[f32], stretches: &[usize], out: &mut [f32]) {
-    let (row_bytes, n) = (w.row_bytes(), stretches.iter().sum::<usize>());
-    assert_eq!(Some(w.data.len()), row_bytes.checked_mul(w.rows), "a matrix of {} × {} {:?}", w.rows, w.cols, w.dtype);
-    assert_eq!(Some(x.len()), n.checked_mul(w.cols), "activations for {n} rows of {}", w.cols);
-    assert_eq!(Some(out.len()), n.checked_mul(w.rows), "outputs for {n} rows of {}", w.rows);
-    if w.rows == 0 || n == 0 {
-        return;
+    matmul_all(pool, &mut [Product { weight: *w, out }], x, stretches);
+}
+
+/// As [`matmul_of`], for several products of the same activations, which are packed once. Their weights have the same
+/// number of columns.
+pub fn matmul_all(pool: &Pool, products: &mut [Product<'_>], x: &[f32], stretches: &[usize]) {
+    let n = stretches.iter().sum::<usize>();
+    let Some(cols) = products.first().map(|product| product.weight.cols) else { return };
+    assert_eq!(Some(x.len()), n.checked_mul(cols), "activations for {n} rows of {cols}");
+    for Product { weight: w, out } in &mut *products {
+        assert_eq!(w.cols, cols, "products of the same activations");
+        assert_eq!(
+            Some(w.data.len()),
+            w.row_bytes().checked_mul(w.rows),
+            "a matrix of {} × {} {:?}",
+            w.rows,
+            w.cols,
+            w.dtype
+        );
+        assert_eq!(Some(out.len()), n.checked_mul(w.rows), "outputs for {n} rows of {}", w.rows);
+        if cols == 0 {
+            out.fill(0.0);
+        }
     }
-    if w.cols == 0 {
-        return out.fill(0.0);
+    let mut products: Vec<Product<'_>> = part(products, 0..n).filter(|product| !product.out.is_empty()).collect();
+    if cols == 0 || products.is_empty() {
+        return;
     }
     let is_many = |stretch: usize| pool.level().has_tiles() && stretch >= MANY;
     let mut kinds: Vec<(bool, Range<usize>)> = Vec::new();
@@ -72,37 +97,55 @@ pub fn matmul_of(pool: &Pool, w: &Matrix<'_>, x: &[f32], stretches: &[usize], ou
     }
     if kinds.len() <= 2 {
         for (kind, rows) in kinds {
-            let (x, out) =
-                (&x[rows.start * w.cols..rows.end * w.cols], &mut out[rows.start * w.rows..rows.end * w.rows]);
-            of_kind(pool, w, kind, x, out);
+            of_kind(pool, &mut products, kind, &x[rows.start * cols..rows.end * cols], rows);
         }
         return;
     }
     // Weights are read and unpacked once for each kind, however its rows are scattered.
     for kind in [false, true] {
         let rows = || kinds.iter().filter(|(of, _)| *of == kind).map(|(_, rows)| rows.clone());
-        let together: Vec<f32> = rows().flat_map(|rows| &x[rows.start * w.cols..rows.end * w.cols]).copied().collect();
-        let mut outs = vec![0.0; together.len() / w.cols * w.rows];
-        of_kind(pool, w, kind, &together, &mut outs);
-        let mut rest = &outs[..];
-        for rows in rows() {
-            let (some, others) = rest.split_at(rows.len() * w.rows);
-            out[rows.start * w.rows..rows.end * w.rows].copy_from_slice(some);
-            rest = others;
+        let together: Vec<f32> = rows().flat_map(|rows| &x[rows.start * cols..rows.end * cols]).copied().collect();
+        let n = together.len() / cols;
+        let mut outs: Vec<Vec<f32>> = products.iter().map(|product| vec![0.0; n * product.weight.rows]).collect();
+        let in_turn = products.iter().zip(&mut outs);
+        let mut in_turn: Vec<_> = in_turn.map(|(product, out)| Product { weight: product.weight, out }).collect();
+        of_kind(pool, &mut in_turn, kind, &together, 0..n);
+        for (product, out) in products.iter_mut().zip(&outs) {
+            let mut rest = &out[..];
+            for rows in rows() {
+                let (some, others) = rest.split_at(rows.len() * product.weight.rows);
+                let width = product.weight.rows;
+                product.out[rows.start * width..rows.end * width].copy_from_slice(some);
+                rest = others;
+            }
         }
     }
 }
 
+/// The products of some rows.
+fn part<'a>(products: &'a mut [Product<'_>], rows: Range<usize>) -> impl Iterator<Item = Product<'a>> {
+    products.iter_mut().map(move |product| {
+        let width = product.weight.rows;
+        Product { weight: product.weight, out: &mut product.out[rows.start * width..rows.end * width] }
+    })
+}
+
 /// Computes rows of one kind.
-fn of_kind(pool: &Pool, w: &Matrix<'_>, many: bool, x: &[f32], out: &mut [f32]) {
-    for (x, out) in x.chunks(BATCH * w.cols).zip(out.chunks_mut(BATCH * w.rows)) {
+fn of_kind(pool: &Pool, products: &mut [Product<'_>], many: bool, x: &[f32], rows: Range<usize>) {
+    let cols = x.len() / rows.len().max(1);
+    for first in rows.clone().step_by(BATCH) {
+        let batch = first..rows.end.min(first + BATCH);
+        let x = &x[(batch.start - rows.start) * cols..(batch.end - rows.start) * cols];
+        let mut products: Vec<Product<'_>> = part(products, batch).collect();
         #[cfg(target_arch = "x86_64")]
         if let Some(amx) = pool.level().tiles().filter(|_| many) {
-            tiles::multiply(pool, amx, w, x, out);
+            tiles::multiply(pool, amx, &mut products, x);
             continue;
         }
         let _ = many;
-        with_format!(w.dtype, F => quantized::multiply::<F>(pool, w, x, out), dense::multiply(pool, w, x, out));
+        for Product { weight: w, out } in &mut products {
+            with_format!(w.dtype, F => quantized::multiply::<F>(pool, w, x, out), dense::multiply(pool, w, x, out));
+        }
     }
 }
 

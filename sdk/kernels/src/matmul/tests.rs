@@ -224,6 +224,60 @@ fn a_stretch_is_the_same_alone_and_beside_others() {
 }
 
 #[test]
+fn products_of_the_same_activations_are_the_same_together() {
+    for level in Level::available() {
+        let cols = 512;
+        for stretches in [vec![3], vec![MANY + 5], vec![1, MANY, 7, 2 * MANY, 1]] {
+            let mut random = Random(9);
+            let n: usize = stretches.iter().sum();
+            let x: Vec<f32> = (0..n * cols).map(|_| random.number()).collect();
+            let shapes = [(Dtype::Q4K, 300), (Dtype::F16, 40), (Dtype::Q6K, 0), (Dtype::Q8_0, 7)];
+            let bytes = shapes.map(|(dtype, rows)| random.weights(dtype, rows, cols));
+            let weight = |index: usize| {
+                let (dtype, rows) = shapes[index];
+                Matrix { dtype, data: &bytes[index], rows, cols }
+            };
+            let mut outs = shapes.map(|(_, rows)| vec![f32::NAN; n * rows]);
+            let in_turn = outs.iter_mut().enumerate();
+            let mut products: Vec<_> = in_turn.map(|(index, out)| Product { weight: weight(index), out }).collect();
+            matmul_all(&Pool::with_level(3, level), &mut products, &x, &stretches);
+            for (index, out) in outs.iter().enumerate() {
+                assert_eq!(*out, run_of(level, &weight(index), &x, &stretches), "{} {:?}", level.name(), shapes[index]);
+            }
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn shares_of_threads_cover_every_output_of_every_row_once() {
+    for (outputs, n) in
+        [(&[2048, 512, 512][..], 512), (&[8192, 8192], 300), (&[32], 64), (&[1, 33], 511), (&[100_000], 65)]
+    {
+        for threads in [1, 2, 3, 16, 200] {
+            let shares = tiles::Shares::new(outputs, n, threads);
+            let mut counts: Vec<Vec<u8>> =
+                outputs.iter().map(|rows| vec![0; rows.div_ceil(32) * n.div_ceil(16)]).collect();
+            let mut threads = (0..threads).cycle();
+            // Threads take turns, so each takes from stretches that others have begun.
+            let mut idle = 0;
+            while idle < 200 {
+                let Some((product, task)) = threads.next().and_then(|thread| shares.next(thread)) else {
+                    idle += 1;
+                    continue;
+                };
+                for pair in task.pairs {
+                    for group in task.groups.clone() {
+                        counts[product][pair * n.div_ceil(16) + group] += 1;
+                    }
+                }
+            }
+            assert!(counts.iter().flatten().all(|count| *count == 1), "{outputs:?} for {n} rows");
+        }
+    }
+}
+
+#[test]
 fn many_rows_are_within_rounding_of_few() {
     for level in Level::available() {
         for dtype in DTYPES {

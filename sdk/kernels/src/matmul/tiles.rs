@@ -11,13 +11,14 @@
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
 use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::super::float::{BF16, Dense, F16, F32, Fp8};
 use super::super::pool::{Disjoint, Pool};
 use super::super::quant::{Format, Layout, SEGMENT, with_format};
 use super::super::simd::{Amx, Avx512, Line, Rows, Simd, Sums, TILE_COLS, TILE_ROWS, TILE_SUMS, TileKernel, Tiles};
 use super::super::tile::PAIR;
-use super::Matrix;
+use super::Product;
 use super::panels::Panels;
 use super::quantized::Panel;
 use pensieve_weights::Dtype;
@@ -32,32 +33,45 @@ const OUTPUTS: usize = PAIR * TILE_SUMS;
 const PAIRS_MAX: usize = 8;
 /// Tasks per thread, so that threads finish together.
 const TASKS: usize = 3;
+/// Most rows of a task beside other threads: their activations take half of the L2 cache if they have 2,048 columns.
+const ROWS_MAX: usize = 256;
 /// 32 MiB of activations are kept for the next product: 512 rows of 32,768 columns in one part.
 const KEPT_LINES: usize = (32 << 20) / size_of::<Line>();
 /// Fewest rows for which weights are unpacked a second time to occupy another thread.
 const ROWS_MIN: usize = 128;
 
-/// Computes `out[n, rows] = x[n, cols] · wᵀ`.
-pub(super) fn multiply(pool: &Pool, amx: Amx, w: &Matrix<'_>, x: &[f32], out: &mut [f32]) {
-    let n = x.len() / w.cols;
-    let products = products(w.dtype);
-    let left = Left::new(pool, amx, x, w.cols, parts(products.iter().map(|(left, _)| left)));
-    let job = Job {
-        panels: Panels::new(w, TILE_SUMS),
-        rows: w.rows,
-        cols: w.cols,
-        n,
-        products,
-        fill: filler(w.dtype),
-        out: Disjoint::new(out),
-    };
-    let tasks = tasks(w.rows, n, pool.threads());
-    pool.run(tasks.len(), |index| WORK.with_borrow_mut(|work| job.run(amx, &left, &tasks[index], work)));
+/// Computes `out[n, rows] = x[n, cols] · wᵀ` for each of some matrices.
+pub(super) fn multiply(pool: &Pool, amx: Amx, products: &mut [Product<'_>], x: &[f32]) {
+    let Some(cols) = products.first().map(|product| product.weight.cols) else { return };
+    let n = x.len() / cols;
+    let used = products.iter().flat_map(|product| summed(product.weight.dtype)).map(|(left, _)| left);
+    let left = Left::new(pool, amx, x, cols, parts(used));
+    let jobs: Vec<Job<'_>> = products
+        .iter_mut()
+        .map(|Product { weight, out }| Job {
+            panels: Panels::new(weight, TILE_SUMS),
+            rows: weight.rows,
+            cols,
+            n,
+            products: summed(weight.dtype),
+            fill: filler(weight.dtype),
+            out: Disjoint::new(out),
+        })
+        .collect();
+    let outputs: Vec<usize> = jobs.iter().map(|job| job.rows).collect();
+    let shares = Shares::new(&outputs, n, pool.threads());
+    pool.run(pool.threads(), |thread| {
+        WORK.with_borrow_mut(|work| {
+            while let Some((job, task)) = shares.next(thread) {
+                jobs[job].run(amx, &left, &task, work);
+            }
+        });
+    });
 }
 
 /// The parts of activations and weights whose products are summed. Each part has 8 more bits of a number, so the products that
 /// are left out are below the last bit of an `f32`.
-fn products(dtype: Dtype) -> &'static [(usize, usize)] {
+fn summed(dtype: Dtype) -> &'static [(usize, usize)] {
     match dtype {
         Dtype::BF16 => &[(0, 0), (1, 0), (2, 0)],
         Dtype::F16 | Dtype::Fp8 => &[(0, 0), (1, 0), (0, 1), (2, 0), (1, 1)],
@@ -154,7 +168,7 @@ impl TileKernel for Pack<'_, '_> {
 }
 
 /// Unpacks `cols` columns of 16 rows of weights to parts, each of [`LINES`].
-type Filler = fn(Amx, Rows<'_>, usize, &mut [Line]);
+type Filler = fn(Amx, Rows<'_>, usize, &mut Panel<Avx512>, &mut [Line]);
 
 struct Job<'a> {
     panels: Panels<'a>,
@@ -170,33 +184,60 @@ struct Job<'a> {
 
 /// Some outputs of some rows.
 #[derive(Debug)]
-struct Task {
-    pairs: Range<usize>,
+pub(super) struct Task {
+    pub(super) pairs: Range<usize>,
     /// In groups of 16 rows.
-    groups: Range<usize>,
+    pub(super) groups: Range<usize>,
 }
 
-/// Cuts a product into tasks of similar cost.
-fn tasks(outputs: usize, n: usize, threads: usize) -> Vec<Task> {
-    let (pairs, groups) = (outputs.div_ceil(OUTPUTS), n.div_ceil(TILE_ROWS));
-    let each = (pairs / (TASKS * threads)).clamp(1, PAIRS_MAX);
-    // With fewer outputs than that many threads need, rows are divided as well.
-    let cuts = if threads == 1 { 1 } else { (2 * threads).div_ceil(pairs).min(n / ROWS_MIN).max(1) };
-    let stretch = groups.div_ceil(cuts).next_multiple_of(2);
-    let pieces = pairs.div_ceil(each);
-    let mut tasks = Vec::with_capacity(pieces * cuts);
-    for piece in 0..pieces {
-        for start in (0..groups).step_by(stretch) {
-            let pairs = pairs * piece / pieces..pairs * (piece + 1) / pieces;
-            tasks.push(Task { pairs, groups: start..groups.min(start + stretch) });
+/// Products cut into tasks of similar cost.
+pub(super) struct Shares {
+    /// Pairs of panels of a product.
+    pieces: Vec<(usize, Range<usize>)>,
+    /// Groups of 16 rows, and the number of pieces that were taken with them.
+    stretches: Vec<(Range<usize>, AtomicUsize)>,
+}
+
+impl Shares {
+    pub(super) fn new(outputs: &[usize], n: usize, threads: usize) -> Self {
+        let groups = n.div_ceil(TILE_ROWS);
+        let pairs = outputs.iter().map(|outputs| outputs.div_ceil(OUTPUTS));
+        let all: usize = pairs.clone().sum();
+        // With fewer outputs than that many threads need, rows are divided as well.
+        let cuts = match threads {
+            1 => 1,
+            _ => (TASKS * threads).div_ceil(all).min(n / ROWS_MIN).max(n.div_ceil(ROWS_MAX)),
+        };
+        let stretch = groups.div_ceil(cuts).next_multiple_of(2);
+        let each = (all * cuts / (TASKS * threads)).clamp(1, PAIRS_MAX);
+        let cut = |(product, pairs): (usize, usize)| {
+            let pieces = pairs.div_ceil(each);
+            (0..pieces).map(move |piece| (product, pairs * piece / pieces..pairs * (piece + 1) / pieces))
+        };
+        let stretches = (0..groups).step_by(stretch).map(|start| start..groups.min(start + stretch));
+        Self {
+            pieces: pairs.enumerate().flat_map(cut).collect(),
+            stretches: stretches.map(|stretch| (stretch, AtomicUsize::new(0))).collect(),
         }
     }
-    tasks
+
+    /// The next task of a thread. It stays with a stretch of rows, whose activations stay in its L2 cache, until nothing is left of
+    /// that.
+    pub(super) fn next(&self, thread: usize) -> Option<(usize, Task)> {
+        let count = self.stretches.len();
+        (0..count).find_map(|step| {
+            let (groups, taken) = &self.stretches[(thread + step) % count];
+            let (product, pairs) = self.pieces.get(taken.fetch_add(1, Ordering::Relaxed))?;
+            Some((*product, Task { pairs: pairs.clone(), groups: groups.clone() }))
+        })
+    }
 }
 
 /// Memory of a thread, reused for all its tasks.
 #[derive(Default)]
 struct Work {
+    /// Segments are unpacked to codes first. To clear it for each would take longer than a tenth of the unpacking.
+    panel: Option<Box<Panel<Avx512>>>,
     right: Vec<Line>,
     sums: Vec<[Sum; PAIR]>,
 }
@@ -217,6 +258,7 @@ impl Job<'_> {
         let parts = parts(self.products.iter().map(|(_, right)| right));
         let panels = task.pairs.len() * PAIR;
         let rows = task.groups.len() * TILE_ROWS;
+        let codes = work.panel.get_or_insert_with(|| Box::new(Panel::new(amx.avx512())));
         work.right.resize(panels * parts * LINES, Line::ZERO);
         work.sums.resize(task.pairs.len() * rows, [Sum([0.0; TILE_SUMS]); PAIR]);
         for first in (0..left.steps).step_by(STEPS) {
@@ -226,7 +268,7 @@ impl Job<'_> {
             for (panel, lines) in work.right.chunks_exact_mut(parts * LINES).enumerate() {
                 let pair = task.pairs.start + panel / PAIR;
                 let rows = self.panels.rows(pair, panel % PAIR);
-                fill(amx, rows.skip(bytes(first * TILE_COLS)), cols, lines);
+                fill(amx, rows.skip(bytes(first * TILE_COLS)), cols, codes, lines);
                 if first + steps < left.steps {
                     self.panels.prefetch_next(pair, first / STEPS, bytes(SEGMENT), panel % PAIR);
                 }
@@ -312,13 +354,14 @@ fn filler(dtype: Dtype) -> (fn(usize) -> usize, Filler) {
     )
 }
 
-fn fill_quantized<F: Format>(amx: Amx, rows: Rows<'_>, cols: usize, lines: &mut [Line]) {
-    amx.enter(FillQuantized::<F> { rows, cols, lines, format: PhantomData });
+fn fill_quantized<F: Format>(amx: Amx, rows: Rows<'_>, cols: usize, panel: &mut Panel<Avx512>, lines: &mut [Line]) {
+    amx.enter(FillQuantized::<F> { rows, cols, panel, lines, format: PhantomData });
 }
 
 struct FillQuantized<'a, F> {
     rows: Rows<'a>,
     cols: usize,
+    panel: &'a mut Panel<Avx512>,
     lines: &'a mut [Line],
     format: PhantomData<F>,
 }
@@ -327,7 +370,7 @@ impl<F: Format> TileKernel for FillQuantized<'_, F> {
     #[inline(always)]
     fn run(self, amx: Amx) {
         let simd = amx.avx512();
-        let mut panel = Panel::<Avx512>::new(simd);
+        let panel = self.panel;
         panel.fill::<F>(simd, self.rows, self.cols / F::BLOCK);
         let (byte, zero) = (simd.splat_bits(0xff), simd.splat(0.0));
         for group in 0..self.cols / F::GROUP {
@@ -354,7 +397,13 @@ impl<F: Format> TileKernel for FillQuantized<'_, F> {
     }
 }
 
-fn fill_dense<F: Dense, const PARTS: usize>(amx: Amx, rows: Rows<'_>, cols: usize, lines: &mut [Line]) {
+fn fill_dense<F: Dense, const PARTS: usize>(
+    amx: Amx,
+    rows: Rows<'_>,
+    cols: usize,
+    _panel: &mut Panel<Avx512>,
+    lines: &mut [Line],
+) {
     amx.enter(FillDense::<F, PARTS> { rows, cols, lines, format: PhantomData });
 }
 

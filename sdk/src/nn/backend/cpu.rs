@@ -8,7 +8,7 @@ use pensieve_kernels::{self as kernels, Activation, Level, Operand, Pool, Step};
 use std::sync::{Mutex, PoisonError};
 
 use self::states::change_states;
-use super::{Backend, Changed, Columns, ExpertRows, Form, Formulas, LowRankForm, Matrix, StoreShape, foreign};
+use super::{Backend, Changed, Columns, ExpertRows, Form, Formulas, Layer, LowRankForm, Matrix, StoreShape, foreign};
 use crate::{
     Batch, Error, Result,
     nn::{
@@ -47,20 +47,30 @@ impl CpuKernels {
         if stretches.iter().sum::<usize>() == rows { stretches.clone() } else { vec![1; rows] }
     }
 
-    /// `x · Wᵀ + b`, row by row.
-    fn product(&self, x: &Tensor, weight: &Matrix, bias: Option<&Tensor>) -> Result<Vec<f32>> {
-        let Form::InPlace(raw) = &weight.form else { return Err(foreign("a weight")) };
+    /// `x · Wᵀ + b` of some layers with the same input, row by row.
+    fn products(&self, x: &Tensor, layers: &[Layer<'_>]) -> Result<Vec<Vec<f32>>> {
         let rows = x.dim(0)?;
-        let mut out = self.pool.zeros(rows * weight.outputs);
-        kernels::matmul_of(&self.pool, &cpu_matrix(raw, weight), &view(x)?, &self.stretches(rows), &mut out);
-        if let Some(bias) = bias {
+        let mut outs: Vec<_> = layers.iter().map(|(weight, _)| self.pool.zeros(rows * weight.outputs)).collect();
+        let products = layers.iter().zip(&mut outs).map(|((weight, _), out)| match &weight.form {
+            Form::InPlace(raw) => Ok(kernels::Product { weight: cpu_matrix(raw, weight), out }),
+            _ => Err(foreign("a weight")),
+        });
+        let mut products = products.collect::<Result<Vec<_>>>()?;
+        kernels::matmul_all(&self.pool, &mut products, &view(x)?, &self.stretches(rows));
+        for ((weight, bias), out) in layers.iter().zip(&mut outs) {
+            let Some(bias) = bias else { continue };
             let bias = view(bias)?;
             if bias.len() != weight.outputs {
                 return Err(Error::invalid(format!("{} outputs cannot have {} biases", weight.outputs, bias.len())));
             }
-            kernels::add_row(&self.pool, &bias, &mut out);
+            kernels::add_row(&self.pool, &bias, out);
         }
-        Ok(out)
+        Ok(outs)
+    }
+
+    /// The same of one layer.
+    fn product(&self, x: &Tensor, layer: Layer<'_>) -> Result<Vec<f32>> {
+        Ok(self.products(x, &[layer])?.swap_remove(0))
     }
 
     /// Attends to all positions in the cache, or to the chosen ones.
@@ -152,11 +162,28 @@ impl Backend for CpuKernels {
     }
 
     fn linear(&self, x: &Tensor, weight: &Matrix, bias: Option<&Tensor>) -> Result<Tensor> {
-        tensor(self.product(x, weight, bias)?, (x.dim(0)?, weight.outputs))
+        tensor(self.product(x, (weight, bias))?, (x.dim(0)?, weight.outputs))
+    }
+
+    fn linears(&self, x: &Tensor, layers: &[Layer<'_>]) -> Result<Vec<Tensor>> {
+        let rows = x.dim(0)?;
+        let outs = self.products(x, layers)?;
+        outs.into_iter().zip(layers).map(|(out, (weight, _))| tensor(out, (rows, weight.outputs))).collect()
+    }
+
+    fn gated(&self, x: &Tensor, [gate, up]: [Layer<'_>; 2], kind: Activation) -> Result<Tensor> {
+        let shape = (x.dim(0)?, gate.0.outputs);
+        if up.0.outputs != shape.1 {
+            return Err(Error::invalid(format!("{} gates for {} values", shape.1, up.0.outputs)));
+        }
+        let outs = self.products(x, &[gate, up])?;
+        let mut out = self.pool.zeros(shape.0 * shape.1);
+        kernels::activate_mul(&self.pool, kind, &outs[0], &outs[1], &mut out);
+        tensor(out, shape)
     }
 
     fn add_linear(&self, residual: &Tensor, x: &Tensor, weight: &Matrix, bias: Option<&Tensor>) -> Result<Tensor> {
-        let mut out = self.product(x, weight, bias)?;
+        let mut out = self.product(x, (weight, bias))?;
         kernels::add(&self.pool, &view(residual)?, &mut out);
         tensor(out, (x.dim(0)?, weight.outputs))
     }
