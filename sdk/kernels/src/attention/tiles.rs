@@ -6,8 +6,8 @@
 //!
 //! Numbers are split into parts of `bf16`, and the products of parts that matter are summed: beside keys and values in `f16`,
 //! which two parts have exactly, two parts of each, which is 16 bits; beside `f32` three, which is all bits. In one part, scores
-//! were off by more than the rounding of activations to 8 bits costs. The parts of a factor stand one behind another in
-//! the order in which they are multiplied, so that one chain of products sums all of them without leaving the tiles.
+//! were off by more than the rounding of activations to 8 bits costs. All products of a step are summed without leaving the tiles,
+//! in an order in which each of them loads the next part of one side only.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -31,38 +31,33 @@ const LOWEST: f32 = f32::MIN / 2.0;
 /// A vector of 16 numbers.
 type Vector = <Avx512 as Simd>::F;
 
-/// The parts of left and right factors that are multiplied.
+/// How many parts numbers have. In a factor's lines, those of a step stand together.
 #[derive(Clone, Copy)]
-struct Chain {
-    parts: usize,
-    products: &'static [(usize, usize)],
-}
+struct Parts(usize);
 
-impl Chain {
+impl Parts {
     /// Beside keys and values of so many bytes.
-    const fn of(bytes: usize) -> Self {
-        match bytes {
-            2 => Self { parts: 2, products: &[(0, 0), (1, 0), (0, 1)] },
-            _ => Self { parts: 3, products: &[(0, 0), (1, 0), (0, 1), (2, 0), (1, 1), (0, 2)] },
-        }
+    const fn beside(bytes: usize) -> Self {
+        Self(if bytes == 2 { 2 } else { 3 })
     }
 
     /// Lines of 16 rows or columns of a factor.
-    fn lines(self, steps: usize) -> usize {
-        self.products.len() * steps * TILE_ROWS
+    const fn lines(self, steps: usize) -> usize {
+        self.0 * steps * TILE_ROWS
+    }
+
+    /// Where a part of a line stands.
+    #[inline(always)]
+    fn at(self, line: usize, part: usize) -> usize {
+        (line / TILE_ROWS * self.0 + part) * TILE_ROWS + line % TILE_ROWS
     }
 
     /// Stores the parts of 32 numbers of a row: a line of left factors.
     #[inline(always)]
     fn store_row(self, amx: Amx, mut columns: [Vector; 2], line: usize, lines: &mut [Line]) {
-        let each = lines.len() / self.products.len();
-        for part in 0..self.parts {
+        for part in 0..self.0 {
             let rounded = amx.row(columns);
-            for (place, (left, _)) in self.products.iter().enumerate() {
-                if *left == part {
-                    amx.store(rounded, &mut lines[place * each + line]);
-                }
-            }
+            amx.store(rounded, &mut lines[self.at(line, part)]);
             columns = amx.rest_of_row(columns, rounded);
         }
     }
@@ -70,15 +65,33 @@ impl Chain {
     /// Stores the parts of two rows of 16 columns: a line of right factors.
     #[inline(always)]
     fn store_pairs(self, amx: Amx, mut rows: [Vector; 2], line: usize, lines: &mut [Line]) {
-        let each = lines.len() / self.products.len();
-        for part in 0..self.parts {
+        for part in 0..self.0 {
             let rounded = amx.pairs(rows);
-            for (place, (_, right)) in self.products.iter().enumerate() {
-                if *right == part {
-                    amx.store(rounded, &mut lines[place * each + line]);
-                }
-            }
+            amx.store(rounded, &mut lines[self.at(line, part)]);
             rows = amx.rest_of_pairs(rows, rounded);
+        }
+    }
+
+    /// The sums of products of 32 rows with 32 columns.
+    ///
+    /// # Safety
+    /// Each of the factors has [`lines`](Self::lines) for the steps. `to` and, unless it is null, `from` have 32 rows of 32
+    /// elements.
+    #[inline(always)]
+    unsafe fn multiply(
+        self,
+        tiles: &Tiles,
+        left: [*const Line; 2],
+        right: [*const Line; 2],
+        steps: usize,
+        [from, to]: [Sums; 2],
+    ) {
+        // SAFETY: as the caller promises.
+        unsafe {
+            match self.0 {
+                2 => tiles.two_by_two_in_two(left, right, steps, from, to),
+                _ => tiles.two_by_two_in_three(left, right, steps, from, to),
+            }
         }
     }
 }
@@ -143,19 +156,19 @@ impl<F: Float> TileKernel for Attend<'_, F> {
 }
 
 impl<F: Float> Work<F> {
-    const CHAIN: Chain = Chain::of(F::BYTES);
+    const PARTS: Parts = Parts::beside(F::BYTES);
 
     #[inline(always)]
     fn new(amx: Amx, of: &Attend<'_, F>) -> Self {
         let simd = amx.avx512();
         let zero = simd.splat(0.0);
-        let chain = Self::CHAIN;
+        let parts = Self::PARTS;
         let (dim, value_dim) = (of.past.keys.0.head_dim, of.past.value_dim);
         let (key_steps, dims) = (dim.div_ceil(TILE_COLS), value_dim.next_multiple_of(PAIR_ROWS));
         let pairs = of.rows().div_ceil(QUERIES);
-        let mut queries = vec![Line::ZERO; 2 * pairs * chain.lines(key_steps)];
+        let mut queries = vec![Line::ZERO; 2 * pairs * parts.lines(key_steps)];
         let mut columns = vec![[0.0; TILE_SUMS]; key_steps * TILE_COLS];
-        for (half, lines) in queries.chunks_exact_mut(chain.lines(key_steps)).enumerate() {
+        for (half, lines) in queries.chunks_exact_mut(parts.lines(key_steps)).enumerate() {
             let first = half * TILE_SUMS;
             columns.fill([0.0; TILE_SUMS]);
             for row in first..of.rows().min(first + TILE_SUMS) {
@@ -164,7 +177,7 @@ impl<F: Float> Work<F> {
                 }
             }
             for (line, two) in columns.chunks_exact(2).enumerate() {
-                chain.store_pairs(amx, [simd.load(&two[0]), simd.load(&two[1])], line, lines);
+                parts.store_pairs(amx, [simd.load(&two[0]), simd.load(&two[1])], line, lines);
             }
         }
         Self {
@@ -172,9 +185,9 @@ impl<F: Float> Work<F> {
             tiles: amx.tiles(),
             key_steps,
             queries,
-            keys: vec![Line::ZERO; POSITIONS / TILE_ROWS * chain.lines(key_steps)],
-            values: vec![Line::ZERO; dims / TILE_ROWS * chain.lines(VALUE_STEPS)],
-            weights: vec![Line::ZERO; 2 * chain.lines(VALUE_STEPS)],
+            keys: vec![Line::ZERO; POSITIONS / TILE_ROWS * parts.lines(key_steps)],
+            values: vec![Line::ZERO; dims / TILE_ROWS * parts.lines(VALUE_STEPS)],
+            weights: vec![Line::ZERO; 2 * parts.lines(VALUE_STEPS)],
             scores: vec![[zero; 2]; POSITIONS],
             sums: vec![[zero; 2]; pairs * dims],
             dims,
@@ -187,17 +200,17 @@ impl<F: Float> Work<F> {
     /// Loads a tile's keys and values.
     #[inline(always)]
     fn fetch(&mut self, of: &Attend<'_, F>, start: usize, seen: usize) {
-        let (amx, chain) = (self.amx, Self::CHAIN);
+        let (amx, parts) = (self.amx, Self::PARTS);
         let simd = amx.avx512();
         let dim = of.past.keys.0.head_dim;
         for position in 0..seen {
-            let lines = &mut self.keys[position / TILE_ROWS * chain.lines(self.key_steps)..];
-            let lines = &mut lines[..chain.lines(self.key_steps)];
+            let lines = &mut self.keys[position / TILE_ROWS * parts.lines(self.key_steps)..];
+            let lines = &mut lines[..parts.lines(self.key_steps)];
             let bytes = &of.slot(of.past.keys, start + position)[..dim * F::BYTES];
             for (step, bytes) in bytes.chunks(TILE_COLS * F::BYTES).enumerate() {
                 let (first, second) = bytes.split_at(bytes.len().min(TILE_SUMS * F::BYTES));
                 let columns = [load_part::<Avx512, F>(simd, first), load_part::<Avx512, F>(simd, second)];
-                chain.store_row(amx, columns, step * TILE_ROWS + position % TILE_ROWS, lines);
+                parts.store_row(amx, columns, step * TILE_ROWS + position % TILE_ROWS, lines);
             }
         }
         for step in 0..VALUE_STEPS {
@@ -206,9 +219,9 @@ impl<F: Float> Work<F> {
                 load_columns::<F>(simd, of, of.past.values, (start + first, start + seen), columns);
             }
             for (d, (first, second)) in self.columns[0].iter().zip(&self.columns[1]).enumerate() {
-                let lines = &mut self.values[d / TILE_ROWS * chain.lines(VALUE_STEPS)..];
-                let lines = &mut lines[..chain.lines(VALUE_STEPS)];
-                chain.store_row(amx, [*first, *second], step * TILE_ROWS + d % TILE_ROWS, lines);
+                let lines = &mut self.values[d / TILE_ROWS * parts.lines(VALUE_STEPS)..];
+                let lines = &mut lines[..parts.lines(VALUE_STEPS)];
+                parts.store_row(amx, [*first, *second], step * TILE_ROWS + d % TILE_ROWS, lines);
             }
         }
     }
@@ -216,14 +229,14 @@ impl<F: Float> Work<F> {
     /// Multiplies a tile's keys with a pair's queries.
     #[inline(always)]
     fn score(&mut self, pair: usize, seen: usize) {
-        let each = Self::CHAIN.lines(self.key_steps);
+        let each = Self::PARTS.lines(self.key_steps);
         let right = [2 * pair, 2 * pair + 1].map(|half| self.queries[half * each..][..each].as_ptr());
         let keys = self.keys.chunks_exact(2 * each).zip(self.scores.chunks_exact_mut(PAIR_ROWS));
         for (keys, scores) in keys.take(seen.div_ceil(PAIR_ROWS)) {
             let (left, to) = ([keys.as_ptr(), keys[each..].as_ptr()], sums_in(scores));
             let from = Sums { at: std::ptr::null_mut(), ..to };
             // SAFETY: all factors have as many lines as the steps need, and the scores are 32 rows of 32 elements.
-            unsafe { self.tiles.two_by_two(left, right, Self::CHAIN.products.len() * self.key_steps, from, to) };
+            unsafe { Self::PARTS.multiply(&self.tiles, left, right, self.key_steps, [from, to]) };
         }
     }
 
@@ -258,7 +271,7 @@ impl<F: Float> Work<F> {
     /// Turns the scores of 16 queries into weights relative to their running maximum, and rescales their sums if that grows.
     #[inline(always)]
     fn weigh(&mut self, pair: usize, half: usize, softcap: Option<f32>) {
-        let (amx, chain) = (self.amx, Self::CHAIN);
+        let (amx, parts) = (self.amx, Self::PARTS);
         let simd = amx.avx512();
         if let Some(cap) = softcap {
             let cap = simd.splat(cap);
@@ -277,7 +290,7 @@ impl<F: Float> Work<F> {
         }
         let top = simd.max(simd.max(tops[0], tops[1]), simd.max(tops[2], tops[3]));
         let mut added = [simd.splat(0.0); 4];
-        let each = chain.lines(VALUE_STEPS);
+        let each = parts.lines(VALUE_STEPS);
         let lines = &mut self.weights[half * each..][..each];
         for (group, scores) in self.scores.chunks_exact(added.len()).enumerate() {
             let mut weights = [simd.splat(0.0); 4];
@@ -285,8 +298,8 @@ impl<F: Float> Work<F> {
                 weights[at] = exp(simd, simd.sub(scores[half], top));
                 added[at] = simd.add(added[at], weights[at]);
             }
-            chain.store_pairs(amx, [weights[0], weights[1]], 2 * group, lines);
-            chain.store_pairs(amx, [weights[2], weights[3]], 2 * group + 1, lines);
+            parts.store_pairs(amx, [weights[0], weights[1]], 2 * group, lines);
+            parts.store_pairs(amx, [weights[2], weights[3]], 2 * group + 1, lines);
         }
         let mut kept = sum;
         if simd.top(simd.sub(top, before)) > 0.0 {
@@ -303,13 +316,13 @@ impl<F: Float> Work<F> {
     /// Adds a tile's values, weighted, to a pair's sums.
     #[inline(always)]
     fn gather(&mut self, pair: usize) {
-        let each = Self::CHAIN.lines(VALUE_STEPS);
+        let each = Self::PARTS.lines(VALUE_STEPS);
         let right = [self.weights.as_ptr(), self.weights[each..].as_ptr()];
         let sums = self.sums[pair * self.dims..][..self.dims].chunks_exact_mut(PAIR_ROWS);
         for (values, sums) in self.values.chunks_exact(2 * each).zip(sums) {
             let (left, sums) = ([values.as_ptr(), values[each..].as_ptr()], sums_in(sums));
             // SAFETY: all factors have as many lines as the steps need, and the sums are 32 rows of 32 elements.
-            unsafe { self.tiles.two_by_two(left, right, Self::CHAIN.products.len() * VALUE_STEPS, sums, sums) };
+            unsafe { Self::PARTS.multiply(&self.tiles, left, right, VALUE_STEPS, [sums, sums]) };
         }
     }
 

@@ -200,6 +200,117 @@ pub(crate) struct Sums {
     pub(crate) stride: usize,
 }
 
+/// Loads two tiles of left factors, and multiplies them with the right ones.
+macro_rules! next_left {
+    ($at:literal) => {
+        concat!(
+            "tileloadd tmm4, [{left0} + {scratch}*1 + ",
+            $at,
+            "]\n",
+            "tdpbf16ps tmm0, tmm4, tmm6\n",
+            "tdpbf16ps tmm1, tmm4, tmm7\n",
+            "tileloadd tmm5, [{left1} + {scratch}*1 + ",
+            $at,
+            "]\n",
+            "tdpbf16ps tmm2, tmm5, tmm6\n",
+            "tdpbf16ps tmm3, tmm5, tmm7",
+        )
+    };
+}
+
+/// Loads two tiles of right factors, and multiplies the left ones with them.
+macro_rules! next_right {
+    ($at:literal) => {
+        concat!(
+            "tileloadd tmm6, [{right0} + {scratch}*1 + ",
+            $at,
+            "]\n",
+            "tdpbf16ps tmm0, tmm4, tmm6\n",
+            "tdpbf16ps tmm2, tmm5, tmm6\n",
+            "tileloadd tmm7, [{right1} + {scratch}*1 + ",
+            $at,
+            "]\n",
+            "tdpbf16ps tmm1, tmm4, tmm7\n",
+            "tdpbf16ps tmm3, tmm5, tmm7",
+        )
+    };
+}
+
+/// Loads two tiles of each, and multiplies them.
+macro_rules! both {
+    ($at_left:literal, $at_right:literal) => {
+        concat!(
+            "tileloadd tmm4, [{left0} + {scratch}*1 + ",
+            $at_left,
+            "]\n",
+            "tileloadd tmm6, [{right0} + {scratch}*1 + ",
+            $at_right,
+            "]\n",
+            "tdpbf16ps tmm0, tmm4, tmm6\n",
+            "tileloadd tmm5, [{left1} + {scratch}*1 + ",
+            $at_left,
+            "]\n",
+            "tdpbf16ps tmm2, tmm5, tmm6\n",
+            "tileloadd tmm7, [{right1} + {scratch}*1 + ",
+            $at_right,
+            "]\n",
+            "tdpbf16ps tmm1, tmm4, tmm7\n",
+            "tdpbf16ps tmm3, tmm5, tmm7",
+        )
+    };
+}
+
+/// The products of two by two tiles, with these in each step of so many bytes.
+macro_rules! products {
+    ($left:ident, $right:ident, $steps:ident, $from:ident, $to:ident, $bytes:literal, $($product:expr),+) => {
+        std::arch::asm!(
+            "tilezero tmm0",
+            "tilezero tmm1",
+            "tilezero tmm2",
+            "tilezero tmm3",
+            "test {from}, {from}",
+            "jz 2f",
+            "tileloadd tmm0, [{from} + {from_stride}*1]",
+            "tileloadd tmm1, [{from} + {from_stride}*1 + 64]",
+            "mov {scratch}, {from_stride}",
+            "shl {scratch}, 4",
+            "add {scratch}, {from}",
+            "tileloadd tmm2, [{scratch} + {from_stride}*1]",
+            "tileloadd tmm3, [{scratch} + {from_stride}*1 + 64]",
+            "2:",
+            "mov {scratch}, 64",
+            "3:",
+            $($product,)+
+            concat!("add {left0}, ", $bytes),
+            concat!("add {left1}, ", $bytes),
+            concat!("add {right0}, ", $bytes),
+            concat!("add {right1}, ", $bytes),
+            "dec {steps}",
+            "jnz 3b",
+            "tilestored [{to} + {to_stride}*1], tmm0",
+            "tilestored [{to} + {to_stride}*1 + 64], tmm1",
+            "mov {scratch}, {to_stride}",
+            "shl {scratch}, 4",
+            "add {scratch}, {to}",
+            "tilestored [{scratch} + {to_stride}*1], tmm2",
+            "tilestored [{scratch} + {to_stride}*1 + 64], tmm3",
+            left0 = inout(reg) $left[0] => _,
+            left1 = inout(reg) $left[1] => _,
+            right0 = inout(reg) $right[0] => _,
+            right1 = inout(reg) $right[1] => _,
+            steps = inout(reg) $steps => _,
+            from = in(reg) $from.at,
+            from_stride = in(reg) 4 * $from.stride,
+            to = in(reg) $to.at,
+            to_stride = in(reg) 4 * $to.stride,
+            scratch = out(reg) _,
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+            options(nostack),
+        )
+    };
+}
+
 impl Tiles {
     /// Multiplies two tiles of 16 rows in each step with two tiles of 16 columns, and writes the 32 × 32 sums to `to`,
     /// added to those in `from` unless that is null.
@@ -216,58 +327,56 @@ impl Tiles {
         to: Sums,
     ) {
         // SAFETY: the tiles are configured. What is read and written is as the caller promises.
+        unsafe { products!(left, right, steps, from, to, 1024, both!(0, 0)) };
+    }
+
+    /// As [`two_by_two`](Self::two_by_two), for factors of which each step has two parts of 16 lines: the sum of their products,
+    /// but for that of both second parts.
+    ///
+    /// # Safety
+    /// As above, with twice as many lines.
+    #[inline(always)]
+    pub(crate) unsafe fn two_by_two_in_two(
+        &self,
+        left: [*const Line; 2],
+        right: [*const Line; 2],
+        steps: usize,
+        from: Sums,
+        to: Sums,
+    ) {
+        // SAFETY: as above.
+        unsafe { products!(left, right, steps, from, to, 2048, both!(1024, 0), next_left!(0), next_right!(1024)) };
+    }
+
+    /// As [`two_by_two`](Self::two_by_two), for factors of which each step has three parts of 16 lines: the sum of the products
+    /// of the first with all, and of both second ones.
+    ///
+    /// # Safety
+    /// As above, with three times as many lines.
+    #[inline(always)]
+    pub(crate) unsafe fn two_by_two_in_three(
+        &self,
+        left: [*const Line; 2],
+        right: [*const Line; 2],
+        steps: usize,
+        from: Sums,
+        to: Sums,
+    ) {
+        // SAFETY: as above.
         unsafe {
-            std::arch::asm!(
-                "tilezero tmm0",
-                "tilezero tmm1",
-                "tilezero tmm2",
-                "tilezero tmm3",
-                "test {from}, {from}",
-                "jz 2f",
-                "tileloadd tmm0, [{from} + {from_stride}*1]",
-                "tileloadd tmm1, [{from} + {from_stride}*1 + 64]",
-                "mov {scratch}, {from_stride}",
-                "shl {scratch}, 4",
-                "add {scratch}, {from}",
-                "tileloadd tmm2, [{scratch} + {from_stride}*1]",
-                "tileloadd tmm3, [{scratch} + {from_stride}*1 + 64]",
-                "2:",
-                "mov {scratch}, 64",
-                "3:",
-                "tileloadd tmm4, [{left0} + {scratch}*1]",
-                "tileloadd tmm6, [{right0} + {scratch}*1]",
-                "tdpbf16ps tmm0, tmm4, tmm6",
-                "tileloadd tmm5, [{left1} + {scratch}*1]",
-                "tdpbf16ps tmm2, tmm5, tmm6",
-                "tileloadd tmm7, [{right1} + {scratch}*1]",
-                "tdpbf16ps tmm1, tmm4, tmm7",
-                "tdpbf16ps tmm3, tmm5, tmm7",
-                "add {left0}, 1024",
-                "add {left1}, 1024",
-                "add {right0}, 1024",
-                "add {right1}, 1024",
-                "dec {steps}",
-                "jnz 3b",
-                "tilestored [{to} + {to_stride}*1], tmm0",
-                "tilestored [{to} + {to_stride}*1 + 64], tmm1",
-                "mov {scratch}, {to_stride}",
-                "shl {scratch}, 4",
-                "add {scratch}, {to}",
-                "tilestored [{scratch} + {to_stride}*1], tmm2",
-                "tilestored [{scratch} + {to_stride}*1 + 64], tmm3",
-                left0 = inout(reg) left[0] => _,
-                left1 = inout(reg) left[1] => _,
-                right0 = inout(reg) right[0] => _,
-                right1 = inout(reg) right[1] => _,
-                steps = inout(reg) steps => _,
-                from = in(reg) from.at,
-                from_stride = in(reg) 4 * from.stride,
-                to = in(reg) to.at,
-                to_stride = in(reg) 4 * to.stride,
-                scratch = out(reg) _,
-                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
-                options(nostack),
+            products!(
+                left,
+                right,
+                steps,
+                from,
+                to,
+                3072,
+                both!(2048, 0),
+                next_left!(1024),
+                next_right!(1024),
+                next_left!(0),
+                next_right!(0),
+                next_right!(2048)
             );
         }
     }
