@@ -397,7 +397,7 @@ impl Scheduler {
         let yields = self.yields && decodes > 0;
         if !prompts.is_empty() && !yields {
             let chunk = self.pace.chunk(decodes).min(self.config.step_tokens_max - decodes);
-            plan::split(chunk, &prompts, &mut lengths);
+            plan::split(plan::even(chunk, &prompts), &prompts, &mut lengths);
         }
         lengths
     }

@@ -21,7 +21,7 @@ const SPARE: f64 = 0.65;
 const PROBE_INTERVAL: u32 = 32;
 
 /// GPUs and the CPU's kernels take prompts in tiles of rows; what is left of a chunk costs as much as a whole tile.
-const TILE: usize = 32;
+pub(super) const TILE: usize = 32;
 
 #[derive(Debug)]
 pub(super) struct Pace {

@@ -3,6 +3,7 @@
 
 use std::{fmt, ops::Range, time::Duration};
 
+use super::pace::TILE;
 use crate::engine::blocks::{ItemSpan, run_around};
 
 #[derive(Clone, Copy, Debug)]
@@ -19,7 +20,8 @@ pub struct Config {
     pub chunk_max: usize,
     /// Factor by which a prefill chunk may lengthen a step beside streams.
     pub stretch: f64,
-    /// Target time of a step that serves only prompts; a cancellation has to wait for it.
+    /// Target time of a step that serves only prompts; a cancellation has to wait for it. Weights are unpacked once per step,
+    /// so with half of it a prompt on one or two CPU cores takes a fifth longer.
     pub prefill_step: Duration,
 }
 
@@ -32,7 +34,7 @@ impl Default for Config {
             chunk_min: 4,
             chunk_max: 512,
             stretch: 2.25,
-            prefill_step: Duration::from_millis(500),
+            prefill_step: Duration::from_secs(1),
         }
     }
 }
@@ -179,6 +181,14 @@ impl Prompt<'_> {
 /// The last token at or before `end` before which a step may end, given that it begins at `start`.
 pub(super) fn round_down(runs: &[Range<usize>], start: usize, end: usize) -> usize {
     run_around(runs, end).map_or(end, |run| run.start.max(start))
+}
+
+/// The size of the next of as many chunks as `chunk` tokens at a time would take for all the prompts, each about as long:
+/// the last rows of a prompt cost as much as many if there are few of them.
+pub(super) fn even(chunk: usize, prompts: &[Prompt<'_>]) -> usize {
+    let left: usize = prompts.iter().map(|prompt| prompt.end - prompt.start).sum();
+    let chunks = left.div_ceil(chunk.max(1)).max(1);
+    left.div_ceil(chunks).next_multiple_of(TILE).min(chunk)
 }
 
 /// Distributes a chunk's tokens over prompts, oldest first. A run longer than a chunk gets a step as soon as its prompt is
