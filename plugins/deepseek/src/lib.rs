@@ -135,7 +135,9 @@ impl LatentAttention {
         let rotated = q.narrow(2, self.nope, self.rotated)?.contiguous()?.reshape((tokens, heads * self.rotated))?;
         let rotated = rotate(&rotated, step)?.reshape((tokens, heads, self.rotated))?;
         let q = q.narrow(2, 0, self.nope)?.transpose(0, 1)?.contiguous()?.matmul(&self.absorb_k)?;
-        let q = Tensor::cat(&[&q.transpose(0, 1)?, &rotated], 2)?.reshape((tokens, heads * (rank + self.rotated)))?;
+        // Of a transposed view, candle would copy one number at a time, here and again when it is reshaped.
+        let q = q.transpose(0, 1)?.contiguous()?;
+        let q = Tensor::cat(&[&q, &rotated], 2)?.reshape((tokens, heads * (rank + self.rotated)))?;
 
         let latent = self.kv_a_proj_with_mqa.forward(x, step)?;
         let [latent, rotated] = step.split(&latent, [rank, self.rotated])?;
