@@ -6,22 +6,26 @@
     python tests/reference/random_model.py hybrid-q4_k_m.gguf qwen35
     python tests/reference/random_model.py latent-q4_k_m.gguf deepseek2
     python tests/reference/random_model.py gemma.gguf gemma3
+    python tests/reference/random_model.py eyes/text.gguf qwen3vl
 
 The first is a Llama of 1.1 B parameters (16 layers, width 2048, 8192 inner, 32/8 heads, vocabulary 32,000). The second has the layers of
 Qwen3-30B-A3B (width 2048, 32/4 heads of 128, 128 experts of 768, 8 of them used), but 8 of its 48 and a fifth of its vocabulary, so that
 the output layer has the share that it has there: 5.0 B parameters, 3 GB. The hybrids have the layers of Qwen3.5-2B (`qwen35`: of 24 layers
 18 are gated delta nets, with 16 heads of 128) and of Granite 4 H 1B (`granitehybrid`: of 40 layers 36 are Mamba-2, with 48 heads of 64 and
 states of 128). `deepseek2` has six layers of GLM-4.7-Flash (20 heads over latents of 512, 64 experts of 1536, 4 used). `gemma3`, `glm4`, `granite`
-and `olmo2` have the first one's sizes, and `mixtral` and `olmoe` those of eight and of 64 small experts, each with its family's norms. Most matrices are Q4_K and, as llama.cpp's Q4_K_M has it, the output and half of the value and down projections Q6_K.
+and `olmo2` have the first one's sizes, and `mixtral` and `olmoe` those of eight and of 64 small experts, each with its family's norms. `qwen3vl` has a quarter
+of Qwen3-VL-2B's 28 layers, and random_eyes.py writes its tower as `mmproj.gguf` into the same folder. Most matrices are Q4_K and, as llama.cpp's Q4_K_M has it, the output and half of the value and down projections Q6_K.
 """
 
 import argparse
 import dataclasses
+from pathlib import Path
 
 import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Type
 
+import random_eyes
 from random_blocks import random_blocks
 
 VOCABULARY = 32_000
@@ -64,6 +68,7 @@ class Shape:
 SHAPES = {
     "llama": Shape(layers=16, width=2048, inner=8192, heads=32, kv_heads=8, head=64),
     "qwen3moe": Shape(layers=8, width=2048, inner=768, heads=32, kv_heads=4, head=128, experts=128, used=8),
+    "qwen3vl": Shape(layers=7, width=2048, inner=6144, heads=16, kv_heads=8, head=128),
     "qwen35": Shape(
         layers=24, width=2048, inner=6144, heads=8, kv_heads=2, head=256,
         attends=tuple(range(3, 24, 4)), state_heads=16, state_groups=16, state_key=128, state_value=128,
@@ -94,7 +99,7 @@ NORMS = {
     "qwen35": ["attn_norm", "post_attention_norm"],
 }
 # Families with norms over each head of queries and keys, and over all of them at once.
-HEADS_NORMED = ["qwen3moe", "qwen35", "gemma3"]
+HEADS_NORMED = ["qwen3moe", "qwen3vl", "qwen35", "gemma3"]
 ALL_HEADS_NORMED = ["olmo2", "olmoe"]
 
 
@@ -121,6 +126,9 @@ def header(writer, family, shape):
         writer.add_value_length(shape.head)
     if family == "gemma3":
         writer.add_sliding_window(1024)
+    if family in random_eyes.TOWERS:
+        writer.add_rope_dimension_sections([24, 20, 20, 0])
+        writer.add_uint32(f"{family}.n_deepstack_layers", len(random_eyes.TOWERS[family].taps))
     if family == "granite":
         writer.add_attention_scale(shape.head**-0.5)
         writer.add_embedding_scale(12.0)
@@ -130,19 +138,22 @@ def header(writer, family, shape):
         writer.add_expert_count(shape.experts)
         writer.add_expert_used_count(shape.used)
         writer.add_expert_feed_forward_length(shape.inner)
-    tokenizer(writer)
+    tokenizer(writer, random_eyes.TOKENS if family in random_eyes.TOWERS else ())
 
 
-def tokenizer(writer):
+def tokenizer(writer, specials):
     writer.add_vocab_size(VOCABULARY)
+    words = VOCABULARY - 259 - len(specials)
     tokens = [f"<0x{byte:02X}>" for byte in range(256)]
-    tokens = ["<unk>", "<s>", "</s>", *tokens, *(f"▁{i}" for i in range(VOCABULARY - 259))]
+    tokens = ["<unk>", "<s>", "</s>", *tokens, *(f"▁{i}" for i in range(words)), *specials]
     writer.add_tokenizer_model("llama")
     writer.add_token_list(tokens)
     writer.add_token_scores([0.0] * VOCABULARY)
-    writer.add_token_types([2, 3, 3, *[6] * 256, *[1] * (VOCABULARY - 259)])
+    writer.add_token_types([2, 3, 3, *[6] * 256, *[1] * words, *[3] * len(specials)])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
+    if specials:
+        writer.add_chat_template(random_eyes.TEMPLATE)
 
 
 def hybrid_header(writer, family, shape):
@@ -279,6 +290,8 @@ def main():
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    if arguments.family in random_eyes.TOWERS:
+        random_eyes.write(Path(arguments.path).with_name("mmproj.gguf"), arguments.family, shape.width)
 
 
 if __name__ == "__main__":
