@@ -149,6 +149,7 @@ impl Engine {
                 let rows: Vec<_> = continued.into_iter().zip(rows).collect();
                 let picks = self.jobs.pick(&rows, &mut self.samplers);
                 let pooled = self.pool(&plan, &wanted, &hidden);
+                self.charge_encoder(&plan, began.elapsed());
                 self.take(&plan, picks, began);
                 self.hand_out(pooled);
                 self.leave_items(&plan);

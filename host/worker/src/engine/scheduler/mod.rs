@@ -235,6 +235,16 @@ impl Scheduler {
         self.pace.spare_time(decodes)
     }
 
+    /// Time of a step of so many decodes and nothing else, if that is known.
+    pub fn decode_time(&self, decodes: usize) -> Option<Duration> {
+        self.pace.decode_time(decodes)
+    }
+
+    /// Reports that something else was computed beside the current step's decodes, whose time says little about them alone.
+    pub fn disturb(&mut self) {
+        self.pace.disturb();
+    }
+
     /// Running sequences with their numbers of computed tokens, oldest first.
     pub fn progress(&self) -> impl Iterator<Item = (u64, usize)> {
         self.running.iter().filter_map(|id| Some((*id, self.sequences.get(id)?.computed)))
@@ -396,7 +406,8 @@ impl Scheduler {
         let prompts: Vec<Prompt<'_>> = reading.iter().map(prompt).collect();
         let yields = self.yields && decodes > 0;
         if !prompts.is_empty() && !yields {
-            let chunk = self.pace.chunk(decodes).min(self.config.step_tokens_max - decodes);
+            let has_items = reading.iter().any(|(_, id, _)| !self.sequences[id].items.is_empty());
+            let chunk = self.pace.chunk(decodes, has_items).min(self.config.step_tokens_max - decodes);
             plan::split(plan::even(chunk, &prompts), &prompts, &mut lengths);
         }
         lengths

@@ -15,9 +15,12 @@ const ODD: f64 = 2.0;
 /// Time that a chunk may always take: a pause that no reader notices. Where steps take a millisecond, a smaller chunk
 /// would cost much more per token.
 const PAUSE_SECONDS: f64 = 0.005;
-/// What else a step beside streams may do takes this part of the time of their decodes: streams keep 60 % of their speed.
-const SPARE: f64 = 0.65;
-/// One in this many mixed steps runs without a chunk.
+/// What else a step beside streams may do takes this part of the time of their decodes: streams keep 60 % of their speed, and
+/// some time is left for what goes on in other processes.
+const SPARE: f64 = 0.55;
+/// Steps that something beside the decodes slows down: its own, and the next ones, which find less in the caches.
+const DISTURBED_STEPS: u32 = 3;
+/// One in this many mixed steps runs without a chunk, and after as many with something else a few steps run without it.
 const PROBE_INTERVAL: u32 = 32;
 
 /// GPUs and the CPU's kernels take prompts in tiles of rows; what is left of a chunk costs as much as a whole tile.
@@ -34,6 +37,10 @@ pub(super) struct Pace {
     /// Decaying sums over chunks: seconds and tokens.
     chunks: Option<(f64, f64)>,
     mixed_steps: u32,
+    /// Steps that may still be slower for what was computed beside them.
+    disturbed_steps: u32,
+    /// Steps with something beside them since decodes alone were measured.
+    disturbances: u32,
 }
 
 impl Pace {
@@ -46,17 +53,21 @@ impl Pace {
             decode: Vec::new(),
             chunks: None,
             mixed_steps: 0,
+            disturbed_steps: 0,
+            disturbances: 0,
         }
     }
 
-    /// Prompt tokens that the next step may compute beside `decodes` decodes; 0 to measure a step without a prompt.
-    pub(super) fn chunk(&self, decodes: usize) -> usize {
+    /// Prompt tokens that the next step may compute beside `decodes` decodes; 0 to measure a step without a prompt. Prompts with
+    /// items take no more time than the encoder, with which they take turns.
+    pub(super) fn chunk(&self, decodes: usize, has_items: bool) -> usize {
+        let spare = if has_items { SPARE.min(self.stretch - 1.0) } else { self.stretch - 1.0 };
         let seconds = match decodes {
             0 => self.prefill_seconds,
-            _ if self.mixed_steps >= PROBE_INTERVAL => return 0,
+            _ if self.mixed_steps >= PROBE_INTERVAL || self.disturbances >= PROBE_INTERVAL => return 0,
             _ => match self.decode_step(decodes) {
                 None => return 0,
-                Some(alone) => ((self.stretch - 1.0) * alone).max(PAUSE_SECONDS),
+                Some(alone) => (spare * alone).max(PAUSE_SECONDS),
             },
         };
         let tokens = self.token_seconds().map_or(0.0, |each| seconds / each);
@@ -65,21 +76,41 @@ impl Pace {
         if tokens >= 2 * TILE { tokens - tokens % TILE } else { tokens }
     }
 
-    /// Time that something besides the forward pass may take in a step: a part of what the decodes alone take.
+    /// Time that something besides the forward pass may take in a step: a part of what the decodes alone take, or none
+    /// to measure that.
     pub(super) fn spare_time(&self, decodes: usize) -> Duration {
         let seconds = match decodes {
             0 => self.prefill_seconds,
+            _ if self.disturbances >= PROBE_INTERVAL => 0.0,
             _ => (SPARE * self.decode_step(decodes).unwrap_or(0.0)).max(PAUSE_SECONDS),
         };
         Duration::from_secs_f64(seconds)
     }
 
+    /// Time of a step of so many decodes alone.
+    pub(super) fn decode_time(&self, decodes: usize) -> Option<Duration> {
+        self.decode_step(decodes).map(Duration::from_secs_f64)
+    }
+
+    /// Notes that the current step has more to do than is recorded of it.
+    pub(super) fn disturb(&mut self) {
+        self.disturbed_steps = DISTURBED_STEPS;
+        self.disturbances += 1;
+    }
+
     /// Records the time of a step.
     pub(super) fn record(&mut self, decodes: usize, prompt_tokens: usize, elapsed: Duration) {
         let seconds = elapsed.as_secs_f64().max(1e-6);
+        let is_disturbed = self.disturbed_steps > 0;
+        self.disturbed_steps = self.disturbed_steps.saturating_sub(1);
         if prompt_tokens == 0 {
             self.mixed_steps = 0;
-            self.record_decodes(decodes, seconds);
+            if !is_disturbed || self.decode_step(decodes).is_none_or(|alone| seconds < alone) {
+                self.record_decodes(decodes, seconds);
+            }
+            if !is_disturbed {
+                self.disturbances = 0;
+            }
             return;
         }
         let alone = self.decode_step(decodes).unwrap_or(0.0);
@@ -141,11 +172,11 @@ mod tests {
     #[test]
     fn a_prompt_alone_starts_small_and_grows_to_what_the_step_time_allows() {
         let mut pace = pace();
-        assert_eq!(pace.chunk(0), 16);
+        assert_eq!(pace.chunk(0, false), 16);
         pace.record(0, 16, ms(16.0));
-        assert_eq!(pace.chunk(0), 480, "a whole number of tiles");
+        assert_eq!(pace.chunk(0, false), 480, "a whole number of tiles");
         pace.record(0, 480, ms(240.0));
-        assert_eq!(pace.chunk(0), 512, "the configured most");
+        assert_eq!(pace.chunk(0, false), 512, "the configured most");
     }
 
     #[test]
@@ -153,7 +184,7 @@ mod tests {
         let mut pace = pace();
         pace.record(4, 0, ms(40.0));
         pace.record(4, 32, ms(72.0));
-        assert_eq!(pace.chunk(4), 40);
+        assert_eq!(pace.chunk(4, false), 40);
     }
 
     #[test]
@@ -161,15 +192,47 @@ mod tests {
         let mut pace = pace();
         pace.record(4, 0, ms(1.0));
         pace.record(4, 16, ms(1.16));
-        assert_eq!(pace.chunk(4), 480);
+        assert_eq!(pace.chunk(4, false), 480);
+    }
+
+    #[test]
+    fn prompts_with_items_leave_streams_as_much_of_their_speed_as_the_encoder_does() {
+        let mut pace = pace();
+        pace.record(4, 0, ms(100.0));
+        pace.record(4, 32, ms(132.0));
+        assert_eq!((pace.chunk(4, false), pace.chunk(4, true)), (96, 55));
+        assert_eq!(pace.spare_time(4), Duration::from_millis(55));
+    }
+
+    #[test]
+    fn steps_that_the_encoder_slows_down_do_not_pass_for_decodes_alone() {
+        let mut pace = pace();
+        let milliseconds = |pace: &Pace| pace.decode_time(2).map(|time| (time.as_secs_f64() * 1e3).round());
+        pace.disturb();
+        pace.record(2, 0, ms(40.0));
+        assert_eq!(milliseconds(&pace), Some(40.0), "nothing better is known");
+        pace.record(2, 0, ms(30.0));
+        while !pace.spare_time(2).is_zero() {
+            pace.disturb();
+            pace.record(2, 0, ms(50.0));
+        }
+        assert_eq!(milliseconds(&pace), Some(38.0), "the least that was seen, or near it");
+        assert_eq!(pace.chunk(2, true), 0, "prompts leave the measurement alone as well");
+        for _ in 1..DISTURBED_STEPS {
+            pace.record(2, 0, ms(45.0));
+            assert!(pace.spare_time(2).is_zero());
+        }
+        pace.record(2, 0, ms(43.0));
+        assert_eq!(milliseconds(&pace), Some(39.0), "what lasts is believed");
+        assert!(!pace.spare_time(2).is_zero());
     }
 
     #[test]
     fn the_first_step_beside_streams_is_measured_without_a_chunk() {
         let mut pace = pace();
-        assert_eq!(pace.chunk(3), 0);
+        assert_eq!(pace.chunk(3, false), 0);
         pace.record(3, 0, ms(30.0));
-        assert_eq!(pace.chunk(3), 16, "what a token costs is not known yet");
+        assert_eq!(pace.chunk(3, false), 16, "what a token costs is not known yet");
     }
 
     #[test]
@@ -177,12 +240,12 @@ mod tests {
         let mut pace = pace();
         pace.record(2, 0, ms(30.0));
         for _ in 0..PROBE_INTERVAL {
-            assert_ne!(pace.chunk(2), 0);
+            assert_ne!(pace.chunk(2, false), 0);
             pace.record(2, 16, ms(40.0));
         }
-        assert_eq!(pace.chunk(2), 0);
+        assert_eq!(pace.chunk(2, false), 0);
         pace.record(2, 0, ms(30.0));
-        assert_ne!(pace.chunk(2), 0);
+        assert_ne!(pace.chunk(2, false), 0);
     }
 
     #[test]
@@ -190,7 +253,7 @@ mod tests {
         let mut pace = pace();
         pace.record(1, 0, ms(10.0));
         pace.record(1, 16, ms(500.0));
-        assert_eq!(pace.chunk(1), 16);
+        assert_eq!(pace.chunk(1, false), 16);
     }
 
     #[test]
@@ -211,15 +274,15 @@ mod tests {
         pace.record(4, 0, ms(100.0));
         pace.record(4, 100, ms(200.0));
         pace.record(4, 0, ms(10_000.0));
-        assert!((96..=120).contains(&pace.chunk(4)), "{}", pace.chunk(4));
+        assert!((96..=120).contains(&pace.chunk(4, false)), "{}", pace.chunk(4, false));
         for _ in 0..20 {
             pace.record(4, 0, ms(300.0));
         }
-        assert!((256..=310).contains(&pace.chunk(4)), "{}", pace.chunk(4));
+        assert!((256..=310).contains(&pace.chunk(4, false)), "{}", pace.chunk(4, false));
         for _ in 0..20 {
             pace.record(4, 100, ms(700.0));
         }
-        assert!((64..=80).contains(&pace.chunk(4)), "{}", pace.chunk(4));
+        assert!((64..=80).contains(&pace.chunk(4, false)), "{}", pace.chunk(4, false));
     }
 
     #[test]

@@ -12,13 +12,32 @@ use crate::engine::{
 };
 use pensieve_protocol::job::{Failure, FailureCode};
 
+/// Shares of turns that the encoder may owe.
+const DEBT_SHARES: u32 = 4;
+
 /// When the encoder may run.
 #[derive(Debug, Default)]
 pub(super) struct EncoderTurn {
     /// Prompts leave the current step to the encoder.
     is_encoders: bool,
-    /// Time beside streams that the encoder took beyond its share.
+    /// Time beside streams that the encoder took beyond its share, and has to wait for in its next turns.
     debt: Duration,
+    /// It ran in the current step.
+    has_run: bool,
+}
+
+impl EncoderTurn {
+    /// Takes a share beside streams: returns the time that is left of it after the debt.
+    fn begin(&mut self, share: Duration) -> Duration {
+        let paid = self.debt.min(share);
+        self.debt -= paid;
+        share - paid
+    }
+
+    /// Adds to the debt, which ends after a few turns in any case.
+    fn owe(&mut self, time: Duration, share: Duration) {
+        self.debt = (self.debt + time).min(DEBT_SHARES * share);
+    }
 }
 
 impl Engine {
@@ -32,10 +51,10 @@ impl Engine {
 
     /// Tells the scheduler how far prompts can be computed.
     pub(super) fn set_gates(&mut self) {
-        let EncoderTurn { is_encoders, debt } = &mut self.encoder_turn;
-        *is_encoders = !*is_encoders && debt.is_zero() && self.items.has_work();
+        let turn = &mut self.encoder_turn;
+        turn.is_encoders = !turn.is_encoders && self.items.has_work();
         let scheduler = self.jobs.scheduler_mut();
-        scheduler.yield_prompts(self.encoder_turn.is_encoders);
+        scheduler.yield_prompts(turn.is_encoders);
         if self.items.is_empty() {
             return;
         }
@@ -64,17 +83,39 @@ impl Engine {
         let decodes = plan.spans.iter().filter(|span| span.tokens.len() == 1).count();
         let share = self.jobs.scheduler().spare_time(decodes);
         let turn = &mut self.encoder_turn;
-        turn.debt = if decodes == 0 { Duration::ZERO } else { turn.debt.saturating_sub(share) };
-        let is_prompts = decodes > 0 && !turn.is_encoders && decodes < plan.spans.len();
-        if is_prompts || !turn.debt.is_zero() || !self.items.has_work() {
+        if decodes == 0 {
+            *turn = EncoderTurn::default();
+            if self.items.has_work() {
+                self.encode_for(began, share);
+            }
             return began.elapsed();
         }
-        self.encode_for(began, share);
-        let took = began.elapsed();
-        if decodes > 0 {
-            self.encoder_turn.debt = took.saturating_sub(share);
+        turn.has_run = false;
+        let is_prompts = !turn.is_encoders && decodes < plan.spans.len();
+        if is_prompts || share.is_zero() {
+            return began.elapsed();
         }
+        let time = turn.begin(share);
+        turn.has_run = !time.is_zero() && self.items.has_work();
+        if turn.has_run {
+            self.encode_for(began, time);
+            self.jobs.scheduler_mut().disturb();
+        }
+        let took = began.elapsed();
+        self.encoder_turn.owe(took.saturating_sub(time), share);
         took
+    }
+
+    /// Counts by how much the encoder has slowed down the decodes of its step, which find less in the processor's caches, as
+    /// time that it took.
+    pub(super) fn charge_encoder(&mut self, plan: &Plan, elapsed: Duration) {
+        let decodes = plan.spans.iter().filter(|span| span.tokens.len() == 1).count();
+        let (scheduler, turn) = (self.jobs.scheduler(), &mut self.encoder_turn);
+        let share = scheduler.spare_time(decodes);
+        if turn.has_run && decodes == plan.spans.len() && !share.is_zero() {
+            let slower = scheduler.decode_time(decodes).map_or(Duration::ZERO, |alone| elapsed.saturating_sub(alone));
+            turn.owe(slower, share);
+        }
     }
 
     fn encode_for(&mut self, began: Instant, share: Duration) {
@@ -168,5 +209,49 @@ impl Engine {
         for (id, field) in failed {
             self.fail(id, failure.clone().at(field));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ms(milliseconds: u64) -> Duration {
+        Duration::from_millis(milliseconds)
+    }
+
+    /// The encoder's time in 100 turns of 20 ms each, if a piece takes as long as given.
+    fn encoded(piece: u64) -> u64 {
+        let (mut turn, mut all) = (EncoderTurn::default(), 0);
+        for _ in 0..100 {
+            let time = turn.begin(ms(20));
+            let mut took = 0;
+            while !time.is_zero() && ms(took) < time {
+                took += piece;
+            }
+            turn.owe(ms(took).saturating_sub(time), ms(20));
+            all += took;
+        }
+        all
+    }
+
+    #[test]
+    fn the_encoder_keeps_to_its_share_however_long_its_pieces_are() {
+        for piece in [1, 3, 15, 19, 21, 45, 70] {
+            let all = encoded(piece);
+            assert!((2000 - piece..2000 + piece).contains(&all), "pieces of {piece} ms: {all} of 2000 ms");
+        }
+    }
+
+    #[test]
+    fn a_long_piece_is_waited_for_and_a_debt_has_an_end() {
+        let mut turn = EncoderTurn::default();
+        assert_eq!(turn.begin(ms(20)), ms(20));
+        turn.owe(ms(25), ms(20));
+        assert_eq!(turn.begin(ms(20)), Duration::ZERO);
+        assert_eq!(turn.begin(ms(20)), ms(15));
+        turn.owe(ms(5000), ms(20));
+        let waited = std::iter::repeat_with(|| turn.begin(ms(20))).take_while(Duration::is_zero).count();
+        assert_eq!(waited, DEBT_SHARES as usize);
     }
 }
