@@ -19,7 +19,7 @@ use std::{
 use pensieve_plugin_api::ext::media::NO_HANDLE;
 use pensieve_protocol::media::{ItemSize, PreparedBytes};
 
-/// Number of steps for which a prompt's next item may find no room before idle prompts give theirs up.
+/// Number of steps for which a prompt's next item may find no room before idle prompts give up what they do not need next.
 const PATIENCE: u32 = 64;
 
 /// An item of a job, checked.
@@ -239,7 +239,7 @@ impl Items {
             let Some(content) = self.contents.get_mut(&number) else { continue };
             if content.rows_state == RowsState::Absent {
                 if used > 0 && used.saturating_add(content.bytes) > self.bytes_max {
-                    stuck = Some(age);
+                    stuck = Some((age, number));
                     break;
                 }
                 content.rows_state = RowsState::Queued;
@@ -248,19 +248,26 @@ impl Items {
             content.holders.insert(running[age].0);
         }
         self.stuck = if stuck.is_some() { self.stuck + 1 } else { 0 };
-        let Some(age) = stuck.filter(|_| self.stuck > PATIENCE) else { return Vec::new() };
+        let Some((age, number)) = stuck.filter(|_| self.stuck > PATIENCE) else { return Vec::new() };
         self.stuck = 0;
-        self.take_from_idle(&running[age + 1..])
+        self.take_from_idle(&running[age..], number)
     }
 
-    /// Makes newer sequences that wait for something else give up their encoded rows: what they wait for may be the
-    /// prompt that finds no room.
-    fn take_from_idle(&mut self, newer: &[(u64, usize, bool)]) -> Vec<u64> {
-        let idle: Vec<u64> = newer.iter().filter(|(.., computes)| !computes).map(|(sequence, ..)| *sequence).collect();
+    /// Makes room for the content that the first of these sequences needs next. It gives up encoded rows of its own that come
+    /// later, which another prompt may have brought; the newer ones that wait for something else give up all of
+    /// theirs, as what they wait for may be the first one.
+    fn take_from_idle(&mut self, running: &[(u64, usize, bool)], needed: u64) -> Vec<u64> {
         let mut gave_up = BTreeSet::new();
-        for content in self.contents.values_mut() {
-            if matches!(content.rows_state, RowsState::Ready(_)) {
-                gave_up.extend(idle.iter().filter(|sequence| content.holders.remove(sequence)));
+        for (place, &(sequence, computed, computes)) in running.iter().enumerate() {
+            let Some(prompt) = self.prompts.get(&sequence).filter(|_| !computes) else { continue };
+            let is_left = |part: &&PromptPart| part.end() > computed;
+            let before = prompt.items.iter().filter(is_left).take_while(|part| part.content != needed);
+            let kept: Vec<u64> = before.filter(|_| place == 0).map(|part| part.content).collect();
+            for (number, content) in &mut self.contents {
+                let is_encoded = matches!(content.rows_state, RowsState::Ready(_)) && !kept.contains(number);
+                if is_encoded && content.holders.remove(&sequence) {
+                    gave_up.insert(sequence);
+                }
             }
         }
         gave_up.into_iter().collect()

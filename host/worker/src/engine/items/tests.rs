@@ -198,6 +198,30 @@ fn idle_prompts_give_their_rows_to_an_older_one_that_finds_no_room() {
 }
 
 #[test]
+fn a_prompt_gives_up_its_later_rows_if_its_next_item_finds_no_room() {
+    let mut items = of(&[
+        (1, &[(b'a', 5, 4), (b'b', 15, 8), (b'c', 25, 4), (b'd', 35, 8)]),
+        (2, &[(b'a', 5, 4), (b'd', 15, 8)]),
+        (3, &[(b'c', 5, 4)]),
+    ]);
+    open(&mut items, &[(2, 0), (3, 0)]);
+    encode(&mut items);
+    let running = [(1, 0, false)];
+    items.plan(&running);
+    (2..=3).for_each(|other| items.forget(other));
+    assert!(items.take_unheld().is_empty(), "the first prompt has use for all of them");
+    assert_eq!(items.gate(1, 0), 15);
+    for step in 1..=PATIENCE {
+        assert_eq!(items.plan(&running), if step < PATIENCE { vec![] } else { vec![1] }, "step {step}");
+    }
+    place(&mut items, 1, 0);
+    assert_eq!(items.take_unheld().len(), 2, "what comes later goes");
+    assert_eq!(open(&mut items, &[(1, 0)]), "bc", "and comes again when there is room");
+    encode(&mut items);
+    assert_eq!(items.gate(1, 0), 35);
+}
+
+#[test]
 fn a_batch_that_fails_is_encoded_one_by_one_and_only_the_culprit_fails() {
     let mut items = of(&[(1, &[(b'a', 5, 4)]), (2, &[(b'b', 5, 4)])]);
     open(&mut items, &[(1, 0), (2, 0)]);
