@@ -4,7 +4,7 @@
 //! the sines of a batch take microseconds. They are computed in `f32`, as in training.
 
 use candle_core::Tensor;
-use std::f64::consts::PI;
+use std::{collections::HashMap, f64::consts::PI};
 
 use crate::{
     Error, Result,
@@ -131,10 +131,17 @@ impl Rope {
         let half = self.frequencies.len();
         let (mut cos, mut sin) =
             (Vec::with_capacity(positions.len() * half), Vec::with_capacity(positions.len() * half));
+        // An image has as many positions as its sides are long, and many more patches.
+        let mut known = HashMap::new();
+        let of =
+            |position: u32| self.frequencies.iter().map(|frequency| (position as f32 * frequency).sin_cos()).collect();
         for position in positions {
-            for (index, frequency) in self.frequencies.iter().enumerate() {
-                let axis = self.axes.get(index).map_or(0, |axis| usize::from(*axis));
-                let (s, c) = (position[axis] as f32 * frequency).sin_cos();
+            for coordinate in position {
+                known.entry(*coordinate).or_insert_with(|| -> Vec<(f32, f32)> { of(*coordinate) });
+            }
+            let by_axis = position.map(|coordinate| &known[&coordinate][..]);
+            let axis = |index: usize| self.axes.get(index).map_or(0, |axis| usize::from(*axis));
+            for (s, c) in (0..half).map(|index| by_axis[axis(index)][index]) {
                 cos.push(c * self.amplitude);
                 sin.push(s * self.amplitude);
             }

@@ -160,7 +160,7 @@ impl Siglip {
 /// Writes to each `width` values of `out` the sum of those of `source` that `taps` names.
 fn blend(out: &mut [f32], source: &[f32], taps: &[Vec<(usize, f32)>], width: usize) {
     for (out, taps) in out.chunks_exact_mut(width).zip(taps) {
-        for &(from, weight) in taps {
+        for &(from, weight) in taps.iter().filter(|(_, weight)| *weight != 0.0) {
             let source = &source[from * width..(from + 1) * width];
             out.iter_mut().zip(source).for_each(|(out, value)| *out += weight * value);
         }

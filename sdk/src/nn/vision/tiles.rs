@@ -4,6 +4,7 @@
 //! rectangle in patches, which is all that a tower needs to know beside the pixels.
 
 use candle_core::Tensor;
+use std::array::from_fn;
 
 use super::{Grid, PatchBatch, Patches};
 use crate::{Error, Result, nn::Step, weights::Config};
@@ -122,15 +123,17 @@ impl PixelRange {
 
     /// The values of patches of `side` by `side` pixels; the colors of a patch one after the other if `is_planar`.
     pub fn patches<'a>(&self, pixels: impl Iterator<Item = &'a [u8]>, side: usize, is_planar: bool) -> Vec<f32> {
-        let value = |color: usize, byte: u8| (f32::from(byte) / 255.0 - self.mean[color]) / self.std[color];
+        let value = |color: usize, byte: usize| (byte as f32 / 255.0 - self.mean[color]) / self.std[color];
+        let known: [[f32; 256]; 3] = from_fn(|color| from_fn(|byte| value(color, byte)));
+        let of = |color: usize, pixel: &[u8; 3]| known[color][usize::from(pixel[color])];
         let mut values = Vec::new();
         for patch in pixels.flat_map(|item| item.chunks_exact(3 * side * side)) {
+            let (pixels, _) = patch.as_chunks::<3>();
+            values.reserve(patch.len());
             if is_planar {
-                for color in 0..3 {
-                    values.extend(patch.iter().skip(color).step_by(3).map(|byte| value(color, *byte)));
-                }
+                (0..3).for_each(|color| values.extend(pixels.iter().map(|pixel| of(color, pixel))));
             } else {
-                values.extend(patch.iter().enumerate().map(|(index, byte)| value(index % 3, *byte)));
+                pixels.iter().for_each(|pixel| values.extend([of(0, pixel), of(1, pixel), of(2, pixel)]));
             }
         }
         values
