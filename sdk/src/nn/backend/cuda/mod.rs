@@ -42,7 +42,7 @@ use self::{
     inputs::Inputs,
     memory::failed,
     module::{Arg, Module},
-    products::PreparedCache,
+    products::{FEW_ROWS_MAX, PreparedCache},
 };
 use super::{
     Backend, Columns, Compute, Form, Formulas, Layer, Matrix, Routed, Routing, StoreShape, Taken, formulas_attention,
@@ -254,6 +254,14 @@ impl Backend for CudaKernels {
         match self.product(x, (weight, bias), Some(sum))? {
             Some(out) => Ok(out),
             None => self.add(sum, &self.formulas.linear(x, weight, bias)?),
+        }
+    }
+
+    fn linear_act(&self, x: &Tensor, weight: &Matrix, bias: Option<&Tensor>, kind: Activation) -> Result<Tensor> {
+        // Of many rows a product by cuBLAS has its bias added afterwards: by the activation's launch.
+        match bias.filter(|_| x.dim(0).is_ok_and(|rows| rows > FEW_ROWS_MAX)) {
+            None => self.activate(&self.linear(x, weight, bias)?, kind),
+            bias => self.bias_act_scale(&self.linear(x, weight, None)?, bias, Some(kind), None),
         }
     }
 

@@ -1,7 +1,7 @@
 //! Products with weight matrices: by our kernels for few rows, by cuBLAS with unpacked weights for many.
 
-use candle_core::{Tensor, TensorId, cuda_backend::cudarc::driver::CudaSlice};
-use half::f16;
+use candle_core::{DType, Tensor, TensorId, cuda_backend::cudarc::driver::CudaSlice};
+use half::{bf16, f16};
 use pensieve_kernels::Activation;
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// Maximum number of rows for which a product reads quantized weights directly; with more, weights are unpacked first.
-const FEW_ROWS_MAX: usize = 32;
+pub(super) const FEW_ROWS_MAX: usize = 32;
 
 /// Maximum number of rows for which a product prepares its own activation.
 const FRESH_ROWS_MAX: usize = 2;
@@ -60,7 +60,7 @@ pub(super) enum Reader {
     Quantized,
     /// Few rows with bf16 weights.
     Halves,
-    /// Many rows with quantized weights, by cuBLAS.
+    /// Many rows with quantized or f16 weights, by cuBLAS.
     ManyQuantized,
     /// Many rows with bf16 weights, by cuBLAS.
     ManyHalves,
@@ -84,7 +84,7 @@ fn ours<'a>(layer: &Layer<'a>) -> Option<Ours<'a>> {
 impl CudaKernels {
     /// `(added +) x · Wᵀ + b`.
     pub(super) fn product(&self, x: &Tensor, layer: Layer<'_>, added: Option<&Tensor>) -> Result<Option<Tensor>> {
-        let Some(layer) = ours(&layer) else { return Ok(None) };
+        let Some(layer) = ours(&layer) else { return self.product_of_halves(x, layer, added) };
         if x.dim(0)? > FEW_ROWS_MAX {
             return self.product_of_many(x, layer, added).map(Some);
         }
@@ -250,29 +250,69 @@ impl CudaKernels {
 
     /// A product of many rows with unpacked weights, by cuBLAS.
     fn product_of_many(&self, x: &Tensor, layer: Ours<'_>, added: Option<&Tensor>) -> Result<Tensor> {
-        let (module, rows) = (&self.module, x.dim(0)?);
-        let (weight, outputs, inputs) = (layer.weight, layer.shape.outputs, layer.shape.inputs);
-        let is_bf16 = weight.format == Format::Bf16;
-        let prepared = self.prepare(x, if is_bf16 { Reader::ManyHalves } else { Reader::ManyQuantized })?;
+        let (module, weight) = (&self.module, layer.weight);
+        let (outputs, inputs) = (layer.shape.outputs, layer.shape.inputs);
+        let (data, scales) = (module.address(&weight.data), module.address(&weight.scales));
+        if weight.format == Format::Bf16 {
+            return self.product_by_cublas(x, (Numbers::Bf16, data), (layer.shape, layer.bias), added);
+        }
+        let unpacked = module.room::<f16>(outputs * inputs)?;
+        let (at, pieces) = (module.address(&unpacked), (inputs / 4).div_ceil(THREADS));
+        let args = [data.into(), scales.into(), inputs.into(), at.into()];
+        let kernel = format!("unpack_{}", weight.format.name());
+        module.launch(&kernel, (outputs, pieces, 1), THREADS, 0, &args)?;
+        self.product_by_cublas(x, (Numbers::EighthsInF16, at), (layer.shape, layer.bias), added)
+    }
+
+    /// A product of many rows with a weight in half precision that is not in our form, such as one with rows that are no
+    /// whole number of blocks. The formula would round its output to half precision, too.
+    fn product_of_halves(&self, x: &Tensor, layer: Layer<'_>, added: Option<&Tensor>) -> Result<Option<Tensor>> {
+        let (module, (rows, width)) = (&self.module, x.dims2()?);
+        // Four numbers are converted at once.
+        let Form::Dense(weight) = &layer.0.form else { return Ok(None) };
+        if rows <= FEW_ROWS_MAX || !width.is_multiple_of(4) {
+            return Ok(None);
+        }
+        let numbers = match weight.dtype() {
+            DType::BF16 => (Numbers::Bf16, module.tensor::<bf16>(weight)?),
+            DType::F16 => (Numbers::EighthsInF16, module.tensor::<f16>(weight)?),
+            _ => return Ok(None),
+        };
+        self.product_by_cublas(x, numbers, layer, added).map(Some)
+    }
+
+    /// `(added +) x · Wᵀ + b` for a weight in half precision at an address; sums are in `f32`.
+    fn product_by_cublas(
+        &self,
+        x: &Tensor,
+        (numbers, weight): (Numbers, u64),
+        (shape, bias): Layer<'_>,
+        added: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        let (module, rows, outputs) = (&self.module, x.dim(0)?, shape.outputs);
+        let reader = match numbers {
+            Numbers::Bf16 => Reader::ManyHalves,
+            Numbers::EighthsInF16 => Reader::ManyQuantized,
+        };
+        let prepared = self.prepare(x, reader)?;
         let count = rows * outputs;
         let out = module.room::<f32>(count)?;
-        let (out_at, data, scales) =
-            (module.address(&out), module.address(&weight.data), module.address(&weight.scales));
-        if let Some(added) = added {
-            module.copy(module.tensor::<f32>(added)?, out_at, 4 * count)?;
+        let out_at = module.address(&out);
+        // The bias goes along with the addend, which is copied anyway.
+        match (added, bias) {
+            (Some(added), Some(bias)) => {
+                let (added, bias) = (module.tensor::<f32>(added)?, module.tensor::<f32>(bias)?);
+                let nothing = [Arg::Int(-1), Arg::Address(0)];
+                let sizes = [outputs.into(), Arg::Size(count), out_at.into()];
+                let args = [&[added.into(), bias.into()][..], &nothing, &sizes].concat();
+                module.launch("bias_act_scale", (count.div_ceil(THREADS), 1, 1), THREADS, 0, &args)?;
+            }
+            (Some(added), None) => module.copy(module.tensor::<f32>(added)?, out_at, 4 * count)?,
+            (None, _) => {}
         }
-        let (high, dims, adds) = (module.address(&prepared.high), [rows, outputs, inputs], added.is_some());
-        if is_bf16 {
-            module.gemm(Numbers::Bf16, [high, data, out_at], dims, adds)?;
-        } else {
-            let unpacked = module.room::<f16>(outputs * inputs)?;
-            let (at, pieces) = (module.address(&unpacked), (inputs / 4).div_ceil(THREADS));
-            let args = [data.into(), scales.into(), inputs.into(), at.into()];
-            let kernel = format!("unpack_{}", weight.format.name());
-            module.launch(&kernel, (outputs, pieces, 1), THREADS, 0, &args)?;
-            module.gemm(Numbers::EighthsInF16, [high, at, out_at], dims, adds)?;
-        }
-        if let Some(bias) = layer.bias {
+        let addresses = [module.address(&prepared.high), weight, out_at];
+        module.gemm(numbers, addresses, [rows, outputs, shape.inputs], added.is_some())?;
+        if let (None, Some(bias)) = (added, bias) {
             let args = [module.tensor::<f32>(bias)?.into(), outputs.into(), Arg::Size(count), out_at.into()];
             module.launch("add_bias", (count.div_ceil(THREADS), 1, 1), THREADS, 0, &args)?;
         }

@@ -1,6 +1,6 @@
 //! Compares kernels with the formulas on their device when a model loads.
 
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
 use half::{bf16, f16};
 use pensieve_kernels::{Activation, Glu};
 
@@ -10,7 +10,7 @@ use crate::{
     nn::{
         KvType,
         backend::{
-            Backend, Matrix, Routing,
+            Backend, Form, Matrix, Routing,
             cases::{RECURRENT, Recurrent},
             formulas_recurrence,
         },
@@ -77,6 +77,25 @@ impl CudaKernels {
                     let what = format!("a product of {rows} rows with {dtype} differs by {difference} of {size}");
                     return Err(failed(what));
                 }
+            }
+        }
+        self.prove_halves()
+    }
+
+    /// Compares products of many rows with weights in half precision whose rows are no whole number of blocks.
+    fn prove_halves(&self) -> Result<()> {
+        let (outputs, inputs, rows) = (40, 84, 40);
+        for dtype in [DType::BF16, DType::F16] {
+            let (x, sum) = (self.formulas.wave(rows, inputs)?, self.formulas.wave(rows, outputs)?);
+            let (bias, weight) = (self.formulas.wave(1, outputs)?.squeeze(0)?, self.formulas.wave(outputs, inputs)?);
+            let weight = weight.to_dtype(dtype)?;
+            let formula = (x.matmul(&weight.to_dtype(DType::F32)?.t()?)?.broadcast_add(&bias)? + &sum)?;
+            let weight = Matrix { outputs, inputs, place: 0, form: Form::Dense(weight) };
+            let ours = self.add_linear(&sum, &x, &weight, Some(&bias))?;
+            let (difference, size) = (largest(&(&ours - &formula)?)?, largest(&formula)?);
+            if difference > 5e-3 * size {
+                let what = format!("a product of {rows} rows with {dtype:?} differs by {difference} of {size}");
+                return Err(failed(what));
             }
         }
         Ok(())
