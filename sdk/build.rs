@@ -12,7 +12,7 @@ use std::{
     process::Command,
 };
 
-const SOURCES: [&str; 6] = ["elementwise", "products", "experts", "attention", "prompt", "recurrence"];
+const SOURCES: [&str; 7] = ["elementwise", "products", "experts", "attention", "prompt", "texts", "recurrence"];
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed=build.rs");

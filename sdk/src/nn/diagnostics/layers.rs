@@ -10,7 +10,7 @@ use crate::{
     nn::{
         backend::{
             Backend, Formulas, Layer, Matrix,
-            cases::{MIXTURES, Mixture, RECURRENT, wave},
+            cases::{MIXTURES, Mixture, RECURRENT, TEXTS, wave},
             noise,
         },
         memory::{kv::KvCache, pass::Pass},
@@ -103,6 +103,10 @@ pub(super) fn ops() -> Vec<Op> {
     ops.extend(embeddings);
     for case in RECURRENT {
         ops.push(Op::of(format!("recurrent: {}", case.name), 1e-3, move |backend| case.compute_flat(backend)));
+    }
+    for case in TEXTS {
+        let name = format!("attention within texts: {}", case.name);
+        ops.push(Op::of(name, 1e-4, move |backend| case.compute(backend)));
     }
     for (rows, glu) in MIXTURES {
         ops.push(Op {

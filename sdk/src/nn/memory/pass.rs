@@ -31,6 +31,9 @@ pub(in crate::nn) struct Prepared {
     pub(in crate::nn) targets: HashMap<(usize, usize, usize, usize), Tensor>,
     /// By group of whole texts: their rows, padded to the longest. These models lie on one device.
     pub(in crate::nn) texts: HashMap<Group, Tensor>,
+    /// The tiles of whole texts, for kernels that read them where they are.
+    #[cfg(feature = "cuda")]
+    pub(in crate::nn) text_tiles: Option<Tensor>,
     /// By group of caches and size of a state: the positions to which states are written.
     pub(in crate::nn) state_targets: HashMap<(usize, usize, usize), Tensor>,
     /// By group of caches and kernel size of a convolution: the rows that it reads.

@@ -1,8 +1,9 @@
 //! The cases that kernels are tried with: one table, which the kernels' tests, the proof at load and a report go through: attention in the
-//! shapes of all families, recurrent layers, and a mixture of experts.
+//! shapes of all families, attention within whole texts, recurrent layers, and a mixture of experts.
 
 mod mixture;
 mod recurrent;
+mod texts;
 
 use candle_core::{Device, Tensor};
 
@@ -17,6 +18,7 @@ pub(in crate::nn) use mixture::{MIXTURES, Mixture};
 pub(in crate::nn) use recurrent::RECURRENT;
 #[cfg(feature = "cuda")]
 pub(in crate::nn) use recurrent::Recurrent;
+pub(in crate::nn) use texts::TEXTS;
 
 /// The attention of a family, and how its heads are rotated.
 #[derive(Clone, Copy, Debug)]

@@ -17,6 +17,7 @@ mod module;
 mod products;
 mod proofs;
 mod recurrence;
+mod texts;
 mod weights;
 
 use candle_core::{
@@ -46,13 +47,13 @@ use self::{
 };
 use super::{
     Backend, Columns, Compute, Form, Formulas, Layer, Matrix, Routed, Routing, StoreShape, Taken, formulas_attention,
-    formulas_recurrence,
+    formulas_recurrence, formulas_texts,
 };
 use crate::{
     Batch, Result,
     nn::{
         memory::{pass::Pass, store::Store},
-        spec::{Attention, Inputs as Recurred, Recurrence, Rotation, ShortConv},
+        spec::{Attention, Inputs as Recurred, Recurrence, Rotation, ShortConv, TextAttention},
     },
     weights::{Dtype, RawTensor, RopeStyle},
 };
@@ -82,6 +83,8 @@ pub(in crate::nn) struct CudaKernels {
     finds_best: bool,
     /// The kernels that route and compute experts agreed with their formulas.
     mixes: bool,
+    /// Why the kernels for whole texts are not used, if they disagreed with their formula.
+    texts_differ: Option<String>,
     /// Why the kernels of recurrent layers are not used, if they disagreed.
     recurrence_differs: Option<String>,
     /// The same for those whose states do not fade per head.
@@ -134,6 +137,7 @@ impl CudaKernels {
         let mut kernels = Self {
             finds_best: true,
             mixes: true,
+            texts_differ: None,
             recurrence_differs: None,
             decay_differs: None,
             module,
@@ -149,6 +153,7 @@ impl CudaKernels {
         kernels.prove_products()?;
         kernels.finds_best = kernels.prove_best().is_ok();
         kernels.mixes = kernels.prove_mixture().is_ok();
+        kernels.texts_differ = kernels.prove_texts().err().map(|error| error.message);
         kernels.recurrence_differs = kernels.prove_recurrence(true).err().map(|error| error.message);
         kernels.decay_differs = kernels.prove_recurrence(false).err().map(|error| error.message);
         Ok(kernels)
@@ -210,7 +215,8 @@ impl Backend for CudaKernels {
     }
 
     fn note(&self) -> String {
-        format!("our CUDA kernels, {}", locked(&self.graphs).note())
+        let without = self.texts_differ.iter().map(|why| format!(", texts by formulas ({why})"));
+        format!("our CUDA kernels, {}{}", locked(&self.graphs).note(), without.collect::<String>())
     }
 
     fn begin(&self, batch: &Batch<'_>) -> Result<()> {
@@ -455,6 +461,20 @@ impl Backend for CudaKernels {
         match self.attend_step(spec, [q, k, v], None, pass)? {
             Some(out) => Ok(out),
             None => self.attention_by_formulas(spec, [q, k, v], pass),
+        }
+    }
+
+    fn attention_within(
+        &self,
+        spec: &TextAttention,
+        qkv: [&Tensor; 3],
+        biases: Option<&Tensor>,
+        pass: &Pass<'_>,
+    ) -> Result<Tensor> {
+        let by_kernel = self.texts_differ.is_none();
+        match if by_kernel { self.attend_texts(spec, qkv, biases, pass)? } else { None } {
+            Some(out) => Ok(out),
+            None => formulas_texts::attention(&self.formulas, spec, qkv, biases, pass),
         }
     }
 

@@ -33,12 +33,13 @@ use super::{
 use crate::{Error, Result};
 
 /// The fat binaries.
-const MODULES: [&[u8]; 6] = [
+const MODULES: [&[u8]; 7] = [
     include_bytes!(concat!(env!("OUT_DIR"), "/elementwise.fatbin")),
     include_bytes!(concat!(env!("OUT_DIR"), "/products.fatbin")),
     include_bytes!(concat!(env!("OUT_DIR"), "/experts.fatbin")),
     include_bytes!(concat!(env!("OUT_DIR"), "/attention.fatbin")),
     include_bytes!(concat!(env!("OUT_DIR"), "/prompt.fatbin")),
+    include_bytes!(concat!(env!("OUT_DIR"), "/texts.fatbin")),
     include_bytes!(concat!(env!("OUT_DIR"), "/recurrence.fatbin")),
 ];
 

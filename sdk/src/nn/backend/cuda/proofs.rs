@@ -11,7 +11,7 @@ use crate::{
         KvType,
         backend::{
             Backend, Form, Matrix, Routing,
-            cases::{RECURRENT, Recurrent},
+            cases::{RECURRENT, Recurrent, TEXTS},
             formulas_recurrence,
         },
         memory::{kv::KvCache, pass::Pass, store::StoreShape},
@@ -167,6 +167,13 @@ impl CudaKernels {
             }
         }
         Ok(())
+    }
+
+    /// Compares attention within whole texts.
+    pub(super) fn prove_texts(&self) -> Result<()> {
+        TEXTS.iter().try_for_each(|case| {
+            same(&format!("{}, within texts,", case.name), &case.compute(self)?, &case.compute(&self.formulas)?)
+        })
     }
 
     /// Compares convolutions and recurrences with their formulas: those that fade per head, or all others.
