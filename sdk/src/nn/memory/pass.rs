@@ -34,6 +34,9 @@ pub(in crate::nn) struct Prepared {
     /// The tiles of whole texts, for kernels that read them where they are.
     #[cfg(feature = "cuda")]
     pub(in crate::nn) text_tiles: Option<Tensor>,
+    /// The number of tokens that each token sees, where items are seen as a whole; by device.
+    #[cfg(feature = "cuda")]
+    pub(in crate::nn) ends: HashMap<usize, Tensor>,
     /// By group of caches and size of a state: the positions to which states are written.
     pub(in crate::nn) state_targets: HashMap<(usize, usize, usize), Tensor>,
     /// By group of caches and kernel size of a convolution: the rows that it reads.

@@ -2,6 +2,7 @@
 //! of a step.
 
 use candle_core::{DType, Tensor};
+use std::collections::hash_map::Entry;
 
 use super::{
     CudaKernels, THREADS, locked,
@@ -55,8 +56,7 @@ impl CudaKernels {
         rotation: Option<&Rotation>,
         pass: &mut Pass<'_>,
     ) -> Result<Option<Tensor>> {
-        // The kernels are causal; images that are seen as a whole are not.
-        if pass.seen(spec).is_some() {
+        if pass.seen(spec).is_some() && self.seen_differ.is_some() {
             return Ok(None);
         }
         let (module, tokens, group) = (&self.module, pass.input().tokens.len(), pass.kv.group(spec.layer)?);
@@ -71,6 +71,8 @@ impl CudaKernels {
         let cache = Cache { keys: address(keys)?, values: address(values)?, slots: keys.dim(1)?, suffix, group };
         let rotated = self.store_rotated(spec, [q, k, v], rotation, &cache, tokens)?;
         let q = rotated.as_ref().unwrap_or(q);
+        let ends = self.ends(spec, pass)?;
+        let ends = ends.as_ref().map_or(Ok(0), |ends| module.tensor::<u32>(ends))?;
         let width = spec.heads * spec.head_dim;
         let out = module.room::<f32>(tokens * width)?;
         let out_at = module.address(&out);
@@ -80,13 +82,13 @@ impl CudaKernels {
         };
         let is_tiled = suffix == "f16" && matches!(spec.head_dim, 64 | 80 | 96 | 128 | 192 | 256);
         if !is_tiled {
-            self.attend(spec, q, &cache, true, out_at)?;
+            self.attend(spec, q, &cache, (true, ends), out_at)?;
         } else {
             if tiles > 0 {
-                self.attend_tiles(spec, q, &cache, out_at)?;
+                self.attend_tiles(spec, q, &cache, ends, out_at)?;
             }
             if singles > 0 {
-                self.attend(spec, q, &cache, false, out_at)?;
+                self.attend(spec, q, &cache, (false, ends), out_at)?;
             }
         }
         Ok(Some(module.wrap(out, (tokens, width))))
@@ -129,8 +131,18 @@ impl CudaKernels {
         Ok(rotated.map(|rotated| module.wrap(rotated, (tokens, width))))
     }
 
+    /// The number of tokens that each token sees, if it sees beyond itself.
+    fn ends(&self, spec: &Attention, pass: &Pass<'_>) -> Result<Option<Tensor>> {
+        let (Some(seen), place) = (pass.seen(spec), pass.kv.place(spec.layer)?) else { return Ok(None) };
+        let mut prepared = pass.prepared.borrow_mut();
+        Ok(Some(match prepared.ends.entry(place) {
+            Entry::Occupied(known) => known.get().clone(),
+            Entry::Vacant(vacant) => vacant.insert(self.formulas.ids(&seen)?).clone(),
+        }))
+    }
+
     /// Attends token by token: for all of a step's tokens, or for those not covered by tiles.
-    fn attend(&self, spec: &Attention, q: &Tensor, cache: &Cache, all: bool, out: u64) -> Result<()> {
+    fn attend(&self, spec: &Attention, q: &Tensor, cache: &Cache, (all, ends): (bool, u64), out: u64) -> Result<()> {
         let (module, inputs) = (&self.module, locked(&self.inputs));
         let shared = spec.heads / spec.kv_heads;
         let grouped = [1, 2, 4, 8].into_iter().find(|&group| group >= shared).unwrap_or(8);
@@ -159,6 +171,7 @@ impl CudaKernels {
                     if all { Arg::Address(0) } else { inputs.singles(module).into() },
                     first.into(),
                     inputs.lens(module).into(),
+                    ends.into(),
                     inputs.table_starts(module, cache.group).into(),
                     inputs.tables(module).into(),
                     spec.scale.into(),
@@ -185,7 +198,7 @@ impl CudaKernels {
     }
 
     /// Attends for the step's prompt tiles.
-    fn attend_tiles(&self, spec: &Attention, q: &Tensor, cache: &Cache, out: u64) -> Result<()> {
+    fn attend_tiles(&self, spec: &Attention, q: &Tensor, cache: &Cache, ends: u64, out: u64) -> Result<()> {
         let (module, inputs) = (&self.module, locked(&self.inputs));
         // Keys, values and, for large heads, queries.
         let shared_tiles = if spec.head_dim > HELD_HEAD_DIM_MAX { 3 } else { 2 };
@@ -199,6 +212,7 @@ impl CudaKernels {
                 cache.keys.into(),
                 cache.values.into(),
                 inputs.tiles(module, cache.group).into(),
+                ends.into(),
                 inputs.tables(module).into(),
                 spec.scale.into(),
                 spec.softcap.unwrap_or(0.0).into(),

@@ -85,6 +85,8 @@ pub(in crate::nn) struct CudaKernels {
     mixes: bool,
     /// Why the kernels for whole texts are not used, if they disagreed with their formula.
     texts_differ: Option<String>,
+    /// The same for tokens that see beyond themselves.
+    seen_differ: Option<String>,
     /// Why the kernels of recurrent layers are not used, if they disagreed.
     recurrence_differs: Option<String>,
     /// The same for those whose states do not fade per head.
@@ -138,6 +140,7 @@ impl CudaKernels {
             finds_best: true,
             mixes: true,
             texts_differ: None,
+            seen_differ: None,
             recurrence_differs: None,
             decay_differs: None,
             module,
@@ -154,6 +157,7 @@ impl CudaKernels {
         kernels.finds_best = kernels.prove_best().is_ok();
         kernels.mixes = kernels.prove_mixture().is_ok();
         kernels.texts_differ = kernels.prove_texts().err().map(|error| error.message);
+        kernels.seen_differ = kernels.prove_seen().err().map(|error| error.message);
         kernels.recurrence_differs = kernels.prove_recurrence(true).err().map(|error| error.message);
         kernels.decay_differs = kernels.prove_recurrence(false).err().map(|error| error.message);
         Ok(kernels)
@@ -215,7 +219,9 @@ impl Backend for CudaKernels {
     }
 
     fn note(&self) -> String {
-        let without = self.texts_differ.iter().map(|why| format!(", texts by formulas ({why})"));
+        let differ = [("texts", &self.texts_differ), ("whole images", &self.seen_differ)];
+        let without =
+            differ.into_iter().filter_map(|(what, why)| Some(format!(", {what} by formulas ({})", why.as_ref()?)));
         format!("our CUDA kernels, {}{}", locked(&self.graphs).note(), without.collect::<String>())
     }
 

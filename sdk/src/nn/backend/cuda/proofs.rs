@@ -11,11 +11,11 @@ use crate::{
         KvType,
         backend::{
             Backend, Form, Matrix, Routing,
-            cases::{RECURRENT, Recurrent, TEXTS},
-            formulas_recurrence,
+            cases::{self, Activations, CASES, Case, RECURRENT, Recurrent, TEXTS},
+            formulas_attention, formulas_recurrence,
         },
         memory::{kv::KvCache, pass::Pass, store::StoreShape},
-        spec::Rotation,
+        spec::{Attention, KvShape, Rotation},
     },
     weights::{Bytes, Dtype, RawTensor, RopeStyle},
 };
@@ -174,6 +174,45 @@ impl CudaKernels {
         TEXTS.iter().try_for_each(|case| {
             same(&format!("{}, within texts,", case.name), &case.compute(self)?, &case.compute(&self.formulas)?)
         })
+    }
+
+    /// Compares attention of two sequences with items that are seen as a whole, in tiles and token by token. Some items
+    /// reach over the border of a tile, and some tokens see no further than themselves.
+    pub(super) fn prove_seen(&self) -> Result<()> {
+        let parts = [(0, 150), (20, 9)];
+        let items = [3..40, 50..140, 152..157];
+        let tables = cases::tables(parts.map(|(past, len)| past + len));
+        let tokens = vec![0; 159];
+        let batch = Batch { tokens: &tokens, positions: &tokens, spans: cases::spans(&parts, &tables), top: 0 };
+        let mut seen: Vec<u32> =
+            parts.iter().flat_map(|&(past, len)| past as u32 + 1..(past + len) as u32 + 1).collect();
+        for item in items {
+            let end = seen[item.end - 1];
+            seen[item].fill(end);
+        }
+        locked(&self.inputs).set(&self.module, &batch, 0)?;
+        for window in [None, Some(30)] {
+            let case = Case { window, ..CASES[0] };
+            let Activations { qkv: [q, k, v], spec, .. } = Activations::of(case, tokens.len(), self.device())?;
+            let spec = Attention { whole_items: true, ..spec };
+            let shape = KvShape::uniform(1, case.kv_heads, case.head_dim);
+            let blocks = tables.iter().map(Vec::len).sum();
+            let cache = || {
+                KvCache::new(&shape, case.kv, &[blocks], |_| 0, |_, shape: StoreShape, _| self.formulas.store(shape))
+            };
+            let (mut ours, mut theirs) = (cache()?, cache()?);
+            let (mut ours, mut theirs) = (Pass::new(&batch, &mut ours), Pass::new(&batch, &mut theirs));
+            ours.see(seen.clone());
+            theirs.see(seen.clone());
+            let found = self.attend_step(&spec, [&q, &k, &v], None, &mut ours)?;
+            let found = found.ok_or_else(|| failed("attention to whole items has no kernel"))?;
+            let formula = formulas_attention::attention(&self.formulas, &spec, &q, Some((&k, Some(&v))), &mut theirs)?;
+            let (difference, size) = (largest(&(found - &formula)?)?, largest(&formula)?);
+            if difference > 5e-3 * size {
+                return Err(failed(format!("attention to whole items differs by {difference} of {size}")));
+            }
+        }
+        Ok(())
     }
 
     /// Compares convolutions and recurrences with their formulas: those that fade per head, or all others.

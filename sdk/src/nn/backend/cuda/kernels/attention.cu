@@ -1,10 +1,10 @@
 // Attention over the block tables of all sequences in a step, in one launch per layer.
 //
 // Keys and values are [kv_heads, slots, head_dim]; token i of a sequence has slot table[i / 16] · 16 + i % 16. For each
-// token of a step the caller gives the number of tokens that it sees, including itself, and where its sequence's table
-// starts. There are two kernels: `attend` handles one token and the query heads of one key head per block, or splits
-// long contexts over several blocks when there are few tokens; `attend_tiles` handles 64 neighbouring tokens of a
-// prompt and one head, on tensor cores.
+// token of a step the caller gives the number of tokens up to and including itself, where its sequence's table starts,
+// and, in steps with images whose tokens see each other, the number of tokens that it sees. There are two kernels:
+// `attend` handles one token and the query heads of one key head per block, or splits long contexts over several blocks
+// when there are few tokens; `attend_tiles` handles 64 neighbouring tokens of a prompt and one head, on tensor cores.
 //
 // A context is split into chunks by its length alone, and the chunks' sums are combined in order, by one block or by
 // several: a token's result is the same in any batch, to the last bit.
@@ -89,10 +89,10 @@ template <typename T> struct Past {
 // large.
 template <typename T, int G>
 __device__ __forceinline__ void attend(const float *q, const T *keys, const T *values, const uint32_t *chosen,
-                                       int first_token, const uint32_t *lens, const uint32_t *table_starts,
-                                       const uint32_t *tables, Scores scores, int heads, int kv_heads, int head_dim,
-                                       size_t all_slots, int stages, const float *sinks, float *partials,
-                                       uint32_t *counters, float *out) {
+                                       int first_token, const uint32_t *lens, const uint32_t *ends,
+                                       const uint32_t *table_starts, const uint32_t *tables, Scores scores, int heads,
+                                       int kv_heads, int head_dim, size_t all_slots, int stages, const float *sinks,
+                                       float *partials, uint32_t *counters, float *out) {
     extern __shared__ __align__(16) float shared[];
     __shared__ float weights[G][TILE], factor[G], peak[G], mass[G];
     __shared__ bool is_last;
@@ -109,7 +109,8 @@ __device__ __forceinline__ void attend(const float *q, const T *keys, const T *v
     const int kv_head = blockIdx.y / groups, first = kv_head * shared_by + blockIdx.y % groups * G;
     const int count = min(G, kv_head * shared_by + shared_by - first);
 
-    const int len = lens[token], low = scores.window > 0 ? max(0, len - scores.window) : 0;
+    const int len = ends ? ends[token] : lens[token];
+    const int low = scores.window > 0 ? max(0, (int)lens[token] - scores.window) : 0;
     const int base = low / TILE * TILE, all = len - base;
     const int chunk = all <= TILE * SPLITS_MAX ? TILE : (all + TILE * SPLITS_MAX - 1) / (TILE * SPLITS_MAX) * TILE;
     const int splits = (all + chunk - 1) / chunk, is_whole = gridDim.x == 1;
@@ -267,11 +268,12 @@ __device__ __forceinline__ void attend(const float *q, const T *keys, const T *v
 #define ATTEND(name, T, G)                                                                                              \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                               \
         name##_##G(const float *q, const T *keys, const T *values, const uint32_t *chosen, int first_token,             \
-                   const uint32_t *lens, const uint32_t *table_starts, const uint32_t *tables, float scale,             \
-                   float softcap, int window, int heads, int kv_heads, int head_dim, size_t all_slots, int stages,      \
-                   const float *sinks, float *partials, uint32_t *counters, float *out) {                               \
-        attend<T, G>(q, keys, values, chosen, first_token, lens, table_starts, tables, Scores{scale, softcap, window},  \
-                     heads, kv_heads, head_dim, all_slots, stages, sinks, partials, counters, out);                     \
+                   const uint32_t *lens, const uint32_t *ends, const uint32_t *table_starts, const uint32_t *tables,    \
+                   float scale, float softcap, int window, int heads, int kv_heads, int head_dim, size_t all_slots,     \
+                   int stages, const float *sinks, float *partials, uint32_t *counters, float *out) {                   \
+        attend<T, G>(q, keys, values, chosen, first_token, lens, ends, table_starts, tables,                            \
+                     Scores{scale, softcap, window}, heads, kv_heads, head_dim, all_slots, stages, sinks, partials,     \
+                     counters, out);                                                                                    \
     }
 
 ATTEND(attend_f16, __half, 1)

@@ -13,11 +13,12 @@ __device__ __forceinline__ uint32_t pack(float a, float b) {
 static constexpr int HELD = 192;
 
 // A tile: the index of its first token in the batch, its number of tokens, the number of tokens of its sequence before
-// the first, and the start of the sequence's table.
+// the first, and the start of the sequence's table. A token sees those up to itself, or as many as `ends` says.
 template <int D>
 __device__ __forceinline__ void attend_tiles(const float *q, const __half *keys, const __half *values, const int4 *tiles,
-                                             const uint32_t *tables, float scale, float softcap, int window, int heads,
-                                             int kv_heads, size_t all_slots, const float *sinks, float *out) {
+                                             const uint32_t *ends, const uint32_t *tables, float scale, float softcap,
+                                             int window, int heads, int kv_heads, size_t all_slots, const float *sinks,
+                                             float *out) {
     constexpr int STRIDE = D + 8;
     begin();
     extern __shared__ __align__(16) __half memory[];
@@ -28,6 +29,8 @@ __device__ __forceinline__ void attend_tiles(const float *q, const __half *keys,
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     const int row0 = warp * 16 + g, row1 = row0 + 8;
     const int at0 = before + row0, at1 = before + row1;
+    const int end0 = ends ? ends[first + min(row0, count - 1)] : at0 + 1;
+    const int end1 = ends ? ends[first + min(row1, count - 1)] : at1 + 1;
 
     constexpr bool IS_HELD = D <= HELD;
     uint32_t query[IS_HELD ? D / 16 : 1][4];
@@ -50,7 +53,10 @@ __device__ __forceinline__ void attend_tiles(const float *q, const __half *keys,
 #pragma unroll
     for (int i = 0; i < D / 8; i++) acc[i][0] = acc[i][1] = acc[i][2] = acc[i][3] = 0.0f;
     float peak0 = -INFINITY, peak1 = -INFINITY, mass0 = 0.0f, mass1 = 0.0f;
-    const int end = before + count, low = window > 0 ? max(0, before + 1 - window) / KEYS * KEYS : 0;
+    int end = before + count;
+    if (ends)
+        for (int row = 0; row < count; row++) end = max(end, (int)ends[first + row]);
+    const int low = window > 0 ? max(0, before + 1 - window) / KEYS * KEYS : 0;
     const size_t head_start = (size_t)kv_head * all_slots * D;
 
     for (int tile_start = low; tile_start < end; tile_start += KEYS) {
@@ -93,7 +99,7 @@ __device__ __forceinline__ void attend_tiles(const float *q, const __half *keys,
                 const int key = tile_start + 8 * n + 2 * t + c % 2, at = c < 2 ? at0 : at1;
                 float score = s[n][c] * scale;
                 if (softcap > 0.0f) score = softcap * tanhf(score / softcap);
-                const bool is_seen = key <= at && (window <= 0 || at - key < window);
+                const bool is_seen = key < (c < 2 ? end0 : end1) && (window <= 0 || at - key < window);
                 s[n][c] = is_seen ? score : -INFINITY;
             }
             top0 = fmaxf(top0, fmaxf(s[n][0], s[n][1]));
@@ -164,9 +170,10 @@ __device__ __forceinline__ void attend_tiles(const float *q, const __half *keys,
 #define ATTEND_TILES(D)                                                                                                 \
     extern "C" __global__ void __launch_bounds__(WARPS *WARP)                                                           \
         attend_tiles_##D(const float *q, const __half *keys, const __half *values, const int4 *tiles,                   \
-                         const uint32_t *tables, float scale, float softcap, int window, int heads, int kv_heads,       \
-                         size_t all_slots, const float *sinks, float *out) {                                            \
-        attend_tiles<D>(q, keys, values, tiles, tables, scale, softcap, window, heads, kv_heads, all_slots, sinks, out); \
+                         const uint32_t *ends, const uint32_t *tables, float scale, float softcap, int window,          \
+                         int heads, int kv_heads, size_t all_slots, const float *sinks, float *out) {                   \
+        attend_tiles<D>(q, keys, values, tiles, ends, tables, scale, softcap, window, heads, kv_heads, all_slots,       \
+                        sinks, out);                                                                                    \
     }
 
 ATTEND_TILES(64)
