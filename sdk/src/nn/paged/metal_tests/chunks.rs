@@ -93,11 +93,11 @@ fn a_prompt_of_18_000_tokens_is_computed_in_the_scheduler_s_chunks_that_are_each
         computed = span.tokens.end;
         steps += 1;
         assert_eq!(span.logits, computed == PROMPT_TOKENS);
-        // Half a second, and no more than the arena was made for.
-        assert!(TOKEN * span.tokens.len() as u32 <= Duration::from_millis(500), "{span:?}");
+        // A second, and no more than the arena was made for.
+        assert!(TOKEN * span.tokens.len() as u32 <= Config::default().prefill_step, "{span:?}");
         assert_eq!((run.submitted(), run.double.record().encoded.len()), (steps, 0), "what was launched still runs");
     }
-    assert!((PROMPT_TOKENS / 256..PROMPT_TOKENS / 128).contains(&steps), "{steps} steps");
+    assert!((PROMPT_TOKENS / 512..PROMPT_TOKENS / 256).contains(&steps), "{steps} steps");
     let record = run.double.record();
     assert_eq!(record.reads, [3 * size_of::<f32>()], "the best token behind the prompt alone");
     assert_eq!(record.allocations, Vec::<usize>::new(), "all chunks use what was allocated at load");
