@@ -124,6 +124,12 @@ impl Ops {
         (0..self.parts.count()).try_for_each(|at| self.parts.backend(at)?.finish())
     }
 
+    /// Waits until everything that was launched has been computed, on CUDA as well.
+    pub(in crate::nn) fn wait(&self) -> Result<()> {
+        self.finish()?;
+        (0..self.parts.count()).try_for_each(|at| Ok(self.parts.backend(at)?.device().synchronize()?))
+    }
+
     /// Moves a weight matrix to the device.
     pub(super) fn matrix(&self, raw: &RawTensor) -> Result<Matrix> {
         let &[outputs, inputs] = raw.shape.as_slice() else {
