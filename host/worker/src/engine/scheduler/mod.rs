@@ -408,7 +408,8 @@ impl Scheduler {
         if !prompts.is_empty() && !yields {
             let has_items = reading.iter().any(|(_, id, _)| !self.sequences[id].items.is_empty());
             let chunk = self.pace.chunk(decodes, has_items).min(self.config.step_tokens_max - decodes);
-            plan::split(plan::even(chunk, &prompts), &prompts, &mut lengths);
+            let left = prompts.iter().map(|prompt| prompt.end - prompt.start).sum();
+            plan::split(pace::even(chunk, left), &prompts, &mut lengths);
         }
         lengths
     }

@@ -24,7 +24,14 @@ const DISTURBED_STEPS: u32 = 3;
 const PROBE_INTERVAL: u32 = 32;
 
 /// GPUs and the CPU's kernels take prompts in tiles of rows; what is left of a chunk costs as much as a whole tile.
-pub(super) const TILE: usize = 32;
+const TILE: usize = 32;
+
+/// The size of the next of as many chunks as `left` tokens take with `chunk` at a time, each about as long: the last rows of
+/// a prompt cost as much as many if there are few of them.
+pub(super) fn even(chunk: usize, left: usize) -> usize {
+    let chunks = left.div_ceil(chunk.max(1)).max(1);
+    left.div_ceil(chunks).next_multiple_of(TILE).min(chunk)
+}
 
 #[derive(Debug)]
 pub(super) struct Pace {

@@ -3,7 +3,6 @@
 
 use std::{fmt, ops::Range, time::Duration};
 
-use super::pace::TILE;
 use crate::engine::blocks::{ItemSpan, run_around};
 
 #[derive(Clone, Copy, Debug)]
@@ -181,14 +180,6 @@ impl Prompt<'_> {
 /// The last token at or before `end` before which a step may end, given that it begins at `start`.
 pub(super) fn round_down(runs: &[Range<usize>], start: usize, end: usize) -> usize {
     run_around(runs, end).map_or(end, |run| run.start.max(start))
-}
-
-/// The size of the next of as many chunks as `chunk` tokens at a time would take for all the prompts, each about as long:
-/// the last rows of a prompt cost as much as many if there are few of them.
-pub(super) fn even(chunk: usize, prompts: &[Prompt<'_>]) -> usize {
-    let left: usize = prompts.iter().map(|prompt| prompt.end - prompt.start).sum();
-    let chunks = left.div_ceil(chunk.max(1)).max(1);
-    left.div_ceil(chunks).next_multiple_of(TILE).min(chunk)
 }
 
 /// Distributes a chunk's tokens over prompts, oldest first. A run longer than a chunk gets a step as soon as its prompt is

@@ -54,16 +54,12 @@ fn spans(plan: &Plan) -> Vec<(u64, usize, usize)> {
 
 #[test]
 fn chunks_are_about_as_long_as_each_other() {
-    let even = |chunk, left: &[usize]| {
-        let prompt = |(index, left): (usize, &usize)| Prompt { index, start: 100, end: 100 + left, runs: &[] };
-        plan::even(chunk, &left.iter().enumerate().map(prompt).collect::<Vec<_>>())
-    };
-    assert_eq!(even(416, &[512]), 256, "not 416 and 96");
-    assert_eq!(even(512, &[600]), 320, "whole tiles of rows");
-    assert_eq!(even(512, &[512]), 512);
-    assert_eq!(even(160, &[300, 20]), 160);
-    assert_eq!(even(8, &[20]), 8, "the chunk is the most");
-    assert_eq!(even(0, &[20]), 0, "a step without prompts");
+    assert_eq!(pace::even(416, 512), 256, "not 416 and 96");
+    assert_eq!(pace::even(512, 600), 320, "whole tiles of rows");
+    assert_eq!(pace::even(512, 512), 512);
+    assert_eq!(pace::even(160, 320), 160);
+    assert_eq!(pace::even(8, 20), 8, "the chunk is the most");
+    assert_eq!(pace::even(0, 20), 0, "a step without prompts");
 }
 
 #[test]
