@@ -141,7 +141,7 @@ def header(writer, family, shape):
     tokenizer(writer, random_eyes.TOKENS if family in random_eyes.TOWERS else ())
 
 
-def tokenizer(writer, specials):
+def tokenizer(writer, specials=()):
     writer.add_vocab_size(VOCABULARY)
     words = VOCABULARY - 259 - len(specials)
     tokens = [f"<0x{byte:02X}>" for byte in range(256)]

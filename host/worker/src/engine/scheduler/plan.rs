@@ -19,8 +19,8 @@ pub struct Config {
     pub chunk_max: usize,
     /// Factor by which a prefill chunk may lengthen a step beside streams.
     pub stretch: f64,
-    /// Target time of a step that serves only prompts; a cancellation has to wait for it. Weights are unpacked once per step,
-    /// so with half of it a prompt on one or two CPU cores takes a fifth longer.
+    /// Target time of a step that serves only prompts; a cancellation has to wait for it. Weights are unpacked once per step:
+    /// with half a second, a prompt of 512 tokens on one CPU core took a fifth to a half longer.
     pub prefill_step: Duration,
 }
 
