@@ -89,8 +89,8 @@ impl Parts {
         // SAFETY: as the caller promises.
         unsafe {
             match self.0 {
-                2 => tiles.two_by_two_in_two(left, right, steps, from, to),
-                _ => tiles.two_by_two_in_three(left, right, steps, from, to),
+                2 => tiles.two_by_two::<2>(left, right, steps, from, to),
+                _ => tiles.two_by_two::<3>(left, right, steps, from, to),
             }
         }
     }

@@ -312,7 +312,7 @@ impl Job<'_> {
             unsafe {
                 if is_two {
                     let other = left.at(*left_part, group + 1, first, steps);
-                    tiles.two_by_two([one, other], right, steps, from, to);
+                    tiles.two_by_two::<1>([one, other], right, steps, from, to);
                 } else {
                     tiles.one_by_two(one, right, steps, from, to);
                 }

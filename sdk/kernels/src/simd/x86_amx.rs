@@ -315,10 +315,13 @@ impl Tiles {
     /// Multiplies two tiles of 16 rows in each step with two tiles of 16 columns, and writes the 32 × 32 sums to `to`,
     /// added to those in `from` unless that is null.
     ///
+    /// Factors in two or three parts have those of a step one after another, and the products of parts that matter are summed: of
+    /// two all but that of both second ones, of three those of the first with all and of both second ones.
+    ///
     /// # Safety
-    /// Each of the factors has `16 · steps` lines. `to` and, unless it is null, `from` have 32 rows of 32 elements.
+    /// Each of the factors has `16 · PARTS · steps` lines. `to` and, unless it is null, `from` have 32 rows of 32 elements.
     #[inline(always)]
-    pub(crate) unsafe fn two_by_two(
+    pub(crate) unsafe fn two_by_two<const PARTS: usize>(
         &self,
         left: [*const Line; 2],
         right: [*const Line; 2],
@@ -326,58 +329,27 @@ impl Tiles {
         from: Sums,
         to: Sums,
     ) {
+        const { assert!(1 <= PARTS && PARTS <= 3) };
         // SAFETY: the tiles are configured. What is read and written is as the caller promises.
-        unsafe { products!(left, right, steps, from, to, 1024, both!(0, 0)) };
-    }
-
-    /// As [`two_by_two`](Self::two_by_two), for factors of which each step has two parts of 16 lines: the sum of their products,
-    /// but for that of both second parts.
-    ///
-    /// # Safety
-    /// As above, with twice as many lines.
-    #[inline(always)]
-    pub(crate) unsafe fn two_by_two_in_two(
-        &self,
-        left: [*const Line; 2],
-        right: [*const Line; 2],
-        steps: usize,
-        from: Sums,
-        to: Sums,
-    ) {
-        // SAFETY: as above.
-        unsafe { products!(left, right, steps, from, to, 2048, both!(1024, 0), next_left!(0), next_right!(1024)) };
-    }
-
-    /// As [`two_by_two`](Self::two_by_two), for factors of which each step has three parts of 16 lines: the sum of the products
-    /// of the first with all, and of both second ones.
-    ///
-    /// # Safety
-    /// As above, with three times as many lines.
-    #[inline(always)]
-    pub(crate) unsafe fn two_by_two_in_three(
-        &self,
-        left: [*const Line; 2],
-        right: [*const Line; 2],
-        steps: usize,
-        from: Sums,
-        to: Sums,
-    ) {
-        // SAFETY: as above.
         unsafe {
-            products!(
-                left,
-                right,
-                steps,
-                from,
-                to,
-                3072,
-                both!(2048, 0),
-                next_left!(1024),
-                next_right!(1024),
-                next_left!(0),
-                next_right!(0),
-                next_right!(2048)
-            );
+            match PARTS {
+                1 => products!(left, right, steps, from, to, 1024, both!(0, 0)),
+                2 => products!(left, right, steps, from, to, 2048, both!(1024, 0), next_left!(0), next_right!(1024)),
+                _ => products!(
+                    left,
+                    right,
+                    steps,
+                    from,
+                    to,
+                    3072,
+                    both!(2048, 0),
+                    next_left!(1024),
+                    next_right!(1024),
+                    next_left!(0),
+                    next_right!(0),
+                    next_right!(2048)
+                ),
+            }
         }
     }
 
