@@ -47,7 +47,8 @@ impl MambaSizes {
 /// A mixer; its fields are named as in Hugging Face's checkpoints.
 #[derive(Clone, Debug)]
 pub struct Mamba {
-    in_proj: Linear,
+    /// The recurrence's inputs and their gates, `in_proj` in checkpoints.
+    in_proj: [Linear; 2],
     conv1d: ShortConv,
     x_proj: Linear,
     dt_proj: Linear,
@@ -87,7 +88,7 @@ impl Mamba {
             ])
         };
         Ok(Self {
-            in_proj: loader.linear("in_proj", hidden_size, 2 * inner)?,
+            in_proj: loader.stacked("in_proj", hidden_size, [("in_proj_x", inner), ("in_proj_z", inner)])?,
             conv1d: ShortConv::load(loader, "conv1d", layer, inner, taps)?.activated(Activation::Silu),
             x_proj: loader.linear("x_proj", inner, time_step_rank + 2 * state)?,
             dt_proj: loader.linear("dt_proj", time_step_rank, inner)?,
@@ -111,8 +112,8 @@ impl Mamba {
     }
 
     fn inner(&self, x: &Tensor, step: &mut Step<'_>) -> Result<Tensor> {
-        let MambaSizes { intermediate_size: inner, state, time_step_rank, .. } = self.sizes;
-        let [x, gate] = step.split(&self.in_proj.forward(x, step)?, [inner, inner])?;
+        let MambaSizes { state, time_step_rank, .. } = self.sizes;
+        let [x, gate] = Linear::forward_all(self.in_proj.each_ref(), x, step)?;
         let x = self.conv1d.forward(&x, step)?;
         let [mut dt, mut b, mut c] = step.split(&self.x_proj.forward(&x, step)?, [time_step_rank, state, state])?;
         if let Some([dt_norm, b_norm, c_norm]) = &self.norms {
