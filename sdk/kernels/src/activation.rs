@@ -20,19 +20,23 @@ pub enum Activation {
 /// Elements per task: less work is not worth another thread.
 const PIECE: usize = 1 << 14;
 
-/// Replaces each x by its activation.
-pub fn activate(pool: &Pool, activation: Activation, x: &mut [f32]) {
-    pool.run_pieces(x, PIECE, |_, x| pool.level().run(Activate { activation, x, factor: None }));
+/// The activation of each x.
+pub fn activate(pool: &Pool, activation: Activation, x: &[f32]) -> Vec<f32> {
+    pool.computed(x.len(), PIECE, |index, out| {
+        let len = out.len();
+        let x = out.copy(&x[index * PIECE..][..len]);
+        pool.level().run(Activate { activation, x, factor: None });
+    })
 }
 
-/// `out = activation(gate) · up`.
-pub fn activate_mul(pool: &Pool, activation: Activation, gate: &[f32], up: &[f32], out: &mut [f32]) {
-    assert!(gate.len() == out.len() && up.len() == out.len(), "{} gates, {} values", gate.len(), up.len());
-    pool.run_pieces(out, PIECE, |index, out| {
+/// `activation(gate) · up`.
+pub fn activate_mul(pool: &Pool, activation: Activation, gate: &[f32], up: &[f32]) -> Vec<f32> {
+    assert!(gate.len() == up.len(), "{} gates, {} values", gate.len(), up.len());
+    pool.computed(gate.len(), PIECE, |index, out| {
         let range = index * PIECE..index * PIECE + out.len();
-        out.copy_from_slice(&gate[range.clone()]);
-        pool.level().run(Activate { activation, x: out, factor: Some(&up[range]) });
-    });
+        let x = out.copy(&gate[range.clone()]);
+        pool.level().run(Activate { activation, x, factor: Some(&up[range]) });
+    })
 }
 
 struct Activate<'a> {
@@ -173,9 +177,8 @@ mod tests {
         for level in Level::available() {
             let pool = Pool::with_level(2, level);
             let x: Vec<f32> = (0..40_003).map(|i| (i as f32 - 20_000.0) * 0.0008).collect();
-            let (mut alone, mut gated) = (x.clone(), vec![0.0; x.len()]);
-            activate(&pool, activation, &mut alone);
-            activate_mul(&pool, activation, &x, &x, &mut gated);
+            let (alone, gated) = (activate(&pool, activation, &x), activate_mul(&pool, activation, &x, &x));
+            assert!(alone.len() == x.len() && gated.len() == x.len());
             for ((x, alone), gated) in x.iter().zip(alone).zip(gated) {
                 let expected = expected(f64::from(*x));
                 let name = level.name();
@@ -221,9 +224,8 @@ mod tests {
     fn a_value_that_is_no_number_stays_none() {
         for level in Level::available() {
             for activation in ALL {
-                let mut x = [f32::NAN; 19];
-                activate(&Pool::with_level(1, level), activation, &mut x);
-                assert!(x.iter().all(|x| x.is_nan()), "{} {activation:?}", level.name());
+                let x = activate(&Pool::with_level(1, level), activation, &[f32::NAN; 19]);
+                assert!(x.len() == 19 && x.iter().all(|x| x.is_nan()), "{} {activation:?}", level.name());
             }
         }
     }

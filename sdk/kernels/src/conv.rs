@@ -19,12 +19,12 @@ pub struct Taps<'a> {
 }
 
 /// Convolves `x[tokens, channels]`. A sequence's state is its last `taps − 1` inputs, oldest first, and is updated.
-pub fn short_conv(pool: &Pool, conv: Taps<'_>, x: &[f32], sequences: Vec<Stretch<'_>>, out: &mut [f32]) {
+pub fn short_conv(pool: &Pool, conv: Taps<'_>, x: &[f32], sequences: Vec<Stretch<'_>>) -> Vec<f32> {
     let Taps { channels, taps, bias, .. } = conv;
     assert!(channels > 0 && taps.len().is_multiple_of(channels) && taps.len() > channels, "{} taps", taps.len());
     assert!(bias.is_none_or(|bias| bias.len() == channels), "biases of {channels} channels");
     let tokens = sequences.iter().map(|one| one.rows.len()).sum::<usize>();
-    assert!(x.len() == tokens * channels && out.len() == x.len(), "{} values in {tokens} rows", x.len());
+    assert!(x.len() == tokens * channels, "{} values in {tokens} rows", x.len());
     let before = taps.len() / channels - 1;
     let mut of = vec![usize::MAX; tokens];
     for (index, one) in sequences.iter().enumerate() {
@@ -34,13 +34,17 @@ pub fn short_conv(pool: &Pool, conv: Taps<'_>, x: &[f32], sequences: Vec<Stretch
     }
     assert!(!of.contains(&usize::MAX), "a row of no sequence");
     let rows = PIECE.div_ceil(channels);
-    pool.run_pieces(out, rows * channels, |index, out| {
-        for (offset, out) in out.chunks_exact_mut(channels).enumerate() {
+    let out = pool.computed(x.len(), rows * channels, |index, out| {
+        for (offset, out) in out.rows(channels).enumerate() {
             let row = index * rows + offset;
             let one = &sequences[of[row]];
             let offset = row - one.rows.start;
             let inputs = (0..=before)
                 .map(|tap| input(one.state, &x[one.rows.start * channels..], channels, offset, before - tap));
+            let out = match bias {
+                Some(bias) => out.copy(bias),
+                None => out.fill(0.0),
+            };
             pool.level().run(Row { conv, inputs: inputs.collect(), out });
         }
     });
@@ -58,6 +62,7 @@ pub fn short_conv(pool: &Pool, conv: Taps<'_>, x: &[f32], sequences: Vec<Stretch
         }
         last(rows.end, state);
     }
+    out
 }
 
 /// Returns the input `back` rows before the row at `offset`; `x` holds the sequence's rows, and `state` the inputs
@@ -74,19 +79,17 @@ fn input<'a>(state: &'a [f32], x: &'a [f32], channels: usize, offset: usize, bac
 struct Row<'a> {
     conv: Taps<'a>,
     inputs: Vec<&'a [f32]>,
+    /// The biases, to which the products are added.
     out: &'a mut [f32],
 }
 
 impl<S: Simd> Kernel<S> for Row<'_> {
     #[inline(always)]
     fn run(self, simd: S) {
-        let Self { conv: Taps { channels, taps, bias, activation }, inputs, out } = self;
+        let Self { conv: Taps { channels, taps, activation, .. }, inputs, out } = self;
         let mut channel = 0;
         while channel + S::LANES <= channels {
-            let mut sum = match bias {
-                Some(bias) => simd.load(&bias[channel..]),
-                None => simd.splat(0.0),
-            };
+            let mut sum = simd.load(&out[channel..]);
             for (tap, input) in inputs.iter().enumerate() {
                 sum = simd.fma(simd.load(&input[channel..]), simd.load(&taps[tap * channels + channel..]), sum);
             }
@@ -94,7 +97,7 @@ impl<S: Simd> Kernel<S> for Row<'_> {
             channel += S::LANES;
         }
         for channel in channel..channels {
-            let mut sum = bias.map_or(0.0, |bias| bias[channel]);
+            let mut sum = out[channel];
             for (tap, input) in inputs.iter().enumerate() {
                 sum += input[channel] * taps[tap * channels + channel];
             }
@@ -123,7 +126,7 @@ mod tests {
         let begun = wave(3 * before * channels, 0.05);
         for level in Level::available() {
             let pool = Pool::with_level(2, level);
-            let (mut out, mut states, mut copy) = (vec![0.0; x.len()], begun.clone(), vec![0.0; before * channels]);
+            let (mut states, mut copy) = (begun.clone(), vec![0.0; before * channels]);
             let mut places = states.chunks_exact_mut(before * channels);
             let mut sequences: Vec<_> = [0..5, 5..7, 7..8]
                 .into_iter()
@@ -132,7 +135,7 @@ mod tests {
                 .collect();
             sequences[0].copies.push((2, &mut copy));
             let conv = Taps { channels, taps: &taps, bias: Some(&bias), activation: Some(Activation::Silu) };
-            short_conv(&pool, conv, &x, sequences, &mut out);
+            let out = short_conv(&pool, conv, &x, sequences);
             for (index, rows) in [0..5, 5..7, 7..8].into_iter().enumerate() {
                 let old = &begun[index * before * channels..(index + 1) * before * channels];
                 let line: Vec<f32> =

@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use super::activation::{Activation, apply};
-use super::pool::Pool;
+use super::pool::{Pool, Unwritten};
 use super::simd::{Kernel, Simd};
 
 /// Values per task: less work is not worth another thread.
@@ -59,51 +59,29 @@ pub struct Values<'a> {
 }
 
 /// Computes each of `outputs` for all rows.
-pub fn elementwise(pool: &Pool, steps: &[Step], outputs: &[Operand], values: Values<'_>, outs: &mut [Vec<f32>]) {
+pub fn elementwise(pool: &Pool, steps: &[Step], outputs: &[Operand], values: Values<'_>) -> Vec<Vec<f32>> {
     let Values { inputs, columns, width } = values;
-    let count = outs.first().map_or(0, Vec::len);
+    let count = inputs.first().map_or(0, |input| input.len());
     check(steps, outputs, values, count);
-    assert!(outs.len() == outputs.len() && outs.iter().all(|out| out.len() == count), "outputs");
-    if count == 0 {
-        return;
-    }
     let groups = steps.iter().filter_map(|step| if let Step::SumGroups(_, group) = step { Some(*group) } else { None });
     let group = groups.fold(1, lcm);
     let (rows, piece) = (TASK.div_ceil(width), (PIECE / group).max(1) * group);
-    let mut tasks: Vec<Task<'_>> = (0..count.div_ceil(rows * width))
-        .map(|index| {
-            let start = index * rows * width;
-            let range = start..count.min(start + rows * width);
-            Task { steps, outputs, inputs, columns, width, piece, range, outs: Vec::with_capacity(outs.len()) }
-        })
-        .collect();
-    for out in outs {
-        for (task, out) in tasks.iter_mut().zip(out.chunks_mut(rows * width)) {
-            task.outs.push(out);
-        }
-    }
-    pool.run_pieces(&mut tasks, 1, |_, tasks| {
-        for task in tasks {
-            pool.level().run(task);
-        }
-    });
+    pool.computed_all(outputs.len(), count, rows * width, |index, outs| {
+        let start = index * rows * width;
+        let range = start..count.min(start + rows * width);
+        pool.level().run(Task { steps, outputs, inputs, columns, width, piece, range, outs });
+    })
 }
 
 /// Copies the columns `start..start + len` of rows of `width` values.
-pub fn columns(pool: &Pool, x: &[f32], width: usize, start: usize, len: usize, out: &mut [f32]) {
-    assert!(
-        width > 0 && start + len <= width && x.len() / width * len == out.len(),
-        "columns {start} + {len} of {width}"
-    );
-    if out.is_empty() {
-        return;
-    }
-    let rows = TASK.div_ceil(len);
-    pool.run_pieces(out, rows * len, |index, out| {
-        for (row, out) in x.chunks_exact(width).skip(index * rows).zip(out.chunks_exact_mut(len)) {
-            out.copy_from_slice(&row[start..start + len]);
+pub fn columns(pool: &Pool, x: &[f32], width: usize, start: usize, len: usize) -> Vec<f32> {
+    assert!(width > 0 && start + len <= width, "columns {start} + {len} of {width}");
+    let rows = TASK.div_ceil(len.max(1));
+    pool.computed(x.len() / width * len, (rows * len).max(1), |index, out| {
+        for (row, out) in x.chunks_exact(width).skip(index * rows).zip(out.rows(len)) {
+            out.copy(&row[start..start + len]);
         }
-    });
+    })
 }
 
 /// Adds `values` to `out`.
@@ -162,12 +140,12 @@ struct Task<'a> {
     piece: usize,
     /// The rows' values in the inputs.
     range: Range<usize>,
-    outs: Vec<&'a mut [f32]>,
+    outs: Vec<Unwritten<'a>>,
 }
 
-impl<S: Simd> Kernel<S> for &mut Task<'_> {
+impl<S: Simd> Kernel<S> for Task<'_> {
     #[inline(always)]
-    fn run(self, simd: S) {
+    fn run(mut self, simd: S) {
         let mut results = vec![0.0; self.steps.len() * self.piece];
         for row in self.range.clone().step_by(self.width) {
             for column in (0..self.width).step_by(self.piece) {
@@ -207,14 +185,13 @@ impl Task<'_> {
                 }
             }
         }
-        let start = row + column - self.range.start;
-        for (output, out) in self.outputs.iter().zip(&mut self.outs) {
+        for (output, out) in self.outputs.iter().zip(self.outs.iter_mut()) {
             let value = match *output {
                 Operand::Input(input) => &inputs[input][row + column..][..len],
                 Operand::Columns(at) => &columns[at][column..][..len],
                 Operand::Step(step) => &results[step * piece..][..len],
             };
-            out[start..start + len].copy_from_slice(value);
+            out.take(len).copy(value);
         }
     }
 }
@@ -314,9 +291,8 @@ mod tests {
         ];
         let outputs = [2, 3, 6, 7].map(Operand::Step).into_iter().chain([a, w]).collect::<Vec<_>>();
         for level in Level::available() {
-            let mut outs = vec![vec![f32::NAN; rows * width]; outputs.len()];
             let values = Values { inputs: &[&x, &y], columns: &[&weight], width };
-            elementwise(&Pool::with_level(2, level), &steps, &outputs, values, &mut outs);
+            let outs = elementwise(&Pool::with_level(2, level), &steps, &outputs, values);
             for i in 0..rows * width {
                 let mixed = x[i] + (y[i] - x[i]) * weight[i % width];
                 let first = i - i % width % group;
@@ -333,18 +309,18 @@ mod tests {
     #[test]
     fn columns_are_copied_from_every_row() {
         let (x, rows, width) = (wave(3000 * 7, 0.1), 3000, 7);
-        let mut out = vec![0.0; rows * 4];
-        columns(&Pool::new(2), &x, width, 2, 4, &mut out);
+        let out = columns(&Pool::new(2), &x, width, 2, 4);
+        assert_eq!(out.len(), rows * 4);
         assert!(out.chunks(4).zip(x.chunks(width)).all(|(out, row)| out == &row[2..6]));
     }
 
     #[test]
     fn a_value_that_is_no_number_stays_none() {
         for level in Level::available() {
-            let (x, mut outs) = ([f32::NAN; 19], vec![vec![0.0; 19]]);
-            let values = Values { inputs: &[&x], columns: &[], width: 19 };
+            let values = Values { inputs: &[&[f32::NAN; 19]], columns: &[], width: 19 };
             let relu = [Step::Relu(Operand::Input(0))];
-            elementwise(&Pool::with_level(1, level), &relu, &[Operand::Step(0)], values, &mut outs);
+            let outs = elementwise(&Pool::with_level(1, level), &relu, &[Operand::Step(0)], values);
+            assert_eq!(outs[0].len(), 19);
             assert!(outs[0].iter().all(|x| x.is_nan()), "{}", level.name());
         }
     }
@@ -354,6 +330,6 @@ mod tests {
     fn a_step_that_reads_a_later_one_is_refused() {
         let values = Values { inputs: &[&[1.0]], columns: &[], width: 1 };
         let steps = [Step::Relu(Operand::Step(0))];
-        elementwise(&Pool::new(1), &steps, &[Operand::Step(0)], values, &mut [vec![0.0]]);
+        elementwise(&Pool::new(1), &steps, &[Operand::Step(0)], values);
     }
 }

@@ -119,19 +119,18 @@ fn product(pool: &Pool, layer: &Layer<'_>, outputs: Range<usize>, x: &[f32]) -> 
 }
 
 fn activated(pool: &Pool, glu: Glu, gate: &[f32], up: &[f32]) -> Vec<f32> {
-    let mut out = gate.to_vec();
     match glu {
-        Glu::Plain(activation) => activate_mul(pool, activation, gate, up, &mut out),
+        Glu::Plain(activation) => activate_mul(pool, activation, gate, up),
         Glu::Clamped { alpha, limit } => {
             let (alpha, limit) = (alpha as f32, limit as f32);
-            for (out, up) in out.iter_mut().zip(up) {
-                let gate = out.min(limit);
-                *out = (up.clamp(-limit, limit) + 1.0) * gate / (1.0 + (-alpha * gate).exp());
-            }
+            let clamped = |(gate, up): (&f32, &f32)| {
+                let gate = gate.min(limit);
+                (up.clamp(-limit, limit) + 1.0) * gate / (1.0 + (-alpha * gate).exp())
+            };
+            gate.iter().zip(up).map(clamped).collect()
         }
-        Glu::Square => out.iter_mut().zip(up).for_each(|(out, up)| *out = up.max(0.0).powi(2)),
+        Glu::Square => up.iter().map(|up| up.max(0.0).powi(2)).collect(),
     }
-    out
 }
 
 /// Values per task: below this, another thread costs more than it gains.

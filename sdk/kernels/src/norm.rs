@@ -7,12 +7,11 @@ use super::simd::{Kernel, Simd};
 const PIECE: usize = 1 << 14;
 
 /// Divides each row of `x[n, width]` by its root mean square and multiplies it by `weight`.
-pub fn rms_norm(pool: &Pool, x: &[f32], n: usize, width: usize, weight: &[f32], eps: f32, out: &mut [f32]) {
-    norm(pool, x, n, width, Norm { weight, bias: None, centred: false, eps }, out);
+pub fn rms_norm(pool: &Pool, x: &[f32], n: usize, width: usize, weight: &[f32], eps: f32) -> Vec<f32> {
+    norm(pool, x, n, width, Norm { weight, bias: None, centred: false, eps })
 }
 
 /// Normalizes each row of `x[n, width]` to zero mean and unit variance, multiplies it by `weight` and adds `bias`.
-#[allow(clippy::too_many_arguments)]
 pub fn layer_norm(
     pool: &Pool,
     x: &[f32],
@@ -21,9 +20,8 @@ pub fn layer_norm(
     weight: &[f32],
     bias: Option<&[f32]>,
     eps: f32,
-    out: &mut [f32],
-) {
-    norm(pool, x, n, width, Norm { weight, bias, centred: true, eps }, out);
+) -> Vec<f32> {
+    norm(pool, x, n, width, Norm { weight, bias, centred: true, eps })
 }
 
 #[derive(Clone, Copy)]
@@ -34,40 +32,37 @@ struct Norm<'a> {
     eps: f32,
 }
 
-fn norm(pool: &Pool, x: &[f32], n: usize, width: usize, norm: Norm<'_>, out: &mut [f32]) {
-    assert!(x.len() == n * width && out.len() == x.len(), "{} values for {n} rows of {width}", x.len());
+fn norm(pool: &Pool, x: &[f32], n: usize, width: usize, norm: Norm<'_>) -> Vec<f32> {
+    assert!(x.len() == n * width, "{} values for {n} rows of {width}", x.len());
     assert_eq!(norm.weight.len(), width, "weights");
     assert!(norm.bias.is_none_or(|bias| bias.len() == width), "biases for rows of {width}");
-    if x.is_empty() {
-        return;
-    }
-    let rows = PIECE.div_ceil(width);
-    pool.run_pieces(out, rows * width, |index, out| {
-        for (x, out) in x[index * rows * width..].chunks_exact(width).zip(out.chunks_exact_mut(width)) {
-            pool.level().run(Row { norm, x, out });
+    let rows = PIECE.div_ceil(width.max(1));
+    pool.computed(x.len(), (rows * width).max(1), |index, out| {
+        for (x, out) in x[index * rows * width..].chunks_exact(width).zip(out.rows(width)) {
+            pool.level().run(Row { norm, out: out.copy(x) });
         }
-    });
+    })
 }
 
 struct Row<'a> {
     norm: Norm<'a>,
-    x: &'a [f32],
+    /// The row, which is normalized in place.
     out: &'a mut [f32],
 }
 
 impl<S: Simd> Kernel<S> for Row<'_> {
     #[inline(always)]
     fn run(self, simd: S) {
-        let Self { norm: Norm { weight, bias, centred, eps }, x, out } = self;
-        let width = x.len() as f32;
-        let mean = if centred { sum(simd, x, 0.0, |x| x) / width } else { 0.0 };
-        let squares = sum(simd, x, mean, |x| {
+        let Self { norm: Norm { weight, bias, centred, eps }, out } = self;
+        let width = out.len() as f32;
+        let mean = if centred { sum(simd, out, 0.0, |x| x) / width } else { 0.0 };
+        let squares = sum(simd, out, mean, |x| {
             let centred = simd.sub(x, simd.splat(mean));
             simd.mul(centred, centred)
         });
         let scale = 1.0 / (squares / width + eps).sqrt();
-        for ((out, x), weight) in out.iter_mut().zip(x).zip(weight) {
-            *out = (x - mean) * scale * weight;
+        for (out, weight) in out.iter_mut().zip(weight) {
+            *out = (*out - mean) * scale * weight;
         }
         if let Some(bias) = bias {
             for (out, bias) in out.iter_mut().zip(bias) {
@@ -103,14 +98,9 @@ mod tests {
         let bias: Vec<f32> = (0..width).map(|i| i as f32 * 0.001).collect();
         for level in Level::available() {
             let pool = Pool::with_level(2, level);
-            let run = |x: &[f32], n| {
-                let mut out = vec![0.0; x.len()];
-                if centred {
-                    layer_norm(&pool, x, n, width, &weight, Some(&bias), eps, &mut out);
-                } else {
-                    rms_norm(&pool, x, n, width, &weight, eps, &mut out);
-                }
-                out
+            let run = |x: &[f32], n| match centred {
+                true => layer_norm(&pool, x, n, width, &weight, Some(&bias), eps),
+                false => rms_norm(&pool, x, n, width, &weight, eps),
             };
             let out = run(&x, n);
             for (x, out) in x.chunks(width).zip(out.chunks(width)) {

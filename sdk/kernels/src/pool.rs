@@ -96,25 +96,100 @@ impl Pool {
     /// `len` zeros, to be overwritten. For a large result its pages alone cost one thread as much as all threads need for the
     /// result, so they share them.
     pub fn zeros(&self, len: usize) -> Vec<f32> {
-        self.filled(len, |_, piece| {
-            piece.fill(MaybeUninit::new(0.0));
+        self.computed(len, PIECE, |_, piece| {
+            piece.fill(0.0);
         })
     }
 
     /// A copy of some values.
     pub fn copied(&self, values: &[f32]) -> Vec<f32> {
-        self.filled(values.len(), |start, piece| {
-            piece.write_copy_of_slice(&values[start..start + piece.len()]);
+        self.computed(values.len(), PIECE, |index, piece| {
+            let start = index * PIECE;
+            let end = start + piece.len();
+            piece.copy(&values[start..end]);
         })
     }
 
-    /// `fill` initializes every element of the pieces that it gets.
-    fn filled(&self, len: usize, fill: impl Fn(usize, &mut [MaybeUninit<f32>]) + Sync) -> Vec<f32> {
+    /// `len` values, computed in pieces as by [`run_pieces`](Self::run_pieces). `compute` writes every value of a piece.
+    pub(super) fn computed(&self, len: usize, piece: usize, compute: impl Fn(usize, Unwritten<'_>) + Sync) -> Vec<f32> {
         let mut values = Vec::with_capacity(len);
-        self.run_pieces(&mut values.spare_capacity_mut()[..len], PIECE, |index, piece| fill(index * PIECE, piece));
-        // SAFETY: the pieces are all of the first `len` elements, and each is initialized.
+        self.run_pieces(&mut values.spare_capacity_mut()[..len], piece, |index, piece| {
+            let (len, written) = (piece.len(), Cell::new(0));
+            compute(index, Unwritten { piece, written: &written });
+            assert_eq!(written.get(), len, "values that were written");
+        });
+        // SAFETY: the pieces are all of the first `len` elements. Each element can be written once, and as many were.
         unsafe { values.set_len(len) };
         values
+    }
+
+    /// Several results of `len` values each, of which `compute` gets the same piece together.
+    pub(super) fn computed_all(
+        &self,
+        results: usize,
+        len: usize,
+        piece: usize,
+        compute: impl Fn(usize, Vec<Unwritten<'_>>) + Sync,
+    ) -> Vec<Vec<f32>> {
+        let mut all: Vec<_> = (0..results).map(|_| Vec::with_capacity(len)).collect();
+        let mut tasks: Vec<_> = (0..len.div_ceil(piece)).map(|_| Vec::with_capacity(results)).collect();
+        for values in &mut all {
+            let pieces = values.spare_capacity_mut()[..len].chunks_mut(piece);
+            tasks.iter_mut().zip(pieces).for_each(|(task, piece)| task.push(piece));
+        }
+        self.run_pieces(&mut tasks, 1, |index, tasks| {
+            for pieces in tasks {
+                let (len, written) = (pieces.iter().map(|piece| piece.len()).sum::<usize>(), Cell::new(0));
+                let unwritten = pieces.iter_mut().map(|piece| Unwritten { piece, written: &written });
+                compute(index, unwritten.collect());
+                assert_eq!(written.get(), len, "values that were written");
+            }
+        });
+        drop(tasks);
+        for values in &mut all {
+            // SAFETY: as above.
+            unsafe { values.set_len(len) };
+        }
+        all
+    }
+}
+
+/// A piece of a result whose values must be written, each once: to clear them first would go through the memory once more.
+pub(super) struct Unwritten<'a> {
+    piece: &'a mut [MaybeUninit<f32>],
+    written: &'a Cell<usize>,
+}
+
+impl<'a> Unwritten<'a> {
+    pub(super) fn len(&self) -> usize {
+        self.piece.len()
+    }
+
+    /// Writes these values, as many as there are places.
+    #[inline(always)]
+    pub(super) fn copy(self, values: &[f32]) -> &'a mut [f32] {
+        self.written.set(self.written.get() + values.len());
+        self.piece.write_copy_of_slice(values)
+    }
+
+    #[inline(always)]
+    pub(super) fn fill(self, value: f32) -> &'a mut [f32] {
+        self.written.set(self.written.get() + self.piece.len());
+        self.piece.fill(MaybeUninit::new(value));
+        // SAFETY: each element has just been written.
+        unsafe { self.piece.assume_init_mut() }
+    }
+
+    /// Cuts the first `len` values off.
+    #[inline(always)]
+    pub(super) fn take(&mut self, len: usize) -> Self {
+        Self { piece: self.piece.split_off_mut(..len).unwrap_or_default(), written: self.written }
+    }
+
+    /// Cuts it into rows.
+    pub(super) fn rows(self, width: usize) -> impl Iterator<Item = Self> {
+        let written = self.written;
+        self.piece.chunks_mut(width).map(move |piece| Self { piece, written })
     }
 }
 

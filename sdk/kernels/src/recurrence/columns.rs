@@ -2,7 +2,7 @@
 //!
 //! Traits rather than closures: a closure would be compiled as a separate function, without the instruction set.
 
-use super::super::simd::{Simd, exp};
+use super::super::simd::{Simd, exp, exp2};
 
 /// Columns that are advanced together.
 pub(super) trait Columns: Copy {
@@ -20,6 +20,7 @@ pub(super) trait Columns: Copy {
     /// `c - a * b`.
     fn fnma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     fn exp(self, value: Self::V) -> Self::V;
+    fn exp2(self, value: Self::V) -> Self::V;
 }
 
 /// `N` vectors of columns.
@@ -82,6 +83,14 @@ impl<S: Simd, const N: usize> Columns for Vectors<S, N> {
         }
         values
     }
+
+    #[inline(always)]
+    fn exp2(self, mut values: [S::F; N]) -> [S::F; N] {
+        for value in &mut values {
+            *value = exp2(self.0, *value);
+        }
+        values
+    }
 }
 
 /// A single column, for the remainder that does not fill a vector.
@@ -125,6 +134,11 @@ impl Columns for One {
     #[inline(always)]
     fn exp(self, value: f32) -> f32 {
         value.exp()
+    }
+
+    #[inline(always)]
+    fn exp2(self, value: f32) -> f32 {
+        value.exp2()
     }
 }
 
@@ -200,8 +214,10 @@ impl<C: Columns> Fade<C> for FadeValues<C::V> {
     }
 }
 
+/// By powers of two: each element needs one for each token, and they take fewer instructions than exponentials.
 #[derive(Clone, Copy)]
 pub(super) struct FadeElements<'a, V> {
+    /// In units of ln 2.
     pub(super) steps: V,
     pub(super) rates: &'a [f32],
     pub(super) stride: usize,
@@ -210,7 +226,7 @@ pub(super) struct FadeElements<'a, V> {
 impl<C: Columns> Fade<C> for FadeElements<'_, C::V> {
     #[inline(always)]
     fn of_row(self, columns: C, row: usize) -> C::V {
-        columns.exp(columns.mul(self.steps, columns.load(&self.rates[row * self.stride..])))
+        columns.exp2(columns.mul(self.steps, columns.load(&self.rates[row * self.stride..])))
     }
 
     #[inline(always)]

@@ -11,7 +11,7 @@ mod tests;
 use std::ops::Range;
 
 use self::columns::{Columns, Fade, FadeElements, FadeHead, FadeRows, FadeValues, One, Token, TokenUpdate, Vectors};
-use super::pool::Pool;
+use super::pool::{Disjoint, Pool};
 use super::simd::{Kernel, Simd, exp};
 
 /// The number and sizes of a recurrence's heads.
@@ -84,32 +84,30 @@ const GATHERED_ROWS_MIN: usize = 4;
 /// Values per task when taking exponentials: less work is not worth another thread.
 const PIECE: usize = 1 << 13;
 
-/// Advances the state matrices of sequences, `[heads, key_dim, value_dim]` each, over their rows. `out` is `[tokens,
-/// heads, value_dim]`, and the sequences partition its rows.
-pub fn recurrence(pool: &Pool, shape: Heads, x: Recurred<'_>, sequences: Vec<Stretch<'_>>, out: &mut [f32]) {
+/// Advances the state matrices of sequences, `[heads, key_dim, value_dim]` each, over their rows, which are one after the
+/// other. The outputs are `[tokens, heads, value_dim]`.
+pub fn recurrence(pool: &Pool, shape: Heads, x: Recurred<'_>, sequences: Vec<Stretch<'_>>) -> Vec<f32> {
     let Heads { heads, key_dim, value_dim, .. } = shape;
     let (size, tokens) = (key_dim * value_dim, sequences.iter().map(|one| one.rows.len()).sum::<usize>());
     check(shape, x, tokens);
-    assert_eq!(out.len(), x.v.len(), "outputs");
     // Every group of columns needs the factors of the rows, so they are computed once.
-    let mut factors = Vec::new();
-    if let Decay::Key(logarithms) = x.decay {
-        factors = logarithms.to_vec();
-        pool.run_pieces(&mut factors, PIECE, |_, piece| pool.level().run(Exp(piece)));
-    }
-    // Head by head, so that each task has a contiguous piece.
-    let mut by_head = vec![0.0; out.len()];
-    let (mut rest, mut tasks, mut spans) = (&mut by_head[..], Vec::with_capacity(sequences.len() * heads), Vec::new());
+    let factors = match x.decay {
+        Decay::Key(logarithms) => pool.computed(logarithms.len(), PIECE, |index, factors| {
+            let len = factors.len();
+            pool.level().run(Exp(factors.copy(&logarithms[index * PIECE..][..len])));
+        }),
+        Decay::Head(_) | Decay::Value(_) | Decay::Element { .. } => Vec::new(),
+    };
+    let mut values = pool.zeros(x.v.len());
+    let (out, mut tasks, mut next) = (Disjoint::new(&mut values), Vec::with_capacity(sequences.len() * heads), 0);
     for Stretch { rows, state, copies } in sequences {
-        assert!(rows.end <= tokens && state.len() == heads * size, "rows {rows:?}");
+        assert!(rows.start == next && state.len() == heads * size, "rows {rows:?}");
         assert!(copies.iter().all(|(_, copy)| copy.len() == heads * size), "copies");
-        spans.push(rows.clone());
+        next = rows.end;
         let mut copies: Vec<_> = copies.into_iter().map(|(end, copy)| (end, copy.chunks_exact_mut(size))).collect();
         for (head, matrix) in state.chunks_exact_mut(size).enumerate() {
-            let (piece, after) = std::mem::take(&mut rest).split_at_mut(rows.len() * value_dim);
-            rest = after;
             let copies = copies.iter_mut().filter_map(|(end, copies)| Some((*end, copies.next()?))).collect();
-            tasks.push(Task { shape, x, factors: &factors, head, rows: rows.clone(), matrix, copies, out: piece });
+            tasks.push(Task { shape, x, factors: &factors, head, rows: rows.clone(), matrix, copies, out: &out });
         }
     }
     pool.run_pieces(&mut tasks, 1, |_, tasks| {
@@ -118,16 +116,7 @@ pub fn recurrence(pool: &Pool, shape: Heads, x: Recurred<'_>, sequences: Vec<Str
         }
     });
     drop(tasks);
-    let mut pieces = &by_head[..];
-    for rows in spans {
-        for head in 0..heads {
-            let (piece, after) = pieces.split_at(rows.len() * value_dim);
-            pieces = after;
-            for (row, values) in rows.clone().zip(piece.chunks_exact(value_dim)) {
-                out[(row * heads + head) * value_dim..][..value_dim].copy_from_slice(values);
-            }
-        }
-    }
+    values
 }
 
 fn check(shape: Heads, x: Recurred<'_>, tokens: usize) {
@@ -177,8 +166,8 @@ struct Task<'a> {
     rows: Range<usize>,
     matrix: &'a mut [f32],
     copies: Vec<(usize, &'a mut [f32])>,
-    /// `[rows, value_dim]`.
-    out: &'a mut [f32],
+    /// The outputs of all heads and sequences.
+    out: &'a Disjoint<'a, f32>,
 }
 
 impl<S: Simd> Kernel<S> for &mut Task<'_> {
@@ -231,9 +220,10 @@ impl Task<'_> {
             }),
             Decay::Element { steps, rates } => {
                 let rates = &rates[head * key_dim * value_dim + column..];
+                let to_twos = columns.splat(std::f32::consts::LOG2_E);
                 self.advance(columns, column, gathered, |row| {
                     let steps = columns.load(&steps[(row * heads + head) * value_dim + column..]);
-                    FadeElements { steps, rates, stride: value_dim }
+                    FadeElements { steps: columns.mul(steps, to_twos), rates, stride: value_dim }
                 });
             }
         }
@@ -250,7 +240,7 @@ impl Task<'_> {
     ) {
         let Heads { heads, key_heads, interleaved_heads, key_dim, value_dim } = self.shape;
         let key_head = if interleaved_heads { self.head % key_heads } else { self.head / (heads / key_heads) };
-        let (start, mut copies) = (self.rows.start, self.copies.iter_mut().peekable());
+        let mut copies = self.copies.iter_mut().peekable();
         let (matrix, stride) = match gathered {
             Some(gathered) => (gathered, C::WIDTH),
             None => (&mut self.matrix[column..], value_dim),
@@ -287,7 +277,8 @@ impl Task<'_> {
                 skip,
             };
             let out = token.advance(columns, matrix, fade(row));
-            columns.store(out, &mut self.out[(row - start) * value_dim + column..]);
+            // SAFETY: no other task has this head of this sequence, and this one no other slice.
+            columns.store(out, unsafe { self.out.range(values..values + C::WIDTH) });
         }
         for (_, copy) in copies {
             copy_columns((matrix, stride, 0), (copy, value_dim, column), C::WIDTH);

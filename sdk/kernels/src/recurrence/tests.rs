@@ -128,14 +128,14 @@ fn check(fades: Fades, writes: Writes, is_wide: bool, interleaved_heads: bool) {
     let begun = [wave(HEADS * size, 0.05), vec![0.0; HEADS * size]];
     for level in Level::available() {
         let pool = Pool::with_level(2, level);
-        let (mut out, mut copy) = (vec![0.0; inputs.v.len()], vec![0.0; HEADS * size]);
+        let mut copy = vec![0.0; HEADS * size];
         let mut states = begun.clone();
         let [first, second] = &mut states;
         let sequences = vec![
             Stretch { rows: 0..5, state: first, copies: vec![(2, &mut copy)] },
             Stretch { rows: 5..8, state: second, copies: vec![] },
         ];
-        recurrence(&pool, shape, inputs.recurred(fades, writes), sequences, &mut out);
+        let out = recurrence(&pool, shape, inputs.recurred(fades, writes), sequences);
         let near = |found: f32, expected: f64| {
             let is_near = (f64::from(found) - expected).abs() < 2e-5 * (1.0 + expected.abs());
             assert!(is_near, "{fades:?}, {writes:?}: {found} {expected}");
@@ -176,11 +176,10 @@ fn without_scales_a_token_writes_its_values_as_they_are() {
         Heads { heads: HEADS, key_heads: KEY_HEADS, interleaved_heads: false, key_dim: KEY_DIM, value_dim: VALUE_DIM };
     let ones = vec![1.0; inputs.beta.len()];
     let [found, expected] = [None, Some(&ones[..])].map(|beta| {
-        let (mut out, mut state) = (vec![0.0; inputs.v.len()], vec![0.0; HEADS * KEY_DIM * VALUE_DIM]);
+        let mut state = vec![0.0; HEADS * KEY_DIM * VALUE_DIM];
         let x = Recurred { beta, skip: None, ..inputs.recurred(Fades::Head, Writes::Delta) };
         let sequences = vec![Stretch { rows: 0..TOKENS, state: &mut state, copies: vec![] }];
-        recurrence(&Pool::new(1), shape, x, sequences, &mut out);
-        out
+        recurrence(&Pool::new(1), shape, x, sequences)
     });
     assert_eq!(found, expected);
 }

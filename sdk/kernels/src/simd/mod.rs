@@ -300,6 +300,20 @@ pub(super) fn exp<S: Simd>(simd: S, x: S::F) -> S::F {
     simd.zero_below(simd.mul(power, simd.exp2(twos)), x, LOWEST)
 }
 
+/// 2 to the power of each lane, within 2 ULP; 2⁻¹²⁶ below -126, exactly 1 at 0.
+#[inline(always)]
+pub(super) fn exp2<S: Simd>(simd: S, x: S::F) -> S::F {
+    let clamped = simd.min(simd.splat(127.0), simd.max(simd.splat(-126.0), x));
+    let twos = simd.round(clamped);
+    let rest = simd.sub(clamped, twos);
+    // Interpolates 2ˣ, 1 at 0, at Chebyshev's points between -1/2 and 1/2: within 5.1e-9.
+    let mut power = simd.splat(0.000_154_531_63);
+    for coefficient in [0.001_339_086_3, 0.009_618_083, 0.055_503_57, 0.240_226_5, std::f32::consts::LN_2, 1.0] {
+        power = simd.fma(power, rest, simd.splat(coefficient));
+    }
+    simd.mul(power, simd.exp2(twos))
+}
+
 /// Hyperbolic tangent of each lane.
 #[inline(always)]
 pub(super) fn tanh<S: Simd>(simd: S, x: S::F) -> S::F {
@@ -338,6 +352,38 @@ mod tests {
             let mut ends = [0.0, f32::NEG_INFINITY, f32::NAN, -1e30, 1e30, -0.0, 88.0, 1.0].repeat(2);
             level.run(Exp(&mut ends));
             assert_eq!((ends[0], ends[1], ends[3], ends[5]), (1.0, 0.0, 0.0, 1.0));
+            assert!(ends[2].is_nan() && ends[4] > 1e38);
+        }
+    }
+
+    struct Exp2<'a>(&'a mut [f32]);
+
+    impl<S: Simd> Kernel<S> for Exp2<'_> {
+        #[inline(always)]
+        fn run(self, simd: S) {
+            for lanes in self.0.chunks_exact_mut(S::LANES) {
+                let value = exp2(simd, simd.load(lanes));
+                simd.store(value, lanes);
+            }
+        }
+    }
+
+    #[test]
+    fn exp2_is_close_everywhere_and_exact_at_whole_numbers() {
+        for level in Level::available() {
+            let x: Vec<f32> = (-16_000..16_000).map(|i| i as f32 / 127.0).collect();
+            let mut y = x.clone();
+            level.run(Exp2(&mut y));
+            for (x, y) in x.iter().zip(&y) {
+                let expected = f64::from(*x).exp2();
+                let error = (f64::from(*y) - expected).abs();
+                assert!(error <= expected * 2e-7, "{}: 2 to the {x} gave {y}", level.name());
+                assert!(x.fract() != 0.0 || f64::from(*y) == expected, "{}: 2 to the {x} gave {y}", level.name());
+            }
+            let mut ends = [0.0, f32::NEG_INFINITY, f32::NAN, -1e30, 1e30, -0.0, 127.0, 1.0].repeat(2);
+            level.run(Exp2(&mut ends));
+            let lowest = f32::MIN_POSITIVE;
+            assert_eq!((ends[0], ends[1], ends[3], ends[5]), (1.0, lowest, lowest, 1.0));
             assert!(ends[2].is_nan() && ends[4] > 1e38);
         }
     }

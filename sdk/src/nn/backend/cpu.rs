@@ -111,9 +111,8 @@ impl CpuKernels {
         let columns = columns.iter().map(|x| view(x)).collect::<Result<Vec<_>>>()?;
         let inputs: Vec<&[f32]> = inputs.iter().map(|values| &**values).collect();
         let columns: Vec<&[f32]> = columns.iter().map(|values| &**values).collect();
-        let mut outs: Vec<_> = outputs.iter().map(|_| self.pool.zeros(rows * width)).collect();
         let values = kernels::Values { inputs: &inputs, columns: &columns, width };
-        kernels::elementwise(&self.pool, steps, outputs, values, &mut outs);
+        let outs = kernels::elementwise(&self.pool, steps, outputs, values);
         outs.into_iter().map(|out| tensor(out, (rows, width))).collect()
     }
 
@@ -177,9 +176,7 @@ impl Backend for CpuKernels {
             return Err(Error::invalid(format!("{} gates for {} values", shape.1, up.0.outputs)));
         }
         let outs = self.products(x, &[gate, up])?;
-        let mut out = self.pool.zeros(shape.0 * shape.1);
-        kernels::activate_mul(&self.pool, kind, &outs[0], &outs[1], &mut out);
-        tensor(out, shape)
+        tensor(kernels::activate_mul(&self.pool, kind, &outs[0], &outs[1]), shape)
     }
 
     fn add_linear(&self, residual: &Tensor, x: &Tensor, weight: &Matrix, bias: Option<&Tensor>) -> Result<Tensor> {
@@ -259,16 +256,13 @@ impl Backend for CpuKernels {
 
     fn rms_norm(&self, x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor> {
         let (rows, width) = x.dims2()?;
-        let mut out = self.pool.zeros(rows * width);
-        kernels::rms_norm(&self.pool, &view(x)?, rows, width, &view(weight)?, eps, &mut out);
-        tensor(out, (rows, width))
+        tensor(kernels::rms_norm(&self.pool, &view(x)?, rows, width, &view(weight)?, eps), (rows, width))
     }
 
     fn layer_norm(&self, x: &Tensor, weight: &Tensor, bias: &Tensor, eps: f32) -> Result<Tensor> {
         let (rows, width) = x.dims2()?;
-        let mut out = self.pool.zeros(rows * width);
-        kernels::layer_norm(&self.pool, &view(x)?, rows, width, &view(weight)?, Some(&view(bias)?), eps, &mut out);
-        tensor(out, (rows, width))
+        let (x, weight, bias) = (view(x)?, view(weight)?, view(bias)?);
+        tensor(kernels::layer_norm(&self.pool, &x, rows, width, &weight, Some(&bias), eps), (rows, width))
     }
 
     fn rotate(&self, x: &Tensor, head_dim: usize, rotation: &Rotation) -> Result<Tensor> {
@@ -281,9 +275,7 @@ impl Backend for CpuKernels {
     }
 
     fn activate(&self, x: &Tensor, kind: Activation) -> Result<Tensor> {
-        let mut out = self.pool.copied(&view(x)?);
-        kernels::activate(&self.pool, kind, &mut out);
-        tensor(out, x.dims2()?)
+        tensor(kernels::activate(&self.pool, kind, &view(x)?), x.dims2()?)
     }
 
     fn bias_act_scale(
@@ -315,11 +307,8 @@ impl Backend for CpuKernels {
     fn columns(&self, x: &Tensor, parts: &[Columns]) -> Result<Vec<Tensor>> {
         let (rows, width) = x.dims2()?;
         let values = view(x)?;
-        let part = |&(start, len): &Columns| {
-            let mut out = self.pool.zeros(rows * len);
-            kernels::columns(&self.pool, &values, width, start, len, &mut out);
-            tensor(out, (rows, len))
-        };
+        let part =
+            |&(start, len): &Columns| tensor(kernels::columns(&self.pool, &values, width, start, len), (rows, len));
         parts.iter().map(part).collect()
     }
 
@@ -328,9 +317,7 @@ impl Backend for CpuKernels {
     }
 
     fn gate(&self, gate: &Tensor, up: &Tensor, kind: Activation) -> Result<Tensor> {
-        let mut out = self.pool.zeros(gate.elem_count());
-        kernels::activate_mul(&self.pool, kind, &view(gate)?, &view(up)?, &mut out);
-        tensor(out, gate.dims2()?)
+        tensor(kernels::activate_mul(&self.pool, kind, &view(gate)?, &view(up)?), gate.dims2()?)
     }
 
     fn store(&self, shape: StoreShape) -> Result<Store> {
@@ -410,10 +397,9 @@ impl Backend for CpuKernels {
             bias: bias.as_deref(),
             activation: conv.activation,
         };
-        let x_values = view(x)?;
-        let mut out = self.pool.zeros(x_values.len());
-        change_states(conv.layer, conv.part, pass, |sequences| {
-            kernels::short_conv(&self.pool, shape, &x_values, sequences, &mut out);
+        let values = view(x)?;
+        let out = change_states(conv.layer, conv.part, pass, |sequences| {
+            kernels::short_conv(&self.pool, shape, &values, sequences)
         })?;
         tensor(out, x.dims2()?)
     }
@@ -445,9 +431,8 @@ impl Backend for CpuKernels {
         };
         let (beta, skip) = (beta.as_deref(), skip.as_deref());
         let rows = kernels::Recurred { q: &q, k: &k, v: &v, decay, beta, update, skip };
-        let mut out = self.pool.zeros(v.len());
-        change_states(spec.layer, spec.part, pass, |sequences| {
-            kernels::recurrence(&self.pool, shape, rows, sequences, &mut out);
+        let out = change_states(spec.layer, spec.part, pass, |sequences| {
+            kernels::recurrence(&self.pool, shape, rows, sequences)
         })?;
         tensor(out, x.v.dims2()?)
     }

@@ -7,16 +7,17 @@ use crate::{
     nn::memory::{pass::Pass, states::StateWrite, view::change},
 };
 
-/// Runs a kernel that advances one part of a layer's states over the rows of a step.
+/// Runs a kernel that advances one part of a layer's states over the rows of a step, and returns its result.
 pub(super) fn change_states(
     layer: usize,
     part: usize,
     pass: &Pass<'_>,
-    mut kernel: impl FnMut(Vec<kernels::Stretch<'_>>),
-) -> Result<()> {
+    kernel: impl Fn(Vec<kernels::Stretch<'_>>) -> Vec<f32>,
+) -> Result<Vec<f32>> {
     let (read, kept, spans) = (pass.read_slots(layer)?, pass.state_writes(layer)?, &pass.batch().spans);
     let states = pass.kv.states(layer, part)?;
     let values = states.dim(2)?;
+    let mut out = Vec::new();
     change(states, |memory| {
         let mut slots = Slots::open(memory, values, &read, &kept)?;
         let mut sequences = Vec::with_capacity(spans.len());
@@ -28,9 +29,10 @@ pub(super) fn change_states(
             let Some((_, state)) = copies.pop() else { return Err(no_slot()) };
             sequences.push(kernels::Stretch { rows: span.start..span.start + span.len, state, copies });
         }
-        kernel(sequences);
+        out = kernel(sequences);
         Ok(())
-    })
+    })?;
+    Ok(out)
 }
 
 /// Mutable access to the slots of a layer's states; each slot can be taken once.
