@@ -73,7 +73,7 @@ impl DeltaAttention {
         let [f, b, g] = Linear::forward_all([&self.f_a_proj, &self.b_proj, &self.g_a_proj], x, step)?;
         let (f, g) = (self.f_b_proj.forward(&f, step)?, self.g_b_proj.forward(&g, step)?);
         let inner = v.dim(1)?;
-        let qkv = self.conv1d.forward(&Tensor::cat(&[q, k, v], 1)?, step)?;
+        let qkv = self.conv1d.forward(&step.join([&q, &k, &v])?, step)?;
         let [q, k, v] = step.split(&qkv, [inner; 3])?;
         let (q, k) = (self.q_norm.forward_heads(&q, step)?, self.k_norm.forward_heads(&k, step)?);
         let decay = step.ops().bias_act_scale(&f, Some(&self.dt_bias), Some(Activation::Softplus), Some(&self.a))?;

@@ -16,10 +16,10 @@ mod mlp;
 use pensieve_sdk::{
     Plugin, Result, export,
     nn::{
-        Attention, AttentionCache, CausalLm, Decoder, FeedForward, KvShape, LayerCache, Linear, Loader, Paged, RmsNorm,
-        Rope, Shape, Sizes, Step, Tensor,
+        Attention, AttentionCache, CausalLm, Decoder, FeedForward, HeadLinear, KvShape, LayerCache, Linear, Loader,
+        Paged, RmsNorm, Rope, Shape, Sizes, Step, Tensor,
     },
-    weights::{Checkpoint, GgufFamily},
+    weights::{Checkpoint, GgufFamily, RawTensor},
 };
 
 use config::Config;
@@ -46,10 +46,10 @@ struct LatentAttention {
     queries: Queries,
     kv_a_proj_with_mqa: Linear,
     kv_a_layernorm: RmsNorm,
-    /// Maps a head's query to the latent space: `[heads, qk_nope_head_dim, kv_lora_rank]`.
-    absorb_k: Tensor,
-    /// Maps a head's latent output to values: `[heads, kv_lora_rank, v_head_dim]`.
-    absorb_v: Tensor,
+    /// Maps a head's query to the latent space.
+    absorb_k: HeadLinear,
+    /// Maps a head's latent output to values.
+    absorb_v: HeadLinear,
     o_proj: Linear,
     attention: Attention,
     /// In V3.2.
@@ -73,12 +73,12 @@ impl LatentAttention {
         };
         // GGUF files have the two parts as separate tensors, with the keys' part transposed.
         let (absorb_k, absorb_v) = if loader.has("k_b_proj.weight") {
-            let keys = loader.dense("k_b_proj.weight", &[heads, rank, nope])?;
-            (keys.transpose(1, 2)?, loader.dense("v_b_proj.weight", &[heads, value, rank])?)
+            let keys = HeadLinear::load(loader, "k_b_proj", [heads, rank, nope])?;
+            (keys, HeadLinear::load(loader, "v_b_proj", [heads, value, rank])?)
         } else {
-            let both = loader.dense("kv_b_proj.weight", &[heads * (nope + value), rank])?;
-            let both = both.reshape((heads, nope + value, rank))?;
-            (both.narrow(1, 0, nope)?, both.narrow(1, nope, value)?)
+            let both = loader.raw("kv_b_proj.weight", &[heads * (nope + value), rank])?;
+            let [keys, values] = absorbed(&both, &loader.unpacked(&both)?, [heads, nope, value, rank])?;
+            (HeadLinear::of(loader, &keys)?, HeadLinear::of(loader, &values)?)
         };
         // A layer's caches are neighbours, so that several devices divide them as they divide the layers.
         let cache = if config.index.is_some() { 2 * layer } else { layer };
@@ -93,8 +93,8 @@ impl LatentAttention {
             indexer,
             kv_a_proj_with_mqa: loader.linear("kv_a_proj_with_mqa", width, rank + rotated)?,
             kv_a_layernorm: RmsNorm::load(loader, "kv_a_layernorm", rank, LATENT_EPS)?,
-            absorb_k: absorb_k.contiguous()?,
-            absorb_v: absorb_v.transpose(1, 2)?.contiguous()?,
+            absorb_k,
+            absorb_v,
             o_proj: loader.linear("o_proj", heads * value, width)?,
             attention: Attention {
                 value_dim: rank,
@@ -131,28 +131,35 @@ impl LatentAttention {
             }
         };
         let (tokens, heads, rank) = (x.dim(0)?, self.attention.heads, self.attention.value_dim);
-        let q = q.reshape((tokens, heads, self.nope + self.rotated))?;
-        let rotated = q.narrow(2, self.nope, self.rotated)?.contiguous()?.reshape((tokens, heads * self.rotated))?;
-        let rotated = rotate(&rotated, step)?.reshape((tokens, heads, self.rotated))?;
-        let q = q.narrow(2, 0, self.nope)?.transpose(0, 1)?.contiguous()?.matmul(&self.absorb_k)?;
-        // Of a transposed view, candle would copy one number at a time, here and again when it is reshaped.
-        let q = q.transpose(0, 1)?.contiguous()?;
-        let q = Tensor::cat(&[&q, &rotated], 2)?.reshape((tokens, heads * (rank + self.rotated)))?;
+        let q = q.reshape((tokens * heads, self.nope + self.rotated))?;
+        let [q, rotated] = step.split(&q, [self.nope, self.rotated])?;
+        let rotated = rotate(&rotated.reshape((tokens, heads * self.rotated))?, step)?;
+        let q = self.absorb_k.forward(&q.reshape((tokens, heads * self.nope))?, step)?;
+        let of_heads = [&q.reshape((tokens * heads, rank))?, &rotated.reshape((tokens * heads, self.rotated))?];
+        let q = step.join(of_heads)?.reshape((tokens, heads * (rank + self.rotated)))?;
 
         let latent = self.kv_a_proj_with_mqa.forward(x, step)?;
         let [latent, rotated] = step.split(&latent, [rank, self.rotated])?;
         let (latent, rotated) = (self.kv_a_layernorm.forward(&latent, step)?, rotate(&rotated, step)?);
-        let k = Tensor::cat(&[&latent, &rotated], 1)?.contiguous()?;
+        let k = step.join([&latent, &rotated])?;
 
         let out = match chosen {
             Some(chosen) => self.attention.forward_chosen(&q, &k, None, &chosen, step)?,
             None => self.attention.forward_latent(&q, &k, step)?,
         };
-        let out = out.reshape((tokens, heads, rank))?;
-        let out = out.transpose(0, 1)?.contiguous()?.matmul(&self.absorb_v)?;
-        let out = out.transpose(0, 1)?.contiguous()?.flatten_from(1)?;
-        self.o_proj.add_to(residual, &out, step)
+        self.o_proj.add_to(residual, &self.absorb_v.forward(&out, step)?, step)
     }
+}
+
+/// Takes the up-projections of `kv_b_proj` apart, whose rows are of each head those of its keys and then of its values: the
+/// first transposed to `[heads, rank, nope]`, the others `[heads, value, rank]`.
+fn absorbed(both: &RawTensor, rows: &[f32], [heads, nope, value, rank]: [usize; 4]) -> Result<[RawTensor; 2]> {
+    let of_heads = || rows.chunks_exact((nope + value) * rank).map(|rows| rows.split_at(nope * rank));
+    let transposed =
+        |keys: &[f32]| -> Vec<f32> { (0..rank * nope).map(|at| keys[at % nope * rank + at / nope]).collect() };
+    let keys: Vec<f32> = of_heads().flat_map(|(keys, _)| transposed(keys)).collect();
+    let values: Vec<f32> = of_heads().flat_map(|(_, values)| values).copied().collect();
+    Ok([both.with_values(&keys, vec![heads, rank, nope])?, both.with_values(&values, vec![heads, value, rank])?])
 }
 
 struct Block {

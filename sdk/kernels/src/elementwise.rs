@@ -84,6 +84,21 @@ pub fn columns(pool: &Pool, x: &[f32], width: usize, start: usize, len: usize) -
     })
 }
 
+/// Joins the rows of matrices with as many rows, each given with its width.
+pub fn join(pool: &Pool, parts: &[(&[f32], usize)]) -> Vec<f32> {
+    let width: usize = parts.iter().map(|(_, width)| width).sum();
+    let count = parts.iter().find(|(_, width)| *width > 0).map_or(0, |(values, width)| values.len() / width);
+    assert!(parts.iter().all(|(values, width)| values.len() == count * width), "matrices of {count} rows");
+    let rows = TASK.div_ceil(width.max(1));
+    pool.computed(count * width, (rows * width).max(1), |index, out| {
+        for (row, mut out) in (index * rows..).zip(out.rows(width)) {
+            for (values, width) in parts {
+                out.take(*width).copy(&values[row * width..][..*width]);
+            }
+        }
+    })
+}
+
 /// Adds `values` to `out`.
 pub fn add(pool: &Pool, values: &[f32], out: &mut [f32]) {
     assert_eq!(values.len(), out.len(), "values to add");
@@ -312,6 +327,17 @@ mod tests {
         let out = columns(&Pool::new(2), &x, width, 2, 4);
         assert_eq!(out.len(), rows * 4);
         assert!(out.chunks(4).zip(x.chunks(width)).all(|(out, row)| out == &row[2..6]));
+    }
+
+    #[test]
+    fn joined_rows_come_apart_again() {
+        let (rows, pool) = (3000, Pool::new(2));
+        let (x, y, z) = (wave(rows * 5, 0.1), wave(rows, 0.2), wave(rows * 2, 0.3));
+        let all = join(&pool, &[(&x, 5), (&y, 1), (&[], 0), (&z, 2)]);
+        assert_eq!(all.len(), rows * 8);
+        let parts = [(0, 5), (5, 1), (6, 2)].map(|(start, len)| columns(&pool, &all, 8, start, len));
+        assert!(parts == [x, y, z]);
+        assert!(join(&pool, &[]).is_empty());
     }
 
     #[test]

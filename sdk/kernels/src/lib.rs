@@ -30,11 +30,13 @@ mod tile;
 pub use activation::{Activation, activate, activate_mul};
 pub use attention::{Distances, Past, Scores, TextHeads, attention, attention_chosen, attention_within};
 pub use conv::{Taps, short_conv};
-pub use elementwise::{Operand, Step, Values, add, add_row, columns, elementwise};
+pub use elementwise::{Operand, Step, Values, add, add_row, columns, elementwise, join};
 pub use experts::{Expert, Glu, Layer, combine, experts};
 pub use kv::{Kv, KvLayout, KvMut, Span, load_kv, store_kv};
 pub use low_rank::{Change, Factors, Input, low_rank};
-pub use matmul::{Matrix, Product, dequantize, dequantize_row, each_group, matmul, matmul_all, matmul_of};
+pub use matmul::{
+    Matrix, Product, dequantize, dequantize_row, each_group, matmul, matmul_all, matmul_heads, matmul_of,
+};
 pub use norm::{layer_norm, rms_norm};
 pub use pool::Pool;
 pub use quant::levels;

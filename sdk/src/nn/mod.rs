@@ -41,8 +41,8 @@ pub use causal_lm::{CausalLm, Norm};
 pub use encoder::{Encoder, EncoderShape, Packed};
 pub use layers::{
     ActivationFn, Angles, Clip, Expert, ExpertNames, Experts, FeedForward, GateFn, GatedMlp, GatedNorm, Groups,
-    HyperConnections, HyperMix, LayerNorm, Lookup, Mamba, Mamba2, Mamba2Sizes, MambaSizes, MappedTable, Mlp, Qkv,
-    RmsNorm, Rope, Router, Routes, Scoring, SparseMlp, weighed,
+    HeadLinear, HyperConnections, HyperMix, LayerNorm, Lookup, Mamba, Mamba2, Mamba2Sizes, MambaSizes, MappedTable,
+    Mlp, Qkv, RmsNorm, Rope, Router, Routes, Scoring, SparseMlp, weighed,
 };
 pub use linear::{Embedding, Linear};
 pub use loading::loader::Loader;

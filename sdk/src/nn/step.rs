@@ -216,6 +216,11 @@ impl<'a> Step<'a> {
         parts.map_err(|_| Error::invalid("a backend made other parts than it was asked for"))
     }
 
+    /// Joins the columns of `parts`, which have as many rows: the inverse of [`Self::split`].
+    pub fn join<const N: usize>(&self, parts: [&Tensor; N]) -> Result<Tensor> {
+        self.ops().join(parts)
+    }
+
     /// Returns the adapters of rows gathered by `indices`, which ascend and may repeat.
     pub fn rows(&self, indices: &[u32]) -> Rows {
         let position = |row: usize| indices.partition_point(|&index| (index as usize) < row);

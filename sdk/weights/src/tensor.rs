@@ -60,6 +60,22 @@ impl RawTensor {
         }
     }
 
+    /// Returns a tensor of these values under the same name, in the same type or, if that is quantized, in `f32`.
+    pub fn with_values(&self, values: &[f32], shape: Vec<usize>) -> Result<Self> {
+        let (dtype, data): (_, Vec<u8>) = match self.dtype {
+            Dtype::F16 => (Dtype::F16, values.iter().flat_map(|value| f16::from_f32(*value).to_le_bytes()).collect()),
+            Dtype::BF16 => {
+                (Dtype::BF16, values.iter().flat_map(|value| bf16::from_f32(*value).to_le_bytes()).collect())
+            }
+            _ => (Dtype::F32, values.iter().flat_map(|value| value.to_le_bytes()).collect()),
+        };
+        if dtype.tensor_bytes(&shape) != Some(data.len()) {
+            let (name, count) = (quote(&self.name), values.len());
+            return Err(Error::invalid(format!("{count} values from tensor {name} are not of the shape {shape:?}")));
+        }
+        Ok(Self { name: self.name.clone(), dtype, shape, data: Bytes::copy_of(&data)? })
+    }
+
     fn values<const N: usize>(&self, value: impl Fn([u8; N]) -> f32) -> Result<Vec<f32>> {
         let (values, rest) = self.data.as_chunks::<N>();
         let expected = self.dtype.tensor_bytes(&self.shape);
@@ -95,6 +111,17 @@ mod tests {
         for (dtype, data) in [(Dtype::F32, full), (Dtype::F16, half), (Dtype::BF16, brain)] {
             assert_eq!(tensor("x", dtype, &[2], &data).to_f32().unwrap(), [1.5, -2.0], "{dtype}");
         }
+    }
+
+    #[test]
+    fn other_values_keep_the_type() {
+        for dtype in [Dtype::F32, Dtype::F16, Dtype::BF16, Dtype::Q8_0] {
+            let other = tensor("x", dtype, &[2], &[0; 8]).with_values(&[1.5, -2.0, 0.25], vec![3, 1]).unwrap();
+            assert_eq!(other.dtype, if dtype == Dtype::Q8_0 { Dtype::F32 } else { dtype });
+            assert_eq!((other.to_f32().unwrap(), other.shape), (vec![1.5, -2.0, 0.25], vec![3, 1]));
+        }
+        let error = tensor("x", Dtype::F16, &[2], &[0; 4]).with_values(&[1.0], vec![2]).unwrap_err();
+        assert_eq!(error.message, "1 values from tensor 'x' are not of the shape [2]");
     }
 
     #[test]

@@ -92,10 +92,13 @@ impl GatedDeltaNet {
     /// `residual + net(x)`.
     pub fn add_to(&self, residual: &Tensor, x: &Tensor, step: &mut Step<'_>) -> Result<Tensor> {
         let (mut qkvz, ba) = (self.qkvz.forward(x, step)?, self.ba.forward(x, step)?);
-        let (Some(z), [b, a]) = (qkvz.pop(), &ba[..]) else {
-            return Err(Error::invalid("a projection of other parts"));
+        let others = || Error::invalid("a projection of other parts");
+        let (Some(z), [b, a]) = (qkvz.pop(), &ba[..]) else { return Err(others()) };
+        let qkv = match &qkvz[..] {
+            [qkv] => qkv.clone(),
+            [q, k, v] => step.join([q, k, v])?,
+            _ => return Err(others()),
         };
-        let qkv = Tensor::cat(&qkvz, 1)?;
         let qkv = self.conv1d.forward(&qkv, step)?;
         let (keys, values) = (self.sizes.key_dim(), self.sizes.value_dim());
         let [q, k, v] = step.split(&qkv, [keys, keys, values])?;

@@ -7,6 +7,7 @@
 
 mod activations;
 mod dense;
+mod heads;
 mod panels;
 mod quantized;
 #[cfg(test)]
@@ -15,6 +16,8 @@ mod tests;
 mod tiles;
 
 use std::ops::Range;
+
+pub use heads::matmul_heads;
 
 use super::float::{BF16, Dense, F16, F32, Fp8};
 use super::pool::Pool;

@@ -391,3 +391,29 @@ fn refuses_data_of_another_length() {
     let w = Matrix { dtype: Dtype::Q4K, data: &[0; 5 * 144 - 1], rows: 5, cols: 256 };
     run(Level::PORTABLE, &w, &[0.0; 256]);
 }
+
+/// Each head's outputs are the products of its own columns with its own matrix, however tasks cut them.
+#[test]
+fn heads_have_matrices_of_their_own() {
+    let (heads, rows, cols) = (3, 71, 64);
+    let stretches = [MANY + 3, 1, 4];
+    let n: usize = stretches.iter().sum();
+    let mut random = Random(7);
+    for dtype in [Dtype::F32, Dtype::BF16, Dtype::Q8_0] {
+        let data = random.weights(dtype, heads * rows, cols);
+        let x: Vec<f32> = (0..n * heads * cols).map(|_| random.number()).collect();
+        for (level, threads) in Level::available().flat_map(|level| [(level, 1), (level, 5)]) {
+            let pool = Pool::with_level(threads, level);
+            let all = Matrix { dtype, data: &data, rows: heads * rows, cols };
+            let out = matmul_heads(&pool, &all, heads, &x, &stretches);
+            for (head, data) in data.chunks_exact(data.len() / heads).enumerate() {
+                let mine = |row: &[f32], width: usize| row[head * width..(head + 1) * width].to_vec();
+                let x: Vec<f32> = x.chunks_exact(heads * cols).flat_map(|x| mine(x, cols)).collect();
+                let mut expected = vec![0.0; n * rows];
+                matmul_of(&pool, &Matrix { dtype, data, rows, cols }, &x, &stretches, &mut expected);
+                let found: Vec<f32> = out.chunks_exact(heads * rows).flat_map(|out| mine(out, rows)).collect();
+                assert!(found == expected, "{dtype:?}, {}, head {head}", level.name());
+            }
+        }
+    }
+}

@@ -164,6 +164,18 @@ impl Backend for CpuKernels {
         tensor(self.product(x, (weight, bias))?, (x.dim(0)?, weight.outputs))
     }
 
+    fn head_matrix(&self, raw: &RawTensor, _heads: usize) -> Result<Form> {
+        self.matrix(raw)
+    }
+
+    fn head_linear(&self, x: &Tensor, weight: &Matrix, heads: usize) -> Result<Tensor> {
+        let Form::InPlace(raw) = &weight.form else { return Err(foreign("a weight")) };
+        let rows = x.dim(0)?;
+        let stretches = self.stretches(rows);
+        let out = kernels::matmul_heads(&self.pool, &cpu_matrix(raw, weight), heads, &view(x)?, &stretches);
+        tensor(out, (rows, weight.outputs))
+    }
+
     fn linears(&self, x: &Tensor, layers: &[Layer<'_>]) -> Result<Vec<Tensor>> {
         let rows = x.dim(0)?;
         let outs = self.products(x, layers)?;
@@ -310,6 +322,14 @@ impl Backend for CpuKernels {
         let part =
             |&(start, len): &Columns| tensor(kernels::columns(&self.pool, &values, width, start, len), (rows, len));
         parts.iter().map(part).collect()
+    }
+
+    fn join(&self, parts: &[&Tensor]) -> Result<Tensor> {
+        let views =
+            parts.iter().map(|part| Ok::<_, Error>((view(part)?, part.dims2()?))).collect::<Result<Vec<_>>>()?;
+        let rows = views.first().map_or(0, |(_, (rows, _))| *rows);
+        let values: Vec<(&[f32], usize)> = views.iter().map(|(values, (_, width))| (&**values, *width)).collect();
+        tensor(kernels::join(&self.pool, &values), (rows, values.iter().map(|(_, width)| width).sum::<usize>()))
     }
 
     fn elementwise(&self, formula: &Formula, columns: &[Tensor], inputs: &[&Tensor]) -> Result<Vec<Tensor>> {

@@ -103,6 +103,23 @@ impl Formulas {
         Ok(Form::Quantized(weight.clone(), QMatMul::from_arc(weight)?))
     }
 
+    /// The heads' matrices in `f32`, `[heads, inputs, outputs]`.
+    pub(super) fn head_matrix(&self, raw: &RawTensor, heads: usize) -> Result<Form> {
+        let &[outputs, inputs] = raw.shape.as_slice() else { return Err(foreign("a shape")) };
+        let values =
+            Tensor::from_vec(pensieve_kernels::dequantize(raw)?, (heads, outputs / heads, inputs), &Device::Cpu)?;
+        Ok(Form::Dense(values.transpose(1, 2)?.contiguous()?.to_device(&self.device)?))
+    }
+
+    pub(super) fn head_linear(&self, x: &Tensor, weight: &Matrix, heads: usize) -> Result<Tensor> {
+        let Form::Dense(matrices) = &weight.form else { return Err(foreign("a weight")) };
+        let rows = x.dim(0)?;
+        let x = x.reshape((rows, heads, weight.inputs))?.transpose(0, 1)?.contiguous()?;
+        // Of a transposed view, candle would copy one number at a time when it is reshaped.
+        let out = x.matmul(matrices)?.transpose(0, 1)?.contiguous()?;
+        Ok(out.reshape((rows, weight.outputs))?)
+    }
+
     /// A dense matrix: in its own type on a GPU, in `f32` on the CPU, whose half-precision products are slow. Quantized
     /// types that candle does not support become dense, on a GPU in half precision.
     fn dense(&self, raw: &RawTensor) -> Result<Tensor> {
@@ -403,7 +420,10 @@ fn stays_within_bounds(dtype: GgmlDType, rows: usize) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use pensieve_kernels::Level;
+
     use super::*;
+    use crate::{nn::backend::cpu::CpuKernels, weights::Bytes};
 
     #[test]
     fn candle_s_metal_products_are_used_where_they_write_no_row_too_many() {
@@ -418,6 +438,27 @@ mod tests {
         ] {
             assert_eq!(stays_within_bounds(dtype, rows), expect, "{dtype:?}, {rows} rows");
         }
+    }
+
+    #[test]
+    fn heads_and_joined_columns_are_those_of_the_kernels() {
+        let (heads, outputs, inputs, rows) = (3, 5, 4, 7);
+        let values =
+            wave(heads * outputs, inputs, &Device::Cpu).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
+        let data: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let data = Bytes::copy_of(&data).unwrap();
+        let raw = RawTensor { name: "up".into(), dtype: Dtype::F32, shape: vec![heads * outputs, inputs], data };
+        let x = wave(rows, heads * inputs, &Device::Cpu).unwrap();
+        let (kernels, formulas) = (CpuKernels::new(2, Level::best()), Formulas::plain(Device::Cpu));
+        let matrix = |form: Form| Matrix { outputs: heads * outputs, inputs, place: 0, form };
+        let found = kernels.head_linear(&x, &matrix(kernels.head_matrix(&raw, heads).unwrap()), heads).unwrap();
+        let expected = formulas.head_linear(&x, &matrix(formulas.head_matrix(&raw, heads).unwrap()), heads).unwrap();
+        assert_eq!((found.dims(), expected.dims()), ([rows, heads * outputs].as_slice(), found.dims()));
+        let worst = (&found - &expected).unwrap().abs().unwrap().max_all().unwrap().to_scalar::<f32>().unwrap();
+        assert!(worst < 1e-5, "{worst}");
+        let joined = kernels.join(&[&x, &found]).unwrap();
+        let expected = Tensor::cat(&[&x, &found], 1).unwrap();
+        assert_eq!(joined.to_vec2::<f32>().unwrap(), expected.to_vec2::<f32>().unwrap());
     }
 
     #[test]

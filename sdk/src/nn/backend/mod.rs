@@ -291,6 +291,16 @@ pub(in crate::nn) trait Backend: Send + Sync {
         self.formulas().linear(x, weight, bias)
     }
 
+    /// Moves the matrices of heads to the device, one after another in a matrix.
+    fn head_matrix(&self, raw: &RawTensor, heads: usize) -> Result<Form> {
+        self.formulas().head_matrix(raw, heads)
+    }
+
+    /// `x · Wᵀ` for each head's part of `x`, `[rows, heads · inputs]`, with its own matrix.
+    fn head_linear(&self, x: &Tensor, weight: &Matrix, heads: usize) -> Result<Tensor> {
+        self.formulas().head_linear(x, weight, heads)
+    }
+
     /// Several linear layers with the same input.
     fn linears(&self, x: &Tensor, layers: &[Layer<'_>]) -> Result<Vec<Tensor>> {
         layers.iter().map(|(weight, bias)| self.linear(x, weight, *bias)).collect()
@@ -437,6 +447,11 @@ pub(in crate::nn) trait Backend: Send + Sync {
     /// Copies ranges of columns of `x`.
     fn columns(&self, x: &Tensor, parts: &[Columns]) -> Result<Vec<Tensor>> {
         parts.iter().map(|&(start, len)| Ok(x.narrow(1, start, len)?.force_contiguous()?)).collect()
+    }
+
+    /// Joins the columns of matrices.
+    fn join(&self, parts: &[&Tensor]) -> Result<Tensor> {
+        Ok(Tensor::cat(parts, 1)?.force_contiguous()?)
     }
 
     /// `kind(gate) · up`, the middle of a gated MLP.

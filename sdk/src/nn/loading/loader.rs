@@ -321,7 +321,12 @@ impl Loader<'_> {
     pub fn dense(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
         let raw = self.raw(name, shape)?;
         self.shared.resident.borrow_mut().add_small(shape.iter().product(), self.place());
-        self.ops.dense(pensieve_kernels::dequantize(&raw)?, shape)
+        self.ops.dense(self.unpacked(&raw)?, shape)
+    }
+
+    /// Returns the values of a tensor of any format, for weights that the model file rearranges.
+    pub fn unpacked(&self, raw: &RawTensor) -> Result<Vec<f32>> {
+        pensieve_kernels::dequantize(raw)
     }
 
     /// Creates a small tensor with these values, on this path's device.
@@ -387,6 +392,13 @@ impl Loader<'_> {
         self.shared.resident.borrow_mut().add_matrix(&matrix, part, self.on_host);
         let id = self.register(Registered { is_f32: matrix.is_f32(), ..layer });
         Ok((Arc::new(matrix), id))
+    }
+
+    /// Moves the matrices of heads, `[heads, outputs, inputs]`, to this path's device.
+    pub(in crate::nn) fn head_matrix(&self, raw: &RawTensor) -> Result<Matrix> {
+        let matrix = self.ops.head_matrix(raw)?;
+        self.shared.resident.borrow_mut().add_matrix(&matrix, Part::Linear, self.on_host);
+        Ok(matrix)
     }
 
     /// The registry's entry for the layer at this path, except for `is_f32`.

@@ -200,6 +200,31 @@ impl Ops {
         self.parts.at(gate.0.place, [x], |part, [x]| part.gated(x, layers, kind))
     }
 
+    /// Moves the matrices of heads to the device, `[heads, outputs, inputs]`.
+    pub(super) fn head_matrix(&self, raw: &RawTensor) -> Result<Matrix> {
+        let &[heads, outputs, inputs] = raw.shape.as_slice() else {
+            return Err(Error::corrupt(format!(
+                "tensor '{}' has shape {:?}, not three dimensions",
+                raw.name, raw.shape
+            )));
+        };
+        let outputs = heads.checked_mul(outputs).filter(|outputs| *outputs > 0);
+        let outputs = outputs.ok_or_else(|| Error::corrupt(format!("tensor '{}' is empty", raw.name)))?;
+        let raw = RawTensor { shape: vec![outputs, inputs], ..raw.clone() };
+        let form = self.parts.backend(self.place)?.head_matrix(&raw, heads)?;
+        Ok(Matrix { outputs, inputs, place: self.place, form })
+    }
+
+    /// `x · Wᵀ` for each head's part of `x`.
+    pub(super) fn head_linear(&self, x: &Tensor, weight: &Matrix, heads: usize) -> Result<Tensor> {
+        self.check(x, 2)?;
+        let (inputs, expected) = (x.dim(1)?, heads * weight.inputs);
+        if inputs != expected {
+            return Err(Error::invalid(format!("{heads} heads with {expected} inputs were given {inputs}")));
+        }
+        self.parts.at(weight.place, [x], |part, [x]| part.head_linear(x, weight, heads))
+    }
+
     fn check_input(&self, x: &Tensor, weight: &Matrix) -> Result<()> {
         self.check(x, 2)?;
         let inputs = x.dim(1)?;
@@ -417,6 +442,16 @@ impl Ops {
             return Err(Error::invalid(format!("{width} columns have no {len} from {start} on")));
         }
         self.parts.near([x], |part, [x]| part.columns(x, parts))
+    }
+
+    /// Joins the columns of activations with as many rows.
+    pub(super) fn join<const N: usize>(&self, parts: [&Tensor; N]) -> Result<Tensor> {
+        parts.iter().try_for_each(|part| self.check(part, 2))?;
+        let rows = parts.iter().map(|part| Ok(part.dim(0)?)).collect::<Result<Vec<_>>>()?;
+        if rows.is_empty() || rows.iter().any(|of| *of != rows[0]) {
+            return Err(Error::invalid(format!("activations of {rows:?} rows cannot be joined")));
+        }
+        self.parts.near(parts, |part, parts| part.join(&parts))
     }
 
     /// `kind(gate) · up`, the middle of a gated MLP.
