@@ -14,7 +14,7 @@ use pensieve_sdk::{
     weights::{Checkpoint, Format, GgufFamily},
 };
 
-use crate::{LatentAttention, gguf, mlp::mlp};
+use crate::{gguf, latents::LatentAttention, mlp::mlp};
 use config::{Config, LinearSizes};
 
 /// A delta net whose state fades by key channel.

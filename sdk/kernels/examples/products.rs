@@ -23,7 +23,10 @@ fn main() {
     let formats = list(FORMATS);
     let sizes = list("2048x2048");
     let size = |size: &String| size.split_once('x').and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
-    let sizes: Vec<(usize, usize)> = sizes.iter().filter_map(size).collect();
+    let Some(sizes) = sizes.iter().map(size).collect::<Option<Vec<(usize, usize)>>>() else {
+        eprintln!("sizes are given as OUTPUTSxINPUTS,…, such as 2048x2048,1024x4096");
+        std::process::exit(2);
+    };
     let levels: Vec<Level> = Level::available().filter(|level| level.name() != "portable").collect();
     let names = levels.iter().map(|level| format!("{:>9}", level.name())).collect::<String>();
     println!("G multiply-adds per second\n{:<10}{:>13}{:>8}{:>6}{names}", "format", "size", "threads", "rows");

@@ -79,7 +79,7 @@ fn input<'a>(state: &'a [f32], x: &'a [f32], channels: usize, offset: usize, bac
 struct Row<'a> {
     conv: Taps<'a>,
     inputs: Vec<&'a [f32]>,
-    /// The biases, to which the products are added.
+    /// Holds the biases, or zeros; the products are added.
     out: &'a mut [f32],
 }
 

@@ -61,7 +61,8 @@ pub struct Values<'a> {
 /// Computes each of `outputs` for all rows.
 pub fn elementwise(pool: &Pool, steps: &[Step], outputs: &[Operand], values: Values<'_>) -> Vec<Vec<f32>> {
     let Values { inputs, columns, width } = values;
-    let count = inputs.first().map_or(0, |input| input.len());
+    assert!(!inputs.is_empty(), "a formula without inputs");
+    let count = inputs[0].len();
     check(steps, outputs, values, count);
     let groups = steps.iter().filter_map(|step| if let Step::SumGroups(_, group) = step { Some(*group) } else { None });
     let group = groups.fold(1, lcm);
@@ -84,7 +85,7 @@ pub fn columns(pool: &Pool, x: &[f32], width: usize, start: usize, len: usize) -
     })
 }
 
-/// Joins the rows of matrices with as many rows, each given with its width.
+/// Joins the rows of matrices with the same number of rows, each given with its width.
 pub fn join(pool: &Pool, parts: &[(&[f32], usize)]) -> Vec<f32> {
     let width: usize = parts.iter().map(|(_, width)| width).sum();
     let count = parts.iter().find(|(_, width)| *width > 0).map_or(0, |(values, width)| values.len() / width);

@@ -154,7 +154,7 @@ impl Pool {
     }
 }
 
-/// A piece of a result whose values must be written, each once: to clear them first would go through the memory once more.
+/// A piece of a result whose values must be written, each once: clearing them first would be another pass over memory.
 pub(super) struct Unwritten<'a> {
     piece: &'a mut [MaybeUninit<f32>],
     written: &'a Cell<usize>,
@@ -168,14 +168,15 @@ impl<'a> Unwritten<'a> {
     /// Writes these values, as many as there are places.
     #[inline(always)]
     pub(super) fn copy(self, values: &[f32]) -> &'a mut [f32] {
-        self.written.set(self.written.get() + values.len());
-        self.piece.write_copy_of_slice(values)
+        let written = self.piece.write_copy_of_slice(values);
+        self.written.set(self.written.get() + written.len());
+        written
     }
 
     #[inline(always)]
     pub(super) fn fill(self, value: f32) -> &'a mut [f32] {
-        self.written.set(self.written.get() + self.piece.len());
         self.piece.fill(MaybeUninit::new(value));
+        self.written.set(self.written.get() + self.piece.len());
         // SAFETY: each element has just been written.
         unsafe { self.piece.assume_init_mut() }
     }
@@ -393,6 +394,47 @@ mod tests {
                 assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 1));
             }
         }
+    }
+
+    #[test]
+    #[should_panic(expected = "values that were written")]
+    fn a_result_that_is_not_written_is_refused() {
+        Pool::new(2).computed(1000, 100, |index, piece| {
+            if index != 7 {
+                piece.fill(1.0);
+            }
+        });
+    }
+
+    #[test]
+    #[should_panic(expected = "values that were written")]
+    fn results_that_are_written_in_part_are_refused() {
+        Pool::new(2).computed_all(2, 1000, 100, |index, pieces| {
+            for mut piece in pieces {
+                piece.take(60).fill(1.0);
+                if index != 7 {
+                    piece.copy(&[2.0; 40]);
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn results_are_what_their_pieces_were_written_with() {
+        let pool = Pool::new(3);
+        let results = pool.computed_all(2, 250, 100, |index, pieces| {
+            for (result, piece) in pieces.into_iter().enumerate() {
+                for row in piece.rows(7) {
+                    row.fill((10 * result + index) as f32);
+                }
+            }
+        });
+        for (result, values) in results.into_iter().enumerate() {
+            let expected: Vec<f32> = (0..250).map(|at| (10 * result + at / 100) as f32).collect();
+            assert_eq!(values, expected);
+        }
+        assert_eq!(pool.copied(&[1.0, 2.0]), [1.0, 2.0]);
+        assert_eq!(pool.zeros(3), [0.0; 3]);
     }
 
     #[test]

@@ -51,7 +51,7 @@ pub use ops::{Ops, activation};
 pub use options::ModelOptions;
 pub(crate) use paged::PagedModel;
 pub use paged::{Decoder, Paged};
-pub use pensieve_kernels::{Activation, Glu};
+pub use pensieve_kernels::{Activation, Glu, dequantize};
 pub use plan::{ModelPlan, Shape};
 pub use runtime::Runtime;
 pub use sizes::Sizes;
@@ -62,4 +62,4 @@ pub use spec::{
 pub use step::{Rows, Step};
 
 #[cfg(feature = "bridge")]
-pub(crate) use {loading::loader::unused, memory::view::copy_to, pensieve_kernels::dequantize, plan::facts};
+pub(crate) use {loading::loader::unused, memory::view::copy_to, plan::facts};

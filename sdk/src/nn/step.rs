@@ -216,7 +216,7 @@ impl<'a> Step<'a> {
         parts.map_err(|_| Error::invalid("a backend made other parts than it was asked for"))
     }
 
-    /// Joins the columns of `parts`, which have as many rows: the inverse of [`Self::split`].
+    /// Joins the columns of `parts`, which have the same number of rows: the inverse of [`Self::split`].
     pub fn join<const N: usize>(&self, parts: [&Tensor; N]) -> Result<Tensor> {
         self.ops().join(parts)
     }

@@ -92,12 +92,12 @@ impl GatedDeltaNet {
     /// `residual + net(x)`.
     pub fn add_to(&self, residual: &Tensor, x: &Tensor, step: &mut Step<'_>) -> Result<Tensor> {
         let (mut qkvz, ba) = (self.qkvz.forward(x, step)?, self.ba.forward(x, step)?);
-        let others = || Error::invalid("a projection of other parts");
-        let (Some(z), [b, a]) = (qkvz.pop(), &ba[..]) else { return Err(others()) };
+        let unexpected = || Error::invalid("a projection of other parts");
+        let (Some(z), [b, a]) = (qkvz.pop(), &ba[..]) else { return Err(unexpected()) };
         let qkv = match &qkvz[..] {
             [qkv] => qkv.clone(),
             [q, k, v] => step.join([q, k, v])?,
-            _ => return Err(others()),
+            _ => return Err(unexpected()),
         };
         let qkv = self.conv1d.forward(&qkv, step)?;
         let (keys, values) = (self.sizes.key_dim(), self.sizes.value_dim());

@@ -5,7 +5,7 @@ use super::{Matrix, matmul_of};
 
 /// Tasks per thread, so that threads finish together.
 const TASKS: usize = 3;
-/// A task has as many of a head's outputs, or a multiple.
+/// A task computes a multiple of so many outputs of a head.
 const SLICE: usize = 32;
 
 /// Computes `x · wᵀ` for the part of each row of `x` that belongs to a head: `[n, heads · cols]` becomes `[n, heads · rows]`.
@@ -13,10 +13,12 @@ const SLICE: usize = 32;
 pub fn matmul_heads(pool: &Pool, w: &Matrix<'_>, heads: usize, x: &[f32], stretches: &[usize]) -> Vec<f32> {
     let n = stretches.iter().sum::<usize>();
     assert!(heads > 0 && w.rows.is_multiple_of(heads), "{} rows of {heads} heads", w.rows);
-    let (rows, cols, all) = (w.rows / heads, w.cols, heads * w.cols);
-    assert_eq!(x.len(), n * all, "activations for {n} rows of {heads} heads");
+    let (rows, cols) = (w.rows / heads, w.cols);
+    let all = heads.checked_mul(cols).unwrap_or_default();
+    assert!(cols > 0 && Some(x.len()) == n.checked_mul(all), "activations for {n} rows of {heads} heads of {cols}");
     let row_bytes = w.row_bytes();
     assert_eq!(Some(w.data.len()), row_bytes.checked_mul(w.rows), "a matrix of {} × {cols} {:?}", w.rows, w.dtype);
+    // Each task writes columns of all rows, in no order that a result could be written in.
     let mut values = pool.zeros(n * w.rows);
     if values.is_empty() {
         return values;

@@ -214,7 +214,7 @@ impl<C: Columns> Fade<C> for FadeValues<C::V> {
     }
 }
 
-/// By powers of two: each element needs one for each token, and they take fewer instructions than exponentials.
+/// Computed by `exp2`, which is cheaper than `exp`: every element needs it for every token.
 #[derive(Clone, Copy)]
 pub(super) struct FadeElements<'a, V> {
     /// In units of ln 2.

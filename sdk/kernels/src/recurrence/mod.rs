@@ -84,8 +84,8 @@ const GATHERED_ROWS_MIN: usize = 4;
 /// Values per task when taking exponentials: less work is not worth another thread.
 const PIECE: usize = 1 << 13;
 
-/// Advances the state matrices of sequences, `[heads, key_dim, value_dim]` each, over their rows, which are one after the
-/// other. The outputs are `[tokens, heads, value_dim]`.
+/// Advances the state matrices of sequences, `[heads, key_dim, value_dim]` each, over their rows, which follow one another
+/// from row 0. The outputs are `[tokens, heads, value_dim]`.
 pub fn recurrence(pool: &Pool, shape: Heads, x: Recurred<'_>, sequences: Vec<Stretch<'_>>) -> Vec<f32> {
     let Heads { heads, key_dim, value_dim, .. } = shape;
     let (size, tokens) = (key_dim * value_dim, sequences.iter().map(|one| one.rows.len()).sum::<usize>());
@@ -101,9 +101,9 @@ pub fn recurrence(pool: &Pool, shape: Heads, x: Recurred<'_>, sequences: Vec<Str
     let mut values = pool.zeros(x.v.len());
     let (out, mut tasks, mut next) = (Disjoint::new(&mut values), Vec::with_capacity(sequences.len() * heads), 0);
     for Stretch { rows, state, copies } in sequences {
-        assert!(rows.start == next && state.len() == heads * size, "rows {rows:?}");
+        assert!(rows.start == next && rows.start <= rows.end && state.len() == heads * size, "rows {rows:?}");
         assert!(copies.iter().all(|(_, copy)| copy.len() == heads * size), "copies");
-        next = rows.end;
+        next += rows.len();
         let mut copies: Vec<_> = copies.into_iter().map(|(end, copy)| (end, copy.chunks_exact_mut(size))).collect();
         for (head, matrix) in state.chunks_exact_mut(size).enumerate() {
             let copies = copies.iter_mut().filter_map(|(end, copies)| Some((*end, copies.next()?))).collect();
@@ -277,7 +277,7 @@ impl Task<'_> {
                 skip,
             };
             let out = token.advance(columns, matrix, fade(row));
-            // SAFETY: no other task has this head of this sequence, and this one no other slice.
+            // SAFETY: no other task has this head of this sequence, and this task holds no other slice.
             columns.store(out, unsafe { self.out.range(values..values + C::WIDTH) });
         }
         for (_, copy) in copies {

@@ -183,3 +183,19 @@ fn without_scales_a_token_writes_its_values_as_they_are() {
     });
     assert_eq!(found, expected);
 }
+
+#[test]
+#[should_panic(expected = "rows 8..3")]
+fn rows_that_overlap_are_refused() {
+    let inputs = Inputs::new(Fades::Head, false);
+    let shape =
+        Heads { heads: HEADS, key_heads: KEY_HEADS, interleaved_heads: false, key_dim: KEY_DIM, value_dim: VALUE_DIM };
+    let mut states = [(); 2].map(|()| vec![0.0; HEADS * KEY_DIM * VALUE_DIM]);
+    let [first, second] = &mut states;
+    let reversed = std::ops::Range { start: TOKENS, end: 3 };
+    let sequences = vec![
+        Stretch { rows: 0..TOKENS, state: first, copies: vec![] },
+        Stretch { rows: reversed, state: second, copies: vec![] },
+    ];
+    recurrence(&Pool::new(1), shape, inputs.recurred(Fades::Head, Writes::Sum), sequences);
+}

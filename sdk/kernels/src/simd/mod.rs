@@ -300,13 +300,13 @@ pub(super) fn exp<S: Simd>(simd: S, x: S::F) -> S::F {
     simd.zero_below(simd.mul(power, simd.exp2(twos)), x, LOWEST)
 }
 
-/// 2 to the power of each lane, within 2 ULP; 2⁻¹²⁶ below -126, exactly 1 at 0.
+/// 2 to the power of each lane, to a relative error of 2e-7; 2⁻¹²⁶ below -126 and 2¹²⁷ above 127, exact at whole numbers.
 #[inline(always)]
 pub(super) fn exp2<S: Simd>(simd: S, x: S::F) -> S::F {
     let clamped = simd.min(simd.splat(127.0), simd.max(simd.splat(-126.0), x));
     let twos = simd.round(clamped);
     let rest = simd.sub(clamped, twos);
-    // Interpolates 2ˣ, 1 at 0, at Chebyshev's points between -1/2 and 1/2: within 5.1e-9.
+    // A polynomial that is 1 at 0 and interpolates 2ˣ at the Chebyshev nodes of -1/2..1/2, to 5.1e-9.
     let mut power = simd.splat(0.000_154_531_63);
     for coefficient in [0.001_339_086_3, 0.009_618_083, 0.055_503_57, 0.240_226_5, std::f32::consts::LN_2, 1.0] {
         power = simd.fma(power, rest, simd.splat(coefficient));

@@ -291,7 +291,7 @@ pub(in crate::nn) trait Backend: Send + Sync {
         self.formulas().linear(x, weight, bias)
     }
 
-    /// Moves the matrices of heads to the device, one after another in a matrix.
+    /// Moves the heads' matrices to the device, stacked by rows.
     fn head_matrix(&self, raw: &RawTensor, heads: usize) -> Result<Form> {
         self.formulas().head_matrix(raw, heads)
     }
@@ -449,9 +449,9 @@ pub(in crate::nn) trait Backend: Send + Sync {
         parts.iter().map(|&(start, len)| Ok(x.narrow(1, start, len)?.force_contiguous()?)).collect()
     }
 
-    /// Joins the columns of matrices.
+    /// Joins the columns of dense matrices.
     fn join(&self, parts: &[&Tensor]) -> Result<Tensor> {
-        Ok(Tensor::cat(parts, 1)?.force_contiguous()?)
+        Ok(Tensor::cat(parts, 1)?)
     }
 
     /// `kind(gate) · up`, the middle of a gated MLP.

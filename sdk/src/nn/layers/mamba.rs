@@ -32,7 +32,7 @@ impl MambaSizes {
         Recurrence::cache((self.intermediate_size, self.taps), 1, self.state, self.intermediate_size)
     }
 
-    /// Outputs of its widest layer.
+    /// The widest activation of a token: `x` and its gate together.
     pub fn widest(&self) -> usize {
         (2 * self.intermediate_size).max(self.time_step_rank + 2 * self.state)
     }

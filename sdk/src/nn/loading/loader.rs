@@ -321,12 +321,7 @@ impl Loader<'_> {
     pub fn dense(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
         let raw = self.raw(name, shape)?;
         self.shared.resident.borrow_mut().add_small(shape.iter().product(), self.place());
-        self.ops.dense(self.unpacked(&raw)?, shape)
-    }
-
-    /// Returns the values of a tensor of any format, for weights that the model file rearranges.
-    pub fn unpacked(&self, raw: &RawTensor) -> Result<Vec<f32>> {
-        pensieve_kernels::dequantize(raw)
+        self.ops.dense(pensieve_kernels::dequantize(&raw)?, shape)
     }
 
     /// Creates a small tensor with these values, on this path's device.
@@ -396,7 +391,7 @@ impl Loader<'_> {
 
     /// Moves the matrices of heads, `[heads, outputs, inputs]`, to this path's device.
     pub(in crate::nn) fn head_matrix(&self, raw: &RawTensor) -> Result<Matrix> {
-        let matrix = self.ops.head_matrix(raw)?;
+        let matrix = self.ops.head_matrix(raw).map_err(|error| error.context(format!("tensor '{}'", raw.name)))?;
         self.shared.resident.borrow_mut().add_matrix(&matrix, Part::Linear, self.on_host);
         Ok(matrix)
     }

@@ -208,7 +208,7 @@ impl Ops {
                 raw.name, raw.shape
             )));
         };
-        let outputs = heads.checked_mul(outputs).filter(|outputs| *outputs > 0);
+        let outputs = heads.checked_mul(outputs).filter(|outputs| *outputs > 0 && inputs > 0);
         let outputs = outputs.ok_or_else(|| Error::corrupt(format!("tensor '{}' is empty", raw.name)))?;
         let raw = RawTensor { shape: vec![outputs, inputs], ..raw.clone() };
         let form = self.parts.backend(self.place)?.head_matrix(&raw, heads)?;
@@ -444,7 +444,7 @@ impl Ops {
         self.parts.near([x], |part, [x]| part.columns(x, parts))
     }
 
-    /// Joins the columns of activations with as many rows.
+    /// Joins the columns of activations with the same number of rows.
     pub(super) fn join<const N: usize>(&self, parts: [&Tensor; N]) -> Result<Tensor> {
         parts.iter().try_for_each(|part| self.check(part, 2))?;
         let rows = parts.iter().map(|part| Ok(part.dim(0)?)).collect::<Result<Vec<_>>>()?;
