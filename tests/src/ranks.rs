@@ -96,7 +96,7 @@ fn a_document_is_cut_at_its_end_alone(server: &Server, model: &str, context: u64
     assert!(refused.status() == 400 && refused.text().contains("text 0 has"), "{model}: {refused:?}");
     let body = json!({"model": model, "text_1": long, "text_2": kept});
     let refused = post(server.address, "/v1/score", &body);
-    assert!(refused.status() == 400 && refused.text().contains("text 0 cannot be cut"), "{model}: {refused:?}");
+    assert!(refused.status() == 400 && refused.text().contains("text 0 has no room"), "{model}: {refused:?}");
 }
 
 /// A Qwen with a row of `score` for each label, which are the first of its output layer's.

@@ -162,8 +162,8 @@ impl Limit<'_> {
 
     fn without_room(&self, index: usize, beside: usize) -> Failure {
         let message = format!(
-            "text {index} cannot be cut to the {} tokens that '{}' may read of it: {beside} others belong around it",
-            self.most, self.model
+            "text {index} has no room: query and instruction take {beside} tokens, '{}' reads at most {} in all",
+            self.model, self.most
         );
         Failure::new(FailureCode::TooLong, message).at("input").with_help("shorten the query, or allow for more tokens")
     }
@@ -300,7 +300,7 @@ mod tests {
         assert_eq!(limit(6).around_cut(&[9], filled(), &[3, 4], 2, 0).unwrap(), [9, 1, 2, 5, 3, 4]);
         let failure = limit(4).around_cut(&[], filled(), &[3, 4], 2, 7).unwrap_err();
         assert_eq!(failure.code, FailureCode::TooLong);
-        assert!(failure.message.starts_with("text 7 cannot be cut to the 4 tokens"), "{}", failure.message);
+        assert!(failure.message.starts_with("text 7 has no room"), "{}", failure.message);
     }
 
     #[test]

@@ -34,10 +34,12 @@ pub(super) fn read(file: &Path, tolerance: Option<f32>, card: &Card, hidden: usi
         SafeTensors::deserialize(&bytes).map_err(|error| wrong(format!("is not a safetensors file: {error}")))?;
     let find = |name: &str| tensors.tensor(name).map_err(|_| wrong(format!("has no tensor '{name}'")));
     let tokens = find("tokens")?;
-    let names: &[_] = match tensors.names().contains(&"hidden") {
-        true if tensors.names().contains(&"logits") => &["logits", "hidden"],
-        true => &["hidden"],
-        false => &["logits"],
+    let has = |name| tensors.names().contains(&name);
+    let names: &[_] = match (has("logits"), has("hidden")) {
+        (true, true) => &["logits", "hidden"],
+        (true, false) => &["logits"],
+        (false, true) => &["hidden"],
+        (false, false) => return Err(wrong("has neither 'logits' nor 'hidden' beside 'tokens'".into())),
     };
     let ids: Option<Vec<u32>> = match tokens.dtype() {
         Dtype::U32 => Some(numbers(tokens.data(), u32::from_le_bytes)),
