@@ -162,7 +162,7 @@ impl Limit<'_> {
 
     fn without_room(&self, index: usize, beside: usize) -> Failure {
         let message = format!(
-            "text {index} has no room: query and instruction take {beside} tokens, '{}' reads at most {} in all",
+            "text {index} has no room: what stands around it takes {beside} tokens, '{}' reads at most {} in all",
             self.model, self.most
         );
         Failure::new(FailureCode::TooLong, message).at("input").with_help("shorten the query, or allow for more tokens")

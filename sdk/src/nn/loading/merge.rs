@@ -11,7 +11,7 @@ use crate::{
         self,
         registry::{Registered, RowOrder},
     },
-    weights::{Bytes, Dtype, Names, RawTensor, names, quote},
+    weights::{Dtype, Names, RawTensor, names, quote},
 };
 
 /// The adapters to merge while a model is loaded.
@@ -127,12 +127,7 @@ impl Change<'_> {
 
 /// Converts `values` back to the type and name of the tensor `raw`.
 fn written(raw: &RawTensor, values: &[f32]) -> Result<RawTensor> {
-    let bytes: Vec<u8> = match raw.dtype {
-        Dtype::F16 => values.iter().flat_map(|value| half::f16::from_f32(*value).to_le_bytes()).collect(),
-        Dtype::BF16 => values.iter().flat_map(|value| half::bf16::from_f32(*value).to_le_bytes()).collect(),
-        _ => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
-    };
-    let sum = RawTensor { data: Bytes::copy_of(&bytes)?, ..raw.clone() };
+    let sum = raw.with_values(values, raw.shape.clone())?;
     let largest = values.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));
     let overflows = raw.dtype == Dtype::F16 && largest > half::f16::MAX.to_f32();
     if overflows || values.iter().any(|value| !value.is_finite()) {
@@ -145,7 +140,7 @@ fn written(raw: &RawTensor, values: &[f32]) -> Result<RawTensor> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{AdapterData, nn::adapters::registry::Part};
+    use crate::{AdapterData, nn::adapters::registry::Part, weights::Bytes};
 
     const VALUES: [f32; 6] = [0.1, -2.5, 1000.5, 3.0e-5, 0.75, -0.3];
 

@@ -203,13 +203,10 @@ impl Ops {
     /// Moves the matrices of heads to the device, `[heads, outputs, inputs]`.
     pub(super) fn head_matrix(&self, raw: &RawTensor) -> Result<Matrix> {
         let &[heads, outputs, inputs] = raw.shape.as_slice() else {
-            return Err(Error::corrupt(format!(
-                "tensor '{}' has shape {:?}, not three dimensions",
-                raw.name, raw.shape
-            )));
+            return Err(Error::corrupt(format!("the shape {:?} does not have three dimensions", raw.shape)));
         };
         let outputs = heads.checked_mul(outputs).filter(|outputs| *outputs > 0 && inputs > 0);
-        let outputs = outputs.ok_or_else(|| Error::corrupt(format!("tensor '{}' is empty", raw.name)))?;
+        let outputs = outputs.ok_or_else(|| Error::corrupt(format!("the shape {:?} is empty", raw.shape)))?;
         let raw = RawTensor { shape: vec![outputs, inputs], ..raw.clone() };
         let form = self.parts.backend(self.place)?.head_matrix(&raw, heads)?;
         Ok(Matrix { outputs, inputs, place: self.place, form })
