@@ -176,4 +176,10 @@ fn one_command_has_a_reference_computed_and_compares_it() {
     assert!(said.code == Some(1) && said.stderr.contains(words), "{said:?}");
     let said = computed("exit 0\n");
     assert!(said.stderr.contains("the script wrote no file"), "{said:?}");
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("tokens.safetensors");
+    let tokens = [("tokens", TensorView::new(Dtype::U32, vec![1], &[0; 4]).unwrap())];
+    safetensors::serialize_to_file(tokens, None, &file).unwrap();
+    let said = computed(&format!("cp {} reference.safetensors\n", file.display()));
+    assert!(said.stderr.contains("has neither 'logits' nor 'hidden' beside 'tokens'"), "{said:?}");
 }
