@@ -2,14 +2,18 @@
 
 use std::{
     collections::HashMap,
-    env, fs,
+    env,
+    fs::{self, File},
     io::{BufRead, BufReader, Read},
     net::SocketAddr,
-    os::unix::{fs::lchown, process::CommandExt},
+    os::unix::{
+        fs::{FileExt, lchown},
+        process::CommandExt,
+    },
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
-    sync::{Arc, Mutex},
-    thread::{self, JoinHandle},
+    sync::Arc,
+    thread,
     time::{Duration, Instant},
 };
 use tempfile::TempDir;
@@ -42,8 +46,7 @@ pub struct Server {
     /// The address that it listens on.
     pub address: SocketAddr,
     child: Child,
-    log: Arc<Mutex<String>>,
-    reading: Option<JoinHandle<()>>,
+    log: File,
     home: Arc<TempDir>,
 }
 
@@ -60,16 +63,13 @@ impl Options {
 
     /// Starts it in a home that has been used before.
     pub fn start_in(&self, home: &Arc<TempDir>) -> Server {
-        let mut child = self.spawn(home);
+        let (mut child, log) = self.spawn(home);
         let mut stdout = BufReader::new(child.stdout.take().unwrap());
-        let (log, reading) = listen(&mut child);
         let mut line = String::new();
         stdout.read_line(&mut line).unwrap();
         let address = line.trim_end().strip_prefix("pensieve is listening on http://");
         let Some(address) = address.and_then(|address| address.parse().ok()) else {
-            let status = child.wait();
-            reading.join().unwrap();
-            panic!("it did not start, {status:?}, and said {line:?}: {}", log.lock().unwrap());
+            panic!("it did not start, {:?}, and said {line:?}: {}", child.wait(), text(&log));
         };
         // Nothing else may be printed there.
         thread::spawn(move || {
@@ -77,21 +77,20 @@ impl Options {
             let _ = stdout.read_to_string(&mut rest);
             assert_eq!(rest, "");
         });
-        Server { address, child, log, reading: Some(reading), home: home.clone() }
+        Server { address, child, log, home: home.clone() }
     }
 
     /// Starts it and waits until it exits with an error.
     pub fn fail(&self) -> (ExitStatus, String) {
         let home = home();
-        let mut child = self.spawn(&home);
-        let (log, reading) = listen(&mut child);
+        let (mut child, log) = self.spawn(&home);
         let status = ended(&mut child, PATIENCE).expect("it does not end");
-        reading.join().unwrap();
-        let log = log.lock().unwrap().clone();
-        (status, log)
+        (status, text(&log))
     }
 
-    fn spawn(&self, home: &Arc<TempDir>) -> Child {
+    /// Starts it; its log goes to a file, so that what it has written can be read at once.
+    fn spawn(&self, home: &Arc<TempDir>) -> (Child, File) {
+        let log = tempfile::tempfile().unwrap();
         let plugins = home.path().join("given");
         fs::create_dir_all(&plugins).unwrap();
         for plugin in &self.plugins {
@@ -126,12 +125,12 @@ impl Options {
         command.env_clear().env("PENSIEVE_HOME", home.path()).env("HOME", home.path());
         command.envs(["PATH", "TMPDIR", "LD_LIBRARY_PATH"].iter().filter_map(|name| Some((name, env::var_os(name)?))));
         command.envs(self.variables.iter().map(|(name, value)| (name, value)));
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log.try_clone().unwrap());
         if let Some(user) = self.user {
             give(home.path(), user);
             command.uid(user).gid(user);
         }
-        command.spawn().unwrap()
+        (command.spawn().unwrap(), log)
     }
 }
 
@@ -160,7 +159,7 @@ impl Server {
 
     /// Its log so far.
     pub fn log(&self) -> String {
-        self.log.lock().unwrap().clone()
+        text(&self.log)
     }
 
     /// Requests a page.
@@ -210,7 +209,6 @@ impl Server {
     pub fn stop(mut self) -> String {
         self.signal(libc::SIGTERM);
         let status = self.ended(PATIENCE).expect("it does not end");
-        self.reading.take().unwrap().join().unwrap();
         let log = self.log();
         assert!(status.success(), "{status}: {log}");
         log
@@ -233,17 +231,11 @@ pub fn home() -> Arc<TempDir> {
     Arc::new(tempfile::tempdir_in(Path::new(env!("CARGO_TARGET_TMPDIR"))).unwrap())
 }
 
-fn listen(child: &mut Child) -> (Arc<Mutex<String>>, JoinHandle<()>) {
-    let log = Arc::new(Mutex::new(String::new()));
-    let (stderr, kept) = (BufReader::new(child.stderr.take().unwrap()), log.clone());
-    let reading = thread::spawn(move || {
-        for line in stderr.lines().map_while(Result::ok) {
-            let mut kept = kept.lock().unwrap();
-            kept.push_str(&line);
-            kept.push('\n');
-        }
-    });
-    (log, reading)
+/// The text of a log, read without moving the position where it is written.
+fn text(log: &File) -> String {
+    let mut bytes = vec![0; usize::try_from(log.metadata().unwrap().len()).unwrap()];
+    log.read_exact_at(&mut bytes, 0).unwrap();
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 fn ended(child: &mut Child, within: Duration) -> Option<ExitStatus> {
