@@ -1,7 +1,8 @@
 //! The scheduler for continuous batching: decides which tokens of which sequences the next step computes. Decodes come
 //! first: every sequence that waits for its next token gets it in every step. The remaining time (`pace`) goes to
 //! prefill: half to the oldest prompt, half to the one with the least left, so that a short question is answered while
-//! a long document is read, and the document takes at most twice as long.
+//! a long document is read, and the document takes at most twice as long. Texts of which rows are made share what half of it
+//! leaves, or all of it if nothing else is read.
 //!
 //! Blocks are allocated as tokens are computed. When they run out, the newest sequence is preempted: it goes back to
 //! the head of the queue and is recomputed later, mostly from its own cached blocks. Sequences are served by age and
@@ -64,6 +65,7 @@ struct Sequence {
     lacked: Vec<usize>,
     preempted: bool,
     reading: Reading,
+    row: bool,
     reused: Reused,
     deadline: Option<Duration>,
 }
@@ -93,7 +95,7 @@ impl Scheduler {
 
     /// Queues a sequence.
     pub fn submit(&mut self, request: Request) -> Result<(), Refused> {
-        let Request { sequence, client, salt, prompt, items, mut runs, reading, deadline } = request;
+        let Request { sequence, client, salt, prompt, items, mut runs, reading, row, deadline } = request;
         if prompt.is_empty() {
             return Err(Refused::Empty);
         }
@@ -137,6 +139,7 @@ impl Scheduler {
             lacked: Vec::new(),
             preempted: false,
             reading,
+            row,
             reused: Reused::default(),
             deadline,
         };
@@ -403,13 +406,19 @@ impl Scheduler {
             let sequence = &self.sequences[&id];
             Prompt { index, start: sequence.computed, end, runs: &sequence.runs }
         };
-        let prompts: Vec<Prompt<'_>> = reading.iter().map(prompt).collect();
+        let (rows, texts): (Vec<_>, Vec<_>) = reading.iter().partition(|(_, id, _)| self.sequences[id].row);
+        let [texts, rows]: [Vec<Prompt<'_>>; 2] = [texts, rows].map(|of_kind| of_kind.iter().map(prompt).collect());
         let yields = self.yields && decodes > 0;
-        if !prompts.is_empty() && !yields {
+        if !reading.is_empty() && !yields {
             let has_items = reading.iter().any(|(_, id, _)| !self.sequences[id].items.is_empty());
             let chunk = self.pace.chunk(decodes, has_items).min(self.config.step_tokens_max - decodes);
-            let left = prompts.iter().map(|prompt| prompt.end - prompt.start).sum();
-            plan::split(pace::even(chunk, left), &prompts, &mut lengths);
+            let left = reading.iter().map(|(_, id, end)| end - self.sequences[id].computed).sum();
+            let chunk = pace::even(chunk, left);
+            // Many texts for rows, one after the other, would keep a prompt from ever being the oldest or the shortest.
+            let mut rest = chunk;
+            for (share, prompts) in [(chunk.div_ceil(2), &texts), (chunk, &rows), (chunk, &texts)] {
+                rest -= plan::split(share.min(rest), prompts, &mut lengths).min(rest);
+            }
         }
         lengths
     }

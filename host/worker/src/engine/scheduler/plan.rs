@@ -66,6 +66,8 @@ pub struct Request {
     /// Ranges of the prompt that are computed in one step each, in order and disjoint.
     pub runs: Vec<Range<usize>>,
     pub reading: Reading,
+    /// A row is made of it instead of text.
+    pub row: bool,
     /// When to end it, on the clock of [`plan`](super::Scheduler::plan).
     pub deadline: Option<Duration>,
 }
@@ -182,21 +184,23 @@ pub(super) fn round_down(runs: &[Range<usize>], start: usize, end: usize) -> usi
     run_around(runs, end).map_or(end, |run| run.start.max(start))
 }
 
-/// Distributes a chunk's tokens over prompts, oldest first. A run longer than a chunk gets a step as soon as its prompt is
-/// the oldest.
-pub(super) fn split(chunk: usize, prompts: &[Prompt<'_>], lengths: &mut [usize]) {
-    let Some(&oldest) = prompts.first() else { return };
+/// Distributes a chunk's tokens over prompts, oldest first; returns how many found a prompt. A run longer than a chunk gets a
+/// step as soon as its prompt is the oldest.
+pub(super) fn split(chunk: usize, prompts: &[Prompt<'_>], lengths: &mut [usize]) -> usize {
+    let Some(&oldest) = prompts.first() else { return 0 };
     let mut by_left = prompts.to_vec();
     by_left.sort_by_key(|prompt| prompt.end - prompt.start);
-    let mut rest = chunk;
+    let (mut rest, mut given) = (chunk, 0);
     let mut give = |prompt: Prompt<'_>, most: usize, is_due: bool| {
         let from = prompt.start + lengths[prompt.index];
         let tokens = if from < prompt.end { prompt.fitting(from, most, rest, is_due) } else { 0 };
         lengths[prompt.index] += tokens;
         rest = rest.saturating_sub(tokens);
+        given += tokens;
     };
     give(oldest, chunk.div_ceil(2), true);
     for prompt in by_left {
         give(prompt, chunk, false);
     }
+    given
 }

@@ -128,6 +128,27 @@ fn whole_texts_share_a_chunk_and_one_that_is_longer_waits_until_it_is_the_oldest
 }
 
 #[test]
+fn texts_for_rows_leave_half_a_step_to_a_prompt_however_many_there_are() {
+    let mut scheduler = paged(128, config());
+    let submit_row = |scheduler: &mut Scheduler, sequence, tokens: u32| {
+        let prompt: Vec<u32> = (0..tokens).map(|i| sequence as u32 * 1000 + i).collect();
+        assert_eq!(scheduler.submit(Request { row: true, ..request(sequence, &prompt) }), Ok(()));
+    };
+    submit_row(&mut scheduler, 1, 100);
+    submit_row(&mut scheduler, 2, 40);
+    submit(&mut scheduler, 9, 60);
+    for from in (0..20).step_by(4) {
+        let half = spans(&step(&mut scheduler)).pop();
+        assert_eq!(half, Some((9, from, from + 4)));
+    }
+    scheduler.finish(1);
+    scheduler.finish(2);
+    // What one kind has no use for is the other's.
+    submit_row(&mut scheduler, 3, 2);
+    assert_eq!(spans(&step(&mut scheduler)), [(9, 20, 26), (3, 0, 2)]);
+}
+
+#[test]
 fn what_needs_all_of_its_rows_shares_nothing_and_leaves_nothing() {
     for reading in [Reading::Alone, Reading::Whole] {
         let mut scheduler = paged(64, config());

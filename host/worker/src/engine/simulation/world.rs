@@ -206,6 +206,7 @@ impl World {
                 items: items.iter().map(|item| item.span()).collect(),
                 runs: self.media.as_ref().map_or_else(Vec::new, |media| media.runs(&items)),
                 reading: Reading::Shared,
+                row: self.next_id.is_multiple_of(5),
                 deadline,
             };
             match self.scheduler.submit(request) {

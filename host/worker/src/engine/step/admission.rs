@@ -127,6 +127,7 @@ impl Engine {
             items: spans.collect(),
             runs,
             reading: active.pool.as_ref().map_or(Reading::Shared, Pool::reading),
+            row: active.pool.is_some(),
             deadline: job.deadline.map(|patience| self.born.elapsed().saturating_add(patience.saturating_sub(waited))),
         };
         active.adapter = adapter.and_then(|(serial, wish)| self.adapters.lease(serial, wish.scale));
