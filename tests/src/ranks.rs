@@ -57,7 +57,12 @@ fn documents_are_ranked_by_models_made_for_it() {
     assert!(warning.contains("instruction: model 'bert_rank' takes none"), "{warned:?}");
     let unnamed = post(server.address, "/v1/rerank", &json!({"query": "a", "documents": ["b"]}));
     assert_eq!(unnamed.status(), 400, "{unnamed:?}");
-    assert!(unnamed.text().contains("several models rank: bert_rank, xlm_roberta_rank, qwen3-reranker"), "{unnamed:?}");
+    assert!(
+        unnamed
+            .text()
+            .contains("several models that rank documents are served: bert_rank, xlm_roberta_rank, qwen3-reranker"),
+        "{unnamed:?}"
+    );
 }
 
 fn the_best_come_first(server: &Server, model: &str) {

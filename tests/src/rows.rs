@@ -129,6 +129,7 @@ fn rows_are_those_of_transformers_and_reach_every_api() {
     other_apis_give_the_same_vectors(&server);
     documents_are_ranked_by_an_embedding_model(&server);
     streams_go_on_beside_texts(&server);
+    many_requests_take_turns_and_leave_room_to_others(&server);
     what_cannot_be_is_said(&server);
     lists_say_what_a_model_is_for(&server);
     let listed = get(server.address, "/v1/requests").json();
@@ -268,6 +269,24 @@ fn streams_go_on_beside_texts(server: &Server) {
     until(r#"pensieve_requests_total{model="unit",outcome="cancelled"}"#, true);
 }
 
+/// More texts than a worker may have, from clients that do not wait for each other.
+fn many_requests_take_turns_and_leave_room_to_others(server: &Server) {
+    let texts: Vec<String> = (0..64).map(|number| format!("{number} of many")).collect();
+    let body = json!({"model": "unit", "input": texts});
+    let chat = json!({"model": "unit", "prompt": "a beginning", "max_tokens": 4});
+    std::thread::scope(|scope| {
+        let bulk = || scope.spawn(|| post(server.address, "/v1/embeddings", &body));
+        let bulk: Vec<_> = (0..40).map(|_| bulk()).collect();
+        for _ in 0..3 {
+            assert_eq!(post(server.address, "/v1/completions", &chat).status(), 200);
+        }
+        for reply in bulk {
+            let reply = reply.join().unwrap();
+            assert_eq!(reply.status(), 200, "{reply:?}");
+        }
+    });
+}
+
 fn what_cannot_be_is_said(server: &Server) {
     let check = |path: &str, body: Value, status: u16, words: &str| {
         let reply: Reply = post(server.address, path, &body);
@@ -288,11 +307,24 @@ fn what_cannot_be_is_said(server: &Server) {
     check("/v1/rerank", json!({"model": "unit", "query": "a", "documents": []}), 400, "documents: is empty");
     check("/v1/classify", json!({"model": "unit", "input": "a"}), 400, "embeds texts and has no classes");
     check("/v1/score", json!({"model": "unit", "text_1": ["a", "b"], "text_2": ["c"]}), 400, "do not pair with 2");
+    check(embed, json!({"model": "unit", "input": 12}), 400, "input: should be a text, a list of texts, or token ids");
+    // No default model answers for a name that is unknown: its vectors would be of another space.
+    let several =
+        "there is no model 'text-embedding-3-small', and several models that embed texts are served: last, first,";
+    check(embed, json!({"model": "text-embedding-3-small", "input": "a"}), 404, several);
+    check("/api/embed", json!({"model": "nomic-embed-text", "input": ""}), 404, "there is no model 'nomic-embed-text'");
+    let none = "there is no model 'bge-reranker', and no model that ranks documents is served; there are: chat, last,";
+    check("/v1/rerank", json!({"model": "bge-reranker", "query": "a", "documents": ["b"]}), 404, none);
+    check("/v1/classify", json!({"model": "x", "input": "a"}), 404, "no model that classifies texts is served");
     let cut = post(server.address, "/api/embed", &json!({"model": "unit", "input": long}));
     assert_eq!(cut.status(), 200, "{cut:?}");
     check("/api/embed", json!({"model": "unit", "input": long, "truncate": false}), 400, "text 0 has");
     let warned = post(server.address, embed, &json!({"model": "chat", "input": "x"}));
     assert!(warned.header("warning").is_some_and(|warning| warning.contains("was made to write text")), "{warned:?}");
+    let fields = json!({"model": "unit", "input": "x", "user": "me", "late_chunking": true, "dimensions": null});
+    let warned = post(server.address, embed, &fields);
+    assert!(warned.header("warning").is_some_and(|warning| warning.contains("late_chunking: this server does not")));
+    assert!(!warned.header("warning").is_some_and(|warning| warning.contains("user")), "{warned:?}");
 }
 
 fn lists_say_what_a_model_is_for(server: &Server) {

@@ -90,6 +90,15 @@ impl Kind {
             Self::Classify => "classifies texts",
         }
     }
+
+    /// The same verb for several models.
+    pub fn do_it(self) -> &'static str {
+        match self {
+            Self::Embed => "embed texts",
+            Self::Rank => "rank documents",
+            Self::Classify => "classify texts",
+        }
+    }
 }
 
 impl Activation {

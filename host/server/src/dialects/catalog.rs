@@ -84,7 +84,7 @@ async fn entry(chats: &Chats, Listed { id, source }: Listed) -> ListedModel {
     let target = timeout(CARD_TIMEOUT, chats.fleet().target(&id)).await.ok().and_then(Result::ok);
     let measured = if target.is_some() { chats.fleet().measured(&id).await.ok().flatten() } else { None };
     let is_base = target.as_ref().is_some_and(|target| target.card.chat_template.is_none());
-    let (context, modified) = (target.as_ref().map(|target| target.context), modified(&source));
+    let (context, modified) = (target.as_ref().map(Target::longest), modified(&source));
     ListedModel { target, context, modified, id, source, upstream_capabilities: None, measured, is_base }
 }
 

@@ -122,6 +122,16 @@ pub struct Target {
     pub samplers: Option<Vec<StageSpec>>,
     pub answers: AnswerSettings,
     pub adapter: Option<AdapterUse>,
+    /// What its worker takes at a time.
+    pub limits: wire::Limits,
+}
+
+impl Target {
+    /// The longest text, in tokens, that one of its requests may have.
+    pub fn longest(&self) -> u32 {
+        let rows = self.card.rows().filter(|rows| !rows.generates);
+        rows.and_then(|rows| rows.maximum).map_or(self.context, |maximum| maximum.min(self.context))
+    }
 }
 
 /// A model that other servers compute, as a request's name resolves to it.
@@ -263,6 +273,7 @@ impl Fleet {
             samplers,
             answers: model.answers,
             adapter,
+            limits: model.spec.limits.clone(),
         })
     }
 

@@ -9,6 +9,7 @@ mod permission;
 mod pieces;
 mod prepared;
 mod rows;
+mod rows_model;
 mod sampling;
 mod scores;
 mod size;
@@ -61,6 +62,7 @@ pub struct Chats {
     toolboxes: Toolboxes,
     history: Arc<PromptHistory>,
     upstreams: Upstreams,
+    turns: rows::Turns,
 }
 
 /// Inputs of the answer parser.
@@ -94,6 +96,7 @@ impl Chats {
             toolboxes: Toolboxes::default(),
             history: Arc::default(),
             upstreams: Upstreams::default(),
+            turns: rows::Turns::default(),
         }
     }
 

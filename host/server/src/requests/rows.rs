@@ -1,9 +1,13 @@
 //! Rows instead of text: embeddings, scores of pairs, classes. Tokenizes the texts with what belongs around them, checks
 //! their lengths, and has one job for each run, several at a time.
 
-use std::collections::VecDeque;
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+};
 
-use futures_util::{StreamExt as _, stream::FuturesUnordered};
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
+use tokio::sync::Semaphore;
 
 use super::{
     Chats,
@@ -13,9 +17,10 @@ use crate::{answers::row, fleet::Target};
 use pensieve_protocol::{
     job::{Failure, FailureCode, Job, RowWish},
     rows::{Kind, RowsUse},
+    wire::Limits,
 };
 
-/// Texts of one request that a worker has at the same time.
+/// Texts of one request that are computed at the same time.
 const AT_ONCE: usize = 64;
 /// Values of all rows of a request.
 const VALUES_MAX: usize = 1 << 24;
@@ -36,10 +41,11 @@ impl Chats {
     /// Makes rows of texts by a model for `kind`. Scores come with the model's activation applied. Dropping the future
     /// cancels what is left.
     pub(crate) async fn rows(&self, request: RowsRequest, kind: Kind) -> Result<Rows, Failure> {
-        self.permit(&request.client, &request.model)?;
-        let target = self.fleet.target(&request.model).await?;
+        let (model, told) = self.rows_model(&request.client, &request.model, kind).await?;
+        self.permit(&request.client, &model)?;
+        let target = self.fleet.target(&model).await?;
         let rows = checked(&target, kind)?;
-        let mut warnings = Vec::new();
+        let mut warnings = Vec::from_iter(told);
         if !rows.made_for {
             let message = "was made to write text; its last token's hidden row is returned as an embedding";
             warnings.push(format!("model '{}' {message}", target.id));
@@ -68,7 +74,8 @@ impl Chats {
             let job = job(tokens);
             async move { row(self.fleet.submit(target_of, job)?, &target_of.id).await }
         };
-        let done = all(texts, compute).await?;
+        let turns = self.turns.of(&target.id, at_once(&target.limits, rows.generates));
+        let done = all(texts, &turns, compute).await?;
         let (mut found, mut tokens, mut reused) = (Vec::with_capacity(done.len()), 0, 0);
         for (mut values, usage) in done {
             rows.activation.apply(&mut values);
@@ -88,40 +95,46 @@ impl Chats {
     }
 }
 
-/// Computes all texts, several at once, in their order. A text that is refused because too many wait is tried again after
-/// one of the others, which then are fewer; without others there is nothing to wait for, and the refusal stands.
-async fn all<T, F>(texts: Vec<Vec<u32>>, compute: impl Fn(Vec<u32>) -> F) -> Result<Vec<T>, Failure>
+/// The turns of each model's texts, by its id. A worker has only so many texts at a time, over all requests: the others wait
+/// here, first come, first served, and each request only for one at a time, so that one with many texts does not hold up
+/// one with a few. What is written beside them finds a place at once.
+#[derive(Debug, Default)]
+pub(super) struct Turns(Mutex<HashMap<String, Arc<Semaphore>>>);
+
+impl Turns {
+    /// The turns of a model whose worker takes `at_once` texts.
+    fn of(&self, model: &str, at_once: usize) -> Arc<Semaphore> {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // A configuration that has changed counts once nobody waits by the old one.
+        known.retain(|_, turns| Arc::strong_count(turns) > 1);
+        known.entry(model.to_owned()).or_insert_with(|| Arc::new(Semaphore::new(at_once))).clone()
+    }
+}
+
+/// The texts that a worker has at a time: half of its places. A model that does nothing else has all of them, as far as
+/// others of its texts may wait.
+fn at_once(limits: &Limits, generates: bool) -> usize {
+    let (running, waiting) = (limits.sequences_max as usize, limits.waiting_max as usize);
+    let places = if generates { running } else { running + waiting.min(running) };
+    (places / 2).max(1)
+}
+
+/// Computes all texts, as many at once as get a turn, in their order.
+async fn all<T, F>(texts: Vec<Vec<u32>>, turns: &Semaphore, compute: impl Fn(Vec<u32>) -> F) -> Result<Vec<T>, Failure>
 where
     F: Future<Output = Result<T, Failure>>,
 {
-    let mut done: Vec<Option<T>> = texts.iter().map(|_| None).collect();
-    let mut waiting: VecDeque<(usize, Vec<u32>)> = texts.into_iter().enumerate().collect();
-    let (mut running, mut room, mut since) = (FuturesUnordered::new(), AT_ONCE, 0);
-    loop {
-        while running.len() < room
-            && let Some((index, tokens)) = waiting.pop_front()
-        {
-            let computing = compute(tokens.clone());
-            running.push(async move { (index, tokens, computing.await) });
-        }
-        let Some((index, tokens, computed)) = running.next().await else { break };
-        match computed {
-            Ok(computed) => {
-                done[index] = Some(computed);
-                since += 1;
-                // The queue may have emptied meanwhile.
-                if since >= room {
-                    (room, since) = ((room + 1).min(AT_ONCE), 0);
-                }
-            }
-            Err(failure) if failure.code == FailureCode::Busy && !running.is_empty() => {
-                (room, since) = (running.len(), 0);
-                waiting.push_front((index, tokens));
-            }
-            Err(failure) => return Err(failure),
-        }
-    }
-    Ok(done.into_iter().flatten().collect())
+    let asking = tokio::sync::Mutex::new(());
+    let in_turn = texts.into_iter().map(|tokens| async {
+        let turn = {
+            let _only_one_asks = asking.lock().await;
+            turns.acquire().await
+        };
+        let computed = compute(tokens).await;
+        drop(turn);
+        computed
+    });
+    stream::iter(in_turn).buffered(AT_ONCE).try_collect().await
 }
 
 /// The description of a model's rows, if they are for `kind`; otherwise the error says what the model can do.
@@ -176,41 +189,71 @@ fn width(target: &Target, rows: &RowsUse, asked: Option<u32>, warnings: &mut Vec
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use std::cell::Cell;
+    use std::cell::{Cell, RefCell};
 
     use super::*;
 
-    /// Computes texts at a worker with room for `room` of them; returns the rows and how often it refused.
-    async fn computed(texts: u32, room: usize) -> (Result<Vec<u32>, Failure>, usize) {
-        let (running, refused) = (&Cell::new(0), &Cell::new(0));
-        let compute = |tokens: Vec<u32>| async move {
-            if running.get() >= room {
-                refused.set(refused.get() + 1);
-                return Err(Failure::new(FailureCode::Busy, "too many wait"));
-            }
-            running.set(running.get() + 1);
-            for _ in 0..=tokens[0] % 5 {
-                tokio::task::yield_now().await;
-            }
-            running.set(running.get() - 1);
-            Ok(tokens[0])
+    /// Computes texts of several requests at a worker with room for `room`; returns the rows, and the order of requests.
+    async fn computed(requests: &[u32], room: usize) -> (Vec<Vec<u32>>, Vec<usize>) {
+        let (running, order) = (&Cell::new(0), &RefCell::new(Vec::new()));
+        let turns = &Arc::new(Semaphore::new(room));
+        let request = |(index, texts): (usize, &u32)| {
+            let compute = move |tokens: Vec<u32>| async move {
+                running.set(running.get() + 1);
+                assert!(running.get() <= room);
+                order.borrow_mut().push(index);
+                for _ in 0..=tokens[0] % 5 {
+                    tokio::task::yield_now().await;
+                }
+                running.set(running.get() - 1);
+                Ok(tokens[0])
+            };
+            all((0..*texts).map(|text| vec![text]).collect(), turns, compute)
         };
-        let found = all((0..texts).map(|text| vec![text]).collect(), compute).await;
-        (found, refused.get())
+        let rows = futures_util::future::try_join_all(requests.iter().enumerate().map(request)).await.unwrap();
+        (rows, order.take())
     }
 
     #[tokio::test]
-    async fn texts_wait_for_each_other_where_a_worker_has_little_room() {
-        for (texts, room) in [(1, 1), (200, AT_ONCE), (200, 3), (200, 1)] {
-            let (found, refused) = computed(texts, room).await;
-            assert_eq!(found.unwrap(), (0..texts).collect::<Vec<_>>(), "{texts} of {room}");
-            assert!(room < AT_ONCE || refused == 0, "{refused}");
+    async fn texts_keep_their_order_however_few_are_computed_at_once() {
+        for (texts, room) in [(1, 1), (200, 64), (200, 3), (200, 1)] {
+            assert_eq!(computed(&[texts], room).await.0, [(0..texts).collect::<Vec<_>>()], "{texts} of {room}");
         }
     }
 
     #[tokio::test]
-    async fn a_refusal_stands_where_only_others_are_in_the_way() {
-        let (found, refused) = computed(200, 0).await;
-        assert_eq!((found.unwrap_err().code, refused), (FailureCode::Busy, AT_ONCE));
+    async fn a_request_with_many_texts_does_not_hold_up_one_with_a_few() {
+        let (rows, order) = computed(&[500, 4, 500], 2).await;
+        assert_eq!(rows.iter().map(Vec::len).collect::<Vec<_>>(), [500, 4, 500]);
+        let last = order.iter().rposition(|index| *index == 1).unwrap();
+        assert!(last < 16, "{:?}", &order[..=last]);
+    }
+
+    #[tokio::test]
+    async fn the_first_failure_ends_a_request() {
+        let turns = Arc::new(Semaphore::new(4));
+        let compute = |tokens: Vec<u32>| async move {
+            if tokens[0] == 7 { Err(Failure::new(FailureCode::Busy, "too many wait")) } else { Ok(tokens[0]) }
+        };
+        let found = all((0..100).map(|text| vec![text]).collect(), &turns, compute).await;
+        assert_eq!((found.unwrap_err().code, turns.available_permits()), (FailureCode::Busy, 4));
+    }
+
+    #[test]
+    fn half_of_a_workers_places_are_left_to_what_is_written() {
+        let of = |sequences_max, waiting_max, generates| {
+            at_once(&Limits { sequences_max, waiting_max, ..Limits::default() }, generates)
+        };
+        assert_eq!((of(64, 1024, true), of(64, 1024, false), of(64, 0, false)), (32, 64, 32));
+        assert_eq!((of(1, 0, true), of(1, 1024, false), of(3, 0, true)), (1, 1, 1));
+    }
+
+    #[test]
+    fn turns_are_those_of_the_configuration_once_nobody_waits() {
+        let turns = Turns::default();
+        let first = turns.of("a", 2);
+        assert!(Arc::ptr_eq(&first, &turns.of("a", 5)) && !Arc::ptr_eq(&first, &turns.of("b", 2)));
+        drop(first);
+        assert_eq!(turns.of("a", 5).available_permits(), 5);
     }
 }

@@ -40,32 +40,22 @@ pub(crate) struct Scores {
 }
 
 impl Chats {
-    /// The model for a request that names none: the only one, or the only one that was made for ranking.
-    pub(crate) async fn ranker(&self) -> Result<String, Failure> {
-        let models: Vec<String> = self.fleet.models().into_iter().map(|model| model.id).collect();
-        if let [only] = &models[..] {
-            return Ok(only.clone());
-        }
-        let mut rankers = Vec::new();
-        for id in &models {
-            // What is wrong with a model is said to those who name it.
-            if let Ok(Some(rows)) = self.rows_use(id).await
-                && (rows.made_for, rows.kind) == (true, Kind::Rank)
-            {
-                rankers.push(id.clone());
-            }
-        }
-        chosen(&models, &rankers)
-    }
-
     /// Scores documents: by a reranker with its own activation, usually a sigmoid, and by an embedding model as cosines.
     pub(crate) async fn scores(&self, ranking: Ranking) -> Result<Scores, Failure> {
-        self.permit(&ranking.client, &ranking.model)?;
         check_pairs(&ranking)?;
-        let rows = self.rows_use(&ranking.model).await?;
-        if rows.is_some_and(|rows| rows.kind == Kind::Embed && rows.made_for) {
-            return self.cosines(ranking).await;
-        }
+        let (model, told) = self.rows_model(&ranking.client, &ranking.model, Kind::Rank).await?;
+        self.permit(&ranking.client, &model)?;
+        let rows = self.rows_use(&model).await?;
+        let ranking = Ranking { model, ..ranking };
+        let mut scores = match rows.is_some_and(|rows| rows.kind == Kind::Embed && rows.made_for) {
+            true => self.cosines(ranking).await,
+            false => self.ranks(ranking).await,
+        }?;
+        scores.warnings.extend(told);
+        Ok(scores)
+    }
+
+    async fn ranks(&self, ranking: Ranking) -> Result<Scores, Failure> {
         let Ranking { model, client, instruction, truncate, tokens_max, queries, documents } = ranking;
         let queries = queries.iter().cycle();
         let pair = |(document, query): (String, &String)| RowText::Pair { query: query.clone(), document };
@@ -111,17 +101,6 @@ fn check_pairs(ranking: &Ranking) -> Result<(), Failure> {
     Err(Failure::new(FailureCode::Invalid, message).with_help("send fewer documents at once, or a shorter query"))
 }
 
-/// The only one of the models that rank.
-fn chosen(models: &[String], rankers: &[String]) -> Result<String, Failure> {
-    let message = match rankers {
-        [only] => return Ok(only.clone()),
-        [] if models.is_empty() => "there is no model to rank with".to_owned(),
-        [] => format!("no model was made for ranking; there are {}", models.join(", ")),
-        several => format!("several models rank: {}", several.join(", ")),
-    };
-    Err(Failure::new(FailureCode::Invalid, message).at("model").with_help("name one of them"))
-}
-
 fn cosine(one: &[f32], other: &[f32]) -> f32 {
     let product = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
     let lengths = (product(one, one) * product(other, other)).sqrt();
@@ -132,20 +111,6 @@ fn cosine(one: &[f32], other: &[f32]) -> f32 {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_request_without_a_model_gets_the_only_one_that_ranks() {
-        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
-        let models = names(&["chat", "rank", "other"]);
-        assert_eq!(chosen(&models, &names(&["rank"])).unwrap(), "rank");
-        for (rankers, message) in [
-            (&[][..], "no model was made for ranking; there are chat, rank, other"),
-            (&["rank", "other"], "several models rank: rank, other"),
-        ] {
-            let failure = chosen(&models, &names(rankers)).unwrap_err();
-            assert_eq!((failure.message.as_str(), failure.field.as_str()), (message, "model"));
-        }
-    }
 
     #[test]
     fn a_long_query_is_not_repeated_for_ever() {

@@ -37,7 +37,13 @@ pub(super) struct Content {
 
 /// `POST /v1beta/models/ID:embedContent`.
 pub(crate) async fn embed_content(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
-    let (content, warnings) = call.read(|_, body| read(body)).await?;
+    let read = call.read(|_, body| {
+        let content = read(body)?;
+        // The path names the model, and a title is for Google's own prompts.
+        body.note_unknown(&["model", "title"]);
+        Ok(content)
+    });
+    let (content, warnings) = read.await?;
     let mut rows = compute(&chats, &call, vec![content]).await?;
     let values = rows.rows.pop().unwrap_or_default();
     Ok(json(&One { embedding: Values { values } })?.with_warnings([warnings, rows.warnings].concat()))
@@ -45,7 +51,12 @@ pub(crate) async fn embed_content(chats: Arc<Chats>, call: ApiRequest) -> Result
 
 /// `POST /v1beta/models/ID:batchEmbedContents`.
 pub(crate) async fn batch_embed_contents(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
-    let (contents, warnings) = call.read(|_, body| batch(body)).await?;
+    let read = call.read(|_, body| {
+        let contents = batch(body)?;
+        body.note_unknown(&[]);
+        Ok(contents)
+    });
+    let (contents, warnings) = read.await?;
     let rows = compute(&chats, &call, contents).await?;
     let embeddings = rows.rows.into_iter().map(|values| Values { values }).collect();
     Ok(json(&Several { embeddings })?.with_warnings([warnings, rows.warnings].concat()))

@@ -28,6 +28,8 @@ const INPUTS_MAX: usize = 2048;
 const TOKENS_MAX: usize = 1 << 20;
 const DIMENSIONS_MAX: i64 = 65_536;
 const NAME_BYTES_MAX: usize = 256;
+/// Fields that have no use here. Every other field that nothing reads is named in a warning.
+const IGNORED: [&str; 5] = ["metadata", "priority", "request_id", "service_tier", "user"];
 
 #[derive(Serialize)]
 struct EmbeddingList<'a> {
@@ -71,6 +73,7 @@ pub(crate) async fn embeddings(chats: Arc<Chats>, call: ApiRequest) -> Result<Ap
         request.texts = inputs(&body.get("input"))?;
         request.dimensions = dimensions(&body.get("dimensions"))?;
         let format = body.get("encoding_format").optional(|format| format.choice(&["float", "base64"]))?;
+        body.note_unknown(&IGNORED);
         Ok((request, format == Some(1)))
     });
     let ((request, in_base64), warnings) = read.await?;
@@ -111,15 +114,10 @@ fn cut(field: &Field<'_>) -> Result<(bool, Option<u32>), ApiError> {
 
 /// The prompt that a client chooses: by name, or by what its texts are for.
 fn prompt(body: &Field<'_>) -> Result<PromptChoice, ApiError> {
-    if let Some(name) = body.get("prompt_name").optional(|name| name.text(NAME_BYTES_MAX))? {
-        return Ok(PromptChoice::Named(name.to_owned()));
-    }
-    for field in ["input_type", "task"] {
-        if let Some(word) = body.get(field).optional(|word| word.text(NAME_BYTES_MAX))? {
-            return Ok(suggested(word));
-        }
-    }
-    Ok(PromptChoice::Usual)
+    let word = |name: &str| body.get(name).optional(|word| word.text(NAME_BYTES_MAX));
+    let (name, kind, task) = (word("prompt_name")?, word("input_type")?, word("task")?);
+    let named = name.map(|name| PromptChoice::Named(name.to_owned()));
+    Ok(named.or_else(|| kind.or(task).map(suggested)).unwrap_or_default())
 }
 
 /// The prompts that fit the words of Cohere, Voyage, Jina and Google for what a text is for.
@@ -153,6 +151,9 @@ fn inputs(field: &Field<'_>) -> Result<Vec<RowText>, ApiError> {
     }
     if field.json()?.get(0).is_some_and(Value::is_number) {
         return Ok(vec![tokens(field)?]);
+    }
+    if !field.json()?.is_array() {
+        return Err(field.invalid("should be a text, a list of texts, or token ids"));
     }
     let items = field.items(INPUTS_MAX)?;
     if items.len() == 0 {

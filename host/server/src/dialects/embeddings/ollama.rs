@@ -69,19 +69,22 @@ pub(super) fn read(body: &Field<'_>, name: &str) -> Result<Parsed, ApiError> {
         truncate: body.get("truncate").flag(true)?,
         ..RowsRequest::default()
     };
-    Ok(Parsed { request, keep: ollama::keep_alive_of(body)? })
+    let keep = ollama::keep_alive_of(body)?;
+    body.note_unknown(&super::IGNORED);
+    Ok(Parsed { request, keep })
 }
 
 /// Returns nothing for a request without texts, which only checks that the model exists.
 async fn compute(chats: &Chats, call: &ApiRequest, parsed: Parsed) -> Result<Option<Rows>, ApiError> {
-    let model = validation::asked_model(call, ollama::model_name(&parsed.request.model));
-    let request = RowsRequest { client: call.client(), model: model.clone(), ..parsed.request };
-    let rows = if request.texts.is_empty() {
-        chats.permit(&call.client(), &model).map_err(ApiError::of_model)?;
-        chats.fleet().target(&model).await.map_err(ApiError::of_model)?;
-        None
+    let asked = validation::asked_model(call, ollama::model_name(&parsed.request.model));
+    let request = RowsRequest { client: call.client(), model: asked.clone(), ..parsed.request };
+    let (model, rows) = if request.texts.is_empty() {
+        let (model, _) = chats.rows_model(&request.client, &asked, Kind::Embed).await.map_err(ApiError::of_model)?;
+        chats.permit(&request.client, &model).map_err(ApiError::of_model)?;
+        (chats.fleet().target(&model).await.map_err(ApiError::of_model)?.id, None)
     } else {
-        Some(super::compute(chats, call, request, Kind::Embed).await?)
+        let rows = super::compute(chats, call, request, Kind::Embed).await?;
+        (rows.model.clone(), Some(rows))
     };
     ollama::stay(chats, &model, parsed.keep)?;
     Ok(rows)

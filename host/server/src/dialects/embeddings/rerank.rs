@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde::Serialize;
 use serde_json::{Value, json as object};
 
-use super::{INPUTS_MAX, MODEL_BYTES_MAX, Usage, common, cut, inputs, json, of_client, texts};
+use super::{IGNORED, INPUTS_MAX, MODEL_BYTES_MAX, Usage, common, cut, inputs, json, of_client, texts};
 use crate::{
     dialects::{ApiError, ApiRequest, ApiResponse, fields::Field, fresh_id, openai, usage::Meter, validation},
     requests::{Chats, Ranking, Scores},
@@ -88,13 +88,14 @@ pub(super) fn read(body: &Field<'_>) -> Result<Parsed, ApiError> {
         return Err(field.invalid("is empty"));
     }
     let top = body.get("top_n").optional(|count| count.count(1))?;
-    let flag = |name: &str| body.get(name).flag(false);
-    Ok(Parsed {
+    let parsed = Parsed {
         top: top.map_or(documents.len(), |count| count as usize),
-        with_documents: flag(if is_bare { "return_text" } else { "return_documents" })?,
+        with_documents: body.get(if is_bare { "return_text" } else { "return_documents" }).flag(false)?,
         is_bare,
         ranking: Ranking { documents, queries: vec![body.get("query").text(usize::MAX)?.to_owned()], ..head(body)? },
-    })
+    };
+    body.note_unknown(&IGNORED);
+    Ok(parsed)
 }
 
 /// `POST /v1/score` and `/score`: one text against several, or texts in pairs.
@@ -132,7 +133,9 @@ pub(super) fn pairs(body: &Field<'_>) -> Result<Ranking, ApiError> {
         let counts = (queries.len(), documents.len());
         return Err(field.invalid(format_args!("has {} texts, which do not pair with {}", counts.1, counts.0)));
     }
-    Ok(Ranking { queries, documents, ..head(body)? })
+    let ranking = Ranking { queries, documents, ..head(body)? };
+    body.note_unknown(&IGNORED);
+    Ok(ranking)
 }
 
 /// `POST /v1/classify` and `/classify`.
@@ -156,6 +159,7 @@ pub(crate) async fn classify(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiR
     let read = call.read(|_, body| {
         let mut request = common(body)?;
         request.texts = inputs(&body.get("input"))?;
+        body.note_unknown(&IGNORED);
         Ok(request)
     });
     let (request, warnings) = read.await?;
@@ -191,7 +195,7 @@ fn head(body: &Field<'_>) -> Result<Ranking, ApiError> {
 
 async fn scored(ranking: Ranking, chats: &Chats, call: &ApiRequest) -> Result<Scores, ApiError> {
     let model = match &ranking.model[..] {
-        "" => chats.ranker().await.map_err(ApiError::of_model)?,
+        "" => String::new(),
         named => validation::asked_model(call, named),
     };
     let ranking = Ranking { client: call.client(), model: model.clone(), ..ranking };

@@ -38,7 +38,7 @@ pub(crate) async fn ps(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiRespons
         let is_cpu = model.loaded.as_ref().is_none_or(|loaded| loaded.device.starts_with("cpu"));
         value["size_vram"] = if is_cpu { 0 } else { model.bytes }.into();
         value["expires_at"] = expiry(model.expires_in_s).into();
-        value["context_length"] = entry.target.as_ref().map(|target| target.context).into();
+        value["context_length"] = entry.context.into();
         models.push(value);
     }
     Ok(ApiResponse::json(&json!({ "models": models })))
@@ -62,7 +62,7 @@ pub(crate) async fn show(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiRespo
     let architecture = card.architecture.as_str();
     let modified = entry.modified.and_then(|time| jiff::Timestamp::try_from(time).ok()).unwrap_or_default();
     let mut info = json!({ "general.architecture": architecture, "general.basename": target.id });
-    info[format!("{architecture}.context_length")] = target.context.into();
+    info[format!("{architecture}.context_length")] = target.longest().into();
     info[format!("{architecture}.vocab_size")] = card.vocabulary.into();
     if let Some(rows) = card.rows().filter(|rows| rows.made_for) {
         info[format!("{architecture}.embedding_length")] = rows.dimensions.into();
@@ -70,7 +70,7 @@ pub(crate) async fn show(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiRespo
     Ok(ApiResponse::json(&json!({
         "license": "",
         "modelfile": format!("FROM {}\n", target.id),
-        "parameters": format!("num_ctx {}", target.context),
+        "parameters": format!("num_ctx {}", target.longest()),
         "template": card.chat_template.as_deref().unwrap_or_default(),
         "details": details::of(&entry),
         "model_info": info,
