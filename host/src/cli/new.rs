@@ -38,6 +38,7 @@ const SHIPPED: &str = "bert bias cohere cohere2 deepseek dry embedding-gemma ern
 #[command(after_help = "Examples:
   pensieve new architecture my-model
   pensieve new vision my-model
+  pensieve new encoder my-model
   pensieve new sampler my-sampler --path ~/src/my-sampler
   pensieve new architecture my-engine --in-c
   pensieve new adapter my-adapter --sdk https://example.org/pensieve.git
@@ -68,6 +69,8 @@ enum Kind {
     Architecture,
     /// A model family that reads images.
     Vision,
+    /// A model family that makes vectors or scores of texts, as BERT does.
+    Encoder,
     /// A stage of the sampling chain.
     Sampler,
     /// A file format for adapters.
@@ -89,6 +92,11 @@ const VISION: [Template; 4] = [
     ("README.md", include_str!("new/vision/readme.txt")),
     ("src/lib.rs", include_str!("new/vision/lib.txt")),
     ("src/vision.rs", include_str!("new/vision/vision.txt")),
+];
+const ENCODER: [Template; 3] = [
+    ("Cargo.toml", include_str!("new/architecture/cargo.txt")),
+    ("README.md", include_str!("new/encoder/readme.txt")),
+    ("src/lib.rs", include_str!("new/encoder/lib.txt")),
 ];
 const SAMPLER: [Template; 3] = [
     ("Cargo.toml", include_str!("new/sampler/cargo.txt")),
@@ -155,6 +163,7 @@ impl Kind {
         match (self, in_c) {
             (Self::Architecture, false) => Ok(own(&ARCHITECTURE)),
             (Self::Vision, false) => Ok(own(&VISION)),
+            (Self::Encoder, false) => Ok(own(&ENCODER)),
             (Self::Architecture, true) => Ok(IN_C.map(|(file, text)| (file, with_placeholders(text))).to_vec()),
             (Self::Sampler, false) => Ok(own(&SAMPLER)),
             (Self::Adapter, false) => Ok(own(&ADAPTER)),
@@ -305,7 +314,9 @@ fn next_steps(kind: Kind, name: &Name, folder: &Path, plugins: &Path) -> String 
     let [folder, plugins] = [folder, plugins].map(|path| word(&path.display().to_string()));
     let suffix = std::env::consts::DLL_SUFFIX;
     let (what, tests) = match kind {
-        Kind::Architecture | Kind::Vision => ("the architecture", "the contract's laws on random weights"),
+        Kind::Architecture | Kind::Vision | Kind::Encoder => {
+            ("the architecture", "the contract's laws on random weights")
+        }
         Kind::Sampler => ("the sampler", "its effect on candidates"),
         Kind::Adapter => ("the adapter format", "files that it reads and refuses"),
     };
@@ -356,7 +367,7 @@ mod tests {
     fn templates_never_use_the_name_in_code() {
         let in_c = Kind::Architecture.templates(true).ok().unwrap();
         let in_c: Vec<(&str, &str)> = in_c.iter().map(|(file, text)| (*file, text.as_str())).collect();
-        for (file, template) in ARCHITECTURE.iter().chain(&SAMPLER).chain(&ADAPTER).chain(&in_c) {
+        for (file, template) in ARCHITECTURE.iter().chain(&ENCODER).chain(&SAMPLER).chain(&ADAPTER).chain(&in_c) {
             for line in template.lines().filter(|line| file.ends_with(".rs") && !line.trim_start().starts_with("//")) {
                 let code: String = line.split('"').step_by(2).collect();
                 assert!(!code.contains('@'), "{line}");
@@ -381,7 +392,9 @@ mod tests {
         let name = Name::parse("my-model").ok().unwrap();
         let in_c = Kind::Architecture.templates(true).ok().unwrap();
         let in_c: Vec<(&str, &str)> = in_c.iter().map(|(file, text)| (*file, text.as_str())).collect();
-        for (file, template) in COMMON.iter().chain(&ARCHITECTURE).chain(&SAMPLER).chain(&ADAPTER).chain(&in_c) {
+        for (file, template) in
+            COMMON.iter().chain(&ARCHITECTURE).chain(&ENCODER).chain(&SAMPLER).chain(&ADAPTER).chain(&in_c)
+        {
             let text = fill(template, &name, "path = \"x\"");
             assert!(!text.contains("c-engine") && !text.contains("c_engine"), "{file}: {text}");
             // Actions of a workflow are named with their version.

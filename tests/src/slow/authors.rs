@@ -24,9 +24,10 @@ use crate::{
 };
 
 /// Arguments of `pensieve new`. Two of the names also occur as words in the generated code.
-const NEW: [(&str, &[&str]); 5] = [
+const NEW: [(&str, &[&str]); 6] = [
     ("my-model", &["architecture", "my-model"]),
     ("my-eyes", &["vision", "my-eyes"]),
+    ("my-rows", &["encoder", "my-rows"]),
     ("my-engine", &["architecture", "my-engine", "--in-c"]),
     ("sampler", &["sampler", "sampler"]),
     ("file", &["adapter", "file"]),
