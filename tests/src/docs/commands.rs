@@ -217,9 +217,9 @@ pub const COMMANDS: &[(&str, Way)] = &[
     ("pensieve plugins check target/debug/libbigram.so --model tiny", Prints(&["no law is broken"])),
     (r#"pensieve run --model tiny "1 2 3""#, Prints(&[])),
     // examples/c-engine
-    ("python make.py tiny", As("python3 examples/c-engine/make.py gru", &["300 tokens"])),
+    ("python3 make.py tiny", As("python3 examples/c-engine/make.py gru", &["300 tokens"])),
     ("pensieve plugins check target/release/libc_engine.so --model tiny", Test(NEW)),
-    ("mkdir -p ~/.pensieve/plugins && cp target/release/libc_engine.* ~/.pensieve/plugins/", Test(AUTHORS)),
+    ("mkdir -p ~/.pensieve/plugins && cp target/release/libc_engine.so ~/.pensieve/plugins/", Test(AUTHORS)),
     // docs/publishing.md
     ("pensieve plugins key ada.key", Test(PUBLISHING)),
     (
@@ -259,6 +259,7 @@ pub const COMMANDS: &[(&str, Way)] = &[
     ("pensieve plugins remove NAME", Test(PUBLISHING)),
     // docs/writing-a-plugin.md, and the examples that `new` writes
     ("pensieve new architecture my-model", Prints(&["my-model"])),
+    ("pensieve new encoder my-model", As("pensieve new encoder my-rows", &["my-rows"])),
     ("pensieve new vision my-model", As("pensieve new vision my-eyes", &["my-eyes"])),
     ("pensieve new architecture NAME", Test("writes_a_project_and_says_what_comes_next")),
     ("pensieve new architecture my-engine --in-c", Prints(&["my-engine"])),
