@@ -11,7 +11,10 @@ use crate::{
     conformance,
     driver::{Driver, Options, Sequence},
     families::rewritten,
-    http::{client::post, server},
+    http::{
+        client::{get, post},
+        server,
+    },
     reference::{EXACT, Reference, distance, fixture},
 };
 
@@ -212,9 +215,23 @@ fn a_server_answers_as_sentence_transformers_does() {
         println!("{id}: {worst:.1e}");
         assert!(worst <= EXACT, "{id}: off by {worst}");
     }
+    lists_say_how_long_texts_may_be(&server);
     let chat = json!({"model": "bert-folder", "messages": [{"role": "user", "content": "hello"}]});
     let refused = post(server.address, "/v1/chat/completions", &chat);
     assert_eq!(refused.status(), 400, "{refused:?}");
+}
+
+/// Less than the model's own positions, if `sentence_bert_config.json` says so.
+fn lists_say_how_long_texts_may_be(server: &server::Server) {
+    let models = get(server.address, "/v1/models").json();
+    let bert = models["data"].as_array().unwrap().iter().find(|model| model["id"] == "bert-folder").unwrap().clone();
+    assert_eq!(bert["max_model_len"], 152);
+    let shown = post(server.address, "/api/show", &json!({"model": "bert-folder"})).json();
+    assert_eq!(shown["model_info"]["bert.context_length"], 152);
+    let long = json!({"model": "bert-folder", "input": [vec![5; 152], vec![5; 153]]});
+    let refused = post(server.address, "/v1/embeddings", &long);
+    assert_eq!(refused.status(), 400);
+    assert!(refused.text().contains("text 1 has 153 tokens"), "{refused:?}");
 }
 
 impl Gives {

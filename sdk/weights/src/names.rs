@@ -61,6 +61,18 @@ const LAYER: Names = &[
     ("ffn_down_shexp", "mlp.shared_expert.down_proj"),
 ];
 
+/// Panics if a row of a table is not in the guide for authors.
+#[cfg(test)]
+#[track_caller]
+pub(crate) fn check_guide(tables: &[Names]) {
+    let guide =
+        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/writing-a-plugin.md")).unwrap();
+    for (gguf, name) in tables.iter().copied().flatten() {
+        let is_row = |line: &str| line.split_whitespace().eq([*gguf, *name]);
+        assert!(guide.lines().any(is_row), "no line `{gguf}  {name}` in docs/writing-a-plugin.md");
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::HashSet;
@@ -108,6 +120,11 @@ mod tests {
         assert_eq!(name("blk.3.attn_k.weight"), "model.layers.3.self_attn.k_proj.weight");
         assert_eq!(name("blk.1.ssm_a"), "model.layers.1.linear_attn.A");
         assert_eq!(name("token_embd.weight"), "wte.weight");
+    }
+
+    #[test]
+    fn the_guide_lists_the_usual_names() {
+        check_guide(&[MODEL, LAYER]);
     }
 
     #[test]

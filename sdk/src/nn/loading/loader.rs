@@ -18,7 +18,7 @@ use super::{
     resident::Resident,
 };
 use crate::{
-    Error, Merged, Result, Services,
+    Code, Error, Merged, Result, Services,
     nn::{
         adapters::registry::{LayerId, Part, Registered, Registry, RowOrder},
         backend::Matrix,
@@ -278,7 +278,12 @@ impl Loader<'_> {
             let part = |(part, outputs): (&str, usize)| {
                 let stack_part = StackPart { stack: &stack.prefix, outputs: all, start };
                 start += outputs;
-                self.linear_in(part, inputs, outputs, Some(stack_part))
+                self.linear_in(part, inputs, outputs, Some(stack_part)).map_err(|mut error| {
+                    if error.code == Code::NotFound {
+                        error.message += &format!(", nor '{}.weight' that contains it", stack.prefix);
+                    }
+                    error
+                })
             };
             parts.into_iter().map(part).collect::<Result<_>>()?
         };

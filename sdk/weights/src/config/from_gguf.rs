@@ -97,3 +97,14 @@ pub(super) fn translate(
     }
     Ok(config.into_object())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{INTEGERS, NUMBERS};
+    use crate::names::check_guide;
+
+    #[test]
+    fn the_guide_lists_the_usual_keys() {
+        check_guide(&[INTEGERS, NUMBERS]);
+    }
+}
