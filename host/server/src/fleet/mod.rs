@@ -379,6 +379,12 @@ impl Fleet {
         Some(Listed { id: name.to_owned(), source: config.models[route.model].source.clone() })
     }
 
+    /// Whether a name is a model's, without the default for unknown names. An unknown adapter of a model is an error.
+    pub fn is_named(&self, name: &str) -> Result<bool, Failure> {
+        let config = self.config();
+        Ok(self.names(&config, |names| names.named(name))?.is_some())
+    }
+
     pub fn models(&self) -> Vec<ModelConfig> {
         self.config().models.iter().filter(|model| !model.removed).cloned().collect()
     }

@@ -26,26 +26,8 @@ impl<'a> Names<'a> {
     /// Resolves a name: the id of a model or variant, either of them followed by one of the model's adapters, an alias
     /// (the longest match, but a wildcard does not swallow an adapter), or the default.
     pub(super) fn resolve(&self, name: &str) -> Result<Route, Failure> {
-        if let Some(route) = self.by_id(name) {
+        if let Some(route) = self.named(name)? {
             return Ok(route);
-        }
-        let split = name.rsplit_once(':').and_then(|(base, adapter)| {
-            let route = self.by_id(base).or_else(|| self.by_alias(base))?;
-            Some((route, adapter))
-        });
-        if let Some((route, adapter)) = &split
-            && self.adapters[route.model].get(*adapter).is_some_and(|adapter| adapter.merged.is_none())
-        {
-            let adapter = Some(AdapterUse { name: (*adapter).to_owned(), scale: 1.0 });
-            return Ok(Route { adapter, ..route.clone() });
-        }
-        // After an id, an unknown adapter is an error. After an alias, the text may be part of the alias.
-        let is_id = name.rsplit_once(':').is_some_and(|(base, _)| self.by_id(base).is_some());
-        if let Some(route) = self.by_alias(name).filter(|_| !is_id) {
-            return Ok(route);
-        }
-        if let Some((route, adapter)) = split {
-            return Err(adapter_registry::unknown(&self.models[route.model].id, &self.adapters[route.model], adapter));
         }
         // The default model answers for unknown names, with the named adapter if it has one.
         let default = self.default.and_then(|id| self.by_id(id)).map(|route| {
@@ -63,6 +45,34 @@ impl<'a> Names<'a> {
             let message = format!("there is no model '{name}' (there are: {known})");
             Failure::new(FailureCode::NotFound, message).with_help("name one of them, or set a default model")
         })
+    }
+
+    /// Resolves a name without the default: `None` if it is no model's, an error for a model's unknown adapter.
+    pub(super) fn named(&self, name: &str) -> Result<Option<Route>, Failure> {
+        if let Some(route) = self.by_id(name) {
+            return Ok(Some(route));
+        }
+        let split = name.rsplit_once(':').and_then(|(base, adapter)| {
+            let route = self.by_id(base).or_else(|| self.by_alias(base))?;
+            Some((route, adapter))
+        });
+        if let Some((route, adapter)) = &split
+            && self.adapters[route.model].get(*adapter).is_some_and(|adapter| adapter.merged.is_none())
+        {
+            let adapter = Some(AdapterUse { name: (*adapter).to_owned(), scale: 1.0 });
+            return Ok(Some(Route { adapter, ..route.clone() }));
+        }
+        // After an id, an unknown adapter is an error. After an alias, the text may be part of the alias.
+        let is_id = name.rsplit_once(':').is_some_and(|(base, _)| self.by_id(base).is_some());
+        if let Some(route) = self.by_alias(name).filter(|_| !is_id) {
+            return Ok(Some(route));
+        }
+        match split {
+            Some((route, adapter)) => {
+                Err(adapter_registry::unknown(&self.models[route.model].id, &self.adapters[route.model], adapter))
+            }
+            None => Ok(None),
+        }
     }
 
     /// All names without wildcards, each model's before those of variants.
