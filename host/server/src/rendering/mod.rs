@@ -42,6 +42,8 @@ use pensieve_protocol::{
 const PROCESSES_MAX: usize = 8;
 /// Maximum number of processes of one model. Additional ones are started only while the others are busy.
 const MODEL_PROCESSES_MAX: usize = 4;
+/// Those of them that may tokenize texts for rows. The others are left to chats.
+const MODEL_TEXT_PROCESSES_MAX: usize = MODEL_PROCESSES_MAX - 1;
 /// Memory of a process without its tokenizer.
 const MEMORY_BYTES: u64 = 1 << 30;
 /// Memory of a tokenizer per byte of its `tokenizer.json`, generously estimated.
@@ -77,6 +79,8 @@ pub struct Renderer {
     /// Known once a process has read the model.
     model: OnceCell<Model>,
     turns: Arc<Semaphore>,
+    /// Turns of texts for rows, which come before those of everything.
+    text_turns: Arc<Semaphore>,
     /// Counts this model's processes, each of which holds a clone.
     alive: Arc<()>,
     state: Mutex<RendererState>,
@@ -125,6 +129,7 @@ impl RendererPool {
             card: card.clone(),
             model: OnceCell::new(),
             turns: Arc::new(Semaphore::new(MODEL_PROCESSES_MAX)),
+            text_turns: Arc::new(Semaphore::new(MODEL_TEXT_PROCESSES_MAX)),
             alive: Arc::new(()),
             state: Mutex::default(),
             freed: Notify::new(),
@@ -162,7 +167,7 @@ impl Renderer {
     pub async fn model(self: &Arc<Self>) -> Result<&Model, Failure> {
         if self.model.get().is_none() {
             // The process stays alive for the next question.
-            let turn = self.turn().await?;
+            let turn = self.turn(&self.turns).await?;
             let loaded = self.process().await?;
             self.give_back(loaded);
             drop(turn);
@@ -193,11 +198,12 @@ impl Renderer {
         self.tokens(Question::Text { text, salt }).await
     }
 
-    /// Tokenizes texts by themselves, in order.
+    /// Tokenizes texts by themselves, in order. They leave a process to chats.
     pub async fn texts(self: &Arc<Self>, texts: Vec<Piece>, salt: Vec<u8>) -> Result<Vec<Vec<u32>>, Failure> {
         const WORK: &str = "tokenizing texts";
         let count = texts.len();
-        match self.ask(Question::Texts { texts, salt }, PROMPT_TIME_MAX).await? {
+        let text_turn = self.turn(&self.text_turns).await?;
+        match self.ask_in_turn(Question::Texts { texts, salt }, PROMPT_TIME_MAX, Some(text_turn)).await? {
             Ok(Answer::TokensOfEach(tokens)) if tokens.len() == count => Ok(tokens),
             Ok(Answer::Failed(failure)) => Err(failure),
             Ok(_) => Err(self.failure(FailureCode::Internal, WORK, "was answered with something else")),
@@ -214,10 +220,19 @@ impl Renderer {
         }
     }
 
-    /// Asks a process of this model. The exchange is completed even if the caller stops waiting, so that a client that
-    /// disconnects does not cost the process.
     async fn ask(self: &Arc<Self>, question: Question, deadline: Duration) -> Result<Result<Answer, Death>, Failure> {
-        let turn = self.turn().await?;
+        self.ask_in_turn(question, deadline, None).await
+    }
+
+    /// Asks a process of this model. The exchange is completed even if the caller stops waiting, so that a client that
+    /// disconnects does not cost the process; `text_turn` is held for as long.
+    async fn ask_in_turn(
+        self: &Arc<Self>,
+        question: Question,
+        deadline: Duration,
+        text_turn: Option<OwnedSemaphorePermit>,
+    ) -> Result<Result<Answer, Death>, Failure> {
+        let turn = self.turn(&self.turns).await?;
         let mut loaded = self.process().await?;
         let renderer = self.clone();
         let asked = tokio::spawn(async move {
@@ -225,16 +240,16 @@ impl Renderer {
             if answer.is_ok() {
                 renderer.give_back(loaded);
             }
-            drop(turn);
+            drop((turn, text_turn));
             answer
         });
         asked.await.map_err(|_| self.failure(FailureCode::Internal, "asking a prompt process", "was broken off"))
     }
 
     /// Waits for the right to use one process of this model.
-    async fn turn(self: &Arc<Self>) -> Result<OwnedSemaphorePermit, Failure> {
+    async fn turn(self: &Arc<Self>, turns: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, Failure> {
         self.pool.used(self);
-        let turn = timeout(WAIT_TIME_MAX, self.turns.clone().acquire_owned()).await;
+        let turn = timeout(WAIT_TIME_MAX, turns.clone().acquire_owned()).await;
         turn.ok().and_then(Result::ok).ok_or_else(|| self.busy())
     }
 

@@ -248,3 +248,41 @@ async fn a_surplus_process_is_ended_after_a_while_and_the_last_one_stays() {
     tokio::time::sleep(Duration::from_millis(700)).await;
     assert_eq!(running(), 1, "the last one stays");
 }
+
+/// Its first `hanging` processes read the model and then answer nothing.
+fn slow_renderer(hanging: &str) -> (Program, Arc<Renderer>) {
+    let tokenizer = r#"{"decoder": {"type": "ByteFallback"}, "model": {"vocab": {"x": 0, "yy": 1}}}"#;
+    let vocabulary = Box::new(Vocabulary::new(tokenizer, 2, &[]).unwrap());
+    let read = [answer(1, Answer::Vocabulary(vocabulary)), answer(2, Answer::Template { takes_tools: false })];
+    let script = format!(
+        "cat 1\nfor place in {hanging}; do mkdir at_$place 2> /dev/null && exec sleep 1000; done\ncat 2; exec cat > rest"
+    );
+    let program = Program::new(&script, &[&read, &[answer(3, Answer::Tokens(vec![1]))]]);
+    let renderer = RendererPool::new(program.path()).renderer("model", &Arc::new(card(2)));
+    (program, renderer)
+}
+
+#[tokio::test]
+async fn texts_for_rows_leave_a_process_to_chats_and_nothing_waits_for_clients_that_have_gone() {
+    let (program, renderer) = slow_renderer("1 2 3");
+    let asked: Vec<_> = (0..6)
+        .map(|_| {
+            let renderer = renderer.clone();
+            let texts = vec![Piece { text: "x".into(), plain: Vec::new() }];
+            tokio::spawn(async move { renderer.texts(texts, Vec::new()).await })
+        })
+        .collect();
+    wait_until("three begin", || program.started().len() == 3).await;
+    assert_eq!(renderer.text("x".into(), Vec::new()).await.unwrap(), [1], "a chat waits for no texts");
+    assert_eq!((program.started().len(), renderer.text_turns.available_permits()), (4, 0));
+    asked.iter().for_each(JoinHandle::abort);
+    for asked in asked {
+        let _ = asked.await;
+    }
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!(
+        (program.started().len(), renderer.text_turns.available_permits()),
+        (4, 0),
+        "only what has begun goes on"
+    );
+}
