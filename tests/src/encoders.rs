@@ -231,7 +231,7 @@ fn lists_say_how_long_texts_may_be(server: &server::Server) {
     let long = json!({"model": "bert-folder", "input": [vec![5; 152], vec![5; 153]]});
     let refused = post(server.address, "/v1/embeddings", &long);
     assert_eq!(refused.status(), 400);
-    assert!(refused.text().contains("text 1 has 153 tokens"), "{refused:?}");
+    assert!(refused.text().contains("input.1: has 153 tokens"), "{refused:?}");
 }
 
 impl Gives {

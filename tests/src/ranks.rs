@@ -1,7 +1,11 @@
 //! Documents ranked by cross-encoders and by a decoder that was made for it, and texts put into classes, by a server.
 
 use serde_json::{Value, json};
-use std::{fs, path::Path};
+use std::{
+    fs,
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use crate::{
     artifacts::plugin,
@@ -65,6 +69,38 @@ fn documents_are_ranked_by_models_made_for_it() {
     );
 }
 
+/// What a client repeats for each pair in the server's memory is bounded, whatever the field.
+#[test]
+fn what_stands_around_documents_is_bounded() {
+    let server = serve(&[]);
+    let check = |path: &str, body: Value, words: &str| {
+        let began = Instant::now();
+        let refused = post(server.address, path, &body);
+        assert!(refused.status() == 400 && refused.text().contains(words), "{refused:?}");
+        assert!(began.elapsed() < Duration::from_secs(5), "{path} took {:?}", began.elapsed());
+    };
+    let many = vec!["a"; 2000];
+    for model in ["qwen3-reranker", "bert_rank"] {
+        let body = json!({"model": model, "query": "q", "instruction": "word ".repeat(52_428), "documents": many});
+        check("/v1/rerank", body, "instruction: has 262140 bytes, more than 16384");
+        let body = json!({"model": model, "query": "q ".repeat(20_000), "documents": many});
+        check("/v1/rerank", body, "the documents, each with its query and instruction, take ");
+        // It leaves no room, which the first document shows.
+        let body = json!({"model": model, "query": "what is a fox ".repeat(500), "documents": many});
+        check("/v1/rerank", body, "documents.0: has no room: what stands around it takes ");
+        let body = json!({"model": model, "query": "q".repeat(4 << 20), "documents": ["a"]});
+        check("/v1/rerank", body, "documents.0: has no room: what stands around it takes 4194");
+    }
+    let body = json!({"model": "qwen3-reranker", "query": "q", "instruction": "find ".repeat(3000), "documents": many});
+    check("/v1/rerank", body, "shorten query or the instruction");
+    // An unknown adapter is an error as in chats, and no other model's answer.
+    let body = json!({"model": "bert_rank:poet", "query": "q", "documents": ["a"]});
+    let refused = post(server.address, "/v1/rerank", &body);
+    assert!(
+        refused.status() == 404 && refused.text().contains("model 'bert_rank' has no adapter 'poet' (it has: none)")
+    );
+}
+
 fn the_best_come_first(server: &Server, model: &str) {
     let (alone, _) = scores(server, model, &DOCUMENTS, &json!({}));
     let mut order: Vec<usize> = (0..DOCUMENTS.len()).collect();
@@ -98,10 +134,10 @@ fn a_document_is_cut_at_its_end_alone(server: &Server, model: &str, context: u64
     assert!((whole[0] - named[0]).abs() < 1e-5, "{model}: {whole:?} is not {named:?}");
     let body = json!({"model": model, "text_1": QUERY, "text_2": long, "truncate": false});
     let refused = post(server.address, "/v1/score", &body);
-    assert!(refused.status() == 400 && refused.text().contains("text 0 has"), "{model}: {refused:?}");
+    assert!(refused.status() == 400 && refused.text().contains("text_2: has "), "{model}: {refused:?}");
     let body = json!({"model": model, "text_1": long, "text_2": kept});
     let refused = post(server.address, "/v1/score", &body);
-    assert!(refused.status() == 400 && refused.text().contains("text 0 has no room"), "{model}: {refused:?}");
+    assert!(refused.status() == 400 && refused.text().contains("text_2: has no room"), "{model}: {refused:?}");
 }
 
 /// A Qwen with a row of `score` for each label, which are the first of its output layer's.

@@ -82,8 +82,8 @@ impl Kind {
         }
     }
 
-    /// The verb for sentences about a model.
-    pub fn does(self) -> &'static str {
+    /// The verb for sentences about a model, with its object.
+    pub fn verb(self) -> &'static str {
         match self {
             Self::Embed => "embeds texts",
             Self::Rank => "ranks documents",
@@ -92,7 +92,7 @@ impl Kind {
     }
 
     /// The same verb for several models.
-    pub fn do_it(self) -> &'static str {
+    pub fn plural_verb(self) -> &'static str {
         match self {
             Self::Embed => "embed texts",
             Self::Rank => "rank documents",

@@ -5,11 +5,14 @@ mod context;
 mod convention;
 mod images;
 mod infill;
+mod pair_template;
 mod permission;
 mod pieces;
 mod prepared;
+mod row_limit;
 mod rows;
 mod rows_model;
+mod rows_request;
 mod sampling;
 mod scores;
 mod size;
@@ -20,9 +23,9 @@ mod toolbox;
 pub use self::context::Fitted;
 pub use crate::rendering::ImageLimits;
 pub use crate::upstream::UpstreamState;
-pub(crate) use pieces::{PromptChoice, RowText, RowsRequest};
 pub use prepared::Prepared;
 pub(crate) use rows::Rows;
+pub(crate) use rows_request::{FieldNames, PromptChoice, RowText, RowsRequest, TextField};
 pub(crate) use scores::{Ranking, Scores};
 
 use std::{borrow::Cow, sync::Arc};
@@ -395,7 +398,7 @@ fn check_generates(target: &Target) -> Result<(), Failure> {
         Kind::Rank => "/v1/rerank",
         Kind::Classify => "/v1/classify",
     };
-    let message = format!("'{}' {} and writes no text", target.id, rows.kind.does());
+    let message = format!("'{}' {} and writes no text", target.id, rows.kind.verb());
     Err(Failure::new(FailureCode::Unsupported, message).at("model").with_help(format!("use {path}")))
 }
 

@@ -1,217 +1,275 @@
 //! The tokens of texts that rows are made of: prompt processes tokenize them in groups, and the tokens that the model was
 //! trained with are put around them.
+//!
+//! A long text takes a tokenizer much memory and time. Only as much of it is read as decides what a row is made of, or that
+//! the text is too long.
 
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc};
 
-use super::Chats;
-use crate::{chat::Client, fleet::Target, rendering::Renderer};
+use super::{
+    Chats,
+    pair_template::{check_pairs, filled, instruction, pair_bytes, sides},
+    row_limit::Limit,
+    rows_request::{PromptChoice, RowText, RowsRequest},
+};
+use crate::{fleet::Target, rendering::Renderer};
 use pensieve_protocol::{
     job::{Failure, FailureCode},
     prompt::Piece,
     rows::RowsUse,
 };
 
-/// Size of a group, which has at least one text.
-const GROUP_BYTES: usize = 256 << 10;
-/// Stand for the texts in a template.
-const QUERY: &str = "{query}";
-const DOCUMENT: &str = "{document}";
-pub(super) const INSTRUCTION: &str = "{instruction}";
+/// Bytes that are tokenized at a time, unless a single text has more.
+const GROUP_BYTES_MAX: usize = 256 << 10;
+/// Tokens that have to come of a part beyond those that are kept: the last ones may be others in the whole.
+const SLACK_TOKENS: usize = 16;
 
-/// Texts to make rows of.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct RowsRequest {
-    /// The model name from the client, optionally `MODEL:ADAPTER`.
-    pub(crate) model: String,
-    pub(crate) client: Client,
-    pub(crate) texts: Vec<RowText>,
-    /// The text to put before texts.
-    pub(crate) prompt: PromptChoice,
-    /// The instruction for pairs, for a model that takes one.
-    pub(crate) instruction: Option<String>,
-    /// Width of the rows; `None` for the model's own.
-    pub(crate) dimensions: Option<u32>,
-    /// Cuts texts that are too long instead of refusing them.
-    pub(crate) truncate: bool,
-    /// The longest text that the client wants, in tokens; `None` for the model's own limit.
-    pub(crate) tokens_max: Option<u32>,
-}
-
-/// One text, or a pair of them.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum RowText {
-    Text(String),
-    /// Token ids, to which nothing is added.
-    Tokens(Vec<u32>),
-    Pair {
-        query: String,
-        document: String,
-    },
-}
-
-/// The choice of a text's prompt.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) enum PromptChoice {
-    /// The model's usual one, if it has one.
-    #[default]
-    Usual,
-    /// One of the model's, which must exist.
-    Named(String),
-    /// The first of these that the model has, or none.
-    Suggested(&'static [&'static str]),
-}
-
-/// Tokenizes a request's texts. The error for a text that is too long names it.
+/// Tokenizes a request's texts. The error for a text that is too long names it. If the future is dropped, no more than the
+/// group at hand is still tokenized.
 pub(super) async fn tokens(
     chats: &Chats,
     target: &Target,
     rows: &RowsUse,
     request: &RowsRequest,
 ) -> Result<Vec<Vec<u32>>, Failure> {
+    check_pairs(rows, request)?;
     let convention = chats.conventions.of(target).await?;
     let most = [rows.maximum, request.tokens_max].into_iter().flatten().fold(target.context, u32::min) as usize;
-    let limit = Limit { model: &target.id, most, truncate: request.truncate };
+    let limit = Limit { model: &target.id, most, truncate: request.truncate, fields: &request.fields };
     let prompt = prompt(target, rows, &request.prompt)?;
-    let mut pieces = Vec::new();
+    let reader = Reader { renderer: &convention.renderer, target, rows, request, prompt, limit };
     for (index, text) in request.texts.iter().enumerate() {
-        let made = pieces_of(rows, prompt, request.instruction.as_deref(), text);
-        let bytes: usize = made.iter().map(|piece| piece.text.len()).sum();
-        let least = convention.vocabulary.tokens_min(bytes);
+        let least = convention.vocabulary.tokens_min(reader.bytes_of(text, usize::MAX));
         if least > most && !request.truncate {
-            return Err(limit.exceeded(index, &format!("at least {least}")));
+            return Err(reader.limit.exceeded(index, &format!("at least {least}")));
         }
-        pieces.extend(made);
+        reader.check_query(index, text)?;
     }
-    let renderer = &convention.renderer;
-    let mut known = tokenized(renderer, &request.client, pieces).await?.into_iter();
-    let mut next = || known.next().ok_or_else(not_tokenized);
-    let (mut texts, mut cut, mut around) = (Vec::with_capacity(request.texts.len()), Vec::new(), Vec::new());
-    for (index, text) in request.texts.iter().enumerate() {
-        let tokens = match (text, &rows.pair_template) {
-            (RowText::Tokens(tokens), _) => given(target, index, tokens, &limit)?,
-            (RowText::Pair { .. }, None) => {
-                let (query, document) = (next()?, next()?);
-                let before = [&rows.open[..], &query, &rows.between].concat();
-                limit.around(&before, document, &rows.close, index)?
-            }
-            (RowText::Pair { query, .. }, Some(template)) => {
-                let filled = next()?;
-                if request.truncate && limit.exceeds(rows, &filled) {
-                    let instruction = request.instruction.as_ref().or(rows.instruction.as_ref());
-                    around.extend(sides(instruction.map_or("", String::as_str), template, query));
-                    cut.push(index);
-                    filled
-                } else {
-                    limit.around(&rows.open, filled, &rows.close, index)?
-                }
-            }
-            (RowText::Text(_), _) => limit.around(&rows.open, next()?, &rows.close, index)?,
-        };
-        if tokens.is_empty() {
-            let message = format!("text {index} is empty, and the model puts nothing around it");
-            return Err(Failure::new(FailureCode::Invalid, message).at("input"));
-        }
-        texts.push(tokens);
-    }
-    let mut sides = tokenized(renderer, &request.client, around).await?.into_iter();
-    for index in cut {
-        let [lead, tail] = [sides.next(), sides.next()].map(|side| side.ok_or_else(not_tokenized));
-        let filled = std::mem::take(&mut texts[index]);
-        let after = [&tail?[..], &rows.close].concat();
-        texts[index] = limit.around_cut(&rows.open, filled, &after, lead?.len(), index)?;
+    let (mut texts, mut sides) = (Vec::with_capacity(request.texts.len()), HashMap::new());
+    while texts.len() < request.texts.len() {
+        texts.extend(reader.group(texts.len(), &mut sides).await?);
     }
     Ok(texts)
 }
 
-/// Tokenizes texts in groups, in order.
-async fn tokenized(renderer: &Arc<Renderer>, client: &Client, pieces: Vec<Piece>) -> Result<Vec<Vec<u32>>, Failure> {
-    let mut known = Vec::with_capacity(pieces.len());
-    let (mut group, mut bytes) = (Vec::new(), 0);
-    for piece in pieces {
-        bytes += piece.text.len();
-        group.push(piece);
-        if bytes >= GROUP_BYTES {
-            known.extend(renderer.texts(std::mem::take(&mut group), client.salt.clone()).await?);
-            bytes = 0;
+/// Reads the texts of one request.
+struct Reader<'a> {
+    renderer: &'a Arc<Renderer>,
+    target: &'a Target,
+    rows: &'a RowsUse,
+    request: &'a RowsRequest,
+    /// The text before each text.
+    prompt: &'a str,
+    limit: Limit<'a>,
+}
+
+/// The tokens around a query's documents; without a template, those of the query.
+#[derive(Debug, Default)]
+struct Sides {
+    lead: Vec<u32>,
+    tail: Vec<u32>,
+}
+
+impl Reader<'_> {
+    /// The next texts, as many as fit into a group, with what belongs around them. `sides` has those of earlier queries.
+    async fn group(&self, start: usize, sides: &mut HashMap<Arc<str>, Sides>) -> Result<Vec<Vec<u32>>, Failure> {
+        let texts = &self.request.texts[start..];
+        let mut bytes = 0;
+        let fits = |text: &&RowText| {
+            bytes += self.bytes_of(text, self.limit.parts_bytes()[0]);
+            bytes <= GROUP_BYTES_MAX
+        };
+        let count = texts.iter().take_while(fits).count().max(1);
+        let texts = &texts[..count];
+        self.read_sides(start, texts, sides).await?;
+        let tokens = self.read(start, texts).await?;
+        let texts = texts.iter().zip(tokens).enumerate();
+        texts.map(|(place, (text, tokens))| self.finished(start + place, text, tokens, sides)).collect()
+    }
+
+    /// Tokenizes what stands around documents, once for each query, and checks that it leaves room for them.
+    async fn read_sides(
+        &self,
+        start: usize,
+        texts: &[RowText],
+        known: &mut HashMap<Arc<str>, Sides>,
+    ) -> Result<(), Failure> {
+        let template = self.rows.pair_template.as_deref();
+        if template.is_some() && !self.request.truncate {
+            // Nothing is cut, so that pairs are tokenized in one piece.
+            return Ok(());
+        }
+        let (mut fresh, mut pieces) = (Vec::new(), Vec::new());
+        for (place, text) in texts.iter().enumerate() {
+            if let RowText::Pair { query, .. } = text
+                && !known.contains_key(query)
+            {
+                known.insert(query.clone(), Sides::default());
+                fresh.push((start + place, query));
+                match template {
+                    Some(template) => pieces.extend(sides(instruction(self.rows, self.request), template, query)),
+                    None => pieces.push(Piece { text: query.to_string(), plain: Vec::new() }),
+                }
+            }
+        }
+        let mut tokens = self.tokenized(pieces).await?.into_iter();
+        let mut next = || tokens.next().ok_or_else(not_tokenized);
+        let RowsUse { open, between, close, .. } = self.rows;
+        for (index, query) in fresh {
+            let (sides, between) = match template {
+                Some(_) => (Sides { lead: next()?, tail: next()? }, 0),
+                None => (Sides { lead: next()?, tail: Vec::new() }, between.len()),
+            };
+            let beside = open.len() + sides.lead.len() + between + sides.tail.len() + close.len();
+            if beside > self.limit.most {
+                return Err(self.limit.without_room(index, beside, true));
+            }
+            known.insert(query.clone(), sides);
+        }
+        Ok(())
+    }
+
+    /// The tokens of texts by themselves, or of their beginnings if these are enough to cut them.
+    async fn read(&self, start: usize, texts: &[RowText]) -> Result<Vec<Vec<u32>>, Failure> {
+        let mut found = vec![Vec::new(); texts.len()];
+        let mut open: Vec<usize> = (0..texts.len()).collect();
+        let [first, second] = self.limit.parts_bytes();
+        let last = if self.request.truncate { second } else { usize::MAX };
+        for bytes_max in [first, second, usize::MAX] {
+            let pieces = open.iter().map(|place| self.piece(&texts[*place], bytes_max)).collect();
+            let mut longer = Vec::new();
+            for (place, tokens) in open.iter().zip(self.tokenized(pieces).await?) {
+                let is_whole = own_text(&texts[*place]).len() <= bytes_max;
+                let is_enough = tokens.len() >= self.limit.most.saturating_add(SLACK_TOKENS);
+                if !is_whole && is_enough && !self.request.truncate {
+                    let count = format!("more than {}", self.limit.most);
+                    return Err(self.limit.exceeded(start + place, &count));
+                } else if is_whole || is_enough || bytes_max >= last {
+                    found[*place] = tokens;
+                } else {
+                    longer.push(*place);
+                }
+            }
+            open = longer;
+            if open.is_empty() {
+                break;
+            }
+        }
+        Ok(found)
+    }
+
+    /// A text's tokens with those around them.
+    fn finished(
+        &self,
+        index: usize,
+        text: &RowText,
+        tokens: Vec<u32>,
+        known: &HashMap<Arc<str>, Sides>,
+    ) -> Result<Vec<u32>, Failure> {
+        let (limit, RowsUse { open, between, close, pair_template, .. }) = (&self.limit, self.rows);
+        let sides = |query| known.get(query).ok_or_else(not_tokenized);
+        let tokens = match (text, pair_template) {
+            (RowText::Tokens(tokens), _) => given(self.target, index, tokens, limit)?,
+            (RowText::Text(_), _) => limit.around(open, tokens, close, index, false)?,
+            (RowText::Pair { query, .. }, None) => {
+                let before = [&open[..], &sides(query)?.lead, between].concat();
+                limit.around(&before, tokens, close, index, true)?
+            }
+            (RowText::Pair { query, .. }, Some(_)) if limit.truncate && limit.exceeds(self.rows, &tokens) => {
+                let Sides { lead, tail } = sides(query)?;
+                limit.around_cut(open, tokens, &[&tail[..], close].concat(), lead.len(), index)?
+            }
+            (RowText::Pair { .. }, Some(_)) => limit.around(open, tokens, close, index, true)?,
+        };
+        if tokens.is_empty() {
+            let message = match text {
+                RowText::Tokens(_) => "is an empty list of token ids",
+                _ => "is empty, and the model puts nothing around it",
+            };
+            return Err(Failure::new(FailureCode::Invalid, message).at(self.request.fields.texts.path(index)));
+        }
+        Ok(tokens)
+    }
+
+    /// The piece of a text, of which no more than `bytes_max` are read.
+    fn piece(&self, text: &RowText, bytes_max: usize) -> Piece {
+        let own = own_text(text);
+        let own = &own[..own.floor_char_boundary(bytes_max)];
+        match (text, &self.rows.pair_template) {
+            (RowText::Pair { query, .. }, Some(template)) => {
+                let instruction = instruction(self.rows, self.request);
+                filled(template, instruction, query, own)
+            }
+            (RowText::Text(_), _) => Piece { text: [self.prompt, own].concat(), plain: Vec::new() },
+            _ => Piece { text: own.to_owned(), plain: Vec::new() },
         }
     }
-    if !group.is_empty() {
-        known.extend(renderer.texts(group, client.salt.clone()).await?);
+
+    /// Bytes that are tokenized of a text of which no more than `bytes_max` are read, with what belongs to it.
+    fn bytes_of(&self, text: &RowText, bytes_max: usize) -> usize {
+        let own = own_text(text).len().min(bytes_max);
+        match text {
+            RowText::Pair { query, .. } => pair_bytes(self.rows, instruction(self.rows, self.request), query, own),
+            RowText::Text(_) => self.prompt.len() + own,
+            RowText::Tokens(_) => 0,
+        }
     }
-    Ok(known)
+
+    /// Refuses a query that is too long by its bytes alone.
+    fn check_query(&self, index: usize, text: &RowText) -> Result<(), Failure> {
+        let (bytes, [_, most]) = (self.bytes_of(text, 0), self.limit.parts_bytes());
+        if bytes <= most || !matches!(text, RowText::Pair { .. }) {
+            return Ok(());
+        }
+        Err(self.limit.no_room(index, &format!("{bytes} bytes"), true))
+    }
+
+    /// Tokenizes pieces in groups, in order.
+    async fn tokenized(&self, pieces: Vec<Piece>) -> Result<Vec<Vec<u32>>, Failure> {
+        let mut known = Vec::with_capacity(pieces.len());
+        for group in groups(pieces) {
+            known.extend(self.renderer.texts(group, self.request.client.salt.clone()).await?);
+        }
+        Ok(known)
+    }
+}
+
+/// Groups of pieces, none larger than [`GROUP_BYTES_MAX`] unless it has only one piece.
+fn groups(pieces: Vec<Piece>) -> Vec<Vec<Piece>> {
+    let (mut groups, mut bytes): (Vec<Vec<Piece>>, usize) = (Vec::new(), 0);
+    for piece in pieces {
+        bytes = bytes.saturating_add(piece.text.len());
+        match groups.last_mut() {
+            Some(group) if bytes <= GROUP_BYTES_MAX => group.push(piece),
+            _ => {
+                bytes = piece.text.len();
+                groups.push(vec![piece]);
+            }
+        }
+    }
+    groups
+}
+
+/// The part of a text that may be cut.
+fn own_text(text: &RowText) -> &str {
+    match text {
+        RowText::Text(text) | RowText::Pair { document: text, .. } => text,
+        RowText::Tokens(_) => "",
+    }
 }
 
 fn not_tokenized() -> Failure {
     Failure::new(FailureCode::Internal, "a text was not tokenized")
 }
 
-/// The longest text.
-struct Limit<'a> {
-    model: &'a str,
-    most: usize,
-    truncate: bool,
-}
-
-impl Limit<'_> {
-    fn exceeded(&self, index: usize, count: &str) -> Failure {
-        let message = format!("text {index} has {count} tokens, '{}' reads at most {}", self.model, self.most);
-        Failure::new(FailureCode::TooLong, message)
-            .at("input")
-            .with_help("split it, or ask for truncation where the API has it")
-    }
-
-    fn without_room(&self, index: usize, beside: usize) -> Failure {
-        let message = format!(
-            "text {index} has no room: what stands around it takes {beside} tokens, '{}' reads at most {} in all",
-            self.model, self.most
-        );
-        Failure::new(FailureCode::TooLong, message).at("input").with_help("shorten the query, or allow for more tokens")
-    }
-
-    fn exceeds(&self, rows: &RowsUse, text: &[u32]) -> bool {
-        rows.open.len() + text.len() + rows.close.len() > self.most
-    }
-
-    /// Puts tokens before and after a text, whose end is cut if it is too long.
-    fn around(&self, before: &[u32], mut text: Vec<u32>, after: &[u32], index: usize) -> Result<Vec<u32>, Failure> {
-        let count = before.len() + text.len() + after.len();
-        if count > self.most {
-            if !self.truncate {
-                return Err(self.exceeded(index, &count.to_string()));
-            }
-            let beside = before.len() + after.len();
-            let room = self.most.checked_sub(beside).filter(|room| *room > 0);
-            text.truncate(room.ok_or_else(|| self.without_room(index, beside))?);
-        }
-        Ok([before, &text, after].concat())
-    }
-
-    /// Cuts the document in a filled template of which `lead` tokens come before it. What the template has after it is
-    /// in `after`: scores are read from there.
-    fn around_cut(
-        &self,
-        before: &[u32],
-        filled: Vec<u32>,
-        after: &[u32],
-        lead: usize,
-        index: usize,
-    ) -> Result<Vec<u32>, Failure> {
-        let beside = before.len() + lead + after.len();
-        if beside >= self.most {
-            return Err(self.without_room(index, beside));
-        }
-        self.around(before, filled, after, index)
-    }
-}
-
 /// A client's own tokens, checked.
 fn given(target: &Target, index: usize, tokens: &[u32], limit: &Limit<'_>) -> Result<Vec<u32>, Failure> {
     let size = target.card.vocabulary;
     if let Some(token) = tokens.iter().find(|token| **token >= size) {
-        let message = format!("token {token} of text {index} is outside the model's vocabulary of {size}");
-        return Err(Failure::new(FailureCode::Invalid, message).at("input"));
+        let message = format!("token {token} is outside the model's vocabulary of {size}");
+        return Err(Failure::new(FailureCode::Invalid, message).at(limit.fields.texts.path(index)));
     }
-    limit.around(&[], tokens.to_vec(), &[], index)
+    limit.around(&[], tokens.to_vec(), &[], index, false)
 }
 
 /// The text that a request puts before its texts.
@@ -220,94 +278,29 @@ fn prompt<'a>(target: &Target, rows: &'a RowsUse, choice: &PromptChoice) -> Resu
     match choice {
         PromptChoice::Usual => Ok(rows.prompt.as_deref().and_then(of).unwrap_or_default()),
         PromptChoice::Suggested(names) => Ok(names.iter().find_map(|name| of(name)).unwrap_or_default()),
-        PromptChoice::Named(name) => of(name).ok_or_else(|| {
+        PromptChoice::Named { name, field } => of(name).ok_or_else(|| {
             let known: Vec<&str> = rows.prompts.keys().map(String::as_str).collect();
             let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
             let message = format!("'{}' has no prompt of that name (it has {known})", target.id);
-            Failure::new(FailureCode::Invalid, message).at("prompt_name")
+            Failure::new(FailureCode::Invalid, message).at(field)
         }),
     }
 }
 
-/// The texts to tokenize for one row, in order.
-fn pieces_of(rows: &RowsUse, prompt: &str, instruction: Option<&str>, text: &RowText) -> Vec<Piece> {
-    let plain = |text: String| Piece { text, plain: Vec::new() };
-    match (text, &rows.pair_template) {
-        (RowText::Tokens(_), _) => Vec::new(),
-        (RowText::Text(text), _) => vec![plain([prompt, text].concat())],
-        (RowText::Pair { query, document }, None) => vec![plain(query.clone()), plain(document.clone())],
-        (RowText::Pair { query, document }, Some(template)) => {
-            let instruction = instruction.or(rows.instruction.as_deref()).unwrap_or_default();
-            vec![filled(template, &[(INSTRUCTION, instruction), (QUERY, query), (DOCUMENT, document)])]
-        }
-    }
-}
-
-/// The two sides of a pair's template around its document.
-fn sides(instruction: &str, template: &str, query: &str) -> Vec<Piece> {
-    let (lead, tail) = template.split_once(DOCUMENT).unwrap_or((template, ""));
-    [lead, tail].map(|side| filled(side, &[(INSTRUCTION, instruction), (QUERY, query)])).into()
-}
-
-/// Fills in a template, noting where the client's texts are.
-fn filled(template: &str, texts: &[(&str, &str)]) -> Piece {
-    let (mut text, mut plain, mut rest) = (String::new(), Vec::new(), template);
-    let first = |rest: &str| {
-        let places = texts.iter().filter_map(|(mark, value)| Some((rest.find(mark)?, *mark, *value)));
-        places.min_by_key(|(place, ..)| *place).map(|(place, mark, value)| (place, mark.len(), value.to_owned()))
-    };
-    while let Some((place, mark, value)) = first(rest) {
-        text.push_str(&rest[..place]);
-        plain.push((text.len(), text.len() + value.len()));
-        text.push_str(&value);
-        rest = &rest[place + mark..];
-    }
-    text.push_str(rest);
-    Piece { text, plain }
-}
-
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_template_is_filled_once_and_knows_what_a_client_wrote() {
-        let texts = [(INSTRUCTION, "find"), (QUERY, "{document}"), (DOCUMENT, "é")];
-        let piece = filled("<i>{instruction}\n<q>{query}<d>{document}!", &texts);
-        assert_eq!(piece.text, "<i>find\n<q>{document}<d>é!");
-        let parts: Vec<&str> = piece.plain.iter().map(|(start, end)| &piece.text[*start..*end]).collect();
-        assert_eq!(parts, ["find", "{document}", "é"]);
-    }
-
-    #[test]
-    fn only_the_text_is_cut_and_only_if_asked() {
-        let limit = |most, truncate| Limit { model: "m", most, truncate };
-        let text = || vec![5, 6, 7, 8];
-        assert_eq!(limit(6, false).around(&[1], text(), &[2], 0).unwrap(), [1, 5, 6, 7, 8, 2]);
-        assert_eq!(limit(4, true).around(&[1], text(), &[2], 0).unwrap(), [1, 5, 6, 2]);
-        let failure = limit(4, false).around(&[1], text(), &[2], 3).unwrap_err();
-        assert_eq!(failure.message, "text 3 has 6 tokens, 'm' reads at most 4");
-        assert_eq!(limit(2, true).around(&[1], text(), &[2], 0).unwrap_err().code, FailureCode::TooLong);
-    }
-
-    #[test]
-    fn a_template_keeps_what_it_has_after_a_cut_document() {
-        let limit = |most| Limit { model: "m", most, truncate: true };
-        // A query of two tokens, a document of four, and what the model answers to.
-        let filled = || vec![1, 2, 5, 6, 7, 8, 3, 4];
-        assert_eq!(limit(7).around_cut(&[], filled(), &[3, 4], 2, 0).unwrap(), [1, 2, 5, 6, 7, 3, 4]);
-        assert_eq!(limit(6).around_cut(&[9], filled(), &[3, 4], 2, 0).unwrap(), [9, 1, 2, 5, 3, 4]);
-        let failure = limit(4).around_cut(&[], filled(), &[3, 4], 2, 7).unwrap_err();
-        assert_eq!(failure.code, FailureCode::TooLong);
-        assert!(failure.message.starts_with("text 7 has no room"), "{}", failure.message);
-    }
-
-    #[test]
-    fn the_sides_of_a_template_are_what_is_around_the_document() {
-        let template = "<i>{instruction}<q>{query}<d>{document}<end>{query}";
-        let made = sides("find", template, "{document}");
-        let texts: Vec<&str> = made.iter().map(|side| &side.text[..]).collect();
-        assert_eq!(texts, ["<i>find<q>{document}<d>", "<end>{document}"]);
+    fn pieces_are_tokenized_in_groups_of_bounded_size() {
+        let piece = |bytes: usize| Piece { text: "x".repeat(bytes), plain: Vec::new() };
+        let check = |pieces: &[usize], expect: &[usize]| {
+            let groups = groups(pieces.iter().map(|bytes| piece(*bytes)).collect());
+            assert_eq!(groups.iter().map(Vec::len).collect::<Vec<_>>(), expect, "{pieces:?}");
+        };
+        check(&[], &[]);
+        check(&[0, 0, 5], &[3]);
+        check(&[GROUP_BYTES_MAX, 1, 2, GROUP_BYTES_MAX - 3, 1], &[1, 3, 1]);
+        check(&[1, 3 * GROUP_BYTES_MAX, 1], &[1, 1, 1]);
     }
 }

@@ -9,10 +9,7 @@ use std::{
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use tokio::sync::Semaphore;
 
-use super::{
-    Chats,
-    pieces::{self, INSTRUCTION, RowsRequest},
-};
+use super::{Chats, pair_template::INSTRUCTION, pieces, rows_model::RowsModel, rows_request::RowsRequest};
 use crate::{answers::row, fleet::Target};
 use pensieve_protocol::{
     job::{Failure, FailureCode, Job, RowWish},
@@ -21,7 +18,9 @@ use pensieve_protocol::{
 };
 
 /// Texts of one request that are computed at the same time.
-const AT_ONCE: usize = 64;
+const REQUEST_TEXTS_MAX: usize = 64;
+const RERANKER: &str = "serve a reranker beside it";
+const CLASSIFIER: &str = "serve a classifier beside it";
 /// Values of all rows of a request.
 const VALUES_MAX: usize = 1 << 24;
 
@@ -41,11 +40,11 @@ impl Chats {
     /// Makes rows of texts by a model for `kind`. Scores come with the model's activation applied. Dropping the future
     /// cancels what is left.
     pub(crate) async fn rows(&self, request: RowsRequest, kind: Kind) -> Result<Rows, Failure> {
-        let (model, told) = self.rows_model(&request.client, &request.model, kind).await?;
+        let RowsModel { id: model, warning } = self.rows_model(&request.client, &request.model, kind).await?;
         self.permit(&request.client, &model)?;
         let target = self.fleet.target(&model).await?;
         let rows = checked(&target, kind)?;
-        let mut warnings = Vec::from_iter(told);
+        let mut warnings = Vec::from_iter(warning);
         if !rows.made_for {
             let message = "was made to write text; its last token's hidden row is returned as an embedding";
             warnings.push(format!("model '{}' {message}", target.id));
@@ -54,7 +53,7 @@ impl Chats {
         if request.instruction.is_some() && !takes_instruction {
             warnings.push(format!("instruction: model '{}' takes none, so it was ignored", target.id));
         }
-        let width = width(&target, &rows, request.dimensions, &mut warnings)?;
+        let width = width(&target, &rows, &request, &mut warnings)?;
         if request.texts.len().saturating_mul(width as usize) > VALUES_MAX {
             let message = format!("{} rows of {width} values are more than {VALUES_MAX}", request.texts.len());
             return Err(Failure::new(FailureCode::Invalid, message).with_help("send fewer texts at once"));
@@ -69,12 +68,11 @@ impl Chats {
             row: Some(RowWish { width }),
             ..Job::default()
         };
-        let target_of = &target;
         let compute = |tokens: Vec<u32>| {
-            let job = job(tokens);
-            async move { row(self.fleet.submit(target_of, job)?, &target_of.id).await }
+            let (job, target) = (job(tokens), &target);
+            async move { row(self.fleet.submit(target, job)?, &target.id).await }
         };
-        let turns = self.turns.of(&target.id, at_once(&target.limits, rows.generates));
+        let turns = self.turns.of(&target.id, worker_texts_max(&target.limits, rows.generates));
         let done = all(texts, &turns, compute).await?;
         let (mut found, mut tokens, mut reused) = (Vec::with_capacity(done.len()), 0, 0);
         for (mut values, usage) in done {
@@ -102,18 +100,18 @@ impl Chats {
 pub(super) struct Turns(Mutex<HashMap<String, Arc<Semaphore>>>);
 
 impl Turns {
-    /// The turns of a model whose worker takes `at_once` texts.
-    fn of(&self, model: &str, at_once: usize) -> Arc<Semaphore> {
+    /// The turns of a model whose worker takes `texts_max` at a time.
+    fn of(&self, model: &str, texts_max: usize) -> Arc<Semaphore> {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         // A configuration that has changed counts once nobody waits by the old one.
         known.retain(|_, turns| Arc::strong_count(turns) > 1);
-        known.entry(model.to_owned()).or_insert_with(|| Arc::new(Semaphore::new(at_once))).clone()
+        known.entry(model.to_owned()).or_insert_with(|| Arc::new(Semaphore::new(texts_max))).clone()
     }
 }
 
 /// The texts that a worker has at a time: half of its places. A model that does nothing else has all of them, as far as
 /// others of its texts may wait.
-fn at_once(limits: &Limits, generates: bool) -> usize {
+fn worker_texts_max(limits: &Limits, generates: bool) -> usize {
     let (running, waiting) = (limits.sequences_max as usize, limits.waiting_max as usize);
     let places = if generates { running } else { running + waiting.min(running) };
     (places / 2).max(1)
@@ -134,7 +132,7 @@ where
         drop(turn);
         computed
     });
-    stream::iter(in_turn).buffered(AT_ONCE).try_collect().await
+    stream::iter(in_turn).buffered(REQUEST_TEXTS_MAX).try_collect().await
 }
 
 /// The description of a model's rows, if they are for `kind`; otherwise the error says what the model can do.
@@ -145,29 +143,33 @@ fn checked(target: &Target, kind: Kind) -> Result<RowsUse, Failure> {
     let rows = match &target.card.rows {
         Err(why) => return cannot(format!("the hidden rows of '{id}' cannot be used: {why}"), ""),
         Ok(None) => {
-            let message = format!("'{id}' writes text, and its plugin gives no hidden rows to make vectors of");
-            return cannot(message, "serve a model for embeddings beside it");
+            let (wanted, help) = match kind {
+                Kind::Embed => ("make vectors of", "serve a model for embeddings beside it"),
+                Kind::Rank => ("score pairs by", RERANKER),
+                Kind::Classify => ("find classes by", CLASSIFIER),
+            };
+            return cannot(format!("'{id}' writes text, and its plugin gives no hidden rows to {wanted}"), help);
         }
         Ok(Some(rows)) => rows,
     };
-    let does = if rows.made_for { rows.kind.does() } else { "writes text" };
+    let does = if rows.made_for { rows.kind.verb() } else { "writes text" };
     match (kind, rows.kind) {
         _ if kind == rows.kind => Ok((**rows).clone()),
         (Kind::Embed, other) => {
             let path = if other == Kind::Rank { "/v1/rerank" } else { "/v1/classify" };
             cannot(format!("'{id}' {does}, which gives scores instead of vectors"), &format!("use {path}"))
         }
-        (Kind::Rank, _) => cannot(format!("'{id}' {does} and does not score pairs"), "serve a reranker beside it"),
-        (Kind::Classify, _) => cannot(format!("'{id}' {does} and has no classes"), "serve a classifier beside it"),
+        (Kind::Rank, _) => cannot(format!("'{id}' {does} and does not score pairs"), RERANKER),
+        (Kind::Classify, _) => cannot(format!("'{id}' {does} and has no classes"), CLASSIFIER),
     }
 }
 
 /// The width of the rows that a client gets.
-fn width(target: &Target, rows: &RowsUse, asked: Option<u32>, warnings: &mut Vec<String>) -> Result<u32, Failure> {
+fn width(target: &Target, rows: &RowsUse, request: &RowsRequest, warnings: &mut Vec<String>) -> Result<u32, Failure> {
     use pensieve_protocol::rows::Matryoshka;
-    let (id, own) = (&target.id, rows.dimensions);
-    let Some(width) = asked.filter(|width| *width != own) else { return Ok(own) };
-    let refused = |message: String| Err(Failure::new(FailureCode::Invalid, message).at("dimensions"));
+    let (id, own, field) = (&target.id, rows.dimensions, request.fields.dimensions);
+    let Some(width) = request.dimensions.filter(|width| *width != own) else { return Ok(own) };
+    let refused = |message: String| Err(Failure::new(FailureCode::Invalid, message).at(field));
     if width > own {
         return refused(format!("'{id}' gives {own} dimensions, not {width}"));
     }
@@ -180,7 +182,7 @@ fn width(target: &Target, rows: &RowsUse, asked: Option<u32>, warnings: &mut Vec
         }
         Matryoshka::Unknown => {
             let message = "does not say that its vectors may be cut: fewer dimensions may find less";
-            warnings.push(format!("dimensions: model '{id}' {message}"));
+            warnings.push(format!("{field}: model '{id}' {message}"));
         }
     }
     Ok(width)
@@ -242,7 +244,7 @@ mod tests {
     #[test]
     fn half_of_a_workers_places_are_left_to_what_is_written() {
         let of = |sequences_max, waiting_max, generates| {
-            at_once(&Limits { sequences_max, waiting_max, ..Limits::default() }, generates)
+            worker_texts_max(&Limits { sequences_max, waiting_max, ..Limits::default() }, generates)
         };
         assert_eq!((of(64, 1024, true), of(64, 1024, false), of(64, 0, false)), (32, 64, 32));
         assert_eq!((of(1, 0, true), of(1, 1024, false), of(3, 0, true)), (1, 1, 1));

@@ -19,11 +19,19 @@ pub fn row_routes() -> Vec<Route> {
     let contents = json!({"requests": [content, content]});
     let texts = json!({"model": "rank", "query": "a", "texts": ["b", "c"]});
     vec![
-        route("/v1/embeddings", json!({"model": "embed", "input": "a fox"}), vec![openai(), common("embed")]),
-        route("/v1/classify", classified, vec![vec![inputs()], common("classify")]),
-        route("/v1/rerank", json!({"model": "rank", "query": "a", "documents": ["b", "c"]}), vec![rank(), scores()]),
-        route("/rerank", texts, vec![bare(), scores()]),
-        route("/v1/score", json!({"model": "rank", "text_1": "a", "text_2": ["b", "c"]}), vec![pairs(), scores()]),
+        route("/v1/embeddings", json!({"model": "embed", "input": "a fox"}), vec![openai(), named("embed"), common()]),
+        route("/v1/classify", classified, vec![vec![inputs()], unnamed("classify"), common()]),
+        route(
+            "/v1/rerank",
+            json!({"model": "rank", "query": "a", "documents": ["b", "c"]}),
+            vec![rank(), unnamed("rank"), scores()],
+        ),
+        route("/rerank", texts, vec![bare(), unnamed("rank"), scores()]),
+        route(
+            "/v1/score",
+            json!({"model": "rank", "text_1": "a", "text_2": ["b", "c"]}),
+            vec![pairs(), unnamed("rank"), scores()],
+        ),
         route("/api/embed", json!({"model": "embed", "input": "a fox"}), vec![ollama()]),
         route("/v1beta/models/embed:embedContent", content, vec![google()]),
         route("/v1beta/models/embed:batchEmbedContents", contents, vec![googles_batch()]),
@@ -42,10 +50,18 @@ fn dimensions(path: &'static str) -> Field {
     integer(path, 1, 65_536).with_good(json!([1, 64, null]))
 }
 
+fn named(model: &str) -> Vec<Field> {
+    vec![text("model", 256).with_good(json!([model])).required()]
+}
+
+/// Without a model, the only one that does what is asked is taken.
+fn unnamed(model: &str) -> Vec<Field> {
+    vec![text("model", 256).with_good(json!([model, null]))]
+}
+
 /// Fields of a request for one row for each text.
-fn common(model: &str) -> Vec<Field> {
+fn common() -> Vec<Field> {
     vec![
-        text("model", 256).with_good(json!([model])).required(),
         // The model has no prompts that could be named.
         text("prompt_name", 256).with_good(json!([null])),
         text("input_type", 256),
@@ -83,11 +99,10 @@ fn openai() -> Vec<Field> {
     vec![inputs(), dimensions("dimensions"), formats]
 }
 
-/// Fields of every request for scores. Without a model, the only one that ranks is taken.
+/// Fields of every request for scores.
 fn scores() -> Vec<Field> {
     vec![
-        text("model", 256).with_good(json!(["rank", null])),
-        Field::new("instruction", json!(["a", "", null]), json!([1, [], {}, true])),
+        Field::new("instruction", json!(["a", "", null]), json!([1, [], {}, true, "x".repeat((16 << 10) + 1)])),
         flag("truncate"),
         truncation(),
     ]
@@ -133,6 +148,7 @@ fn ollama() -> Vec<Field> {
         flag("truncate"),
         dimensions("dimensions"),
         Field::new("keep_alive", json!(["5m", -1, null]), json!([[], {}, "soon", true])),
+        Field::new("pensieve", json!([{}, {"task": "x"}, null]), json!([5, [], "a", {"seed": 1}, {"task": 1}])),
     ]
 }
 

@@ -1,6 +1,6 @@
 //! Any body is accepted or refused, by the readers of all routes.
 
-use super::{common, dimensions, gemini, inputs, ollama, rerank};
+use super::{common, dimensions, gemini, inputs, ollama, optional_model, rerank};
 use crate::dialects::{Dialect, fuzz};
 
 #[test]
@@ -9,7 +9,7 @@ fn a_damaged_request_for_vectors_is_read_or_refused() {
         let body = document.root();
         inputs(&body.get("input"))?;
         dimensions(&body.get("dimensions"))?;
-        common(&body).map(drop)
+        common(&body, optional_model(&body)?).map(drop)
     });
 }
 

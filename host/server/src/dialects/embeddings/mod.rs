@@ -19,7 +19,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::{ApiError, ApiRequest, ApiResponse, ErrorCode, fields::Field, usage::Meter, validation};
-use crate::requests::{Chats, PromptChoice, RowText, Rows, RowsRequest};
+use crate::requests::{Chats, PromptChoice, RowText, Rows, RowsRequest, TextField};
 use pensieve_protocol::rows::Kind;
 
 const MODEL_BYTES_MAX: usize = 256;
@@ -69,8 +69,8 @@ impl Usage {
 /// `POST /v1/embeddings`.
 pub(crate) async fn embeddings(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
     let read = call.read(|_, body| {
-        let mut request = common(body)?;
-        request.texts = inputs(&body.get("input"))?;
+        let mut request = common(body, body.get("model").text(MODEL_BYTES_MAX)?)?;
+        (request.texts, request.fields.texts) = inputs(&body.get("input"))?;
         request.dimensions = dimensions(&body.get("dimensions"))?;
         let format = body.get("encoding_format").optional(|format| format.choice(&["float", "base64"]))?;
         body.note_unknown(&IGNORED);
@@ -90,15 +90,9 @@ pub(crate) async fn embeddings(chats: Arc<Chats>, call: ApiRequest) -> Result<Ap
 }
 
 /// The fields that most of these APIs share.
-fn common(body: &Field<'_>) -> Result<RowsRequest, ApiError> {
+fn common(body: &Field<'_>, model: &str) -> Result<RowsRequest, ApiError> {
     let (truncate, tokens_max) = cut(&body.get("truncate_prompt_tokens"))?;
-    Ok(RowsRequest {
-        model: body.get("model").text(MODEL_BYTES_MAX)?.to_owned(),
-        prompt: prompt(body)?,
-        truncate,
-        tokens_max,
-        ..RowsRequest::default()
-    })
+    Ok(RowsRequest { model: model.to_owned(), prompt: prompt(body)?, truncate, tokens_max, ..RowsRequest::default() })
 }
 
 /// vLLM's field: whether texts are cut, and to how many tokens.
@@ -116,7 +110,8 @@ fn cut(field: &Field<'_>) -> Result<(bool, Option<u32>), ApiError> {
 fn prompt(body: &Field<'_>) -> Result<PromptChoice, ApiError> {
     let word = |name: &str| body.get(name).optional(|word| word.text(NAME_BYTES_MAX));
     let (name, kind, task) = (word("prompt_name")?, word("input_type")?, word("task")?);
-    let named = name.map(|name| PromptChoice::Named(name.to_owned()));
+    let field = || body.get("prompt_name").path().to_owned();
+    let named = name.map(|name| PromptChoice::Named { name: name.to_owned(), field: field() });
     Ok(named.or_else(|| kind.or(task).map(suggested)).unwrap_or_default())
 }
 
@@ -145,12 +140,13 @@ fn suggested(word: &str) -> PromptChoice {
 }
 
 /// A text, a list of token ids, or a list of either.
-fn inputs(field: &Field<'_>) -> Result<Vec<RowText>, ApiError> {
+fn inputs(field: &Field<'_>) -> Result<(Vec<RowText>, TextField), ApiError> {
+    let path = field.path().to_owned();
     if field.is_string() {
-        return Ok(vec![RowText::Text(field.text(usize::MAX)?.to_owned())]);
+        return Ok((vec![RowText::Text(field.text(usize::MAX)?.to_owned())], TextField::Text(path)));
     }
     if field.json()?.get(0).is_some_and(Value::is_number) {
-        return Ok(vec![tokens(field)?]);
+        return Ok((vec![tokens(field)?], TextField::Text(path)));
     }
     if !field.json()?.is_array() {
         return Err(field.invalid("should be a text, a list of texts, or token ids"));
@@ -159,9 +155,13 @@ fn inputs(field: &Field<'_>) -> Result<Vec<RowText>, ApiError> {
     if items.len() == 0 {
         return Err(field.invalid("is empty"));
     }
-    items
-        .map(|item| if item.is_string() { Ok(RowText::Text(item.string()?.to_owned())) } else { tokens(&item) })
-        .collect()
+    let text = |item: Field<'_>| match item.present().map(Field::json).transpose()? {
+        None => Err(item.invalid("should be a text or token ids, not null")),
+        Some(Value::String(text)) => Ok(RowText::Text(text.clone())),
+        Some(Value::Array(_)) => tokens(&item),
+        Some(_) => Err(item.should_be("a text or token ids")),
+    };
+    Ok((items.map(text).collect::<Result<_, _>>()?, TextField::List(path)))
 }
 
 fn tokens(field: &Field<'_>) -> Result<RowText, ApiError> {
@@ -171,11 +171,13 @@ fn tokens(field: &Field<'_>) -> Result<RowText, ApiError> {
 }
 
 /// One text or several.
-fn texts(field: &Field<'_>) -> Result<Vec<String>, ApiError> {
+fn texts(field: &Field<'_>) -> Result<(Vec<String>, TextField), ApiError> {
+    let path = field.path().to_owned();
     if field.is_string() {
-        return Ok(vec![field.string()?.to_owned()]);
+        return Ok((vec![field.string()?.to_owned()], TextField::Text(path)));
     }
-    field.items(INPUTS_MAX)?.map(|item| item.string().map(str::to_owned)).collect()
+    let texts = field.items(INPUTS_MAX)?.map(|item| item.string().map(str::to_owned));
+    Ok((texts.collect::<Result<_, _>>()?, TextField::List(path)))
 }
 
 fn dimensions(field: &Field<'_>) -> Result<Option<u32>, ApiError> {
@@ -183,8 +185,18 @@ fn dimensions(field: &Field<'_>) -> Result<Option<u32>, ApiError> {
     Ok(field.optional(|count| count.integer(1..=DIMENSIONS_MAX))?.map(|count| count as u32))
 }
 
+/// The model that a client names, or an empty name for the only one that does what it asks.
+fn optional_model<'a>(body: &Field<'a>) -> Result<&'a str, ApiError> {
+    Ok(body.get("model").optional(|model| model.text(MODEL_BYTES_MAX))?.unwrap_or_default())
+}
+
+/// The name of the model that a client asks for; empty if it names none.
+fn asked_model(call: &ApiRequest, name: &str) -> String {
+    if name.is_empty() { String::new() } else { validation::asked_model(call, name) }
+}
+
 fn of_client(request: RowsRequest, call: &ApiRequest) -> RowsRequest {
-    let model = validation::asked_model(call, &request.model);
+    let model = asked_model(call, &request.model);
     RowsRequest { client: call.client(), model, ..request }
 }
 
@@ -215,6 +227,20 @@ mod tests {
         assert_eq!(cut_of(object!(7)).unwrap(), (true, Some(7)));
         for wrong in [object!(0), object!(-2), object!("7"), object!(true), object!(1.5), object!(u64::MAX)] {
             assert_eq!(cut_of(wrong.clone()).unwrap_err().field.as_deref(), Some("n"), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn an_item_that_is_no_text_says_what_it_should_be() {
+        for (items, path, why) in [
+            (object!(["a", 1]), "input.1", "should be a text or token ids, not 1"),
+            (object!([true]), "input.0", "should be a text or token ids, not true"),
+            (object!(["a", null]), "input.1", "should be a text or token ids, not null"),
+            (object!([[1], [true]]), "input.1.0", "should be an integer"),
+        ] {
+            let error = inputs(&Field::root(&object!({ "input": items })).get("input")).unwrap_err();
+            assert_eq!(error.field.as_deref(), Some(path), "{items}: {error}");
+            assert!(error.message.starts_with(&format!("{path}: {why}")), "{items}: {error}");
         }
     }
 }

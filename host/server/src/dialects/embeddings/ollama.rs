@@ -55,7 +55,7 @@ pub(crate) async fn embeddings(chats: Arc<Chats>, call: ApiRequest) -> Result<Ap
 pub(super) fn read(body: &Field<'_>, name: &str) -> Result<Parsed, ApiError> {
     let (own, other) = (body.get(name), body.get(if name == "input" { "prompt" } else { "input" }));
     let field = if own.is_absent() { other } else { own };
-    let texts = if field.is_absent() { Vec::new() } else { texts(&field)? };
+    let texts = if field.is_absent() { Vec::new() } else { texts(&field)?.0 };
     // An empty text only loads the model.
     let texts: Vec<RowText> = match &texts[..] {
         [only] if only.is_empty() => Vec::new(),
@@ -79,7 +79,7 @@ async fn compute(chats: &Chats, call: &ApiRequest, parsed: Parsed) -> Result<Opt
     let asked = validation::asked_model(call, ollama::model_name(&parsed.request.model));
     let request = RowsRequest { client: call.client(), model: asked.clone(), ..parsed.request };
     let (model, rows) = if request.texts.is_empty() {
-        let (model, _) = chats.rows_model(&request.client, &asked, Kind::Embed).await.map_err(ApiError::of_model)?;
+        let model = chats.rows_model(&request.client, &asked, Kind::Embed).await.map_err(ApiError::of_model)?.id;
         chats.permit(&request.client, &model).map_err(ApiError::of_model)?;
         (chats.fleet().target(&model).await.map_err(ApiError::of_model)?.id, None)
     } else {

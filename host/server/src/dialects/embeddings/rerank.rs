@@ -5,12 +5,15 @@ use std::sync::Arc;
 use serde::Serialize;
 use serde_json::{Value, json as object};
 
-use super::{IGNORED, INPUTS_MAX, MODEL_BYTES_MAX, Usage, common, cut, inputs, json, of_client, texts};
+use super::{IGNORED, INPUTS_MAX, Usage, asked_model, common, cut, inputs, json, of_client, optional_model, texts};
 use crate::{
-    dialects::{ApiError, ApiRequest, ApiResponse, fields::Field, fresh_id, openai, usage::Meter, validation},
-    requests::{Chats, Ranking, Scores},
+    dialects::{ApiError, ApiRequest, ApiResponse, fields::Field, fresh_id, openai, usage::Meter},
+    requests::{Chats, FieldNames, Ranking, Scores, TextField},
 };
 use pensieve_protocol::rows::Kind;
+
+/// Each pair repeats the instruction.
+const INSTRUCTION_BYTES_MAX: usize = 16 << 10;
 
 #[derive(Serialize)]
 struct Reranked<'a> {
@@ -51,13 +54,14 @@ pub(super) struct Parsed {
 pub(crate) async fn rerank(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
     let (parsed, warnings) = call.read(|_, body| read(body)).await?;
     let Parsed { ranking, top, with_documents, is_bare } = parsed;
-    let (named, documents) = (ranking.model.clone(), ranking.documents.clone());
+    let named = ranking.model.clone();
+    let documents = if with_documents { ranking.documents.clone() } else { Vec::new() };
     let scores = scored(ranking, &chats, &call).await?;
     let warnings = [warnings, scores.warnings].concat();
     let mut best: Vec<(usize, f32)> = scores.scores.into_iter().enumerate().collect();
     best.sort_by(|(_, one), (_, other)| other.total_cmp(one));
     best.truncate(top);
-    let text = |index: usize| documents.get(index).filter(|_| with_documents).cloned();
+    let text = |index: usize| documents.get(index).cloned();
     if is_bare {
         let results = best.into_iter().map(|(index, score)| Scored { index, score, text: text(index) });
         return Ok(json(&results.collect::<Vec<_>>())?.with_warnings(warnings));
@@ -87,12 +91,14 @@ pub(super) fn read(body: &Field<'_>) -> Result<Parsed, ApiError> {
     if documents.is_empty() {
         return Err(field.invalid("is empty"));
     }
+    let fields = FieldNames { texts: TextField::List(field.path().to_owned()), ..FieldNames::default() };
+    let queries = vec![body.get("query").text(usize::MAX)?.to_owned()];
     let top = body.get("top_n").optional(|count| count.count(1))?;
     let parsed = Parsed {
         top: top.map_or(documents.len(), |count| count as usize),
         with_documents: body.get(if is_bare { "return_text" } else { "return_documents" }).flag(false)?,
         is_bare,
-        ranking: Ranking { documents, queries: vec![body.get("query").text(usize::MAX)?.to_owned()], ..head(body)? },
+        ranking: Ranking { documents, queries, fields, ..head(body)? },
     };
     body.note_unknown(&IGNORED);
     Ok(parsed)
@@ -127,13 +133,14 @@ pub(crate) async fn score(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResp
 }
 
 pub(super) fn pairs(body: &Field<'_>) -> Result<Ranking, ApiError> {
-    let (queries, field) = (texts(&body.get("text_1"))?, body.get("text_2"));
-    let documents = texts(&field)?;
+    let ((queries, first), field) = (texts(&body.get("text_1"))?, body.get("text_2"));
+    let (documents, second) = texts(&field)?;
     if queries.is_empty() || documents.is_empty() || queries.len() > 1 && queries.len() != documents.len() {
         let counts = (queries.len(), documents.len());
         return Err(field.invalid(format_args!("has {} texts, which do not pair with {}", counts.1, counts.0)));
     }
-    let ranking = Ranking { queries, documents, ..head(body)? };
+    let fields = FieldNames { texts: second, queries: first, ..FieldNames::default() };
+    let ranking = Ranking { queries, documents, fields, ..head(body)? };
     body.note_unknown(&IGNORED);
     Ok(ranking)
 }
@@ -157,8 +164,8 @@ pub(crate) async fn classify(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiR
         usage: Usage,
     }
     let read = call.read(|_, body| {
-        let mut request = common(body)?;
-        request.texts = inputs(&body.get("input"))?;
+        let mut request = common(body, optional_model(body)?)?;
+        (request.texts, request.fields.texts) = inputs(&body.get("input"))?;
         body.note_unknown(&IGNORED);
         Ok(request)
     });
@@ -173,18 +180,18 @@ pub(crate) async fn classify(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiR
     };
     let data = rows.rows.into_iter().enumerate().map(class).collect();
     let (id, created, usage) = (fresh_id("classify-"), openai::now(), Usage::of(rows.tokens));
-    let answer = List { id, object: "list", created, model: &named, data, usage };
+    let model = if named.is_empty() { &rows.model } else { &named };
+    let answer = List { id, object: "list", created, model, data, usage };
     Ok(json(&answer)?.with_warnings([warnings, rows.warnings].concat()))
 }
 
 /// The fields that scores share. Some clients name no model.
 fn head(body: &Field<'_>) -> Result<Ranking, ApiError> {
-    let model = body.get("model").optional(|model| model.text(MODEL_BYTES_MAX))?;
     let instruction = ["instruction", "instruct"].into_iter().find(|name| !body.get(name).is_absent());
-    let instruction = instruction.map(|name| body.get(name).string()).transpose()?;
+    let instruction = instruction.map(|name| instruction_of(&body.get(name))).transpose()?;
     let (_, tokens_max) = cut(&body.get("truncate_prompt_tokens"))?;
     Ok(Ranking {
-        model: model.unwrap_or_default().to_owned(),
+        model: optional_model(body)?.to_owned(),
         instruction: instruction.map(str::to_owned),
         // Cohere and Jina cut documents by themselves.
         truncate: body.get("truncate").flag(true)?,
@@ -193,11 +200,16 @@ fn head(body: &Field<'_>) -> Result<Ranking, ApiError> {
     })
 }
 
+fn instruction_of<'a>(field: &Field<'a>) -> Result<&'a str, ApiError> {
+    let text = field.string()?;
+    if text.len() > INSTRUCTION_BYTES_MAX {
+        return Err(field.invalid(format_args!("has {} bytes, more than {INSTRUCTION_BYTES_MAX}", text.len())));
+    }
+    Ok(text)
+}
+
 async fn scored(ranking: Ranking, chats: &Chats, call: &ApiRequest) -> Result<Scores, ApiError> {
-    let model = match &ranking.model[..] {
-        "" => String::new(),
-        named => validation::asked_model(call, named),
-    };
+    let model = asked_model(call, &ranking.model);
     let ranking = Ranking { client: call.client(), model: model.clone(), ..ranking };
     Meter::of_rows(call, &model, chats.scores(ranking), |scores| (scores.model.as_str(), scores.tokens)).await
 }
