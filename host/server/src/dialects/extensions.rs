@@ -44,12 +44,7 @@ pub(crate) fn read(body: &Field<'_>, request: &mut Request) -> Result<(), ApiErr
     if field.is_absent() {
         return Ok(());
     }
-    for (name, entry) in field.entries()? {
-        if !NAMES.contains(&name) {
-            let names = NAMES.join("', '");
-            return Err(entry.invalid(format_args!("unknown field; '{names}' are allowed")));
-        }
-    }
+    check_names(&field, &NAMES)?;
     if let Some(samplers) = field.get("samplers").present() {
         request.sampling.stages = Some(stages(samplers)?);
     }
@@ -76,6 +71,17 @@ pub(crate) fn read(body: &Field<'_>, request: &mut Request) -> Result<(), ApiErr
             return Err(template.invalid("a text is not rendered by a template"));
         };
         conversation.variables.extend(variables);
+    }
+    Ok(())
+}
+
+/// Refuses members of our own object that nothing reads.
+pub(crate) fn check_names(field: &Field<'_>, names: &[&str]) -> Result<(), ApiError> {
+    for (name, entry) in field.entries()? {
+        if !names.contains(&name) {
+            let names = names.join("', '");
+            return Err(entry.invalid(format_args!("unknown field; '{names}' are allowed")));
+        }
     }
     Ok(())
 }

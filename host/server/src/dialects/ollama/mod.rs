@@ -122,6 +122,11 @@ async fn answer(
     Ok(ApiResponse::json(&encoder.into_whole().ok_or_else(stream::ended_early)?))
 }
 
+/// Names those of a body's `options` that have an effect elsewhere, and none here.
+pub(super) fn note_unknown_options(body: &Field<'_>) -> Result<(), ApiError> {
+    request::note_unknown_options(&body.get("options"))
+}
+
 /// The `keep_alive` of a body.
 pub(crate) fn keep_alive_of(body: &Field<'_>) -> Result<Option<KeepAlive>, ApiError> {
     keep_alive::read(body)

@@ -133,13 +133,18 @@ fn finish(body: &Field<'_>, name: String, mut input: Input, is_empty: bool) -> R
     extensions::read(body, &mut request)?;
     let (stream, keep) = (body.get("stream").flag(true)?, keep_alive::read(body)?);
     body.note_unknown(&IGNORED);
+    note_unknown_options(&options)?;
+    Ok(OllamaRequest { request: (!is_empty).then_some(request), name, stream, with_thinking, keep })
+}
+
+/// Names the options that have an effect elsewhere, and none here.
+pub(super) fn note_unknown_options(options: &Field<'_>) -> Result<(), ApiError> {
     options.note_unknown_members(|name| {
         let has_no_effect = |(neutral, value): &(&str, f64)| {
             *neutral == name && options.get(name).json().ok().and_then(Value::as_f64) == Some(*value)
         };
         OPTIONS.contains(&name) || ENGINE_OPTIONS.contains(&name) || NEUTRAL.iter().any(has_no_effect)
-    })?;
-    Ok(OllamaRequest { request: (!is_empty).then_some(request), name, stream, with_thinking, keep })
+    })
 }
 
 fn name(body: &Field<'_>) -> Result<String, ApiError> {
