@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use std::{
     fs,
     path::{Path, PathBuf},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use crate::{
@@ -130,6 +130,7 @@ fn rows_are_those_of_transformers_and_reach_every_api() {
     documents_are_ranked_by_an_embedding_model(&server);
     streams_go_on_beside_texts(&server);
     many_requests_take_turns_and_leave_room_to_others(&server);
+    a_big_text_is_cut_before_it_is_tokenized(&server);
     what_cannot_be_is_said(&server);
     lists_say_what_a_model_is_for(&server);
     let listed = get(server.address, "/v1/requests").json();
@@ -299,8 +300,8 @@ fn what_cannot_be_is_said(server: &Server) {
     check(embed, json!({"model": "words", "input": "x"}), 400, "gives no hidden rows to make vectors of");
     check(embed, json!({"model": "unit", "input": []}), 400, "input: is empty");
     check(embed, json!({"model": "unit", "input": ""}), 400, "input: should not be empty");
-    check(embed, json!({"model": "unit", "input": ["a", &long]}), 400, "text 1 has");
-    check(embed, json!({"model": "unit", "input": [[1, 99999]]}), 400, "token 99999 of text 0 is outside");
+    check(embed, json!({"model": "unit", "input": ["a", &long]}), 400, "input.1: has ");
+    check(embed, json!({"model": "unit", "input": [[1, 99999]]}), 400, "input.0: token 99999 is outside");
     check(embed, json!({"model": "unit", "input": "a", "dimensions": 65}), 400, "gives 32 dimensions, not 65");
     check(embed, json!({"model": "unit", "input": "a", "prompt_name": "x"}), 400, "it has document, query");
     check("/v1/rerank", json!({"model": "chat", "query": "a", "documents": ["b"]}), 400, "does not score pairs");
@@ -313,18 +314,106 @@ fn what_cannot_be_is_said(server: &Server) {
         "there is no model 'text-embedding-3-small', and several models that embed texts are served: last, first,";
     check(embed, json!({"model": "text-embedding-3-small", "input": "a"}), 404, several);
     check("/api/embed", json!({"model": "nomic-embed-text", "input": ""}), 404, "there is no model 'nomic-embed-text'");
-    let none = "there is no model 'bge-reranker', and no model that ranks documents is served; there are: chat, last,";
+    let none = "no model that ranks documents is served; these may be named instead: last, first, mean, unit";
     check("/v1/rerank", json!({"model": "bge-reranker", "query": "a", "documents": ["b"]}), 404, none);
-    check("/v1/classify", json!({"model": "x", "input": "a"}), 404, "no model that classifies texts is served");
+    check("/v1/classify", json!({"model": "x", "input": "a"}), 404, "is served; serve a classifier");
     let cut = post(server.address, "/api/embed", &json!({"model": "unit", "input": long}));
     assert_eq!(cut.status(), 200, "{cut:?}");
-    check("/api/embed", json!({"model": "unit", "input": long, "truncate": false}), 400, "text 0 has");
+    check("/api/embed", json!({"model": "unit", "input": long, "truncate": false}), 400, "input: has ");
+    let one_token = json!({"model": "unit", "input": "a", "truncate_prompt_tokens": 1});
+    assert_eq!(post(server.address, embed, &one_token).status(), 200);
+    check(embed, json!({"model": "unit", "input": [[]]}), 400, "input.0: is an empty list of token ids");
+    check(
+        embed,
+        json!({"model": "unit", "input": ["a", null]}),
+        400,
+        "input.1: should be a text or token ids, not null",
+    );
+    check("/v1/rerank", json!({"model": "words", "query": "a", "documents": ["b"]}), 400, "serve a reranker");
+    check(embed, json!({"model": "unit:poet", "input": "a"}), 404, "model 'unit' has no adapter 'poet' (it has: none)");
+    ollamas_form_has_its_own(server, &check);
+    check_google(server);
     let warned = post(server.address, embed, &json!({"model": "chat", "input": "x"}));
     assert!(warned.header("warning").is_some_and(|warning| warning.contains("was made to write text")), "{warned:?}");
     let fields = json!({"model": "unit", "input": "x", "user": "me", "late_chunking": true, "dimensions": null});
     let warned = post(server.address, embed, &fields);
     assert!(warned.header("warning").is_some_and(|warning| warning.contains("late_chunking: this server does not")));
     assert!(!warned.header("warning").is_some_and(|warning| warning.contains("user")), "{warned:?}");
+}
+
+fn ollamas_form_has_its_own(server: &Server, check: &dyn Fn(&str, Value, u16, &str)) {
+    let vectors = |input: Value| {
+        let reply = post(server.address, "/api/embed", &json!({"model": "unit", "input": input}));
+        assert_eq!(reply.status(), 200, "{input}: {reply:?}");
+        reply.json()["embeddings"].as_array().unwrap().len()
+    };
+    assert_eq!(
+        [vectors(json!("")), vectors(json!([])), vectors(json!(["a"])), vectors(json!(["a", "b"]))],
+        [0, 0, 1, 2]
+    );
+    // Only a text by itself asks for nothing; the model puts nothing around one in a list.
+    check("/api/embed", json!({"model": "unit", "input": [""]}), 400, "input.0: is empty");
+    let several = json!({"model": "unit", "prompt": ["a", "b"]});
+    check("/api/embeddings", several, 400, "prompt: should be one text, not a list");
+    for unknown in [json!({"model": "unit:poet"}), json!({"model": "nomic-embed-text", "prompt": ""})] {
+        check("/api/embeddings", unknown, 404, "model");
+    }
+    let own = |own: Value| json!({"model": "unit", "input": "a", "pensieve": own});
+    check("/api/embed", own(json!(5)), 400, "pensieve: should be an object, not 5");
+    check(
+        "/api/embed",
+        own(json!({"seed": 5})),
+        400,
+        "pensieve.seed: unknown field; 'prompt_name', 'input_type', 'task'",
+    );
+    check(
+        "/api/embed",
+        own(json!({"prompt_name": "x"})),
+        400,
+        "pensieve.prompt_name: 'unit' has no prompt of that name",
+    );
+    let options = json!({"model": "unit", "input": "a", "options": {"num_ctx": 4096, "temperature": 0, "magic": 1}});
+    let warned = post(server.address, "/api/embed", &options);
+    let warning = warned.header("warning").unwrap_or_default();
+    assert!(warning.contains("options.magic: this server does not") && !warning.contains("num_ctx"), "{warned:?}");
+}
+
+fn check_google(server: &Server) {
+    let content = json!({"parts": [{"text": "a"}]});
+    let one = json!({"content": content, "model": "models/unit", "outputDimensionality": 8, "novelty": 1});
+    let reply = post(server.address, "/v1beta/models/unit:batchEmbedContents", &json!({"requests": [one]}));
+    let warning = reply.header("warning").unwrap_or_default();
+    assert!(warning.contains("requests.0.novelty: this server does not"), "{reply:?}");
+    assert!(warning.contains("outputDimensionality: model 'unit' does not say"), "{reply:?}");
+    assert!(!warning.contains("requests.0.model"), "{reply:?}");
+}
+
+/// Only what decides a vector is tokenized of a text that is cut: the whole would take seconds and a gigabyte.
+fn a_big_text_is_cut_before_it_is_tokenized(server: &Server) {
+    let words = |count: usize| "a word and another ".repeat(count);
+    let ask = |text: &str, more: Value| {
+        let mut body = json!({"model": "unit", "input": [text, "short"]});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let began = Instant::now();
+        let reply = post(server.address, "/v1/embeddings", &body);
+        assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+        reply
+    };
+    let expected = ask(&words(1 << 10), json!({"truncate_prompt_tokens": -1})).json();
+    let big = ask(&words(1 << 20), json!({"truncate_prompt_tokens": -1}));
+    assert_eq!(big.status(), 200, "{big:?}");
+    let vectors = |answer: &Value| [0, 1].map(|index| floats(&answer["data"][index]["embedding"]));
+    for (one, other) in vectors(&big.json()).iter().zip(&vectors(&expected)) {
+        assert!(worst(one, other) < 1e-5);
+    }
+    assert_eq!(big.json()["usage"], expected["usage"]);
+    // Few tokens of many bytes are looked for in more of the text.
+    let spaced = ask(&format!("{}end", " ".repeat(16 << 10)), json!({"truncate_prompt_tokens": 16}));
+    assert_eq!(spaced.status(), 200, "{spaced:?}");
+    let refused = ask(&words(8 << 10), json!({}));
+    assert!(refused.status() == 400 && refused.text().contains("input.0: has more than "), "{refused:?}");
+    let refused = ask(&words(1 << 20), json!({}));
+    assert!(refused.status() == 400 && refused.text().contains("input.0: has at least "), "{refused:?}");
 }
 
 fn lists_say_what_a_model_is_for(server: &Server) {

@@ -7,11 +7,14 @@ use serde::Serialize;
 use super::{DIMENSIONS_MAX, INPUTS_MAX, json, suggested};
 use crate::{
     dialects::{ApiError, ApiRequest, ApiResponse, fields::Field, validation},
-    requests::{Chats, PromptChoice, RowText, Rows, RowsRequest},
+    requests::{Chats, FieldNames, PromptChoice, RowText, Rows, RowsRequest, TextField},
 };
 use pensieve_protocol::rows::Kind;
 
 const PARTS_MAX: usize = 1024;
+/// The path names the model, and a title is for Google's own prompts.
+const IGNORED: [&str; 2] = ["model", "title"];
+const READ: [&str; 3] = ["content", "outputDimensionality", "taskType"];
 
 #[derive(Serialize)]
 struct Values {
@@ -39,12 +42,11 @@ pub(super) struct Content {
 pub(crate) async fn embed_content(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
     let read = call.read(|_, body| {
         let content = read(body)?;
-        // The path names the model, and a title is for Google's own prompts.
-        body.note_unknown(&["model", "title"]);
+        body.note_unknown(&IGNORED);
         Ok(content)
     });
     let (content, warnings) = read.await?;
-    let mut rows = compute(&chats, &call, vec![content]).await?;
+    let mut rows = compute(&chats, &call, vec![content], TextField::Text("content".to_owned())).await?;
     let values = rows.rows.pop().unwrap_or_default();
     Ok(json(&One { embedding: Values { values } })?.with_warnings([warnings, rows.warnings].concat()))
 }
@@ -57,7 +59,7 @@ pub(crate) async fn batch_embed_contents(chats: Arc<Chats>, call: ApiRequest) ->
         Ok(contents)
     });
     let (contents, warnings) = read.await?;
-    let rows = compute(&chats, &call, contents).await?;
+    let rows = compute(&chats, &call, contents, TextField::Members("requests", "content")).await?;
     let embeddings = rows.rows.into_iter().map(|values| Values { values }).collect();
     Ok(json(&Several { embeddings })?.with_warnings([warnings, rows.warnings].concat()))
 }
@@ -77,7 +79,12 @@ pub(super) fn read(request: &Field<'_>) -> Result<Content, ApiError> {
 
 pub(super) fn batch(body: &Field<'_>) -> Result<Vec<Content>, ApiError> {
     let field = body.get("requests");
-    let contents = field.items(INPUTS_MAX)?.map(|request| read(&request)).collect::<Result<Vec<_>, _>>()?;
+    let content = |request: Field<'_>| {
+        let content = read(&request)?;
+        request.note_unknown_members(|name| READ.contains(&name) || IGNORED.contains(&name))?;
+        Ok(content)
+    };
+    let contents = field.items(INPUTS_MAX)?.map(content).collect::<Result<Vec<_>, ApiError>>()?;
     let Some(first) = contents.first() else { return Err(field.invalid("is empty")) };
     if contents.iter().any(|one| (&one.prompt, one.dimensions) != (&first.prompt, first.dimensions)) {
         return Err(field.invalid("should have the same taskType and outputDimensionality in all of its items"));
@@ -85,7 +92,7 @@ pub(super) fn batch(body: &Field<'_>) -> Result<Vec<Content>, ApiError> {
     Ok(contents)
 }
 
-async fn compute(chats: &Chats, call: &ApiRequest, contents: Vec<Content>) -> Result<Rows, ApiError> {
+async fn compute(chats: &Chats, call: &ApiRequest, contents: Vec<Content>, texts: TextField) -> Result<Rows, ApiError> {
     let (prompt, dimensions) =
         contents.first().map_or((PromptChoice::Usual, None), |first| (first.prompt.clone(), first.dimensions));
     let request = RowsRequest {
@@ -96,6 +103,7 @@ async fn compute(chats: &Chats, call: &ApiRequest, contents: Vec<Content>) -> Re
         dimensions,
         // As at Google.
         truncate: true,
+        fields: FieldNames { texts, dimensions: "outputDimensionality", ..FieldNames::default() },
         ..RowsRequest::default()
     };
     super::compute(chats, call, request, Kind::Embed).await
