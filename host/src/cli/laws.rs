@@ -2,7 +2,7 @@
 //!
 //! It announces each step beforehand, so that the parent knows where a plugin was when it crashed, hung or called
 //! `exit`. The laws themselves are in the contract crate; this module prepares them: it finds the claiming
-//! architecture, validates the card, and reads the logits of another implementation.
+//! architecture, validates the card, and reads the results of another implementation.
 
 mod computed;
 mod providers;
@@ -56,8 +56,8 @@ pub(super) struct LawOptions {
     /// The longest sequence to test; 0 is one that exceeds the checkpoint's windows, up to 2048 tokens.
     #[arg(long, default_value_t = 0, value_name = "TOKENS", requires = "model")]
     pub(super) longest: u32,
-    /// Logits of another implementation to compare with: a safetensors file with `tokens` and a row of `logits` for
-    /// each. Without a file, Hugging Face transformers computes them now.
+    /// Results of another implementation to compare with: a safetensors file with `tokens`, and for each a row of
+    /// `logits`, of `hidden` values, or of both. Without a file, Hugging Face transformers computes them now.
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = super::reference::TRANSFORMERS, requires = "model")]
     pub(super) reference: Option<PathBuf>,
     /// Tests only whether the model agrees with the reference.
@@ -66,7 +66,7 @@ pub(super) struct LawOptions {
     /// Also measures the speed of one stream.
     #[arg(long, hide = true, requires = "model")]
     pub(super) timed: bool,
-    /// How much a logit may differ from the reference [default: a twentieth of the range of the reference's logits].
+    /// How much a value may differ from the reference [default: a twentieth of the range of the reference's values].
     #[arg(long, value_name = "NUMBER", requires = "reference")]
     pub(super) tolerance: Option<f32>,
     /// Test the plugin's samplers, with parameters where they need some: {"top_k": {"k": 40}}.

@@ -1,4 +1,4 @@
-//! `--reference transformers`: computes a checkpoint's logits with Hugging Face transformers, in Python.
+//! `--reference transformers`: computes a checkpoint's logits or hidden rows with Hugging Face transformers, in Python.
 
 use std::{
     fs,

@@ -106,7 +106,7 @@ fn without_a_reference_the_check_says_what_it_cannot_see() {
     // Consistently wrong.
     let said = wrong("rope", &[]);
     assert_eq!(said.code, Some(0), "{said:?}");
-    assert!(said.stdout.contains("no law is broken; whether the logits are right"), "{said:?}");
+    assert!(said.stdout.contains("no law is broken; whether the numbers are right"), "{said:?}");
 }
 
 #[test]

@@ -174,7 +174,7 @@ impl LawMonitor {
             let compared = if self.subject.is_none() || self.verdicts.iter().any(is_compared) {
                 ""
             } else {
-                "; whether the logits are right, only a comparison with another implementation can tell: --reference"
+                "; whether the numbers are right, only a comparison with another implementation can tell: --reference"
             };
             super::super::terminal::say(&format!("\nno law is broken{compared}"))?;
         }

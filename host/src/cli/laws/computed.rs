@@ -1,4 +1,4 @@
-//! Reads reference logits of another implementation.
+//! Reads reference results of another implementation.
 
 use pensieve_laws::Reference;
 use safetensors::{Dtype, SafeTensors};
