@@ -44,7 +44,7 @@ def openais_sdk():
             close(one, other)
         equal(len(vectors(model, TEXTS, dimensions=8)[0]), 8)
         error = refused(openai.BadRequestError, lambda: vectors(model, ["word " * 5000]))
-        assert "text 0 has" in str(error), error
+        assert "input.0: has " in str(error), error
         equal(error.code, "context_length_exceeded")
         # vLLM's field, which this SDK has no name for.
         cut = vectors(model, ["word " * 5000], extra_body={"truncate_prompt_tokens": -1})
