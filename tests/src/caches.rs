@@ -8,7 +8,9 @@ use pensieve_protocol::{
 
 use crate::{
     artifacts::plugin,
-    reference::fixture,
+    conformance,
+    driver::{Driver, Options},
+    reference::{EXACT, Reference, distance, fixture},
     worker::{Worker, faults, job, prompt, with, with_disk},
 };
 
@@ -130,4 +132,43 @@ fn sequences_that_crowd_each_other_out_say_the_same_as_alone() {
             assert_eq!(crowded.ids, alone, "{family:?}");
         }
     }
+}
+
+/// Full attention, windows, latents, latents with an indexer, and layers with states between.
+const ATTENTIVE: [(&str, &str); 5] = [
+    ("pensieve-llama", "llama/mha"),
+    ("pensieve-gemma", "families/gemma3"),
+    ("pensieve-deepseek", "families/deepseek_v3"),
+    ("pensieve-deepseek", "families/deepseek_v32"),
+    ("pensieve-qwen", "families/qwen3_next"),
+];
+
+/// The logits are close to those of transformers, and no more than close: the memory is that of fewer bits.
+#[test]
+fn keys_and_values_in_fewer_bits_obey_the_laws_and_stay_close() {
+    for (plugin_name, name) in ATTENTIVE {
+        let reference = Reference::of(name);
+        let (tokens, expected) = (reference.tokens("tokens"), reference.logits("logits"));
+        let spread = expected.iter().flatten().fold(0.0_f32, |most, logit| most.max(logit.abs()));
+        let mut bytes = Vec::new();
+        for (kv, bound) in [("f32", EXACT / spread), ("q8", 0.02), ("q4", 0.2)] {
+            let settings = format!(r#"{{"kv": "{kv}"}}"#);
+            let mut driver =
+                Driver::load(&plugin(plugin_name), &fixture(name), &Options::with_settings(&*settings)).unwrap();
+            let apart = distance(&driver.logits(&tokens).unwrap(), &expected) / spread;
+            println!("{name} {kv}: {apart:.1e} of the largest logit; {:?}", driver.card.caches);
+            assert!(apart <= bound, "{name} {kv}: {apart}");
+            bytes.push(format!("{:?}", driver.card.caches));
+            conformance::run(&plugin(plugin_name), &fixture(name), settings);
+        }
+        bytes.dedup();
+        assert_eq!(bytes.len(), 3, "{name}: {bytes:?}");
+    }
+}
+
+#[test]
+fn packed_keys_and_values_are_refused_where_nothing_computes_them() {
+    let options = Options::with_settings(r#"{"kv": "q8", "kernels": "generic"}"#);
+    let error = Driver::load(&plugin("pensieve-llama"), &fixture("llama/mha"), &options).err().unwrap().to_string();
+    assert!(error.contains("keys and values in q8 are computed by the CPU's kernels alone"), "{error}");
 }

@@ -5,7 +5,10 @@
 
 use half::{f16, slice::HalfFloatSliceExt};
 
-use super::pool::Pool;
+use super::{
+    kv_packed::{self, Packing},
+    pool::Pool,
+};
 
 /// Fewer values than this are not worth another thread.
 const SHARED: usize = 1 << 14;
@@ -36,6 +39,7 @@ pub struct Span<'a> {
 pub enum Kv<'a> {
     F32(&'a [f32]),
     F16(&'a [f16]),
+    Packed(Packing, &'a [u8]),
 }
 
 impl<'a> Kv<'a> {
@@ -43,9 +47,27 @@ impl<'a> Kv<'a> {
         let (start, len) = match self {
             Kv::F32(cache) => (cache.as_ptr().cast(), size_of_val(cache)),
             Kv::F16(cache) => (cache.as_ptr().cast(), size_of_val(cache)),
+            Kv::Packed(_, cache) => return cache,
         };
         // SAFETY: these are the bytes of the slice, whose elements have no padding.
         unsafe { std::slice::from_raw_parts(start, len) }
+    }
+
+    /// Bytes of a row of so many values.
+    pub(super) fn row_bytes(self, values: usize) -> usize {
+        match self {
+            Kv::F32(_) => values * size_of::<f32>(),
+            Kv::F16(_) => values * size_of::<f16>(),
+            Kv::Packed(packing, _) => packing.row_bytes(values),
+        }
+    }
+
+    /// Returns whether both have the same type.
+    pub(super) fn is_like(self, other: Self) -> bool {
+        match (self, other) {
+            (Kv::Packed(packing, _), Kv::Packed(other, _)) => packing == other,
+            _ => std::mem::discriminant(&self) == std::mem::discriminant(&other),
+        }
     }
 }
 
@@ -54,6 +76,7 @@ impl<'a> Kv<'a> {
 pub enum KvMut<'a> {
     F32(&'a mut [f32]),
     F16(&'a mut [f16]),
+    Packed(Packing, &'a mut [u8]),
 }
 
 /// Writes `rows[n, kv_heads, head_dim]` to the slots of their positions.
@@ -61,9 +84,14 @@ pub fn store_kv(pool: &Pool, layout: KvLayout, cache: KvMut<'_>, rows: &[f32], s
     let width = layout.kv_heads * layout.head_dim;
     assert!(width > 0 && rows.len().is_multiple_of(width), "{} values for rows of {width}", rows.len());
     layout.check(rows.len() / width, spans);
+    let dim = layout.head_dim;
     match cache {
-        KvMut::F32(cache) => store(pool, layout, cache, rows, spans, |to, from| to.copy_from_slice(from)),
-        KvMut::F16(cache) => store(pool, layout, cache, rows, spans, HalfFloatSliceExt::convert_from_f32_slice),
+        KvMut::F32(cache) => store(pool, layout, (cache, dim), rows, spans, |to, from| to.copy_from_slice(from)),
+        KvMut::F16(cache) => store(pool, layout, (cache, dim), rows, spans, HalfFloatSliceExt::convert_from_f32_slice),
+        KvMut::Packed(packing, cache) => {
+            let pack = |to: &mut [u8], from: &[f32]| kv_packed::pack(pool, packing, from, to);
+            store(pool, layout, (cache, packing.row_bytes(dim)), rows, spans, pack);
+        }
     }
 }
 
@@ -75,35 +103,40 @@ pub fn load_kv(layout: KvLayout, cache: Kv<'_>, span: Span<'_>, rows: &mut [f32]
     assert_eq!(rows.len(), positions * layout.kv_heads * dim, "values of {positions} positions");
     for (index, row) in rows.chunks_exact_mut(dim.max(1)).enumerate() {
         let (position, head) = (index / layout.kv_heads, index % layout.kv_heads);
-        let start = (head * layout.slots + layout.slot(span.blocks, position)) * dim;
+        let slot = head * layout.slots + layout.slot(span.blocks, position);
         match cache {
-            Kv::F32(cache) => row.copy_from_slice(&cache[start..start + dim]),
-            Kv::F16(cache) => row.iter_mut().zip(&cache[start..start + dim]).for_each(|(to, from)| *to = from.to_f32()),
+            Kv::F32(cache) => row.copy_from_slice(&cache[slot * dim..][..dim]),
+            Kv::F16(cache) => row.iter_mut().zip(&cache[slot * dim..]).for_each(|(to, from)| *to = from.to_f32()),
+            Kv::Packed(packing, cache) => {
+                let each = packing.row_bytes(dim);
+                kv_packed::unpack(packing, &cache[slot * each..][..each], row);
+            }
         }
     }
 }
 
-/// Tables may name a slot twice, so threads share the heads, whose slots are apart.
+/// Stores rows in a cache with so many elements for each. Tables may name a slot twice, so threads share the heads, whose slots
+/// are apart.
 fn store<T: Send>(
     pool: &Pool,
     layout: KvLayout,
-    cache: &mut [T],
+    (cache, each): (&mut [T], usize),
     rows: &[f32],
     spans: &[Span<'_>],
     copy: impl Fn(&mut [T], &[f32]) + Sync,
 ) {
-    assert_eq!(cache.len(), layout.elements(), "a cache of {layout:?}");
+    assert_eq!(cache.len(), layout.kv_heads * layout.slots * each, "a cache of {layout:?}");
     let (dim, heads) = (layout.head_dim, layout.kv_heads);
     let store = |head: usize, cache: &mut [T]| {
         for span in spans {
             for i in 0..span.len {
                 let slot = layout.slot(span.blocks, span.past + i);
                 let row = &rows[((span.start + i) * heads + head) * dim..][..dim];
-                copy(&mut cache[slot * dim..][..dim], row);
+                copy(&mut cache[slot * each..][..each], row);
             }
         }
     };
-    let each = (layout.slots * dim).max(1);
+    let each = (layout.slots * each).max(1);
     if rows.len() < SHARED {
         cache.chunks_mut(each).enumerate().for_each(|(head, cache)| store(head, cache));
     } else {
@@ -118,11 +151,7 @@ impl KvLayout {
     }
 
     pub(super) fn holds(self, cache: Kv<'_>) -> bool {
-        let elements = match cache {
-            Kv::F32(cache) => cache.len(),
-            Kv::F16(cache) => cache.len(),
-        };
-        elements == self.elements()
+        cache.bytes().len() == self.kv_heads * self.slots * cache.row_bytes(self.head_dim)
     }
 
     /// Panics unless every span lies within `n` rows and its table has blocks of this cache for all its positions.

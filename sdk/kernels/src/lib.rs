@@ -17,6 +17,7 @@ mod elementwise;
 mod experts;
 mod float;
 mod kv;
+mod kv_packed;
 mod low_rank;
 mod matmul;
 mod norm;
@@ -33,6 +34,7 @@ pub use conv::{Taps, short_conv};
 pub use elementwise::{Operand, Step, Values, add, add_row, columns, elementwise, join};
 pub use experts::{Expert, Glu, Layer, combine, experts};
 pub use kv::{Kv, KvLayout, KvMut, Span, load_kv, store_kv};
+pub use kv_packed::Packing;
 pub use low_rank::{Change, Factors, Input, low_rank};
 pub use matmul::{
     Matrix, Product, dequantize, dequantize_row, each_group, matmul, matmul_all, matmul_heads, matmul_of,

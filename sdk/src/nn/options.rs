@@ -11,7 +11,7 @@ use crate::{
 
 /// The SDK's options, with their values as shown to users.
 const KNOWN: [(&str, &str); 5] = [
-    ("kv", "f16, f32"),
+    ("kv", "f16, f32, q8, q4"),
     ("kernels", "auto, generic, exact"),
     ("n_cpu_moe", "a number of layers"),
     ("vision", "true, false"),
@@ -22,7 +22,7 @@ const KNOWN: [(&str, &str); 5] = [
 /// misspelled option does not go unnoticed.
 #[derive(Clone, Debug)]
 pub struct ModelOptions {
-    /// `f16` or `f32`; without it, `f32` for checkpoints in `f32` and `f16` for all others.
+    /// The name of a [`KvType`]; without it, `f32` for checkpoints in `f32` and `f16` for all others.
     kv: Option<String>,
     /// `auto`, `generic` or `exact`.
     kernels: Option<String>,
@@ -81,15 +81,15 @@ impl ModelOptions {
 
     /// The type of cached keys and values.
     pub(super) fn kv_type(&self, checkpoint: &Checkpoint) -> Result<KvType> {
-        match self.kv.as_deref() {
-            Some("f16") => Ok(KvType::F16),
-            Some("f32") => Ok(KvType::F32),
-            Some(other) => Err(Error::invalid(format!("option kv is '{other}'")).help("it is f16 or f32")),
-            None => {
-                let mut matrices = checkpoint.weights().iter().filter(|tensor| tensor.shape.len() == 2);
-                Ok(if matrices.all(|tensor| tensor.dtype == Dtype::F32) { KvType::F32 } else { KvType::F16 })
-            }
-        }
+        let Some(kv) = self.kv.as_deref() else {
+            let mut matrices = checkpoint.weights().iter().filter(|tensor| tensor.shape.len() == 2);
+            return Ok(if matrices.all(|tensor| tensor.dtype == Dtype::F32) { KvType::F32 } else { KvType::F16 });
+        };
+        let named = KvType::NAMED.iter().find(|(name, _)| *name == kv);
+        named.map(|(_, kind)| *kind).ok_or_else(|| {
+            let names = KvType::NAMED.map(|(name, _)| name).join(", ");
+            Error::invalid(format!("option kv is '{kv}'")).help(format!("it is one of {names}"))
+        })
     }
 
     pub(super) fn kernels(&self) -> Result<Kernels> {

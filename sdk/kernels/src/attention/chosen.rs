@@ -5,10 +5,11 @@
 
 use std::marker::PhantomData;
 
-use super::{Past, Scores};
+use super::{Past, Scores, load_part};
 use crate::{
     float::{F16, F32, Float},
     kv::{Kv, KvLayout, Span},
+    kv_packed::rotate_rows,
     pool::Pool,
     simd::{Kernel, Simd},
 };
@@ -27,15 +28,12 @@ pub fn attention_chosen(
     q: &[f32],
     out: &mut [f32],
 ) {
-    let Past { keys: (layout, keys), values: (value_layout, values), value_dim } = past;
+    let Past { keys: (layout, keys), values: (value_layout, _), value_dim } = past;
     let rows = chosen.len();
     assert!(heads > 0 && heads.is_multiple_of(layout.kv_heads), "{heads} heads over {layout:?}");
     assert!(q.len() == rows * heads * layout.head_dim && out.len() == rows * heads * value_dim, "{rows} rows");
-    assert!(layout.holds(keys) && value_layout.holds(values), "caches of {layout:?} and {value_layout:?}");
-    assert!((1..=value_layout.head_dim).contains(&value_dim), "values of {value_dim} in {value_layout:?}");
+    past.check();
     assert!(scores.sinks.is_none_or(|sinks| sinks.len() == heads), "a sink for each of {heads} heads");
-    let half = matches!(keys, Kv::F16(_));
-    assert_eq!(half, matches!(values, Kv::F16(_)), "keys and values are of one kind");
     layout.check(rows, spans);
     value_layout.check(rows, spans);
     let of_rows: Vec<(&Span<'_>, usize)> =
@@ -48,42 +46,35 @@ pub fn attention_chosen(
     }
     let group = heads / layout.kv_heads;
     let together = (1..=HEADS_MAX.min(group)).rev().find(|many| group.is_multiple_of(*many)).unwrap_or(1);
+    let mut turned = Vec::new();
+    let q = match past.rotation() {
+        Some((of_keys, _)) => {
+            turned.extend_from_slice(q);
+            rotate_rows(pool, &mut turned, layout.head_dim, of_keys);
+            &turned
+        }
+        None => q,
+    };
     pool.run_pieces(out, together * value_dim, |index, out| {
         let (row, head) = (index * together / heads, index * together % heads);
         let (blocks, positions) = (of_rows[row].0.blocks, &chosen[row][..]);
         let q = &q[(row * heads + head) * layout.head_dim..][..together * layout.head_dim];
         let sinks = scores.sinks.map(|sinks| &sinks[head..head + together]);
         let kv_head = head / group;
-        if half {
-            pool.level().run(Attend::<F16> {
-                past,
-                blocks,
-                positions,
-                kv_head,
-                q,
-                scores,
-                sinks,
-                out,
-                format: PhantomData,
-            });
-        } else {
-            pool.level().run(Attend::<F32> {
-                past,
-                blocks,
-                positions,
-                kv_head,
-                q,
-                scores,
-                sinks,
-                out,
-                format: PhantomData,
-            });
+        let attend = Heads { past, blocks, positions, kv_head, q, scores, sinks, out };
+        match keys {
+            Kv::F16(_) => pool.level().run(Attend::<F16>(attend, PhantomData)),
+            // Packed rows are widened first.
+            Kv::F32(_) | Kv::Packed(..) => pool.level().run(Attend::<F32>(attend, PhantomData)),
         }
     });
+    if let Some((_, of_values)) = past.rotation() {
+        rotate_rows(pool, out, value_dim, of_values);
+    }
 }
 
 /// Some heads of one row, which share a cache head.
-struct Attend<'a, F> {
+struct Heads<'a> {
     past: Past<'a>,
     blocks: &'a [u32],
     positions: &'a [u32],
@@ -92,37 +83,39 @@ struct Attend<'a, F> {
     scores: Scores<'a>,
     sinks: Option<&'a [f32]>,
     out: &'a mut [f32],
-    format: PhantomData<F>,
 }
+
+struct Attend<'a, F>(Heads<'a>, PhantomData<F>);
 
 impl<S: Simd, F: Float> Kernel<S> for Attend<'_, F> {
     #[inline(always)]
     fn run(self, simd: S) {
-        let (dim, value_dim, count) = (self.past.keys.0.head_dim, self.past.value_dim, self.positions.len());
+        let Self(of, _) = self;
+        let (dim, value_dim, count) = (of.past.keys.0.head_dim, of.past.value_dim, of.positions.len());
         let (panels, value_panels) = (dim.div_ceil(S::LANES), value_dim.div_ceil(S::LANES));
-        let heads = self.q.len() / dim;
+        let heads = of.q.len() / dim;
         let zero = simd.splat(0.0);
         let mut queries = Vec::with_capacity(heads * panels);
-        for q in self.q.chunks_exact(dim) {
+        for q in of.q.chunks_exact(dim) {
             for part in q.chunks(S::LANES) {
                 let mut lanes = [0.0; 64];
                 for (lane, q) in lanes.iter_mut().zip(part) {
-                    *lane = q * self.scores.scale;
+                    *lane = q * of.scores.scale;
                 }
                 queries.push(simd.load(&lanes));
             }
         }
-        let mut row = vec![zero; panels.max(value_panels)];
+        let (mut row, mut unpacked) = (vec![zero; panels.max(value_panels)], Vec::new());
         let mut weights = vec![0.0; heads * count];
-        for (at, &position) in self.positions.iter().enumerate() {
-            load::<S, F>(simd, self.slot(self.past.keys, position), dim, &mut row);
+        for (at, &position) in of.positions.iter().enumerate() {
+            of.load::<S, F>(simd, of.past.keys, position, &mut unpacked, &mut row[..panels]);
             for (head, q) in queries.chunks_exact(panels).enumerate() {
                 let mut product = zero;
                 for panel in 0..panels {
                     product = simd.fma(q[panel], row[panel], product);
                 }
                 let score = simd.sum(product);
-                weights[head * count + at] = match self.scores.softcap {
+                weights[head * count + at] = match of.scores.softcap {
                     Some(cap) => (score / cap).tanh() * cap,
                     None => score,
                 };
@@ -131,7 +124,7 @@ impl<S: Simd, F: Float> Kernel<S> for Attend<'_, F> {
         let mut totals = Vec::with_capacity(heads);
         for (head, weights) in weights.chunks_exact_mut(count).enumerate() {
             let top = weights.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            let mut total = self.sinks.map_or(0.0, |sinks| (sinks[head] - top).exp());
+            let mut total = of.sinks.map_or(0.0, |sinks| (sinks[head] - top).exp());
             for weight in weights.iter_mut() {
                 *weight = (*weight - top).exp();
                 total += *weight;
@@ -139,8 +132,8 @@ impl<S: Simd, F: Float> Kernel<S> for Attend<'_, F> {
             totals.push(total);
         }
         let mut sums = vec![zero; heads * value_panels];
-        for (at, &position) in self.positions.iter().enumerate() {
-            load::<S, F>(simd, self.slot(self.past.values, position), value_dim, &mut row);
+        for (at, &position) in of.positions.iter().enumerate() {
+            of.load::<S, F>(simd, of.past.values, position, &mut unpacked, &mut row[..value_panels]);
             for (head, sums) in sums.chunks_exact_mut(value_panels).enumerate() {
                 let weight = simd.splat(weights[head * count + at]);
                 for panel in 0..value_panels {
@@ -148,7 +141,7 @@ impl<S: Simd, F: Float> Kernel<S> for Attend<'_, F> {
                 }
             }
         }
-        for (head, out) in self.out.chunks_exact_mut(value_dim).enumerate() {
+        for (head, out) in of.out.chunks_exact_mut(value_dim).enumerate() {
             for (panel, out) in out.chunks_mut(S::LANES).enumerate() {
                 let mut lanes = [0.0; 64];
                 simd.store(sums[head * value_panels + panel], &mut lanes);
@@ -160,27 +153,27 @@ impl<S: Simd, F: Float> Kernel<S> for Attend<'_, F> {
     }
 }
 
-impl<F: Float> Attend<'_, F> {
-    /// The bytes of a cache starting at a position's slot.
+impl Heads<'_> {
+    /// Loads and widens a position's row, as far as the vectors have room, padded with zeros.
     #[inline(always)]
-    fn slot<'a>(&self, (layout, cache): (KvLayout, Kv<'a>), position: u32) -> &'a [u8] {
+    fn load<S: Simd, F: Float>(
+        &self,
+        simd: S,
+        (layout, cache): (KvLayout, Kv<'_>),
+        position: u32,
+        unpacked: &mut Vec<f32>,
+        row: &mut [S::F],
+    ) {
         let slot = self.kv_head * layout.slots + layout.slot(self.blocks, position as usize);
-        &cache.bytes()[slot * layout.head_dim * F::BYTES..]
-    }
-}
-
-/// Loads and widens the first `dim` values, padded with zeros to whole vectors.
-#[inline(always)]
-fn load<S: Simd, F: Float>(simd: S, bytes: &[u8], dim: usize, row: &mut [S::F]) {
-    for (to, bytes) in row.iter_mut().zip(bytes[..dim * F::BYTES].chunks(S::LANES * F::BYTES)) {
-        *to = if bytes.len() == S::LANES * F::BYTES {
-            F::load(simd, bytes)
-        } else {
-            let mut lanes = [0.0; 64];
-            for (lane, bytes) in lanes.iter_mut().zip(bytes.chunks_exact(F::BYTES)) {
-                *lane = F::widen(bytes);
-            }
-            simd.load(&lanes)
-        };
+        let each = cache.row_bytes(layout.head_dim);
+        let mut bytes = &cache.bytes()[slot * each..][..each];
+        if let Kv::Packed(packing, _) = cache {
+            unpacked.resize(layout.head_dim, 0.0);
+            packing.unpack(bytes, unpacked);
+            bytes = Kv::F32(unpacked).bytes();
+        }
+        for (to, bytes) in row.iter_mut().zip(bytes.chunks(S::LANES * F::BYTES)) {
+            *to = load_part::<S, F>(simd, bytes);
+        }
     }
 }

@@ -8,6 +8,7 @@
 //! whether it does depends on a row's own sequence alone.
 
 mod chosen;
+mod rows;
 #[cfg(test)]
 mod tests;
 mod texts;
@@ -19,9 +20,12 @@ use std::ops::Range;
 
 use super::float::{F16, F32, Float, fill};
 use super::kv::{Kv, KvLayout, Span};
+use super::kv_packed::{rotate_rows, rotated};
 use super::pool::{Disjoint, Pool};
 use super::simd::{Kernel, Rows, Simd, exp, tanh};
 use super::tile::{MANY, PAIR, TILE, in_tiles, tile};
+
+use rows::TileRows;
 
 pub use chosen::attention_chosen;
 pub use texts::{TextHeads, attention_within};
@@ -75,6 +79,29 @@ pub struct Past<'a> {
     pub value_dim: usize,
 }
 
+impl Past<'_> {
+    /// Panics unless both caches have the same slots and type.
+    fn check(&self) {
+        let ((layout, keys), (value_layout, values)) = (self.keys, self.values);
+        assert!(layout.holds(keys) && value_layout.holds(values), "caches of {layout:?} and {value_layout:?}");
+        let dim = self.value_dim;
+        assert!((1..=value_layout.head_dim).contains(&dim), "values of {dim} in {value_layout:?}");
+        assert!(keys.is_like(values), "keys and values are of one kind");
+        assert!(self.has_whole_values(), "values of {dim}, rotated");
+    }
+
+    /// Returns whether values can be read on their own: of a packed row, not if they end amid what is rotated together.
+    pub fn has_whole_values(&self) -> bool {
+        self.rotation().is_none_or(|(_, of_values)| self.value_dim.is_multiple_of(of_values))
+    }
+
+    /// How many values of keys, and of values, are rotated together; `None` if they are as they are.
+    fn rotation(&self) -> Option<(usize, usize)> {
+        let is_packed = matches!(self.keys.1, Kv::Packed(..));
+        is_packed.then(|| (rotated(self.keys.0.head_dim), rotated(self.values.0.head_dim)))
+    }
+}
+
 /// Attends from the rows of some spans, `q[n, heads, head_dim]`, to their sequences' positions up to their own and
 /// `ahead` further ones of the span, whose keys and values are already in the caches: `out[n, heads, value_dim]`.
 /// Consecutive query heads share a cache head. Rows of `out` outside all spans are left unchanged; spans must not overlap.
@@ -87,20 +114,18 @@ pub fn attention(
     q: &[f32],
     out: &mut [f32],
 ) {
-    let Past { keys: (layout, keys), values: (value_layout, values), value_dim } = past;
+    let Past { keys: (layout, keys), values: (value_layout, _), value_dim } = past;
     let (width, rows) = (heads * layout.head_dim, q.len() / (heads * layout.head_dim).max(1));
     assert!(width > 0 && heads.is_multiple_of(layout.kv_heads), "{heads} heads over {layout:?}");
     assert!(q.len() == rows * width && out.len() == rows * heads * value_dim, "{} queries, {rows} rows", q.len());
-    assert!(layout.holds(keys) && value_layout.holds(values), "caches of {layout:?} and {value_layout:?}");
+    past.check();
     let is_alike = (layout.kv_heads, layout.slots, layout.block_len)
         == (value_layout.kv_heads, value_layout.slots, value_layout.block_len);
-    assert!(is_alike && (1..=value_layout.head_dim).contains(&value_dim), "values of {value_dim} in {value_layout:?}");
+    assert!(is_alike, "caches of {layout:?} and {value_layout:?}");
     assert!(scores.window != Some(0), "a window of no positions");
     assert!(scores.sinks.is_none_or(|sinks| sinks.len() == heads), "a sink for each of {heads} heads");
     let is_whole = |distances: Distances<'_>| distances.biases.len() == heads * (2 * distances.far + 1);
     assert!(scores.distances.is_none_or(is_whole), "biases of {heads} heads");
-    let half = matches!(keys, Kv::F16(_));
-    assert_eq!(half, matches!(values, Kv::F16(_)), "keys and values are of one kind");
     assert!(scores.seen.is_none_or(|seen| seen.len() == rows), "{rows} rows that see further");
     layout.check(rows, spans);
     let mut starts: Vec<_> = spans.iter().map(|span| (span.start, span.start + span.len)).collect();
@@ -124,16 +149,37 @@ pub fn attention(
     // Longest first, so that threads finish together.
     let seen = |span: &Span<'_>, at: usize| (span.past + at).saturating_add(scores.ahead).min(span.past + span.len);
     parts.sort_by_key(|(span, at, len)| std::cmp::Reverse(seen(span, *at) * len));
-    let out = Disjoint::new(out);
+    let mut turned = Vec::new();
+    let q = match past.rotation() {
+        Some((of_keys, _)) => {
+            turned.extend_from_slice(q);
+            rotate_rows(pool, &mut turned, layout.head_dim, of_keys);
+            &turned
+        }
+        None => q,
+    };
+    let shared = Disjoint::new(out);
     pool.run(parts.len() * layout.kv_heads, |index| {
         let (span, at, len) = parts[index / layout.kv_heads];
         let part = Part { span, at, len, kv_head: index % layout.kv_heads };
-        if half {
-            Attend::<F16> { past, scores, heads, q, out: &out, part, format: PhantomData }.on(pool, is_tiled(span));
-        } else {
-            Attend::<F32> { past, scores, heads, q, out: &out, part, format: PhantomData }.on(pool, is_tiled(span));
+        match keys {
+            Kv::F16(_) => {
+                Attend::<F16> { past, scores, heads, q, out: &shared, part, format: PhantomData }
+                    .on(pool, is_tiled(span));
+            }
+            // Packed rows are widened first.
+            Kv::F32(_) | Kv::Packed(..) => {
+                Attend::<F32> { past, scores, heads, q, out: &shared, part, format: PhantomData }
+                    .on(pool, is_tiled(span));
+            }
         }
     });
+    if let Some((_, of_values)) = past.rotation() {
+        let width = heads * value_dim;
+        for span in spans {
+            rotate_rows(pool, &mut out[span.start * width..][..span.len * width], value_dim, of_values);
+        }
+    }
 }
 
 /// Some rows of a span, for the heads that share one cache head.
@@ -231,11 +277,18 @@ impl<F: Float> Attend<'_, F> {
         self.heads / self.past.keys.0.kv_heads
     }
 
-    /// The bytes of a cache starting at a position's slot.
+    /// The rows of `seen` positions of a tile in a cache; `unpacked` has room for those of a packed one.
     #[inline(always)]
-    fn slot<'a>(&self, (layout, cache): (KvLayout, Kv<'a>), position: usize) -> &'a [u8] {
-        let slot = self.part.kv_head * layout.slots + layout.slot(self.part.span.blocks, position);
-        &cache.bytes()[slot * layout.head_dim * F::BYTES..]
+    fn rows_of<'a>(
+        &self,
+        cache: (KvLayout, Kv<'a>),
+        (start, seen): (usize, usize),
+        unpacked: &'a mut Vec<f32>,
+    ) -> TileRows<'a>
+    where
+        Self: 'a,
+    {
+        TileRows::new(cache, self.part.span.blocks, self.part.kv_head, (start, seen), unpacked)
     }
 
     /// Index of a row's head among the heads of all tokens in the batch.
@@ -278,6 +331,8 @@ struct Work<S: Simd> {
     rows: usize,
     /// `[rows, head_dim]`, scaled.
     queries: Vec<f32>,
+    /// Rows of a packed cache.
+    unpacked: Vec<f32>,
     /// Panels of positions, one vector per dimension.
     keys: Vec<S::F>,
     /// Panels of dimensions, one vector per position.
@@ -305,6 +360,7 @@ impl<S: Simd> Work<S> {
         Self {
             rows,
             queries,
+            unpacked: Vec::new(),
             keys: vec![zero; POSITIONS / S::LANES * dim],
             values: vec![zero; pairs * PAIR * POSITIONS],
             weights: vec![0.0; rows * POSITIONS],
@@ -319,23 +375,25 @@ impl<S: Simd> Work<S> {
     fn fetch<F: Float>(&mut self, simd: S, of: &Attend<'_, F>, start: usize, seen: usize) {
         let Past { keys: (layout, _), value_dim, .. } = of.past;
         let dim = layout.head_dim;
+        let rows = of.rows_of(of.past.keys, (start, seen), &mut self.unpacked);
         for (panel, keys) in self.keys.chunks_exact_mut(dim).enumerate().take(seen.div_ceil(S::LANES)) {
             let first = panel * S::LANES;
-            if layout.block_len.is_multiple_of(S::LANES) {
-                let bytes = of.slot(of.past.keys, start + first);
+            if rows.are_adjacent(S::LANES) {
+                let bytes = rows.at(first);
                 fill::<S, F>(simd, Rows { bytes, stride: dim * F::BYTES }, keys);
             } else {
                 for (d, key) in keys.iter_mut().enumerate() {
                     let mut lanes = [0.0; 64];
                     for (lane, position) in lanes.iter_mut().zip(first..seen.min(first + S::LANES)) {
-                        *lane = F::widen(&of.slot(of.past.keys, start + position)[d * F::BYTES..]);
+                        *lane = F::widen(&rows.at(position)[d * F::BYTES..]);
                     }
                     *key = simd.load(&lanes);
                 }
             }
         }
+        let rows = of.rows_of(of.past.values, (start, seen), &mut self.unpacked);
         for position in 0..seen {
-            let bytes = &of.slot(of.past.values, start + position)[..value_dim * F::BYTES];
+            let bytes = &rows.at(position)[..value_dim * F::BYTES];
             for (panel, bytes) in bytes.chunks(S::LANES * F::BYTES).enumerate() {
                 self.values[panel * POSITIONS + position] = load_part::<S, F>(simd, bytes);
             }

@@ -4,6 +4,7 @@ use half::f16;
 
 use super::*;
 use crate::kv::{KvMut, store_kv};
+use crate::kv_packed::{self, Packing};
 use crate::simd::Level;
 
 #[derive(Clone, Copy)]
@@ -13,12 +14,57 @@ struct Case {
     dim: usize,
     block_len: usize,
     scores: Scores<'static>,
-    half: bool,
+    kind: Kind,
 }
+
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    F32,
+    F16,
+    Packed(Packing),
+}
+
+use Kind::{F16 as Half, F32 as Single, Packed};
 
 const PLAIN: Scores<'static> =
     Scores { scale: 0.3, window: None, ahead: 0, seen: None, softcap: None, sinks: None, distances: None };
-const CASE: Case = Case { heads: 6, kv_heads: 2, dim: 64, block_len: 16, scores: PLAIN, half: false };
+const CASE: Case = Case { heads: 6, kv_heads: 2, dim: 64, block_len: 16, scores: PLAIN, kind: Kind::F32 };
+
+/// A cache of any type, full of garbage.
+enum Cache {
+    F32(Vec<f32>),
+    F16(Vec<f16>),
+    Packed(Packing, Vec<u8>),
+}
+
+impl Cache {
+    fn new(kind: Kind, layout: KvLayout) -> Self {
+        match kind {
+            Kind::F32 => Self::F32(vec![f32::NAN; layout.elements()]),
+            Kind::F16 => Self::F16(vec![f16::NAN; layout.elements()]),
+            Kind::Packed(packing) => {
+                let bytes = layout.kv_heads * layout.slots * packing.row_bytes(layout.head_dim);
+                Self::Packed(packing, vec![u8::MAX; bytes])
+            }
+        }
+    }
+
+    fn read(&self) -> Kv<'_> {
+        match self {
+            Self::F32(cache) => Kv::F32(cache),
+            Self::F16(cache) => Kv::F16(cache),
+            Self::Packed(packing, cache) => Kv::Packed(*packing, cache),
+        }
+    }
+
+    fn write(&mut self) -> KvMut<'_> {
+        match self {
+            Self::F32(cache) => KvMut::F32(cache),
+            Self::F16(cache) => KvMut::F16(cache),
+            Self::Packed(packing, cache) => KvMut::Packed(*packing, cache),
+        }
+    }
+}
 
 /// A sequence: its keys, values and queries, and its assigned blocks.
 struct Sequence {
@@ -37,15 +83,27 @@ impl Case {
     fn sequence(&self, len: usize, seed: usize, blocks: impl Iterator<Item = u32>) -> Sequence {
         let kv = len * self.kv_heads * self.dim;
         let q = numbers(len * self.heads * self.dim, seed);
-        Sequence { q, k: numbers(kv, seed + 1), v: numbers(kv, seed + 2), blocks: blocks.collect() }
+        let [k, v] = [seed + 1, seed + 2].map(|seed| self.kept(numbers(kv, seed)));
+        Sequence { q, k, v, blocks: blocks.collect() }
+    }
+
+    /// Rows as a cache of this kind gives them back, which stores them without a further loss.
+    fn kept(&self, mut rows: Vec<f32>) -> Vec<f32> {
+        if let Packed(packing) = self.kind {
+            let mut bytes = vec![0; packing.row_bytes(self.dim)];
+            for row in rows.chunks_exact_mut(self.dim) {
+                kv_packed::pack(&Pool::new(1), packing, row, &mut bytes);
+                kv_packed::unpack(packing, &bytes, row);
+            }
+        }
+        rows
     }
 
     /// Feeds the sequences in steps, some rows of each per step. Slots contain garbage before they are written.
     fn run(&self, level: Level, slots: usize, sequences: &[Sequence], steps: &[Vec<usize>]) -> Vec<Vec<f32>> {
         let layout = KvLayout { kv_heads: self.kv_heads, slots, head_dim: self.dim, block_len: self.block_len };
         let pool = Pool::with_level(2, level);
-        let (mut k32, mut v32) = (vec![f32::NAN; layout.elements()], vec![f32::NAN; layout.elements()]);
-        let (mut k16, mut v16) = (vec![f16::NAN; layout.elements()], vec![f16::NAN; layout.elements()]);
+        let [mut keys, mut values] = [(); 2].map(|()| Cache::new(self.kind, layout));
         let (width, kv) = (self.heads * self.dim, self.kv_heads * self.dim);
         let mut outs = vec![Vec::new(); sequences.len()];
         let mut past = vec![0; sequences.len()];
@@ -58,19 +116,11 @@ impl Case {
                 v.extend(&sequence.v[past * kv..(past + len) * kv]);
             }
             let mut out = vec![f32::NAN; q.len()];
-            if self.half {
-                store_kv(&pool, layout, KvMut::F16(&mut k16), &k, &spans);
-                store_kv(&pool, layout, KvMut::F16(&mut v16), &v, &spans);
-                let (k, v) = (Kv::F16(&k16), Kv::F16(&v16));
-                let past = Past { keys: (layout, k), values: (layout, v), value_dim: self.dim };
-                attention(&pool, past, &spans, self.scores, self.heads, &q, &mut out);
-            } else {
-                store_kv(&pool, layout, KvMut::F32(&mut k32), &k, &spans);
-                store_kv(&pool, layout, KvMut::F32(&mut v32), &v, &spans);
-                let (k, v) = (Kv::F32(&k32), Kv::F32(&v32));
-                let past = Past { keys: (layout, k), values: (layout, v), value_dim: self.dim };
-                attention(&pool, past, &spans, self.scores, self.heads, &q, &mut out);
-            }
+            store_kv(&pool, layout, keys.write(), &k, &spans);
+            store_kv(&pool, layout, values.write(), &v, &spans);
+            let of_keys = (layout, keys.read());
+            let caches = Past { keys: of_keys, values: (layout, values.read()), value_dim: self.dim };
+            attention(&pool, caches, &spans, self.scores, self.heads, &q, &mut out);
             for (span, (outs, past)) in spans.iter().zip(outs.iter_mut().zip(&mut past)) {
                 outs.extend(&out[span.start * width..(span.start + span.len) * width]);
                 *past += span.len;
@@ -109,7 +159,7 @@ impl Case {
 
     /// How far from exact sums an output may be: keys and values of 16 bits are multiplied with as many bits on the matrix unit.
     fn close(&self, level: Level) -> f64 {
-        if level.has_tiles() && self.half { 5e-5 } else { 1e-5 }
+        if level.has_tiles() && self.kind != Single { 5e-5 } else { 1e-5 }
     }
 
     /// Asserts that two runs agree: to the last bit if the same unit computed all their rows, which are `len`.
@@ -162,16 +212,53 @@ impl Case {
 #[test]
 fn prompts_are_the_same_whole_in_chunks_and_scattered() {
     CASE.check(150);
-    Case { half: true, ..CASE }.check(131);
+    Case { kind: Kind::F16, ..CASE }.check(131);
 }
 
 #[test]
 fn heads_of_odd_sizes_and_blocks_of_odd_lengths_work() {
-    for (dim, block_len, half) in [(20, 16, true), (4, 5, false), (7, 3, true), (80, 8, true), (96, 32, false)] {
-        Case { dim, block_len, half, ..CASE }.check(70);
+    for (dim, block_len, kind) in
+        [(20, 16, Half), (4, 5, Single), (7, 3, Half), (80, 8, Half), (96, 32, Single), (80, 5, Packed(Packing::Q8))]
+    {
+        Case { dim, block_len, kind, ..CASE }.check(70);
     }
     Case { heads: 5, kv_heads: 5, dim: 16, ..CASE }.check(67);
     Case { heads: 71, kv_heads: 1, dim: 16, ..CASE }.check(5);
+}
+
+#[test]
+fn packed_rows_are_attended_to_as_what_they_stand_for() {
+    for packing in [Packing::Q8, Packing::Q4] {
+        Case { kind: Packed(packing), ..CASE }.check(150);
+        let sinks = Some(&[0.5, -3.0, 4.0, 0.0, 1.5, -0.5][..]);
+        let scores = Scores { sinks, window: Some(20), ..PLAIN };
+        Case { kind: Packed(packing), dim: 48, block_len: 8, scores, ..CASE }.check(70);
+    }
+}
+
+#[test]
+fn chosen_positions_of_a_packed_cache_are_read_as_all_of_it() {
+    for packing in [Packing::Q8, Packing::Q4] {
+        let case = Case { kind: Packed(packing), dim: 48, ..CASE };
+        let (sequence, len) = (case.sequence(40, 1, 0..3), 40);
+        let layout = KvLayout { kv_heads: case.kv_heads, slots: 48, head_dim: case.dim, block_len: case.block_len };
+        let spans = [Span { start: 0, len, past: 0, blocks: &sequence.blocks }];
+        // Values are the first part of the keys.
+        let value_dim = 32;
+        for level in Level::available() {
+            let pool = Pool::with_level(2, level);
+            let mut keys = Cache::new(case.kind, layout);
+            store_kv(&pool, layout, keys.write(), &sequence.k, &spans);
+            let past = Past { keys: (layout, keys.read()), values: (layout, keys.read()), value_dim };
+            let mut outs = [vec![0.0; len * case.heads * value_dim], vec![0.0; len * case.heads * value_dim]];
+            let chosen: Vec<Vec<u32>> = (0..len as u32).map(|row| (0..=row).collect()).collect();
+            attention(&pool, past, &spans, PLAIN, case.heads, &sequence.q, &mut outs[0]);
+            attention_chosen(&pool, past, (&spans, &chosen), PLAIN, case.heads, &sequence.q, &mut outs[1]);
+            let apart = |(a, b): (&f32, &f32)| (a - b).abs();
+            let worst = outs[0].iter().zip(&outs[1]).map(apart).fold(0.0, f32::max);
+            assert!(worst < 1e-5 && outs[0].iter().all(|out| out.is_finite()), "{}: {worst}", level.name());
+        }
+    }
 }
 
 #[test]
@@ -215,7 +302,7 @@ fn a_sink_takes_its_share() {
 
 #[test]
 fn sequences_of_a_batch_do_not_touch_each_other() {
-    let case = Case { half: true, ..CASE };
+    let case = Case { kind: Kind::F16, ..CASE };
     let lens = [70, 3, 129];
     let sequences: Vec<_> =
         lens.iter().enumerate().map(|(i, len)| case.sequence(*len, i, (0..9).map(|b| b * 3 + i as u32))).collect();

@@ -12,10 +12,10 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::{Attend, POSITIONS, load_part};
+use super::{Attend, POSITIONS, TileRows, load_part};
 use crate::{
     float::{Float, fill},
-    kv::{Kv, KvLayout},
+    kv::Kv,
     simd::{Amx, Avx512, Line, Rows, Simd, Sums, TILE_COLS, TILE_ROWS, TILE_SUMS, TileKernel, Tiles, exp, tanh},
 };
 
@@ -36,9 +36,12 @@ type Vector = <Avx512 as Simd>::F;
 struct Parts(usize);
 
 impl Parts {
-    /// Beside keys and values of so many bytes.
-    const fn beside(bytes: usize) -> Self {
-        Self(if bytes == 2 { 2 } else { 3 })
+    /// Beside the keys and values of a cache.
+    const fn beside(cache: Kv<'_>) -> Self {
+        match cache {
+            Kv::F16(_) | Kv::Packed(..) => Self(2),
+            Kv::F32(_) => Self(3),
+        }
     }
 
     /// Lines of 16 rows or columns of a factor.
@@ -100,6 +103,7 @@ impl Parts {
 struct Work<F> {
     amx: Amx,
     tiles: Tiles,
+    parts: Parts,
     key_steps: usize,
     /// Right factors of each 16 queries.
     queries: Vec<Line>,
@@ -118,6 +122,8 @@ struct Work<F> {
     state: Vec<[(Vector, Vector); 2]>,
     /// A vector of positions per dimension, for 32 positions.
     columns: [Vec<Vector>; 2],
+    /// Rows of a packed cache.
+    unpacked: Vec<f32>,
     format: PhantomData<F>,
 }
 
@@ -156,13 +162,11 @@ impl<F: Float> TileKernel for Attend<'_, F> {
 }
 
 impl<F: Float> Work<F> {
-    const PARTS: Parts = Parts::beside(F::BYTES);
-
     #[inline(always)]
     fn new(amx: Amx, of: &Attend<'_, F>) -> Self {
         let simd = amx.avx512();
         let zero = simd.splat(0.0);
-        let parts = Self::PARTS;
+        let parts = Parts::beside(of.past.keys.1);
         let (dim, value_dim) = (of.past.keys.0.head_dim, of.past.value_dim);
         let (key_steps, dims) = (dim.div_ceil(TILE_COLS), value_dim.next_multiple_of(PAIR_ROWS));
         let pairs = of.rows().div_ceil(QUERIES);
@@ -183,6 +187,7 @@ impl<F: Float> Work<F> {
         Self {
             amx,
             tiles: amx.tiles(),
+            parts,
             key_steps,
             queries,
             keys: vec![Line::ZERO; POSITIONS / TILE_ROWS * parts.lines(key_steps)],
@@ -193,6 +198,7 @@ impl<F: Float> Work<F> {
             dims,
             state: vec![[(simd.splat(LOWEST), zero); 2]; pairs],
             columns: [vec![zero; value_dim], vec![zero; value_dim]],
+            unpacked: Vec::new(),
             format: PhantomData,
         }
     }
@@ -200,23 +206,26 @@ impl<F: Float> Work<F> {
     /// Loads a tile's keys and values.
     #[inline(always)]
     fn fetch(&mut self, of: &Attend<'_, F>, start: usize, seen: usize) {
-        let (amx, parts) = (self.amx, Self::PARTS);
+        let (amx, parts) = (self.amx, self.parts);
         let simd = amx.avx512();
         let dim = of.past.keys.0.head_dim;
+        let rows = of.rows_of(of.past.keys, (start, seen), &mut self.unpacked);
         for position in 0..seen {
             let lines = &mut self.keys[position / TILE_ROWS * parts.lines(self.key_steps)..];
             let lines = &mut lines[..parts.lines(self.key_steps)];
-            let bytes = &of.slot(of.past.keys, start + position)[..dim * F::BYTES];
+            let bytes = &rows.at(position)[..dim * F::BYTES];
             for (step, bytes) in bytes.chunks(TILE_COLS * F::BYTES).enumerate() {
                 let (first, second) = bytes.split_at(bytes.len().min(TILE_SUMS * F::BYTES));
                 let columns = [load_part::<Avx512, F>(simd, first), load_part::<Avx512, F>(simd, second)];
                 parts.store_row(amx, columns, step * TILE_ROWS + position % TILE_ROWS, lines);
             }
         }
+        let rows = of.rows_of(of.past.values, (start, seen), &mut self.unpacked);
+        let dim = of.past.values.0.head_dim;
         for step in 0..VALUE_STEPS {
             for (half, columns) in self.columns.iter_mut().enumerate() {
                 let first = step * TILE_COLS + half * TILE_SUMS;
-                load_columns::<F>(simd, of, of.past.values, (start + first, start + seen), columns);
+                load_columns::<F>(simd, rows, dim, (first, seen), columns);
             }
             for (d, (first, second)) in self.columns[0].iter().zip(&self.columns[1]).enumerate() {
                 let lines = &mut self.values[d / TILE_ROWS * parts.lines(VALUE_STEPS)..];
@@ -229,14 +238,14 @@ impl<F: Float> Work<F> {
     /// Multiplies a tile's keys with a pair's queries.
     #[inline(always)]
     fn score(&mut self, pair: usize, seen: usize) {
-        let each = Self::PARTS.lines(self.key_steps);
+        let each = self.parts.lines(self.key_steps);
         let right = [2 * pair, 2 * pair + 1].map(|half| self.queries[half * each..][..each].as_ptr());
         let keys = self.keys.chunks_exact(2 * each).zip(self.scores.chunks_exact_mut(PAIR_ROWS));
         for (keys, scores) in keys.take(seen.div_ceil(PAIR_ROWS)) {
             let (left, to) = ([keys.as_ptr(), keys[each..].as_ptr()], sums_in(scores));
             let from = Sums { at: std::ptr::null_mut(), ..to };
             // SAFETY: all factors have as many lines as the steps need, and the scores are 32 rows of 32 elements.
-            unsafe { Self::PARTS.multiply(&self.tiles, left, right, self.key_steps, [from, to]) };
+            unsafe { self.parts.multiply(&self.tiles, left, right, self.key_steps, [from, to]) };
         }
     }
 
@@ -271,7 +280,7 @@ impl<F: Float> Work<F> {
     /// Turns the scores of 16 queries into weights relative to their running maximum, and rescales their sums if that grows.
     #[inline(always)]
     fn weigh(&mut self, pair: usize, half: usize, softcap: Option<f32>) {
-        let (amx, parts) = (self.amx, Self::PARTS);
+        let (amx, parts) = (self.amx, self.parts);
         let simd = amx.avx512();
         if let Some(cap) = softcap {
             let cap = simd.splat(cap);
@@ -316,13 +325,13 @@ impl<F: Float> Work<F> {
     /// Adds a tile's values, weighted, to a pair's sums.
     #[inline(always)]
     fn gather(&mut self, pair: usize) {
-        let each = Self::PARTS.lines(VALUE_STEPS);
+        let each = self.parts.lines(VALUE_STEPS);
         let right = [self.weights.as_ptr(), self.weights[each..].as_ptr()];
         let sums = self.sums[pair * self.dims..][..self.dims].chunks_exact_mut(PAIR_ROWS);
         for (values, sums) in self.values.chunks_exact(2 * each).zip(sums) {
             let (left, sums) = ([values.as_ptr(), values[each..].as_ptr()], sums_in(sums));
             // SAFETY: all factors have as many lines as the steps need, and the sums are 32 rows of 32 elements.
-            unsafe { Self::PARTS.multiply(&self.tiles, left, right, VALUE_STEPS, [sums, sums]) };
+            unsafe { self.parts.multiply(&self.tiles, left, right, VALUE_STEPS, [sums, sums]) };
         }
     }
 
@@ -363,27 +372,26 @@ fn sums_in(rows: &mut [[Vector; 2]]) -> Sums {
     Sums { at: rows.as_mut_ptr().cast(), stride: QUERIES }
 }
 
-/// Loads a vector of positions from `first` on for each dimension. Those from `last` on are zeros.
+/// Loads a vector of a tile's positions from `first` on for each dimension of rows of `dim`. Those from `last` on are zeros.
 #[inline(always)]
 fn load_columns<F: Float>(
     simd: Avx512,
-    of: &Attend<'_, F>,
-    cache: (KvLayout, Kv<'_>),
+    rows: TileRows<'_>,
+    dim: usize,
     (first, last): (usize, usize),
     columns: &mut [Vector],
 ) {
-    let layout = cache.0;
     if first >= last {
         return columns.fill(simd.splat(0.0));
     }
-    if layout.block_len.is_multiple_of(TILE_SUMS) && first + TILE_SUMS <= last {
-        let rows = Rows { bytes: of.slot(cache, first), stride: layout.head_dim * F::BYTES };
+    if rows.are_adjacent(TILE_SUMS) && first + TILE_SUMS <= last {
+        let rows = Rows { bytes: rows.at(first), stride: dim * F::BYTES };
         return fill::<Avx512, F>(simd, rows, columns);
     }
     for (d, column) in columns.iter_mut().enumerate() {
         let mut lanes = [0.0; TILE_SUMS];
         for (lane, position) in lanes.iter_mut().zip(first..last.min(first + TILE_SUMS)) {
-            *lane = F::widen(&of.slot(cache, position)[d * F::BYTES..]);
+            *lane = F::widen(&rows.at(position)[d * F::BYTES..]);
         }
         *column = simd.load(&lanes);
     }

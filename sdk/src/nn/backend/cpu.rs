@@ -88,6 +88,10 @@ impl CpuKernels {
         let (tokens, width) = (q.dim(0)?, spec.heads * spec.value_dim);
         let mut out = self.pool.zeros(tokens * width);
         let past = kernels::Past { keys, values, value_dim: spec.value_dim };
+        if !past.has_whole_values() {
+            let message = format!("values are the first {} of keys of {}", spec.value_dim, key_layout.head_dim);
+            return Err(Error::unsupported(format!("kv = {}: {message}", kind.name())).help("take kv = \"f16\""));
+        }
         match chosen {
             None => kernels::attention(&self.pool, past, &spans, scores, spec.heads, &view(q)?, &mut out),
             Some(chosen) => {

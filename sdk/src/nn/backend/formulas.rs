@@ -19,10 +19,7 @@ use std::{borrow::Cow, ops::Range, sync::Arc};
 use super::{Backend, Changed, Form, LowRank, LowRankForm, Matrix, StoreShape, foreign};
 use crate::{
     Error, Result,
-    nn::{
-        memory::store::Store,
-        spec::{KvType, Rotation},
-    },
+    nn::{memory::store::Store, spec::Rotation},
     weights::{Dtype, RawTensor, RopeStyle},
 };
 
@@ -324,10 +321,7 @@ impl Formulas {
             let bytes = shape.bytes().ok_or_else(|| Error::out_of_memory("the size overflows"))?;
             Vec::<u8>::new().try_reserve_exact(bytes).map_err(|error| Error::out_of_memory(error.to_string()))?;
         }
-        let dtype = match kind {
-            KvType::F32 => DType::F32,
-            KvType::F16 => DType::F16,
-        };
+        let dtype = kind.dtype()?;
         Ok(Store::Tensor(Tensor::zeros((kv_heads, slots, head_dim), dtype, &self.device)?))
     }
 

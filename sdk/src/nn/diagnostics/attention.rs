@@ -48,7 +48,7 @@ pub(super) fn measure(bench: &Bench<'_>) -> Result<Value> {
                 // Scores and sums of values: two products of each query with each key that it sees.
                 let seen = (past as f64 + (new as f64 + 1.0) / 2.0) * new as f64 * streams as f64;
                 let multiply_adds = 2.0 * seen * (case.heads * case.head_dim) as f64;
-                let kv_bytes = 2.0 * ((past + new) * streams * case.kv_heads * case.head_dim * case.kv.bytes()) as f64;
+                let kv_bytes = 2.0 * ((past + new) * streams * case.kv_heads * case.kv.row_bytes(case.head_dim)) as f64;
                 row["ms"] = figure(ms);
                 row["repeats"] = json!(repeats);
                 row["allocated_bytes"] = json!(allocated_bytes);

@@ -107,7 +107,7 @@ impl Class {
             Self::Embedding => "embeddings".into(),
             Self::Table => "tables".into(),
             Self::Small => "norms and biases".into(),
-            Self::Cache => format!("cache in {}", if kind == KvType::F16 { "f16" } else { "f32" }),
+            Self::Cache => format!("cache in {}", kind.name()),
         }
     }
 }

@@ -5,7 +5,7 @@
 //! of a sequence is in slot `blocks[i / BLOCK_TOKENS] · BLOCK_TOKENS + i mod BLOCK_TOKENS` of its group's layers. On
 //! the CPU the memory is mapped and zeroed lazily, so that blocks cost nothing until they are written.
 
-use candle_core::{Device, Tensor};
+use candle_core::{DType, Device, Tensor};
 use half::f16;
 use pensieve_kernels::KvLayout;
 use std::{collections::BTreeMap, ops::Range};
@@ -195,7 +195,7 @@ impl KvCache {
         let mut sums = BTreeMap::new();
         for layer in &self.layers {
             let (tokens, count) = (self.unit_tokens(layer.group), self.groups[layer.group].1);
-            let each = layer.stores(self.kind).map(|(_, heads, kind, dim)| heads * tokens * dim * kind.bytes());
+            let each = layer.stores(self.kind).map(|(_, heads, kind, dim)| heads * tokens * kind.row_bytes(dim));
             let sum: &mut u64 = sums.entry(layer.place).or_default();
             *sum = sum.saturating_add((each.sum::<usize>() as u64).saturating_mul(count as u64));
         }
@@ -212,13 +212,13 @@ impl KvCache {
 impl KvTransfer for KvCache {
     fn bytes(&self, group: usize) -> usize {
         let tokens = self.unit_tokens(group);
-        self.stores(group).map(|(_, heads, kind, dim)| heads * tokens * dim * kind.bytes()).sum()
+        self.stores(group).map(|(_, heads, kind, dim)| heads * tokens * kind.row_bytes(dim)).sum()
     }
 
     fn export(&self, group: usize, id: u32, mut bytes: &mut [u8]) -> Result<()> {
         let (tokens, count) = (self.unit_tokens(group), self.groups[group].1);
         for (store, heads, kind, dim) in self.stores(group) {
-            let piece = tokens * dim * kind.bytes();
+            let piece = tokens * kind.row_bytes(dim);
             let (part, rest) = std::mem::take(&mut bytes).split_at_mut(heads * piece);
             bytes = rest;
             match store {
@@ -257,7 +257,7 @@ impl KvTransfer for KvCache {
                 Memory::SharedWith(_) => continue,
             };
             for (store, dim) in stores.into_iter().filter(|(_, dim)| *dim > 0) {
-                let piece = tokens * dim * kind.bytes();
+                let piece = tokens * kind.row_bytes(dim);
                 let (part, rest) = bytes.split_at(heads * piece);
                 bytes = rest;
                 match store {
@@ -292,13 +292,13 @@ pub(in crate::nn) fn no_table() -> Error {
 
 fn to_bytes(tensor: &Tensor, kind: KvType, bytes: &mut [u8]) -> Result<()> {
     let tensor = tensor.flatten_all()?;
-    match kind {
-        KvType::F32 => {
+    match kind.dtype()? {
+        DType::F32 => {
             for (value, bytes) in tensor.to_vec1::<f32>()?.iter().zip(bytes.chunks_exact_mut(4)) {
                 bytes.copy_from_slice(&value.to_le_bytes());
             }
         }
-        KvType::F16 => {
+        _ => {
             for (value, bytes) in tensor.to_vec1::<f16>()?.iter().zip(bytes.chunks_exact_mut(2)) {
                 bytes.copy_from_slice(&value.to_le_bytes());
             }
@@ -308,12 +308,12 @@ fn to_bytes(tensor: &Tensor, kind: KvType, bytes: &mut [u8]) -> Result<()> {
 }
 
 fn from_bytes(bytes: &[u8], kind: KvType, dims: (usize, usize, usize), device: &Device) -> Result<Tensor> {
-    let tensor = match kind {
-        KvType::F32 => {
+    let tensor = match kind.dtype()? {
+        DType::F32 => {
             let values = bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect::<Vec<_>>();
             Tensor::from_vec(values, dims, device)?
         }
-        KvType::F16 => {
+        _ => {
             let values = bytes.as_chunks().0.iter().map(|bytes| f16::from_le_bytes(*bytes)).collect::<Vec<_>>();
             Tensor::from_vec(values, dims, device)?
         }

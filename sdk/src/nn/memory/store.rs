@@ -18,7 +18,7 @@ pub(in crate::nn) struct StoreShape {
 impl StoreShape {
     /// Size of the store; `None` if it overflows.
     pub(in crate::nn) fn bytes(&self) -> Option<usize> {
-        self.kv_heads.checked_mul(self.slots)?.checked_mul(self.head_dim)?.checked_mul(self.kind.bytes())
+        self.kv_heads.checked_mul(self.slots)?.checked_mul(self.kind.row_bytes(self.head_dim))
     }
 }
 
@@ -42,20 +42,22 @@ pub(in crate::nn) enum Store {
 impl Store {
     /// Returns the values for the CPU kernels.
     pub(in crate::nn) fn mapped(&self, kind: KvType) -> Result<Kv<'_>> {
-        match (self, kind) {
-            (Self::Mapped(memory), KvType::F32) => Ok(Kv::F32(bytemuck::cast_slice(memory))),
-            (Self::Mapped(memory), KvType::F16) => Ok(Kv::F16(bytemuck::cast_slice(memory))),
-            (Self::Tensor(_) | Self::Shared(..) | Self::Nothing, _) => Err(foreign("the KV cache")),
-        }
+        let Self::Mapped(memory) = self else { return Err(foreign("the KV cache")) };
+        Ok(match (kind, kind.packing()) {
+            (_, Some(packing)) => Kv::Packed(packing, memory),
+            (KvType::F32, None) => Kv::F32(bytemuck::cast_slice(memory)),
+            (_, None) => Kv::F16(bytemuck::cast_slice(memory)),
+        })
     }
 
     /// Returns the values for the CPU kernels to write.
     pub(in crate::nn) fn mapped_mut(&mut self, kind: KvType) -> Result<KvMut<'_>> {
-        match (self, kind) {
-            (Self::Mapped(memory), KvType::F32) => Ok(KvMut::F32(bytemuck::cast_slice_mut(memory))),
-            (Self::Mapped(memory), KvType::F16) => Ok(KvMut::F16(bytemuck::cast_slice_mut(memory))),
-            (Self::Tensor(_) | Self::Shared(..) | Self::Nothing, _) => Err(foreign("the KV cache")),
-        }
+        let Self::Mapped(memory) = self else { return Err(foreign("the KV cache")) };
+        Ok(match (kind, kind.packing()) {
+            (_, Some(packing)) => KvMut::Packed(packing, memory),
+            (KvType::F32, None) => KvMut::F32(bytemuck::cast_slice_mut(memory)),
+            (_, None) => KvMut::F16(bytemuck::cast_slice_mut(memory)),
+        })
     }
 
     /// Returns the tensor, for formulas and for kernels on other devices.

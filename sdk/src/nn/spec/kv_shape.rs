@@ -1,6 +1,9 @@
 //! The shape of a decoder's caches: which layers form a group, the size of each group's blocks or slots, and how a
 //! memory budget is divided among the groups.
 
+use candle_core::DType;
+use pensieve_kernels::Packing;
+
 use crate::{Cache, Error, Result};
 
 /// Tokens in a block of the paged KV cache.
@@ -13,14 +16,48 @@ pub enum KvType {
     F32,
     /// Two bytes per value.
     F16,
+    /// A byte per value, and a scale for each 32.
+    Q8,
+    /// Half a byte per value, and a scale for each 32.
+    Q4,
 }
 
 impl KvType {
-    /// Bytes of one value.
-    pub fn bytes(self) -> usize {
+    /// All types by their names in a model's options.
+    pub(in crate::nn) const NAMED: [(&'static str, Self); 4] =
+        [("f16", Self::F16), ("f32", Self::F32), ("q8", Self::Q8), ("q4", Self::Q4)];
+
+    pub(in crate::nn) fn name(self) -> &'static str {
+        Self::NAMED.iter().find(|(_, kind)| *kind == self).map_or("", |(name, _)| name)
+    }
+
+    /// Bytes of a row of so many values.
+    pub fn row_bytes(self, values: usize) -> usize {
+        match (self.packing(), self) {
+            (Some(packing), _) => packing.row_bytes(values),
+            (None, Self::F32) => values.saturating_mul(4),
+            (None, _) => values.saturating_mul(2),
+        }
+    }
+
+    /// How rows are packed, if they are.
+    pub(in crate::nn) fn packing(self) -> Option<Packing> {
         match self {
-            Self::F32 => 4,
-            Self::F16 => 2,
+            Self::F32 | Self::F16 => None,
+            Self::Q8 => Some(Packing::Q8),
+            Self::Q4 => Some(Packing::Q4),
+        }
+    }
+
+    /// The type of a tensor with such rows; an error if they are packed, as only the CPU's kernels read them.
+    pub(in crate::nn) fn dtype(self) -> Result<DType> {
+        match self {
+            Self::F32 => Ok(DType::F32),
+            Self::F16 => Ok(DType::F16),
+            Self::Q8 | Self::Q4 => {
+                let message = format!("keys and values in {} are computed by the CPU's kernels alone", self.name());
+                Err(Error::unsupported(message).help("take kv = \"f16\" on other devices and with other kernels"))
+            }
         }
     }
 }
@@ -66,8 +103,8 @@ impl AttentionCache {
 
     /// Bytes of one block; `None` on overflow.
     fn block_bytes(&self, kv: KvType) -> Option<usize> {
-        let dims = self.key_dim.checked_add(self.value_dim)?;
-        self.kv_heads.checked_mul(dims)?.checked_mul(BLOCK_TOKENS)?.checked_mul(kv.bytes())
+        let row = kv.row_bytes(self.key_dim).checked_add(kv.row_bytes(self.value_dim))?;
+        self.kv_heads.checked_mul(row)?.checked_mul(BLOCK_TOKENS)
     }
 }
 

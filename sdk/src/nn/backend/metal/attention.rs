@@ -53,7 +53,7 @@ impl StoreShape {
     pub(super) fn launch(&self, kind: KvType) -> Launch {
         let kernel = match kind {
             KvType::F16 => "store_f16",
-            KvType::F32 => "store_f32",
+            _ => "store_f32",
         };
         let width = ((self.heads + 2 * self.kv_heads) * self.head_dim) as usize;
         let groups = [width.div_ceil(STORE_THREADS), self.tokens as usize, 1];
@@ -83,7 +83,7 @@ impl AttendShape {
     pub(super) fn launch(&self, kind: KvType, longest: usize) -> Option<Launch> {
         let kernel = match kind {
             KvType::F16 => "attend_f16",
-            KvType::F32 => "attend_f32",
+            _ => "attend_f32",
         };
         let rows = longest * (self.heads / self.kv_heads) as usize;
         let groups = [rows.div_ceil(SCALAR_ROWS), self.kv_heads as usize, self.tiles as usize];
@@ -188,7 +188,7 @@ impl Flash {
 
     /// Keys of a tile in threadgroup memory.
     fn tile_keys(&self, kind: KvType) -> usize {
-        match self.head_dim * kind.bytes() {
+        match kind.row_bytes(self.head_dim) {
             0..=512 => 32,
             513..=1024 => 16,
             _ => 8,
@@ -197,7 +197,7 @@ impl Flash {
 
     fn shared_bytes(&self, kind: KvType) -> usize {
         let scratch = self.row_blocks * self.slices * MATRIX * SCRATCH * size_of::<f32>();
-        scratch + self.tile_keys(kind) * (self.head_dim * kind.bytes() + 16)
+        scratch + self.tile_keys(kind) * (kind.row_bytes(self.head_dim) + 16)
     }
 }
 

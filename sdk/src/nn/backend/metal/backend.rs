@@ -26,7 +26,7 @@ use crate::{
             pass::Pass,
             store::{HostMemory, Store, StoreShape},
         },
-        spec::{Attention, Inputs as Recurred, KvType, Recurrence, Rotation, ShortConv},
+        spec::{Attention, Inputs as Recurred, Recurrence, Rotation, ShortConv},
     },
     weights::{RawTensor, RopeStyle},
 };
@@ -292,10 +292,7 @@ impl<D: Driver> Backend for MetalKernels<D> {
     fn store(&self, shape: StoreShape) -> Result<Store> {
         let StoreShape { kv_heads, slots, head_dim, kind } = shape;
         let bytes = shape.bytes().ok_or_else(|| Error::out_of_memory("the size overflows"))?;
-        let dtype = match kind {
-            KvType::F32 => DType::F32,
-            KvType::F16 => DType::F16,
-        };
+        let dtype = kind.dtype()?;
         let tensor = self.driver.tensor(&self.driver.allocate(bytes)?, dtype, &[kv_heads, slots, head_dim])?;
         self.driver.zero(&tensor)?;
         Ok(Store::Shared(
