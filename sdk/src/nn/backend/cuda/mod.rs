@@ -389,7 +389,7 @@ impl Backend for CudaKernels {
             Arg::Int(i32::from(rotation.style == RopeStyle::Interleaved)),
             module.address(&out).into(),
         ];
-        module.launch("rotate", (width.div_ceil(THREADS), tokens, 1), THREADS, 0, &args)?;
+        module.launch("rotate", (tokens, width.div_ceil(THREADS), 1), THREADS, 0, &args)?;
         Ok(module.wrap(out, (tokens, width)))
     }
 

@@ -96,11 +96,11 @@ struct Rotation {
     }
 };
 
-// One value per thread; the grid is [values / threads, tokens].
+// One value per thread; the grid is [tokens, values / threads], as images have more patches than the other sides may have blocks.
 extern "C" __global__ void rotate(const float *x, const float *cosines, const float *sines, int heads, int head_dim,
                                   int half, int interleaved, float *out) {
     begin();
-    const int token = blockIdx.y, width = heads * head_dim, i = blockIdx.x * blockDim.x + threadIdx.x;
+    const int token = blockIdx.x, width = heads * head_dim, i = blockIdx.y * blockDim.x + threadIdx.x;
     if (i >= width) return;
     const Rotation rotation{cosines, sines, head_dim, half, interleaved};
     out[(size_t)token * width + i] = rotation.of(x + (size_t)token * width, token, i);
