@@ -17,7 +17,7 @@ const ODD: f64 = 2.0;
 const PAUSE_SECONDS: f64 = 0.005;
 /// What else a step beside streams may do takes this part of the time of their decodes: streams keep 60 % of their speed, and
 /// some time is left for what goes on in other processes.
-const SPARE: f64 = 0.55;
+const SPARE: f64 = 0.5;
 /// Steps that something beside the decodes slows down: its own, and the next ones, which find less in the caches.
 const DISTURBED_STEPS: u32 = 3;
 /// One in this many mixed steps runs without a chunk, and after as many with something else a few steps run without it.
