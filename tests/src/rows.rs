@@ -379,7 +379,8 @@ fn check_google(server: &Server) {
     let content = json!({"parts": [{"text": "a"}]});
     let one = json!({"content": content, "model": "models/unit", "outputDimensionality": 8, "novelty": 1});
     let reply = post(server.address, "/v1beta/models/unit:batchEmbedContents", &json!({"requests": [one]}));
-    let warning = reply.header("warning").unwrap_or_default();
+    // There is a header for each warning.
+    let warning = format!("{:?}", reply.head);
     assert!(warning.contains("requests.0.novelty: this server does not"), "{reply:?}");
     assert!(warning.contains("outputDimensionality: model 'unit' does not say"), "{reply:?}");
     assert!(!warning.contains("requests.0.model"), "{reply:?}");

@@ -87,12 +87,12 @@ impl Past<'_> {
         let dim = self.value_dim;
         assert!((1..=value_layout.head_dim).contains(&dim), "values of {dim} in {value_layout:?}");
         assert!(keys.is_like(values), "keys and values are of one kind");
-        assert!(self.has_whole_values(), "values of {dim}, rotated");
+        assert_eq!(dim, self.whole_values(), "values end where a rotation does");
     }
 
-    /// Returns whether values can be read on their own: of a packed row, not if they end amid what is rotated together.
-    pub fn has_whole_values(&self) -> bool {
-        self.rotation().is_none_or(|(_, of_values)| self.value_dim.is_multiple_of(of_values))
+    /// The elements of a row to take as a value so that it does not end amid what is rotated together.
+    pub fn whole_values(&self) -> usize {
+        self.rotation().map_or(self.value_dim, |(_, of_values)| self.value_dim.next_multiple_of(of_values))
     }
 
     /// How many values of keys, and of values, are rotated together; `None` if they are as they are.

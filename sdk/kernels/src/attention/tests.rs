@@ -3,7 +3,7 @@
 use half::f16;
 
 use super::*;
-use crate::kv::{KvMut, store_kv};
+use crate::kv::{KvMut, load_kv, store_kv};
 use crate::kv_packed::{self, Packing};
 use crate::simd::Level;
 
@@ -249,6 +249,9 @@ fn chosen_positions_of_a_packed_cache_are_read_as_all_of_it() {
             let pool = Pool::with_level(2, level);
             let mut keys = Cache::new(case.kind, layout);
             store_kv(&pool, layout, keys.write(), &sequence.k, &spans);
+            let mut rows = vec![f32::NAN; sequence.k.len()];
+            load_kv(layout, keys.read(), spans[0], &mut rows);
+            assert!(rows.iter().zip(&sequence.k).all(|(row, k)| (row - k).abs() < 1e-5), "{}", level.name());
             let past = Past { keys: (layout, keys.read()), values: (layout, keys.read()), value_dim };
             let mut outs = [vec![0.0; len * case.heads * value_dim], vec![0.0; len * case.heads * value_dim]];
             let chosen: Vec<Vec<u32>> = (0..len as u32).map(|row| (0..=row).collect()).collect();

@@ -86,18 +86,20 @@ impl CpuKernels {
         let keys = (key_layout, keys.mapped(kind)?);
         let values = if value_layout.head_dim == 0 { keys } else { (value_layout, values.mapped(kind)?) };
         let (tokens, width) = (q.dim(0)?, spec.heads * spec.value_dim);
-        let mut out = self.pool.zeros(tokens * width);
         let past = kernels::Past { keys, values, value_dim: spec.value_dim };
-        if !past.has_whole_values() {
-            let message = format!("values are the first {} of keys of {}", spec.value_dim, key_layout.head_dim);
-            return Err(Error::unsupported(format!("kv = {}: {message}", kind.name())).help("take kv = \"f16\""));
-        }
+        // What is beyond the values of a packed row is cut afterwards.
+        let value_dim = past.whole_values();
+        let past = kernels::Past { value_dim, ..past };
+        let mut out = self.pool.zeros(tokens * spec.heads * value_dim);
         match chosen {
             None => kernels::attention(&self.pool, past, &spans, scores, spec.heads, &view(q)?, &mut out),
             Some(chosen) => {
                 let rows = (&spans[..], chosen.rows());
                 kernels::attention_chosen(&self.pool, past, rows, scores, spec.heads, &view(q)?, &mut out);
             }
+        }
+        if value_dim > spec.value_dim {
+            out = out.chunks_exact(value_dim).flat_map(|row| &row[..spec.value_dim]).copied().collect();
         }
         tensor(out, (tokens, width))
     }
