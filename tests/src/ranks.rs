@@ -69,7 +69,7 @@ fn documents_are_ranked_by_models_made_for_it() {
     );
 }
 
-/// What a client repeats for each pair in the server's memory is bounded, whatever the field.
+/// The server repeats the query and the instruction for each pair in its memory.
 #[test]
 fn what_stands_around_documents_is_bounded() {
     let server = serve(&[]);

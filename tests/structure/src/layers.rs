@@ -142,6 +142,7 @@ const LAYERS: &[(&str, &str, &[&[&str]])] = &[
             &["conv", "elementwise", "experts"],
             &["activation", "attention", "low_rank", "matmul", "norm", "recurrence", "rope"],
             &["kv"],
+            &["kv_packed"],
             &["float", "pool", "quant", "tile"],
             &["simd"],
         ],
