@@ -15,7 +15,7 @@ use super::{
 /// Values of a block.
 const BLOCK: usize = 32;
 const SCALE_BYTES: usize = 2;
-/// Rotations of more values take longer and spread no better.
+/// Bounds what a rotation costs: its time grows with the logarithm of this.
 const ROTATED_MAX: usize = 128;
 
 /// How a row of a cache is packed.

@@ -46,15 +46,7 @@ pub fn attention_chosen(
     }
     let group = heads / layout.kv_heads;
     let together = (1..=HEADS_MAX.min(group)).rev().find(|many| group.is_multiple_of(*many)).unwrap_or(1);
-    let mut turned = Vec::new();
-    let q = match past.rotation() {
-        Some((of_keys, _)) => {
-            turned.extend_from_slice(q);
-            rotate_rows(pool, &mut turned, layout.head_dim, of_keys);
-            &turned
-        }
-        None => q,
-    };
+    let q = &*past.turned(pool, q);
     pool.run_pieces(out, together * value_dim, |index, out| {
         let (row, head) = (index * together / heads, index * together % heads);
         let (blocks, positions) = (of_rows[row].0.blocks, &chosen[row][..]);

@@ -15,6 +15,7 @@ mod texts;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
 
+use std::borrow::Cow;
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -100,6 +101,15 @@ impl Past<'_> {
         let is_packed = matches!(self.keys.1, Kv::Packed(..));
         is_packed.then(|| (rotated(self.keys.0.head_dim), rotated(self.values.0.head_dim)))
     }
+
+    /// Queries as the keys are: rotated, if those are.
+    fn turned<'a>(&self, pool: &Pool, q: &'a [f32]) -> Cow<'a, [f32]> {
+        let mut q = Cow::Borrowed(q);
+        if let Some((of_keys, _)) = self.rotation() {
+            rotate_rows(pool, q.to_mut(), self.keys.0.head_dim, of_keys);
+        }
+        q
+    }
 }
 
 /// Attends from the rows of some spans, `q[n, heads, head_dim]`, to their sequences' positions up to their own and
@@ -149,15 +159,7 @@ pub fn attention(
     // Longest first, so that threads finish together.
     let seen = |span: &Span<'_>, at: usize| (span.past + at).saturating_add(scores.ahead).min(span.past + span.len);
     parts.sort_by_key(|(span, at, len)| std::cmp::Reverse(seen(span, *at) * len));
-    let mut turned = Vec::new();
-    let q = match past.rotation() {
-        Some((of_keys, _)) => {
-            turned.extend_from_slice(q);
-            rotate_rows(pool, &mut turned, layout.head_dim, of_keys);
-            &turned
-        }
-        None => q,
-    };
+    let q = &*past.turned(pool, q);
     let shared = Disjoint::new(out);
     pool.run(parts.len() * layout.kv_heads, |index| {
         let (span, at, len) = parts[index / layout.kv_heads];
