@@ -278,7 +278,8 @@ where
     }
 
     /// Has one picture read. A process that has answered serves the next picture, whatever the answer; one that takes too
-    /// long may do so because the machine is slow, so another one gets the picture before the client has to come again.
+    /// long may do so because the machine is slow, and one may be killed that was idle, so another one gets the picture
+    /// before the client has to come again.
     async fn ask(&self, file: &ImageSource<'_>, depth: Depth) -> Result<ReadItem, Failure> {
         let bytes = PreparedBytes::from(file.bytes.clone());
         let (question, deadline) = match depth {
@@ -314,6 +315,7 @@ where
             busy.open.process.end().await;
             match death {
                 Death::Overdue(_) if !is_second => is_second = true,
+                death if death.is_from_outside() && !is_second => is_second = true,
                 Death::Overdue(_) => {
                     let message = format!("reading the image {death}, twice");
                     let help = "try again later, or send a smaller one";

@@ -236,14 +236,20 @@ impl Renderer {
         let mut loaded = self.process().await?;
         let renderer = self.clone();
         let asked = tokio::spawn(async move {
-            let answer = loaded.process.ask(&question, deadline).await;
+            let mut answer = loaded.process.ask(&question, deadline).await;
+            if answer.as_ref().is_err_and(Death::is_from_outside) {
+                // Dropped first, as it counts as one of the model's processes.
+                drop(loaded);
+                loaded = renderer.process().await?;
+                answer = loaded.process.ask(&question, deadline).await;
+            }
             if answer.is_ok() {
                 renderer.give_back(loaded);
             }
             drop((turn, text_turn));
-            answer
+            Ok(answer)
         });
-        asked.await.map_err(|_| self.failure(FailureCode::Internal, "asking a prompt process", "was broken off"))
+        asked.await.map_err(|_| self.failure(FailureCode::Internal, "asking a prompt process", "was broken off"))?
     }
 
     /// Waits for the right to use one process of this model.

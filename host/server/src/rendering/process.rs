@@ -132,6 +132,12 @@ impl Death {
     pub fn is_of_the_question(&self) -> bool {
         !matches!(self, Self::Spawn(_))
     }
+
+    /// True if something outside of the process killed it, as the system does when it runs out of memory. Most often that
+    /// was while the process was idle and its end was not seen yet, so another process should get the question, once.
+    pub fn is_from_outside(&self) -> bool {
+        matches!(self, Self::Ended(Some(status)) if status.signal() == Some(libc::SIGKILL))
+    }
 }
 
 /// A predicate about the work: `takes longer than …`.

@@ -263,6 +263,25 @@ fn slow_renderer(hanging: &str) -> (Program, Arc<Renderer>) {
 }
 
 #[tokio::test]
+async fn a_question_whose_process_was_killed_from_outside_is_asked_once_more() {
+    let tokenizer = r#"{"decoder": {"type": "ByteFallback"}, "model": {"vocab": {"x": 0, "yy": 1}}}"#;
+    for (killed, answered) in [("1", true), ("1 2", false)] {
+        let vocabulary = Box::new(Vocabulary::new(tokenizer, 2, &[]).unwrap());
+        let read = [answer(1, Answer::Vocabulary(vocabulary)), answer(2, Answer::Template { takes_tools: false })];
+        let script = format!(
+            "cat 1\nfor place in {killed}; do mkdir at_$place 2> /dev/null && sleep 0.3 && kill -9 $$; done\ncat 2; exec cat > rest"
+        );
+        let program = Program::new(&script, &[&read, &[answer(3, Answer::Tokens(vec![1]))]]);
+        let renderer = RendererPool::new(program.path()).renderer("model", &Arc::new(card(2)));
+        let tokens = renderer.text("x".into(), Vec::new()).await;
+        assert_eq!((tokens.is_ok(), program.started().len()), (answered, 2), "{tokens:?}");
+        if let Err(failure) = tokens {
+            assert!(failure.message.contains("SIGKILL"), "{failure}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn texts_for_rows_leave_a_process_to_chats_and_nothing_waits_for_clients_that_have_gone() {
     let (program, renderer) = slow_renderer("1 2 3");
     let asked: Vec<_> = (0..6)
