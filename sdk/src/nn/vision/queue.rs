@@ -191,7 +191,7 @@ impl Job {
         let lens = runs(&self.batch, tower, block.is_some_and(|block| block.windowed))?;
         let ids = vec![0; self.batch.patches()];
         let batch = Batch { tokens: &ids, positions: &ids, spans: spans(&lens), top: 0 };
-        runtime.ops().group_rows(&self.batch.items.iter().map(Patches::patches).collect::<Vec<_>>());
+        runtime.ops().group_rows(&self.rows_multiplied(&piece));
         let step = runtime.step_begun(&batch);
         if matches!(&piece, Piece::Embed(patches) if patches.start == 0) {
             self.angles = tower.angles(&self.batch, &step)?;
@@ -205,6 +205,22 @@ impl Job {
         }
         step.ops().finish()?;
         Ok(None)
+    }
+
+    /// The rows of each item that a piece multiplies by the tower's weights: its patches, or what they are merged to.
+    fn rows_multiplied(&self, piece: &Piece) -> Vec<usize> {
+        let (patches, is_merged) = match piece {
+            Piece::Embed(patches) | Piece::Qkv(_, patches) | Piece::Rest(_, patches) => (patches, false),
+            Piece::Tap(_, patches) | Piece::Project(patches) => (patches, true),
+            Piece::Heads(..) => return Vec::new(),
+        };
+        self.batch
+            .items_of(patches)
+            .map(|(item, patches)| match is_merged {
+                true => item.rows * patches / item.patches().max(1),
+                false => patches,
+            })
+            .collect()
     }
 
     /// Queries, keys and values, or one tensor and two without values.

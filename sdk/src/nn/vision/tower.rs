@@ -142,6 +142,18 @@ impl PatchBatch {
         parts
     }
 
+    /// The items that these patches lie in, in order, and how many of them each has.
+    pub(super) fn items_of(&self, patches: &Range<usize>) -> impl Iterator<Item = (&Patches, usize)> {
+        let mut start = 0;
+        let of = move |item: &Patches| {
+            let end = start + item.patches();
+            let within = patches.start.max(start)..patches.end.min(end);
+            start = end;
+            within.len()
+        };
+        self.items.iter().zip(self.items.iter().map(of)).filter(|(_, count)| *count > 0)
+    }
+
     /// These patches, which are whole rows of their grids, as images of their own, without pixels.
     pub(super) fn band(&self, patches: &Range<usize>) -> Self {
         let rows = self.items.iter().flat_map(|item| item.grids.iter().map(move |_| (item.rows, item.patches())));
@@ -196,6 +208,18 @@ mod tests {
         assert_eq!(of(0..20), [(12, 0..12, [0, 0]), (4, 0..4, [1, 0]), (4, 0..4, [1, 4])]);
         assert_eq!(of(11..13), [(12, 11..12, [0, 0]), (4, 0..1, [1, 0])]);
         assert_eq!(of(17..20), [(4, 1..4, [1, 4])]);
+        assert_eq!(of(12..12), []);
+    }
+
+    #[test]
+    fn patches_are_counted_by_item() {
+        let batch = batch();
+        let of = |patches: Range<usize>| {
+            batch.items_of(&patches).map(|(item, count)| (item.rows, count)).collect::<Vec<_>>()
+        };
+        assert_eq!(of(0..20), [(6, 12), (4, 8)]);
+        assert_eq!(of(11..17), [(6, 1), (4, 5)]);
+        assert_eq!(of(13..20), [(4, 7)]);
         assert_eq!(of(12..12), []);
     }
 
