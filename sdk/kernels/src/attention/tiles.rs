@@ -16,7 +16,10 @@ use super::{Attend, POSITIONS, TileRows, load_part};
 use crate::{
     float::{Float, fill},
     kv::Kv,
-    simd::{Amx, Avx512, Line, Rows, Simd, Sums, TILE_COLS, TILE_ROWS, TILE_SUMS, TileKernel, Tiles, exp, tanh},
+    simd::{
+        Amx, Avx512, Factors, Line, Parts, Rows, Simd, Split, Sums, TILE_COLS, TILE_ROWS, TILE_SUMS, TileKernel, Tiles,
+        exp, tanh,
+    },
 };
 
 /// Queries that are multiplied together: two tiles of columns.
@@ -31,71 +34,11 @@ const LOWEST: f32 = f32::MIN / 2.0;
 /// A vector of 16 numbers.
 type Vector = <Avx512 as Simd>::F;
 
-/// How many parts numbers have. In a factor's lines, those of a step stand together.
-#[derive(Clone, Copy)]
-struct Parts(usize);
-
-impl Parts {
-    /// Beside the keys and values of a cache.
-    const fn beside(cache: Kv<'_>) -> Self {
-        match cache {
-            Kv::F16(_) | Kv::Packed(..) => Self(2),
-            Kv::F32(_) => Self(3),
-        }
-    }
-
-    /// Lines of 16 rows or columns of a factor.
-    const fn lines(self, steps: usize) -> usize {
-        self.0 * steps * TILE_ROWS
-    }
-
-    /// Where a part of a line stands.
-    #[inline(always)]
-    fn at(self, line: usize, part: usize) -> usize {
-        (line / TILE_ROWS * self.0 + part) * TILE_ROWS + line % TILE_ROWS
-    }
-
-    /// Stores the parts of 32 numbers of a row: a line of left factors.
-    #[inline(always)]
-    fn store_row(self, amx: Amx, mut columns: [Vector; 2], line: usize, lines: &mut [Line]) {
-        for part in 0..self.0 {
-            let rounded = amx.row(columns);
-            amx.store(rounded, &mut lines[self.at(line, part)]);
-            columns = amx.rest_of_row(columns, rounded);
-        }
-    }
-
-    /// Stores the parts of two rows of 16 columns: a line of right factors.
-    #[inline(always)]
-    fn store_pairs(self, amx: Amx, mut rows: [Vector; 2], line: usize, lines: &mut [Line]) {
-        for part in 0..self.0 {
-            let rounded = amx.pairs(rows);
-            amx.store(rounded, &mut lines[self.at(line, part)]);
-            rows = amx.rest_of_pairs(rows, rounded);
-        }
-    }
-
-    /// The sums of products of 32 rows with 32 columns.
-    ///
-    /// # Safety
-    /// Each of the factors has [`lines`](Self::lines) for the steps. `to` and, unless it is null, `from` have 32 rows of 32
-    /// elements.
-    #[inline(always)]
-    unsafe fn multiply(
-        self,
-        tiles: &Tiles,
-        left: [*const Line; 2],
-        right: [*const Line; 2],
-        steps: usize,
-        [from, to]: [Sums; 2],
-    ) {
-        // SAFETY: as the caller promises.
-        unsafe {
-            match self.0 {
-                2 => tiles.two_by_two::<2>(left, right, steps, from, to),
-                _ => tiles.two_by_two::<3>(left, right, steps, from, to),
-            }
-        }
+/// How queries, keys, weights and values are split beside those of a cache.
+const fn beside(cache: Kv<'_>) -> Parts {
+    match cache {
+        Kv::F16(_) | Kv::Packed(..) => Parts::TwoByTwo,
+        Kv::F32(_) => Parts::ThreeByThree,
     }
 }
 
@@ -104,6 +47,7 @@ struct Work<F> {
     amx: Amx,
     tiles: Tiles,
     parts: Parts,
+    split: Split,
     key_steps: usize,
     /// Right factors of each 16 queries.
     queries: Vec<Line>,
@@ -166,13 +110,14 @@ impl<F: Float> Work<F> {
     fn new(amx: Amx, of: &Attend<'_, F>) -> Self {
         let simd = amx.avx512();
         let zero = simd.splat(0.0);
-        let parts = Parts::beside(of.past.keys.1);
+        let parts = beside(of.past.keys.1);
+        let split = parts.left();
         let (dim, value_dim) = (of.past.keys.0.head_dim, of.past.value_dim);
         let (key_steps, dims) = (dim.div_ceil(TILE_COLS), value_dim.next_multiple_of(PAIR_ROWS));
         let pairs = of.rows().div_ceil(QUERIES);
-        let mut queries = vec![Line::ZERO; 2 * pairs * parts.lines(key_steps)];
+        let mut queries = vec![Line::ZERO; 2 * pairs * split.lines(key_steps)];
         let mut columns = vec![[0.0; TILE_SUMS]; key_steps * TILE_COLS];
-        for (half, lines) in queries.chunks_exact_mut(parts.lines(key_steps)).enumerate() {
+        for (half, lines) in queries.chunks_exact_mut(split.lines(key_steps)).enumerate() {
             let first = half * TILE_SUMS;
             columns.fill([0.0; TILE_SUMS]);
             for row in first..of.rows().min(first + TILE_SUMS) {
@@ -181,18 +126,19 @@ impl<F: Float> Work<F> {
                 }
             }
             for (line, two) in columns.chunks_exact(2).enumerate() {
-                parts.store_pairs(amx, [simd.load(&two[0]), simd.load(&two[1])], line, lines);
+                split.store_pairs(amx, [simd.load(&two[0]), simd.load(&two[1])], line, lines);
             }
         }
         Self {
             amx,
             tiles: amx.tiles(),
             parts,
+            split,
             key_steps,
             queries,
-            keys: vec![Line::ZERO; POSITIONS / TILE_ROWS * parts.lines(key_steps)],
-            values: vec![Line::ZERO; dims / TILE_ROWS * parts.lines(VALUE_STEPS)],
-            weights: vec![Line::ZERO; 2 * parts.lines(VALUE_STEPS)],
+            keys: vec![Line::ZERO; POSITIONS / TILE_ROWS * split.lines(key_steps)],
+            values: vec![Line::ZERO; dims / TILE_ROWS * split.lines(VALUE_STEPS)],
+            weights: vec![Line::ZERO; 2 * split.lines(VALUE_STEPS)],
             scores: vec![[zero; 2]; POSITIONS],
             sums: vec![[zero; 2]; pairs * dims],
             dims,
@@ -206,18 +152,18 @@ impl<F: Float> Work<F> {
     /// Loads a tile's keys and values.
     #[inline(always)]
     fn fetch(&mut self, of: &Attend<'_, F>, start: usize, seen: usize) {
-        let (amx, parts) = (self.amx, self.parts);
+        let (amx, split) = (self.amx, self.split);
         let simd = amx.avx512();
         let dim = of.past.keys.0.head_dim;
         let rows = of.rows_of(of.past.keys, (start, seen), &mut self.unpacked);
         for position in 0..seen {
-            let lines = &mut self.keys[position / TILE_ROWS * parts.lines(self.key_steps)..];
-            let lines = &mut lines[..parts.lines(self.key_steps)];
+            let lines = &mut self.keys[position / TILE_ROWS * split.lines(self.key_steps)..];
+            let lines = &mut lines[..split.lines(self.key_steps)];
             let bytes = &rows.at(position)[..dim * F::BYTES];
             for (step, bytes) in bytes.chunks(TILE_COLS * F::BYTES).enumerate() {
                 let (first, second) = bytes.split_at(bytes.len().min(TILE_SUMS * F::BYTES));
                 let columns = [load_part::<Avx512, F>(simd, first), load_part::<Avx512, F>(simd, second)];
-                parts.store_row(amx, columns, step * TILE_ROWS + position % TILE_ROWS, lines);
+                split.store_row(amx, columns, step * TILE_ROWS + position % TILE_ROWS, lines);
             }
         }
         let rows = of.rows_of(of.past.values, (start, seen), &mut self.unpacked);
@@ -228,9 +174,9 @@ impl<F: Float> Work<F> {
                 load_columns::<F>(simd, rows, dim, (first, seen), columns);
             }
             for (d, (first, second)) in self.columns[0].iter().zip(&self.columns[1]).enumerate() {
-                let lines = &mut self.values[d / TILE_ROWS * parts.lines(VALUE_STEPS)..];
-                let lines = &mut lines[..parts.lines(VALUE_STEPS)];
-                parts.store_row(amx, [*first, *second], step * TILE_ROWS + d % TILE_ROWS, lines);
+                let lines = &mut self.values[d / TILE_ROWS * split.lines(VALUE_STEPS)..];
+                let lines = &mut lines[..split.lines(VALUE_STEPS)];
+                split.store_row(amx, [*first, *second], step * TILE_ROWS + d % TILE_ROWS, lines);
             }
         }
     }
@@ -238,14 +184,15 @@ impl<F: Float> Work<F> {
     /// Multiplies a tile's keys with a pair's queries.
     #[inline(always)]
     fn score(&mut self, pair: usize, seen: usize) {
-        let each = self.parts.lines(self.key_steps);
-        let right = [2 * pair, 2 * pair + 1].map(|half| self.queries[half * each..][..each].as_ptr());
+        let each = self.split.lines(self.key_steps);
+        let right = [2 * pair, 2 * pair + 1].map(|half| &self.queries[half * each..][..each]);
+        let right = Factors::new(right, self.split);
         let keys = self.keys.chunks_exact(2 * each).zip(self.scores.chunks_exact_mut(PAIR_ROWS));
         for (keys, scores) in keys.take(seen.div_ceil(PAIR_ROWS)) {
-            let (left, to) = ([keys.as_ptr(), keys[each..].as_ptr()], sums_in(scores));
+            let (left, to) = (Factors::new(keys.split_at(each).into(), self.split), sums_in(scores));
             let from = Sums { at: std::ptr::null_mut(), ..to };
             // SAFETY: all factors have as many lines as the steps need, and the scores are 32 rows of 32 elements.
-            unsafe { self.parts.multiply(&self.tiles, left, right, self.key_steps, [from, to]) };
+            unsafe { self.tiles.two_by_two(self.parts, left, right, self.key_steps, from, to) };
         }
     }
 
@@ -280,7 +227,7 @@ impl<F: Float> Work<F> {
     /// Turns the scores of 16 queries into weights relative to their running maximum, and rescales their sums if that grows.
     #[inline(always)]
     fn weigh(&mut self, pair: usize, half: usize, softcap: Option<f32>) {
-        let (amx, parts) = (self.amx, self.parts);
+        let (amx, split) = (self.amx, self.split);
         let simd = amx.avx512();
         if let Some(cap) = softcap {
             let cap = simd.splat(cap);
@@ -299,7 +246,7 @@ impl<F: Float> Work<F> {
         }
         let top = simd.max(simd.max(tops[0], tops[1]), simd.max(tops[2], tops[3]));
         let mut added = [simd.splat(0.0); 4];
-        let each = parts.lines(VALUE_STEPS);
+        let each = split.lines(VALUE_STEPS);
         let lines = &mut self.weights[half * each..][..each];
         for (group, scores) in self.scores.chunks_exact(added.len()).enumerate() {
             let mut weights = [simd.splat(0.0); 4];
@@ -307,8 +254,8 @@ impl<F: Float> Work<F> {
                 weights[at] = exp(simd, simd.sub(scores[half], top));
                 added[at] = simd.add(added[at], weights[at]);
             }
-            parts.store_pairs(amx, [weights[0], weights[1]], 2 * group, lines);
-            parts.store_pairs(amx, [weights[2], weights[3]], 2 * group + 1, lines);
+            split.store_pairs(amx, [weights[0], weights[1]], 2 * group, lines);
+            split.store_pairs(amx, [weights[2], weights[3]], 2 * group + 1, lines);
         }
         let mut kept = sum;
         if simd.top(simd.sub(top, before)) > 0.0 {
@@ -325,13 +272,13 @@ impl<F: Float> Work<F> {
     /// Adds a tile's values, weighted, to a pair's sums.
     #[inline(always)]
     fn gather(&mut self, pair: usize) {
-        let each = self.parts.lines(VALUE_STEPS);
-        let right = [self.weights.as_ptr(), self.weights[each..].as_ptr()];
+        let each = self.split.lines(VALUE_STEPS);
+        let right = Factors::new(self.weights.split_at(each).into(), self.split);
         let sums = self.sums[pair * self.dims..][..self.dims].chunks_exact_mut(PAIR_ROWS);
         for (values, sums) in self.values.chunks_exact(2 * each).zip(sums) {
-            let (left, sums) = ([values.as_ptr(), values[each..].as_ptr()], sums_in(sums));
+            let (left, sums) = (Factors::new(values.split_at(each).into(), self.split), sums_in(sums));
             // SAFETY: all factors have as many lines as the steps need, and the sums are 32 rows of 32 elements.
-            unsafe { self.parts.multiply(&self.tiles, left, right, VALUE_STEPS, [sums, sums]) };
+            unsafe { self.tiles.two_by_two(self.parts, left, right, VALUE_STEPS, sums, sums) };
         }
     }
 

@@ -4,7 +4,8 @@
 //! the rows pass over them, and 32 rows of activations stay in L1 while the panels pass over those. Sums are kept in `f32`
 //! over all columns, so that formats with a scale per 16 or 32 values cost no more than others. Quantized weights and
 //! their activations are rounded to `bf16`; dense ones are split into up to three numbers of it, which have all bits of an
-//! `f32`, and the products that matter are summed, so that they stay as exact as by vectors.
+//! `f32`, and the products that matter are summed, so that they stay as exact as by vectors. All products of a step are summed
+//! without leaving the tiles.
 //!
 //! Every sum is in the order of its columns, so a row is the same to the last bit among however many others.
 
@@ -16,7 +17,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use super::super::float::{BF16, Dense, F16, F32, Fp8};
 use super::super::pool::{Disjoint, Pool};
 use super::super::quant::{Format, Layout, SEGMENT, with_format};
-use super::super::simd::{Amx, Avx512, Line, Rows, Simd, Sums, TILE_COLS, TILE_ROWS, TILE_SUMS, TileKernel, Tiles};
+use super::super::simd::{
+    Amx, Avx512, Factors, Line, Parts, Rows, Simd, Split, Sums, TILE_COLS, TILE_ROWS, TILE_SUMS, TileKernel, Tiles,
+};
 use super::super::tile::PAIR;
 use super::Product;
 use super::panels::Panels;
@@ -25,8 +28,6 @@ use pensieve_weights::Dtype;
 
 /// Steps of 32 columns per segment.
 const STEPS: usize = SEGMENT / TILE_COLS;
-/// Lines of a panel's segment.
-const LINES: usize = STEPS * TILE_ROWS;
 /// Outputs of a pair of panels.
 const OUTPUTS: usize = PAIR * TILE_SUMS;
 /// Pairs of panels that rows pass over together, at most: unpacked, they take a small part of the L2 cache.
@@ -44,8 +45,8 @@ const ROWS_MIN: usize = 128;
 pub(super) fn multiply(pool: &Pool, amx: Amx, products: &mut [Product<'_>], x: &[f32]) {
     let Some(cols) = products.first().map(|product| product.weight.cols) else { return };
     let n = x.len() / cols;
-    let used = products.iter().flat_map(|product| summed(product.weight.dtype)).map(|(left, _)| left);
-    let left = Left::new(pool, amx, x, cols, parts(used));
+    let split = products.iter().map(|product| parts(product.weight.dtype).left()).max();
+    let left = Left::new(pool, amx, x, cols, split.unwrap_or(Split(1)));
     let jobs: Vec<Job<'_>> = products
         .iter_mut()
         .map(|Product { weight, out }| Job {
@@ -53,7 +54,7 @@ pub(super) fn multiply(pool: &Pool, amx: Amx, products: &mut [Product<'_>], x: &
             rows: weight.rows,
             cols,
             n,
-            products: summed(weight.dtype),
+            parts: parts(weight.dtype),
             fill: filler(weight.dtype),
             out: Disjoint::new(out),
         })
@@ -69,36 +70,29 @@ pub(super) fn multiply(pool: &Pool, amx: Amx, products: &mut [Product<'_>], x: &
     });
 }
 
-/// The parts of activations and weights whose products are summed. Each part has 8 more bits of a number, so the products that
-/// are left out are below the last bit of an `f32`.
-fn summed(dtype: Dtype) -> &'static [(usize, usize)] {
+/// How activations and weights are split.
+fn parts(dtype: Dtype) -> Parts {
     match dtype {
-        Dtype::BF16 => &[(0, 0), (1, 0), (2, 0)],
-        Dtype::F16 | Dtype::Fp8 => &[(0, 0), (1, 0), (0, 1), (2, 0), (1, 1)],
-        Dtype::F32 => &[(0, 0), (1, 0), (0, 1), (2, 0), (1, 1), (0, 2)],
-        _ => &[(0, 0)],
+        Dtype::BF16 => Parts::ThreeByOne,
+        Dtype::F16 | Dtype::Fp8 => Parts::ThreeByTwo,
+        Dtype::F32 => Parts::ThreeByThree,
+        _ => Parts::OneByOne,
     }
-}
-
-/// Number of parts, of which these are used.
-fn parts<'a>(used: impl Iterator<Item = &'a usize>) -> usize {
-    used.max().map_or(1, |last| last + 1)
 }
 
 /// Activations in `bf16`, in the order in which tiles read them.
 struct Left {
     lines: Vec<Line>,
+    split: Split,
     steps: usize,
-    /// Groups of 16 rows.
-    groups: usize,
 }
 
 impl Left {
-    fn new(pool: &Pool, amx: Amx, x: &[f32], cols: usize, parts: usize) -> Self {
+    fn new(pool: &Pool, amx: Amx, x: &[f32], cols: usize, split: Split) -> Self {
         let (n, steps) = (x.len() / cols, cols.div_ceil(TILE_COLS));
         let groups = n.div_ceil(TILE_ROWS);
-        let each = steps * TILE_ROWS;
-        let len = parts * groups * each;
+        let each = split.lines(steps);
+        let len = groups * each;
         let mut lines = LEFT.take();
         // Rows that pad a group keep what they have, as their products are not written.
         if lines.len() < len {
@@ -108,21 +102,17 @@ impl Left {
         pool.run(groups, |group| {
             let rows = group * TILE_ROWS..n.min((group + 1) * TILE_ROWS);
             let x = &x[rows.start * cols..rows.end * cols];
-            let lines = (0..parts).map(|part| {
-                let first = (part * groups + group) * each;
-                // SAFETY: each part of a group belongs to the group's task.
-                unsafe { all.range(first..first + each) }
-            });
-            amx.enter(Pack { x, cols, parts: &mut lines.collect::<Vec<_>>() });
+            // SAFETY: the lines of a group belong to its task.
+            let lines = unsafe { all.range(group * each..(group + 1) * each) };
+            amx.enter(Pack { x, cols, split, lines });
         });
-        Self { lines, steps, groups }
+        Self { lines, split, steps }
     }
 
-    /// The lines of a group from a step on.
+    /// Some steps of 16 rows.
     #[inline(always)]
-    fn at(&self, part: usize, group: usize, step: usize, steps: usize) -> *const Line {
-        let first = ((part * self.groups + group) * self.steps + step) * TILE_ROWS;
-        self.lines[first..first + steps * TILE_ROWS].as_ptr()
+    fn group(&self, group: usize, first: usize, steps: usize) -> &[Line] {
+        &self.lines[self.split.lines(group * self.steps + first)..][..self.split.lines(steps)]
     }
 }
 
@@ -135,39 +125,36 @@ impl Drop for Left {
 }
 
 /// Splits some rows into parts.
-struct Pack<'a, 'b> {
+struct Pack<'a> {
     x: &'a [f32],
     cols: usize,
-    parts: &'a mut [&'b mut [Line]],
+    split: Split,
+    lines: &'a mut [Line],
 }
 
-impl TileKernel for Pack<'_, '_> {
+impl TileKernel for Pack<'_> {
     #[inline(always)]
     fn run(self, amx: Amx) {
-        let Self { x, cols, parts } = self;
+        let Self { x, cols, split, lines } = self;
         let simd = amx.avx512();
         for row in 0..x.len() / cols {
             let x = &x[row * cols..(row + 1) * cols];
             for step in 0..cols.div_ceil(TILE_COLS) {
                 let values = &x[step * TILE_COLS..cols.min((step + 1) * TILE_COLS)];
-                let mut columns = if values.len() == TILE_COLS {
+                let columns = if values.len() == TILE_COLS {
                     [simd.load(values), simd.load(&values[TILE_SUMS..])]
                 } else {
                     let mut padded = [0.0; TILE_COLS];
                     padded[..values.len()].copy_from_slice(values);
                     [simd.load(&padded), simd.load(&padded[TILE_SUMS..])]
                 };
-                for lines in parts.iter_mut() {
-                    let rounded = amx.row(columns);
-                    amx.store(rounded, &mut lines[step * TILE_ROWS + row]);
-                    columns = amx.rest_of_row(columns, rounded);
-                }
+                split.store_row(amx, columns, step * TILE_ROWS + row, lines);
             }
         }
     }
 }
 
-/// Unpacks `cols` columns of 16 rows of weights to parts, each of [`LINES`].
+/// Unpacks `cols` columns of 16 rows of weights.
 type Filler = fn(Amx, Rows<'_>, usize, &mut Panel<Avx512>, &mut [Line]);
 
 struct Job<'a> {
@@ -176,7 +163,7 @@ struct Job<'a> {
     cols: usize,
     /// Rows of activations.
     n: usize,
-    products: &'static [(usize, usize)],
+    parts: Parts,
     /// Where a segment of a row begins, and how it is unpacked.
     fill: (fn(usize) -> usize, Filler),
     out: Disjoint<'a, f32>,
@@ -255,17 +242,17 @@ thread_local! {
 impl Job<'_> {
     fn run(&self, amx: Amx, left: &Left, task: &Task, work: &mut Work) {
         let tiles = amx.tiles();
-        let parts = parts(self.products.iter().map(|(_, right)| right));
+        let each = self.parts.right().lines(STEPS);
         let panels = task.pairs.len() * PAIR;
         let rows = task.groups.len() * TILE_ROWS;
         let codes = work.panel.get_or_insert_with(|| Box::new(Panel::new(amx.avx512())));
-        work.right.resize(panels * parts * LINES, Line::ZERO);
+        work.right.resize(panels * each, Line::ZERO);
         work.sums.resize(task.pairs.len() * rows, [Sum([0.0; TILE_SUMS]); PAIR]);
         for first in (0..left.steps).step_by(STEPS) {
             let steps = STEPS.min(left.steps - first);
             let (bytes, fill) = self.fill;
             let cols = (self.cols - first * TILE_COLS).min(SEGMENT);
-            for (panel, lines) in work.right.chunks_exact_mut(parts * LINES).enumerate() {
+            for (panel, lines) in work.right.chunks_exact_mut(each).enumerate() {
                 let pair = task.pairs.start + panel / PAIR;
                 let rows = self.panels.rows(pair, panel % PAIR);
                 fill(amx, rows.skip(bytes(first * TILE_COLS)), cols, codes, lines);
@@ -277,7 +264,7 @@ impl Job<'_> {
                 for pair in task.pairs.clone() {
                     let (right, row) = ((pair - task.pairs.start) * PAIR, (group - task.groups.start) * TILE_ROWS);
                     let sums = &mut work.sums[(pair - task.pairs.start) * rows + row..][..];
-                    let right = [right, right + 1].map(|panel| &work.right[panel * parts * LINES..][..parts * LINES]);
+                    let right = [right, right + 1].map(|panel| &work.right[panel * each..][..each]);
                     let at = Block { task, group, pair, first, steps };
                     self.block(&tiles, left, right, &at, sums);
                 }
@@ -296,26 +283,22 @@ impl Job<'_> {
         let own = Sums { at: sums.as_mut_ptr().cast(), stride: OUTPUTS };
         let is_last = first + steps == left.steps;
         let is_whole = rows.end <= self.n && wanted.len() == OUTPUTS;
-        for (index, (left_part, right_part)) in self.products.iter().enumerate() {
-            let from = if first == 0 && index == 0 { Sums { at: std::ptr::null_mut(), stride: 0 } } else { own };
-            let mut to = own;
-            if is_last && is_whole && index + 1 == self.products.len() {
-                let start = rows.start * self.rows + wanted.start;
-                let end = (rows.end - 1) * self.rows + wanted.end;
-                to = Sums { at: self.out.part(start..end), stride: self.rows };
-            }
-            let lines = |panel: usize| right[panel][right_part * LINES..][..steps * TILE_ROWS].as_ptr();
-            let right = [lines(0), lines(1)];
-            let one = left.at(*left_part, group, first, steps);
-            // SAFETY: all slices have as many lines as the steps need. Sums have 32 elements for each row; a row of the
-            // output has them at these columns, which are within it, and each such part belongs to one task.
-            unsafe {
-                if is_two {
-                    let other = left.at(*left_part, group + 1, first, steps);
-                    tiles.two_by_two::<1>([one, other], right, steps, from, to);
-                } else {
-                    tiles.one_by_two(one, right, steps, from, to);
-                }
+        let from = if first == 0 { Sums { at: std::ptr::null_mut(), stride: 0 } } else { own };
+        let mut to = own;
+        if is_last && is_whole {
+            let start = rows.start * self.rows + wanted.start;
+            let end = (rows.end - 1) * self.rows + wanted.end;
+            to = Sums { at: self.out.part(start..end), stride: self.rows };
+        }
+        let one = left.group(group, first, steps);
+        let other = if is_two { left.group(group + 1, first, steps) } else { one };
+        let (left, right) = (Factors::new([one, other], left.split), Factors::new(right, self.parts.right()));
+        // SAFETY: all slices have as many lines as the steps need. Sums have 32 elements for each row; a row of the output
+        // has them at these columns, which are within it, and each such part belongs to one task.
+        unsafe {
+            match is_two {
+                true => tiles.two_by_two(self.parts, left, right, steps, from, to),
+                false => tiles.one_by_two(self.parts, left, right, steps, from, to),
             }
         }
         if is_last && !is_whole {
@@ -421,12 +404,7 @@ impl<F: Dense, const PARTS: usize> TileKernel for FillDense<'_, F, PARTS> {
         let mut columns = [simd.splat(0.0); SEGMENT];
         F::fill(simd, self.rows, &mut columns[..self.cols]);
         for line in 0..self.cols.div_ceil(TILE_COLS) * TILE_ROWS {
-            let mut both = [columns[2 * line], columns[2 * line + 1]];
-            for part in 0..PARTS {
-                let rounded = amx.pairs(both);
-                amx.store(rounded, &mut self.lines[part * LINES + line]);
-                both = amx.rest_of_pairs(both, rounded);
-            }
+            Split(PARTS).store_pairs(amx, [columns[2 * line], columns[2 * line + 1]], line, self.lines);
         }
     }
 }

@@ -24,7 +24,7 @@ pub(super) use portable::Portable;
 use portable::half_to_f32;
 #[cfg(target_arch = "x86_64")]
 pub(super) use {
-    x86_amx::{Amx, Line, Sums, TILE_COLS, TILE_ROWS, TILE_SUMS, TileKernel, Tiles},
+    x86_amx::{Amx, Factors, Line, Parts, Split, Sums, TILE_COLS, TILE_ROWS, TILE_SUMS, TileKernel, Tiles},
     x86_avx2::Avx2,
     x86_avx512::Avx512,
 };

@@ -200,17 +200,98 @@ pub(crate) struct Sums {
     pub(crate) stride: usize,
 }
 
+/// The factors of two tiles: where their first step is, and how many lines further on the next one is.
+#[derive(Clone, Copy)]
+pub(crate) struct Factors {
+    at: [*const Line; 2],
+    stride: usize,
+}
+
+impl Factors {
+    #[inline(always)]
+    pub(crate) fn new(lines: [&[Line]; 2], split: Split) -> Self {
+        Self { at: lines.map(<[Line]>::as_ptr), stride: split.lines(1) }
+    }
+}
+
+/// How many numbers of `bf16` each number of a factor is split into, which have 8 more of its bits each. Those of a step stand
+/// together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Split(pub(crate) usize);
+
+impl Split {
+    /// Lines of 16 rows or columns.
+    pub(crate) const fn lines(self, steps: usize) -> usize {
+        self.0 * steps * TILE_ROWS
+    }
+
+    /// Where a part of a line stands.
+    #[inline(always)]
+    fn at(self, line: usize, part: usize) -> usize {
+        (line / TILE_ROWS * self.0 + part) * TILE_ROWS + line % TILE_ROWS
+    }
+
+    /// Stores the parts of 32 numbers of a row: a line of left factors.
+    #[inline(always)]
+    pub(crate) fn store_row(self, amx: Amx, mut columns: [__m512; 2], line: usize, lines: &mut [Line]) {
+        for part in 0..self.0 {
+            let rounded = amx.row(columns);
+            amx.store(rounded, &mut lines[self.at(line, part)]);
+            columns = amx.rest_of_row(columns, rounded);
+        }
+    }
+
+    /// Stores the parts of two rows of 16 columns: a line of right factors.
+    #[inline(always)]
+    pub(crate) fn store_pairs(self, amx: Amx, mut rows: [__m512; 2], line: usize, lines: &mut [Line]) {
+        for part in 0..self.0 {
+            let rounded = amx.pairs(rows);
+            amx.store(rounded, &mut lines[self.at(line, part)]);
+            rows = amx.rest_of_pairs(rows, rounded);
+        }
+    }
+}
+
+/// How the left and the right factors are split. The products of parts that are left out are below the last bit of an `f32`, or
+/// of 16 bits with two parts of each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Parts {
+    OneByOne,
+    TwoByTwo,
+    ThreeByOne,
+    ThreeByTwo,
+    ThreeByThree,
+}
+
+impl Parts {
+    pub(crate) const fn left(self) -> Split {
+        Split(match self {
+            Self::OneByOne => 1,
+            Self::TwoByTwo => 2,
+            Self::ThreeByOne | Self::ThreeByTwo | Self::ThreeByThree => 3,
+        })
+    }
+
+    pub(crate) const fn right(self) -> Split {
+        Split(match self {
+            Self::OneByOne | Self::ThreeByOne => 1,
+            Self::TwoByTwo | Self::ThreeByTwo => 2,
+            Self::ThreeByThree => 3,
+        })
+    }
+}
+
 /// Loads two tiles of left factors, and multiplies them with the right ones.
 macro_rules! next_left {
-    ($at:literal) => {
+    ($part:literal) => {
         concat!(
-            "tileloadd tmm4, [{left0} + {scratch}*1 + ",
-            $at,
+            "tileloadd tmm4, [{left0} + {scratch}*1 + 1024*",
+            $part,
             "]\n",
             "tdpbf16ps tmm0, tmm4, tmm6\n",
             "tdpbf16ps tmm1, tmm4, tmm7\n",
-            "tileloadd tmm5, [{left1} + {scratch}*1 + ",
-            $at,
+            "tileloadd tmm5, [{left1} + {scratch}*1 + 1024*",
+            $part,
             "]\n",
             "tdpbf16ps tmm2, tmm5, tmm6\n",
             "tdpbf16ps tmm3, tmm5, tmm7",
@@ -220,15 +301,15 @@ macro_rules! next_left {
 
 /// Loads two tiles of right factors, and multiplies the left ones with them.
 macro_rules! next_right {
-    ($at:literal) => {
+    ($part:literal) => {
         concat!(
-            "tileloadd tmm6, [{right0} + {scratch}*1 + ",
-            $at,
+            "tileloadd tmm6, [{right0} + {scratch}*1 + 1024*",
+            $part,
             "]\n",
             "tdpbf16ps tmm0, tmm4, tmm6\n",
             "tdpbf16ps tmm2, tmm5, tmm6\n",
-            "tileloadd tmm7, [{right1} + {scratch}*1 + ",
-            $at,
+            "tileloadd tmm7, [{right1} + {scratch}*1 + 1024*",
+            $part,
             "]\n",
             "tdpbf16ps tmm1, tmm4, tmm7\n",
             "tdpbf16ps tmm3, tmm5, tmm7",
@@ -238,21 +319,21 @@ macro_rules! next_right {
 
 /// Loads two tiles of each, and multiplies them.
 macro_rules! both {
-    ($at_left:literal, $at_right:literal) => {
+    ($left:literal, $right:literal) => {
         concat!(
-            "tileloadd tmm4, [{left0} + {scratch}*1 + ",
-            $at_left,
+            "tileloadd tmm4, [{left0} + {scratch}*1 + 1024*",
+            $left,
             "]\n",
-            "tileloadd tmm6, [{right0} + {scratch}*1 + ",
-            $at_right,
+            "tileloadd tmm6, [{right0} + {scratch}*1 + 1024*",
+            $right,
             "]\n",
             "tdpbf16ps tmm0, tmm4, tmm6\n",
-            "tileloadd tmm5, [{left1} + {scratch}*1 + ",
-            $at_left,
+            "tileloadd tmm5, [{left1} + {scratch}*1 + 1024*",
+            $left,
             "]\n",
             "tdpbf16ps tmm2, tmm5, tmm6\n",
-            "tileloadd tmm7, [{right1} + {scratch}*1 + ",
-            $at_right,
+            "tileloadd tmm7, [{right1} + {scratch}*1 + 1024*",
+            $right,
             "]\n",
             "tdpbf16ps tmm1, tmm4, tmm7\n",
             "tdpbf16ps tmm3, tmm5, tmm7",
@@ -260,9 +341,9 @@ macro_rules! both {
     };
 }
 
-/// The products of two by two tiles, with these in each step of so many bytes.
+/// The products of two by two tiles, with these in each step.
 macro_rules! products {
-    ($left:ident, $right:ident, $steps:ident, $from:ident, $to:ident, $bytes:literal, $($product:expr),+) => {
+    ($left:ident, $right:ident, $steps:ident, $from:ident, $to:ident, $($product:expr),+) => {
         std::arch::asm!(
             "tilezero tmm0",
             "tilezero tmm1",
@@ -281,10 +362,10 @@ macro_rules! products {
             "mov {scratch}, 64",
             "3:",
             $($product,)+
-            concat!("add {left0}, ", $bytes),
-            concat!("add {left1}, ", $bytes),
-            concat!("add {right0}, ", $bytes),
-            concat!("add {right1}, ", $bytes),
+            "add {left0}, {left_stride}",
+            "add {left1}, {left_stride}",
+            "add {right0}, {right_stride}",
+            "add {right1}, {right_stride}",
             "dec {steps}",
             "jnz 3b",
             "tilestored [{to} + {to_stride}*1], tmm0",
@@ -294,10 +375,12 @@ macro_rules! products {
             "add {scratch}, {to}",
             "tilestored [{scratch} + {to_stride}*1], tmm2",
             "tilestored [{scratch} + {to_stride}*1 + 64], tmm3",
-            left0 = inout(reg) $left[0] => _,
-            left1 = inout(reg) $left[1] => _,
-            right0 = inout(reg) $right[0] => _,
-            right1 = inout(reg) $right[1] => _,
+            left0 = inout(reg) $left.at[0] => _,
+            left1 = inout(reg) $left.at[1] => _,
+            left_stride = in(reg) size_of::<Line>() * $left.stride,
+            right0 = inout(reg) $right.at[0] => _,
+            right1 = inout(reg) $right.at[1] => _,
+            right_stride = in(reg) size_of::<Line>() * $right.stride,
             steps = inout(reg) $steps => _,
             from = in(reg) $from.at,
             from_stride = in(reg) 4 * $from.stride,
@@ -311,97 +394,164 @@ macro_rules! products {
     };
 }
 
+/// As `both`, with one tile of left factors.
+macro_rules! one {
+    ($left:literal, $right:literal) => {
+        concat!(
+            "tileloadd tmm4, [{left} + {scratch}*1 + 1024*",
+            $left,
+            "]\n",
+            "tileloadd tmm6, [{right0} + {scratch}*1 + 1024*",
+            $right,
+            "]\n",
+            "tdpbf16ps tmm0, tmm4, tmm6\n",
+            "tileloadd tmm7, [{right1} + {scratch}*1 + 1024*",
+            $right,
+            "]\n",
+            "tdpbf16ps tmm1, tmm4, tmm7",
+        )
+    };
+}
+
+/// The products of one by two tiles, with these in each step.
+macro_rules! products_of_one {
+    ($left:ident, $right:ident, $steps:ident, $from:ident, $to:ident, $($product:expr),+) => {
+        std::arch::asm!(
+            "tilezero tmm0",
+            "tilezero tmm1",
+            "test {from}, {from}",
+            "jz 2f",
+            "tileloadd tmm0, [{from} + {from_stride}*1]",
+            "tileloadd tmm1, [{from} + {from_stride}*1 + 64]",
+            "2:",
+            "mov {scratch}, 64",
+            "3:",
+            $($product,)+
+            "add {left}, {left_stride}",
+            "add {right0}, {right_stride}",
+            "add {right1}, {right_stride}",
+            "dec {steps}",
+            "jnz 3b",
+            "tilestored [{to} + {to_stride}*1], tmm0",
+            "tilestored [{to} + {to_stride}*1 + 64], tmm1",
+            left = inout(reg) $left.at[0] => _,
+            left_stride = in(reg) size_of::<Line>() * $left.stride,
+            right0 = inout(reg) $right.at[0] => _,
+            right1 = inout(reg) $right.at[1] => _,
+            right_stride = in(reg) size_of::<Line>() * $right.stride,
+            steps = inout(reg) $steps => _,
+            from = in(reg) $from.at,
+            from_stride = in(reg) 4 * $from.stride,
+            to = in(reg) $to.at,
+            to_stride = in(reg) 4 * $to.stride,
+            scratch = out(reg) _,
+            out("tmm0") _, out("tmm1") _, out("tmm4") _, out("tmm6") _, out("tmm7") _,
+            options(nostack),
+        )
+    };
+}
+
 impl Tiles {
     /// Multiplies two tiles of 16 rows in each step with two tiles of 16 columns, and writes the 32 × 32 sums to `to`,
     /// added to those in `from` unless that is null.
     ///
-    /// Factors in two or three parts have those of a step one after another, and the products of parts that matter are summed: of
-    /// two all but that of both second ones, of three those of the first with all and of both second ones.
+    /// The parts that a number has in each factor stand one after another in each step. The products of parts that matter are
+    /// summed, in an order in which most need a new part of one side only.
     ///
     /// # Safety
-    /// Each of the factors has `16 · PARTS · steps` lines. `to` and, unless it is null, `from` have 32 rows of 32 elements.
+    /// Each step of the factors has 16 lines for each of their parts. `to` and, unless it is null, `from` have 32 rows of 32
+    /// elements.
     #[inline(always)]
-    pub(crate) unsafe fn two_by_two<const PARTS: usize>(
+    pub(crate) unsafe fn two_by_two(
         &self,
-        left: [*const Line; 2],
-        right: [*const Line; 2],
+        parts: Parts,
+        left: Factors,
+        right: Factors,
         steps: usize,
         from: Sums,
         to: Sums,
     ) {
-        const { assert!(1 <= PARTS && PARTS <= 3) };
         // SAFETY: the tiles are configured. What is read and written is as the caller promises.
         unsafe {
-            match PARTS {
-                1 => products!(left, right, steps, from, to, 1024, both!(0, 0)),
-                2 => products!(left, right, steps, from, to, 2048, both!(1024, 0), next_left!(0), next_right!(1024)),
-                _ => products!(
+            match parts {
+                Parts::OneByOne => products!(left, right, steps, from, to, both!(0, 0)),
+                Parts::TwoByTwo => products!(left, right, steps, from, to, both!(1, 0), next_left!(0), next_right!(1)),
+                Parts::ThreeByOne => products!(left, right, steps, from, to, both!(2, 0), next_left!(1), next_left!(0)),
+                Parts::ThreeByTwo => products!(
                     left,
                     right,
                     steps,
                     from,
                     to,
-                    3072,
-                    both!(2048, 0),
-                    next_left!(1024),
-                    next_right!(1024),
+                    both!(2, 0),
+                    next_left!(1),
+                    next_right!(1),
+                    next_left!(0),
+                    next_right!(0)
+                ),
+                Parts::ThreeByThree => products!(
+                    left,
+                    right,
+                    steps,
+                    from,
+                    to,
+                    both!(2, 0),
+                    next_left!(1),
+                    next_right!(1),
                     next_left!(0),
                     next_right!(0),
-                    next_right!(2048)
+                    next_right!(2)
                 ),
             }
         }
     }
 
-    /// As [`two_by_two`](Self::two_by_two), with one tile of 16 rows.
+    /// As [`two_by_two`](Self::two_by_two), with the first tile of 16 rows.
     ///
     /// # Safety
-    /// Each of the factors has `16 · steps` lines. `to` and, unless it is null, `from` have 16 rows of 32 elements.
+    /// As for that. `to` and, unless it is null, `from` have 16 rows of 32 elements.
     #[inline(always)]
     pub(crate) unsafe fn one_by_two(
         &self,
-        left: *const Line,
-        right: [*const Line; 2],
+        parts: Parts,
+        left: Factors,
+        right: Factors,
         steps: usize,
         from: Sums,
         to: Sums,
     ) {
         // SAFETY: the tiles are configured. What is read and written is as the caller promises.
         unsafe {
-            std::arch::asm!(
-                "tilezero tmm0",
-                "tilezero tmm1",
-                "test {from}, {from}",
-                "jz 2f",
-                "tileloadd tmm0, [{from} + {from_stride}*1]",
-                "tileloadd tmm1, [{from} + {from_stride}*1 + 64]",
-                "2:",
-                "mov {scratch}, 64",
-                "3:",
-                "tileloadd tmm4, [{left} + {scratch}*1]",
-                "tileloadd tmm6, [{right0} + {scratch}*1]",
-                "tdpbf16ps tmm0, tmm4, tmm6",
-                "tileloadd tmm7, [{right1} + {scratch}*1]",
-                "tdpbf16ps tmm1, tmm4, tmm7",
-                "add {left}, 1024",
-                "add {right0}, 1024",
-                "add {right1}, 1024",
-                "dec {steps}",
-                "jnz 3b",
-                "tilestored [{to} + {to_stride}*1], tmm0",
-                "tilestored [{to} + {to_stride}*1 + 64], tmm1",
-                left = inout(reg) left => _,
-                right0 = inout(reg) right[0] => _,
-                right1 = inout(reg) right[1] => _,
-                steps = inout(reg) steps => _,
-                from = in(reg) from.at,
-                from_stride = in(reg) 4 * from.stride,
-                to = in(reg) to.at,
-                to_stride = in(reg) 4 * to.stride,
-                scratch = out(reg) _,
-                out("tmm0") _, out("tmm1") _, out("tmm4") _, out("tmm6") _, out("tmm7") _,
-                options(nostack),
-            );
+            match parts {
+                Parts::OneByOne => products_of_one!(left, right, steps, from, to, one!(0, 0)),
+                Parts::TwoByTwo => products_of_one!(left, right, steps, from, to, one!(1, 0), one!(0, 0), one!(0, 1)),
+                Parts::ThreeByOne => products_of_one!(left, right, steps, from, to, one!(2, 0), one!(1, 0), one!(0, 0)),
+                Parts::ThreeByTwo => products_of_one!(
+                    left,
+                    right,
+                    steps,
+                    from,
+                    to,
+                    one!(2, 0),
+                    one!(1, 0),
+                    one!(1, 1),
+                    one!(0, 1),
+                    one!(0, 0)
+                ),
+                Parts::ThreeByThree => products_of_one!(
+                    left,
+                    right,
+                    steps,
+                    from,
+                    to,
+                    one!(2, 0),
+                    one!(1, 0),
+                    one!(1, 1),
+                    one!(0, 1),
+                    one!(0, 0),
+                    one!(0, 2)
+                ),
+            }
         }
     }
 }
