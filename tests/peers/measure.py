@@ -1,0 +1,223 @@
+"""Pensieve beside other servers on the same weights: prompt, decode, many streams at once, first token and memory.
+
+    cargo build --release
+    python tests/peers/measure.py MODEL.gguf
+
+Peers are installed from PyPI into an environment of their own at first (--environment), with the versions that are then printed:
+llama.cpp (xllamacpp) and, with --peers llama.cpp,mistral.rs, mistral.rs. A wheel is built for many processors, so what it
+reaches is what its users get, not what its code could reach. Any other server with OpenAI's API takes part by its command:
+
+    python tests/peers/measure.py MODEL.gguf --server "ik=/path/to/llama-server -m {model} --port {port} -t {threads}"
+
+All servers run from the beginning, and each round asks one after the other for the same thing, so that what else the machine does slows
+all of them. The figures are medians of the rounds. Prompts differ in their first word, so that no server finds one in its cache.
+"""
+
+import argparse
+import concurrent.futures
+import json
+import os
+import pathlib
+import random
+import shlex
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+import venv
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+WORDS = "read write find the file of a test that fails and tell why it does not hold when the list is empty or has one entry".split()
+PACKAGES = {"llama.cpp": "xllamacpp", "mistral.rs": "mistralrs"}
+STREAM_TOKENS = 64
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=pathlib.Path, help="a GGUF file with a chat template")
+    parser.add_argument("--program", type=pathlib.Path, default=ROOT / "target/release/pensieve")
+    parser.add_argument("--peers", default="llama.cpp", help=f"of {', '.join(PACKAGES)}; empty for none (default: llama.cpp)")
+    parser.add_argument("--server", action="append", default=[], metavar="NAME=COMMAND", help="another server")
+    parser.add_argument("--environment", type=pathlib.Path, default=pathlib.Path.home() / ".cache/pensieve-peers")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--prompt", type=int, default=512, help="tokens of a prompt, about")
+    parser.add_argument("--generate", type=int, default=64, help="tokens of an answer, at most")
+    parser.add_argument("--streams", type=int, default=20, help="requests at once, with a prompt and an answer of 64 tokens each")
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    peers = [peer for peer in options.peers.split(",") if peer]
+    unknown = [peer for peer in peers if peer not in PACKAGES]
+    if unknown or not options.model.is_file() or not options.program.is_file():
+        wrong = f"unknown peers: {', '.join(unknown)}" if unknown else f"not there: {options.model} or {options.program}"
+        parser.error(wrong)
+    python = install(options.environment, peers)
+    with tempfile.TemporaryDirectory() as home:
+        servers = []
+        try:
+            servers.append(pensieve(options, pathlib.Path(home)))
+            for peer in peers:
+                command = [python, __file__.replace("measure.py", "serve.py"), peer, "{model}", "{port}", "{threads}"]
+                servers.append(Server(f"{peer} {version(python, peer)}", command, options, pathlib.Path(home)))
+            for server in options.server:
+                name, _, command = server.partition("=")
+                servers.append(Server(name, shlex.split(command), options, pathlib.Path(home)))
+            for server in servers:
+                server.wait()
+            measure(servers, options)
+        finally:
+            for server in servers:
+                server.end()
+
+
+def install(environment, peers):
+    """The environment's interpreter, with the packages of these peers."""
+    python = environment / "bin/python"
+    if peers and not python.exists():
+        print(f"installing {', '.join(peers)} into {environment}", file=sys.stderr)
+        venv.create(environment, with_pip=True)
+    for peer in peers:
+        subprocess.run([python, "-m", "pip", "install", "--quiet", PACKAGES[peer]], check=True)
+    return python
+
+
+def version(python, peer):
+    asked = f"from importlib.metadata import version; print(version({PACKAGES[peer]!r}))"
+    return subprocess.run([python, "-c", asked], check=True, capture_output=True, text=True).stdout.strip()
+
+
+class Server:
+    """A server that listens, or is about to."""
+
+    def __init__(self, name, command, options, home, environment=None):
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            port = listener.getsockname()[1]
+        values = {"model": options.model.resolve(), "port": port, "threads": options.threads}
+        self.name, self.url, self.log = name, f"http://127.0.0.1:{port}", home / f"{port}.log"
+        command = [str(word).format(**values) if "{" in str(word) else str(word) for word in command]
+        with open(self.log, "w") as log:
+            self.process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=log, stderr=log)
+
+    def wait(self):
+        """Waits for the model, and asks for its name."""
+        deadline = time.monotonic() + 600
+        while True:
+            try:
+                with urllib.request.urlopen(f"{self.url}/v1/models", timeout=5) as answer:
+                    self.model = json.load(answer)["data"][0]["id"]
+                self.ask("Hello", 4)
+                return
+            except OSError as error:
+                if self.process.poll() is not None or time.monotonic() > deadline:
+                    sys.exit(f"{self.name} does not answer: {error}\n{self.log.read_text()[-2000:]}")
+                time.sleep(0.2)
+
+    def ask(self, prompt, tokens):
+        """The tokens of the prompt and of the answer, and the seconds to the first and to the last one."""
+        body = {"model": self.model, "messages": [{"role": "user", "content": prompt}], "max_tokens": tokens, "temperature": 0}
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+        headers = {"content-type": "application/json"}
+        request = urllib.request.Request(f"{self.url}/v1/chat/completions", json.dumps(body).encode(), headers)
+        began, first, last, usage = time.monotonic(), None, None, None
+        with urllib.request.urlopen(request, timeout=3600) as answer:
+            for line in answer:
+                if not line.startswith(b"data: {"):
+                    continue
+                event = json.loads(line[6:])
+                usage = event.get("usage") or usage
+                deltas = [choice.get("delta", {}) for choice in event.get("choices", [])]
+                if any(delta.get("content") or delta.get("reasoning_content") for delta in deltas):
+                    last = time.monotonic() - began
+                    first = first or last
+        ended = time.monotonic() - began
+        if usage is None:
+            raise OSError("the answer ended without its usage")
+        return usage["prompt_tokens"], usage["completion_tokens"], first or ended, last or ended
+
+    def memory(self):
+        """MiB of the process and all below it; what several share counts once."""
+        parents = {}
+        for entry in pathlib.Path("/proc").glob("[0-9]*"):
+            try:
+                parents[int(entry.name)] = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            except OSError:
+                continue
+        own, found = {self.process.pid}, True
+        while found:
+            found = {child for child, parent in parents.items() if parent in own} - own
+            own |= found
+        kibibytes = 0
+        for process in own:
+            try:
+                rollup = pathlib.Path(f"/proc/{process}/smaps_rollup").read_text()
+            except OSError:
+                continue
+            kibibytes += sum(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
+        return kibibytes / 1024
+
+    def end(self):
+        self.process.stdin.close()
+        self.process.terminate()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+
+
+def pensieve(options, home):
+    program = options.program.resolve()
+    plugins = program.parent if list(program.parent.glob("libpensieve_*")) else program.parent / "plugins"
+    settings = home / "pensieve.toml"
+    # A JSON string is one of TOML, too.
+    source = json.dumps(str(options.model.resolve()))
+    settings.write_text(f'[[models]]\nid = "peer"\nsource = {source}\ndevice = "cpu"\nthreads = {options.threads}\n')
+    command = [program, "serve", "--config", settings, "--listen", "127.0.0.1:{port}", "--plugins", plugins]
+    environment = {"PATH": os.environ["PATH"], "HOME": str(home), "PENSIEVE_HOME": str(home)}
+    said = subprocess.run([program, "--version"], check=True, capture_output=True, text=True).stdout.strip()
+    return Server(said.replace("pensieve", "Pensieve"), command, options, home, environment)
+
+
+def prompts(tokens, per_word):
+    """Prompts of about so many tokens, each with a beginning of its own."""
+    chance = random.Random(os.urandom(8))
+    while True:
+        words = [chance.choice(WORDS) for _ in range(max(1, int(tokens / per_word)))]
+        yield f"{chance.randrange(10**9)} {' '.join(words)}"
+
+
+def measure(servers, options):
+    # What a word costs, by a prompt that is long beside the template.
+    tokens, *_ = servers[0].ask(" ".join(WORDS * 8), 1)
+    per_word = tokens / (8 * len(WORDS))
+    rounds = {server.name: [] for server in servers}
+    for _ in range(options.rounds):
+        long, short = prompts(options.prompt, per_word), prompts(STREAM_TOKENS, per_word)
+        one, many = next(long), [next(short) for _ in range(options.streams)]
+        for server in servers:
+            read, written, first, last = server.ask(one, options.generate)
+            with concurrent.futures.ThreadPoolExecutor(options.streams) as pool:
+                began = time.monotonic()
+                asked = [pool.submit(server.ask, prompt, STREAM_TOKENS) for prompt in many]
+                failed = sum(answer.exception() is not None for answer in asked)
+                took = time.monotonic() - began
+            if failed:
+                print(f"{server.name}: {failed} of {options.streams} streams failed", file=sys.stderr)
+            # What a server answers in part is no speed.
+            together = 0 if failed else sum(sum(answer.result()[:2]) for answer in asked) / took
+            decode = (written - 1) / (last - first) if written > 1 and last > first else 0
+            rounds[server.name].append((read / first, decode, together, first, server.memory()))
+    sizes = f"prompts of about {options.prompt} tokens, answers of at most {options.generate}"
+    print(f"{options.model.name}, {options.threads} threads, {sizes}, medians of {options.rounds} rounds\n")
+    print("| | prompt, tokens/s | decode, tokens/s | all tokens/s of "
+          f"{options.streams} streams | first token, s | memory, MiB |\n|---|---|---|---|---|---|")  # fmt: skip
+    for name, results in rounds.items():
+        prompt, decode, together, first, memory = map(statistics.median, zip(*results))
+        many = f"{together:.0f}" if together else "failed"
+        print(f"| {name} | {prompt:.0f} | {decode:.1f} | {many} | {first:.2f} | {memory:.0f} |")
+
+
+if __name__ == "__main__":
+    main()
