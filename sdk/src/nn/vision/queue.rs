@@ -320,3 +320,29 @@ fn spans(lens: &[usize]) -> Vec<Span<'static>> {
     };
     lens.iter().map(span).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_of_a_piece_are_those_of_each_image_or_what_they_are_merged_to() {
+        let item = |height: usize, width: usize| {
+            let grid = Grid { height, width };
+            Patches { pixels: Vec::new(), grids: vec![grid], rows: grid.patches() / 4 }
+        };
+        let batch = PatchBatch { items: vec![item(4, 6), item(8, 8)] };
+        let (made, mixed, taps) = (Vec::new(), Vec::new(), Vec::new());
+        let job = Job { handles: vec![1, 2], batch, left: Vec::new(), x: None, angles: None, made, mixed, taps };
+        for (piece, rows) in [
+            (Piece::Embed(0..88), vec![24, 64]),
+            (Piece::Qkv(0, 20..70), vec![4, 46]),
+            (Piece::Rest(0, 30..88), vec![58]),
+            (Piece::Tap(0, 12..40), vec![3, 4]),
+            (Piece::Project(24..88), vec![16]),
+            (Piece::Heads(0, 0..2), vec![]),
+        ] {
+            assert_eq!(job.rows_multiplied(&piece), rows, "{piece:?}");
+        }
+    }
+}
