@@ -63,6 +63,8 @@ def main():
                 servers.append(Server(f"{peer} {version(python, peer)}", command, options, pathlib.Path(home)))
             for server in options.server:
                 name, _, command = server.partition("=")
+                if not name or not command:
+                    parser.error(f"--server takes NAME=COMMAND, not '{server}'")
                 servers.append(Server(name, shlex.split(command), options, pathlib.Path(home)))
             for server in servers:
                 server.wait()

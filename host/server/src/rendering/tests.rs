@@ -251,12 +251,16 @@ async fn a_surplus_process_is_ended_after_a_while_and_the_last_one_stays() {
 
 /// Its first `hanging` processes read the model and then answer nothing.
 fn slow_renderer(hanging: &str) -> (Program, Arc<Renderer>) {
+    renderer_whose_first(hanging, "exec sleep 1000")
+}
+
+/// Its first processes, one for each of these places, read the tokenizer and then run this.
+fn renderer_whose_first(places: &str, run: &str) -> (Program, Arc<Renderer>) {
     let tokenizer = r#"{"decoder": {"type": "ByteFallback"}, "model": {"vocab": {"x": 0, "yy": 1}}}"#;
     let vocabulary = Box::new(Vocabulary::new(tokenizer, 2, &[]).unwrap());
     let read = [answer(1, Answer::Vocabulary(vocabulary)), answer(2, Answer::Template { takes_tools: false })];
-    let script = format!(
-        "cat 1\nfor place in {hanging}; do mkdir at_$place 2> /dev/null && exec sleep 1000; done\ncat 2; exec cat > rest"
-    );
+    let script =
+        format!("cat 1\nfor place in {places}; do mkdir at_$place 2> /dev/null && {run}; done\ncat 2; exec cat > rest");
     let program = Program::new(&script, &[&read, &[answer(3, Answer::Tokens(vec![1]))]]);
     let renderer = RendererPool::new(program.path()).renderer("model", &Arc::new(card(2)));
     (program, renderer)
@@ -264,15 +268,8 @@ fn slow_renderer(hanging: &str) -> (Program, Arc<Renderer>) {
 
 #[tokio::test]
 async fn a_question_whose_process_was_killed_from_outside_is_asked_once_more() {
-    let tokenizer = r#"{"decoder": {"type": "ByteFallback"}, "model": {"vocab": {"x": 0, "yy": 1}}}"#;
     for (killed, answered) in [("1", true), ("1 2", false)] {
-        let vocabulary = Box::new(Vocabulary::new(tokenizer, 2, &[]).unwrap());
-        let read = [answer(1, Answer::Vocabulary(vocabulary)), answer(2, Answer::Template { takes_tools: false })];
-        let script = format!(
-            "cat 1\nfor place in {killed}; do mkdir at_$place 2> /dev/null && sleep 0.3 && kill -9 $$; done\ncat 2; exec cat > rest"
-        );
-        let program = Program::new(&script, &[&read, &[answer(3, Answer::Tokens(vec![1]))]]);
-        let renderer = RendererPool::new(program.path()).renderer("model", &Arc::new(card(2)));
+        let (program, renderer) = renderer_whose_first(killed, "sleep 0.3 && kill -9 $$");
         let tokens = renderer.text("x".into(), Vec::new()).await;
         assert_eq!((tokens.is_ok(), program.started().len()), (answered, 2), "{tokens:?}");
         if let Err(failure) = tokens {

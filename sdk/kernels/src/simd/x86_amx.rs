@@ -283,7 +283,7 @@ impl Parts {
 
 /// Loads two tiles of left factors, and multiplies them with the right ones.
 macro_rules! next_left {
-    ($part:literal) => {
+    ($part:literal, $_right:literal) => {
         concat!(
             "tileloadd tmm4, [{left0} + {scratch}*1 + 1024*",
             $part,
@@ -301,7 +301,7 @@ macro_rules! next_left {
 
 /// Loads two tiles of right factors, and multiplies the left ones with them.
 macro_rules! next_right {
-    ($part:literal) => {
+    ($_left:literal, $part:literal) => {
         concat!(
             "tileloadd tmm6, [{right0} + {scratch}*1 + 1024*",
             $part,
@@ -451,12 +451,30 @@ macro_rules! products_of_one {
     };
 }
 
+/// The products of parts that matter, in an order in which most need a new part of one side only. It is the same for one tile of left
+/// factors and for two, so a row is the same to the last bit in both.
+macro_rules! of_parts {
+    ($parts:ident, $products:ident, [$both:ident, $left:ident, $right:ident], $($rest:ident),+) => {
+        match $parts {
+            Parts::OneByOne => $products!($($rest,)+ $both!(0, 0)),
+            Parts::TwoByTwo => $products!($($rest,)+ $both!(1, 0), $left!(0, 0), $right!(0, 1)),
+            Parts::ThreeByOne => $products!($($rest,)+ $both!(2, 0), $left!(1, 0), $left!(0, 0)),
+            Parts::ThreeByTwo => {
+                $products!($($rest,)+ $both!(2, 0), $left!(1, 0), $right!(1, 1), $left!(0, 1), $right!(0, 0))
+            }
+            Parts::ThreeByThree => $products!(
+                $($rest,)+ $both!(2, 0), $left!(1, 0), $right!(1, 1), $left!(0, 1), $right!(0, 0), $right!(0, 2)
+            ),
+        }
+    };
+}
+
 impl Tiles {
     /// Multiplies two tiles of 16 rows in each step with two tiles of 16 columns, and writes the 32 × 32 sums to `to`,
     /// added to those in `from` unless that is null.
     ///
     /// The parts that a number has in each factor stand one after another in each step. The products of parts that matter are
-    /// summed, in an order in which most need a new part of one side only.
+    /// summed.
     ///
     /// # Safety
     /// Each step of the factors has 16 lines for each of their parts. `to` and, unless it is null, `from` have 32 rows of 32
@@ -472,38 +490,7 @@ impl Tiles {
         to: Sums,
     ) {
         // SAFETY: the tiles are configured. What is read and written is as the caller promises.
-        unsafe {
-            match parts {
-                Parts::OneByOne => products!(left, right, steps, from, to, both!(0, 0)),
-                Parts::TwoByTwo => products!(left, right, steps, from, to, both!(1, 0), next_left!(0), next_right!(1)),
-                Parts::ThreeByOne => products!(left, right, steps, from, to, both!(2, 0), next_left!(1), next_left!(0)),
-                Parts::ThreeByTwo => products!(
-                    left,
-                    right,
-                    steps,
-                    from,
-                    to,
-                    both!(2, 0),
-                    next_left!(1),
-                    next_right!(1),
-                    next_left!(0),
-                    next_right!(0)
-                ),
-                Parts::ThreeByThree => products!(
-                    left,
-                    right,
-                    steps,
-                    from,
-                    to,
-                    both!(2, 0),
-                    next_left!(1),
-                    next_right!(1),
-                    next_left!(0),
-                    next_right!(0),
-                    next_right!(2)
-                ),
-            }
-        }
+        unsafe { of_parts!(parts, products, [both, next_left, next_right], left, right, steps, from, to) };
     }
 
     /// As [`two_by_two`](Self::two_by_two), with the first tile of 16 rows.
@@ -521,37 +508,6 @@ impl Tiles {
         to: Sums,
     ) {
         // SAFETY: the tiles are configured. What is read and written is as the caller promises.
-        unsafe {
-            match parts {
-                Parts::OneByOne => products_of_one!(left, right, steps, from, to, one!(0, 0)),
-                Parts::TwoByTwo => products_of_one!(left, right, steps, from, to, one!(1, 0), one!(0, 0), one!(0, 1)),
-                Parts::ThreeByOne => products_of_one!(left, right, steps, from, to, one!(2, 0), one!(1, 0), one!(0, 0)),
-                Parts::ThreeByTwo => products_of_one!(
-                    left,
-                    right,
-                    steps,
-                    from,
-                    to,
-                    one!(2, 0),
-                    one!(1, 0),
-                    one!(1, 1),
-                    one!(0, 1),
-                    one!(0, 0)
-                ),
-                Parts::ThreeByThree => products_of_one!(
-                    left,
-                    right,
-                    steps,
-                    from,
-                    to,
-                    one!(2, 0),
-                    one!(1, 0),
-                    one!(1, 1),
-                    one!(0, 1),
-                    one!(0, 0),
-                    one!(0, 2)
-                ),
-            }
-        }
+        unsafe { of_parts!(parts, products_of_one, [one, one, one], left, right, steps, from, to) };
     }
 }
