@@ -7,6 +7,7 @@
 use std::{
     any::Any,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use crate::{
@@ -123,11 +124,35 @@ pub trait Model: Any + Send {
         None
     }
 
+    /// A record of what its threads do (`draft/timeline/1`), if the model keeps one.
+    fn timeline(&mut self) -> Option<&mut dyn Timeline> {
+        None
+    }
+
     /// An extension of the author's own ([`extension`](crate::extension)), if the model offers one of this id.
     fn extension(&self, id: &str) -> Option<Extension> {
         let _ = id;
         None
     }
+}
+
+/// Records what a model's threads do.
+pub trait Timeline {
+    /// Begins to record; what was recorded before is dropped.
+    fn start(&mut self);
+    /// Ends the recording and returns it.
+    fn finish(&mut self) -> Vec<TimelineSpan>;
+}
+
+/// A stretch of time of one thread. Times are since the recording began.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TimelineSpan {
+    /// 0 is the thread that calls the model.
+    pub thread: usize,
+    /// What it worked on, such as a function's name; `None` while it waits for other threads.
+    pub what: Option<String>,
+    pub start: Duration,
+    pub end: Duration,
 }
 
 /// Copies blocks and slots out of a model's memory and back. Groups and ids are in range.

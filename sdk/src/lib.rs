@@ -42,6 +42,7 @@ pub mod testing;
 pub use adapter::{AdapterData, AdapterFormat, LowRankPair, Merged};
 pub use architecture::{
     Architecture, Cache, Card, Encode, KvTransfer, LoadRequest, Model, Prepare, Resident, SequenceState, Source,
+    Timeline, TimelineSpan,
 };
 pub use batch::{Batch, Output, Span, StateCopy, Table, VACANT, Want};
 pub use export::extension;

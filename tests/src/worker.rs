@@ -269,7 +269,11 @@ impl Outcome {
                 }
                 Event::Finished { reason, usage } => end = Some(Ok((*reason, *usage))),
                 Event::Failed(failure) => end = Some(Err(failure.clone())),
-                Event::Started { .. } | Event::Prompt { .. } | Event::Row { .. } | Event::Cache { .. } => {}
+                Event::Started { .. }
+                | Event::Prompt { .. }
+                | Event::Row { .. }
+                | Event::Cache { .. }
+                | Event::Timeline(_) => {}
             }
         }
         Self { ids, text, end: end.expect("an end"), events }

@@ -5,7 +5,7 @@ use std::{fmt, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{grammar::Spec, media::PromptItem};
+use crate::{grammar::Spec, media::PromptItem, timeline::Timeline};
 
 pub const STOP_BYTES_MAX: usize = 1024;
 
@@ -42,6 +42,8 @@ pub struct Job {
     pub adapter: Option<AdapterUse>,
     /// Asks for a row instead of text. Nothing is generated then.
     pub row: Option<RowWish>,
+    /// Asks for a record of what the worker's threads do until the job ends.
+    pub timeline: bool,
 }
 
 /// The pooled hidden rows of a job's tokens, after what follows pooling in the model.
@@ -122,6 +124,8 @@ pub enum Event {
         /// The block after the reused ones was in memory before.
         evicted: Option<Evicted>,
     },
+    /// What the worker's threads did, right before the end of a job that asked for it.
+    Timeline(Timeline),
 }
 
 /// An eviction from the prefix cache.

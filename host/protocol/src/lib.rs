@@ -24,6 +24,7 @@ pub mod questions;
 pub mod refusal;
 pub mod rows;
 pub mod share;
+pub mod timeline;
 pub mod towers;
 pub mod vocabulary;
 pub mod wire;

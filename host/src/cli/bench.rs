@@ -7,6 +7,7 @@
 mod devices;
 pub(super) mod figures;
 mod quality;
+mod timeline;
 
 use clap::Args;
 use serde::Serialize;
@@ -27,9 +28,11 @@ use figures::{Round, Stream, median, quantile, rounded};
 use pensieve_protocol::{
     card::{Card, State},
     job::{AdapterUse, Event, Failure, Job},
+    timeline::Timeline,
     wire,
 };
 use pensieve_server::fleet::{Config, EventStream, Fleet, Update};
+use timeline::TraceFile;
 
 /// Smallest prompt chunk in a step, except for a prompt's last one.
 const CHUNK_TOKENS_MIN: u32 = 16;
@@ -41,6 +44,7 @@ const CHUNK_TOKENS_MIN: u32 = 16;
   pensieve bench --model ./model.gguf --prompt 512 --generate 128 --concurrency 1,8
   pensieve bench --model ./model.gguf --concurrency 4 --beside 8192
   pensieve bench --model ./model.gguf --device cpu,cuda:0    (side by side)
+  pensieve bench --model ./model.gguf --trace trace.json     (what each thread does when)
   pensieve bench --model ./model.gguf --quality README.md    (how far from the same weights in f32)
   pensieve bench --model starter --json | jq '.rounds[].decode_tokens_per_s'")]
 pub(super) struct Bench {
@@ -63,9 +67,13 @@ pub(super) struct Bench {
     /// Rounds per concurrency.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
+    /// Also record what each CPU thread does in one more round (of the last concurrency, with at most 16 tokens
+    /// generated), and write it to FILE as a Chrome trace.
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
     /// Measure accuracy instead of speed: compare the model on this text with its own weights in f32 (perplexity, KL
     /// divergence, top-1 agreement). Needs four bytes of memory per parameter.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "generate", "concurrency", "beside", "rounds", "adapters"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "generate", "concurrency", "beside", "rounds", "adapters", "trace"])]
     quality: Option<PathBuf>,
     /// How many tokens of the text to predict at most.
     #[arg(long, value_name = "N", default_value_t = 512, requires = "quality", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
@@ -94,6 +102,9 @@ struct Report {
     /// Adapters that streams cycled through.
     adapters: Vec<String>,
     rounds: Vec<Row>,
+    /// How the threads spent a recorded round.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    timeline: Option<timeline::Summary>,
 }
 
 /// Results at one concurrency.
@@ -135,6 +146,10 @@ impl Bench {
         if let Some(text) = &self.quality {
             return self.run_quality(text);
         }
+        let devices = self.common.each_device().len();
+        if self.trace.is_some() && devices > 1 {
+            return Err(CliError::new(Exit::Usage, "--trace is for one device: its file would be overwritten"));
+        }
         let reports =
             self.common.each_device().iter().map(|common| self.measure_on(common)).collect::<Result<Vec<_>, _>>()?;
         match reports.as_slice() {
@@ -165,13 +180,14 @@ impl Bench {
     }
 
     async fn measure(&self, mut config: Config, model: &str) -> Result<Report, CliError> {
+        let trace = self.trace.as_deref().map(TraceFile::create).transpose()?;
         let concurrency_max = self.concurrency.iter().copied().max().unwrap_or(1);
         let card = Fleet::start(config.clone()).await?.target(model).await?.card;
         self.fit(&mut config, model, &card, concurrency_max)?;
         let fleet = Fleet::start(config).await?;
         let started = Instant::now();
         let mut loading = LoadProgress::default();
-        let mut warm = self.submit(&fleet, model, &card, (16, 2), 0)?;
+        let mut warm = self.submit(&fleet, model, &card, (16, 2), 0, false)?;
         while let Some(update) = warm.next().await {
             match update {
                 Update::Loading { done, total, what } => loading.reach(done, total, &what),
@@ -199,6 +215,10 @@ impl Bench {
             }
             rows.push(row);
         }
+        let timeline = match trace {
+            Some(file) => Some(self.record(&fleet, model, &card, file).await?),
+            None => None,
+        };
         fleet.shutdown(Duration::ZERO).await;
         Ok(Report {
             model: model.to_owned(),
@@ -211,6 +231,7 @@ impl Bench {
             generated_tokens: self.generate,
             adapters: self.adapters.names(),
             rounds: rows,
+            timeline,
         })
     }
 
@@ -250,12 +271,13 @@ impl Bench {
         card: &Card,
         (prompt, generate): (u32, u32),
         index: u32,
+        timeline: bool,
     ) -> Result<EventStream, Failure> {
         let tokens = (0..prompt).map(|_| fastrand::u32(..card.vocabulary)).collect();
         let name = self.adapters.names().into_iter().cycle().nth(index as usize);
         let adapter = name.map(|name| AdapterUse { name, scale: 1.0 });
-        fleet
-            .submit_to(model, Job { tokens, max_tokens: generate, ignore_end_of_turn: true, adapter, ..Job::default() })
+        let (max_tokens, ignore_end_of_turn) = (generate, true);
+        fleet.submit_to(model, Job { tokens, max_tokens, ignore_end_of_turn, adapter, timeline, ..Job::default() })
     }
 
     async fn round(&self, fleet: &Fleet, model: &str, card: &Card, concurrency: u32) -> Result<Round, CliError> {
@@ -264,7 +286,7 @@ impl Bench {
         let (mut running, mut streams) = (JoinSet::new(), Vec::new());
         for index in 0..concurrency {
             let stream = Arc::<Mutex<Stream>>::default();
-            let events = self.submit(fleet, model, card, (self.prompt, self.generate), index)?;
+            let events = self.submit(fleet, model, card, (self.prompt, self.generate), index, false)?;
             running.spawn(follow(events, stream.clone()));
             streams.push(stream);
         }
@@ -275,6 +297,36 @@ impl Bench {
         let after = times(fleet).await;
         let (forward_us, overhead_us) = (after.0.saturating_sub(before.0), after.1.saturating_sub(before.1));
         Ok(Round { started, streams, forward_us, overhead_us })
+    }
+
+    /// Records the threads in a round, writes the file, and returns a summary.
+    async fn record(
+        &self,
+        fleet: &Fleet,
+        model: &str,
+        card: &Card,
+        file: TraceFile,
+    ) -> Result<timeline::Summary, CliError> {
+        let concurrency = self.concurrency.last().copied().unwrap_or(1);
+        tell(format_args!("{concurrency} at once, recorded"));
+        let tokens = (self.prompt, self.generate.min(timeline::TOKENS));
+        let mut recorded = self.submit(fleet, model, card, tokens, 0, true)?;
+        let mut others = JoinSet::new();
+        for index in 1..concurrency {
+            others.spawn(follow(self.submit(fleet, model, card, tokens, index, false)?, Arc::default()));
+        }
+        let mut found = Timeline::default();
+        while let Some(update) = recorded.next().await {
+            match update {
+                Update::Event(Event::Timeline(timeline)) => found = timeline,
+                Update::Event(Event::Failed(failure)) => return Err(failure.into()),
+                Update::Event(_) | Update::Loading { .. } => {}
+            }
+        }
+        while let Some(joined) = others.join_next().await {
+            joined.map_err(|error| CliError::new(Exit::Failed, error.to_string()))??;
+        }
+        file.write(&found)
     }
 
     /// Measures the gaps of running streams until a long prompt has its first token.
@@ -290,7 +342,7 @@ impl Bench {
         let streams: Vec<Arc<Mutex<Stream>>> = (0..concurrency).map(|_| Arc::default()).collect();
         let mut running = JoinSet::new();
         for (index, stream) in (0..).zip(&streams) {
-            let events = self.submit(fleet, model, card, (self.prompt, self.generated_beside()), index)?;
+            let events = self.submit(fleet, model, card, (self.prompt, self.generated_beside()), index, false)?;
             running.spawn(follow(events, stream.clone()));
         }
         while streams.iter().any(|stream| lock(stream).arrivals.len() < 2) {
@@ -301,7 +353,7 @@ impl Bench {
         }
         let started = Instant::now();
         let long = Arc::<Mutex<Stream>>::default();
-        follow(self.submit(fleet, model, card, (prompt, 1), 0)?, long.clone()).await?;
+        follow(self.submit(fleet, model, card, (prompt, 1), 0, false)?, long.clone()).await?;
         let ended = Instant::now();
         // Dropping an event stream cancels its job.
         running.shutdown().await;
@@ -417,6 +469,9 @@ fn table(report: &Report) -> String {
                 beside.gap_p99_by_p50_alone,
             ));
         }
+    }
+    if let Some(timeline) = &report.timeline {
+        text.push_str(&timeline.table());
     }
     text
 }

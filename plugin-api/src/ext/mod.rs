@@ -16,6 +16,7 @@ pub mod merge;
 pub mod rows;
 pub mod sampler_parameters;
 pub mod sequence_state;
+pub mod timeline;
 
 use abi_stable::{
     StableAbi, abi_stability::check_layout_compatibility, sabi_types::RMut, std_types::RResult, type_layout::TypeLayout,

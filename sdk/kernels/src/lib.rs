@@ -27,6 +27,7 @@ mod recurrence;
 mod rope;
 mod simd;
 mod tile;
+mod timeline;
 
 pub use activation::{Activation, activate, activate_mul};
 pub use attention::{Distances, Past, Scores, TextHeads, attention, attention_chosen, attention_within};
@@ -45,3 +46,4 @@ pub use quant::levels;
 pub use recurrence::{Decay, Heads, Recurred, Stretch, Update, recurrence};
 pub use rope::rope;
 pub use simd::Level;
+pub use timeline::TimelineSpan;

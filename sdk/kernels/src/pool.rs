@@ -6,7 +6,7 @@
 //! are left, and waits only for workers already inside. The pool also carries the instruction set for its kernels,
 //! because every kernel has a pool at hand and tests want to choose.
 
-use std::any::Any;
+use std::any::{Any, type_name_of_val};
 use std::cell::{Cell, UnsafeCell};
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
@@ -18,6 +18,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use super::simd::Level;
+use super::timeline::{Timeline, TimelineSpan};
 
 const SPIN: Duration = Duration::from_micros(40);
 const THREADS_MAX: usize = 256;
@@ -43,12 +44,12 @@ impl Pool {
     pub fn with_level(threads: usize, level: Level) -> Self {
         let threads = if threads == 0 { thread::available_parallelism().map_or(1, usize::from) } else { threads };
         let threads = threads.min(THREADS_MAX);
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(Shared::new(threads));
         // If a thread cannot be started, the pool is just smaller.
         let workers = (1..threads)
             .filter_map(|index| {
                 let shared = Arc::clone(&shared);
-                thread::Builder::new().name(format!("kernels-{index}")).spawn(move || shared.work()).ok()
+                thread::Builder::new().name(format!("kernels-{index}")).spawn(move || shared.work(index)).ok()
             })
             .collect();
         Self { shared, turn: Mutex::new(()), workers, level }
@@ -66,29 +67,59 @@ impl Pool {
     /// have returned. A panic in a task ends the loop early and is raised here. A loop inside a task runs on the task's
     /// own thread.
     pub fn run(&self, tasks: usize, task: impl Fn(usize) + Sync) {
-        if tasks <= 1 || self.workers.is_empty() || INSIDE.get() {
+        self.run_named(type_name_of_val(&task), tasks, &task);
+    }
+
+    /// As [`run`](Self::run), with a name for the timeline: the type of the innermost task, which says where it stands.
+    pub(super) fn run_named(&self, name: &'static str, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
+        if INSIDE.get() {
             (0..tasks).for_each(task);
             return;
         }
+        if tasks <= 1 || self.workers.is_empty() {
+            let start = self.shared.timeline.now();
+            (0..tasks).for_each(task);
+            self.shared.timeline.record(0, Some(name), start);
+            return;
+        }
         let _turn = lock(&self.turn);
-        let task: &(dyn Fn(usize) + Sync) = &task;
         // SAFETY: only the lifetime changes. Workers use the reference only inside the gate, and this function does not
         // return before the gate is closed and empty.
         let task: &'static (dyn Fn(usize) + Sync) = unsafe { std::mem::transmute(task) };
-        self.shared.run(Job { task, tasks });
+        self.shared.run(Job { name, task, tasks });
     }
 
     /// Cuts `data` into pieces of `piece` elements (the last may be shorter) and calls `task` with each index and
     /// piece.
     pub fn run_pieces<T: Send>(&self, data: &mut [T], piece: usize, task: impl Fn(usize, &mut [T]) + Sync) {
+        self.run_pieces_named(type_name_of_val(&task), data, piece, task);
+    }
+
+    fn run_pieces_named<T: Send>(
+        &self,
+        name: &'static str,
+        data: &mut [T],
+        piece: usize,
+        task: impl Fn(usize, &mut [T]) + Sync,
+    ) {
         assert!(piece > 0, "pieces of no elements");
         let len = data.len();
         let shared = Disjoint::new(data);
-        self.run(len.div_ceil(piece), |index| {
+        self.run_named(name, len.div_ceil(piece), &|index| {
             let start = index * piece;
             // SAFETY: pieces of different numbers do not overlap, and each number is given to one task.
             task(index, unsafe { shared.range(start..len.min(start + piece)) });
         });
+    }
+
+    /// Begins to record what each thread does; whatever was recorded before is dropped.
+    pub fn start_timeline(&self) {
+        self.shared.timeline.start();
+    }
+
+    /// Ends the recording and returns it, by thread and time.
+    pub fn finish_timeline(&self) -> Vec<TimelineSpan> {
+        self.shared.timeline.finish()
     }
 }
 
@@ -113,11 +144,16 @@ impl Pool {
     /// `len` values, computed in pieces as by [`run_pieces`](Self::run_pieces). `compute` writes every value of a piece.
     pub(super) fn computed(&self, len: usize, piece: usize, compute: impl Fn(usize, Unwritten<'_>) + Sync) -> Vec<f32> {
         let mut values = Vec::with_capacity(len);
-        self.run_pieces(&mut values.spare_capacity_mut()[..len], piece, |index, piece| {
-            let (len, written) = (piece.len(), Cell::new(0));
-            compute(index, Unwritten { piece, written: &written });
-            assert_eq!(written.get(), len, "values that were written");
-        });
+        self.run_pieces_named(
+            type_name_of_val(&compute),
+            &mut values.spare_capacity_mut()[..len],
+            piece,
+            |index, piece| {
+                let (len, written) = (piece.len(), Cell::new(0));
+                compute(index, Unwritten { piece, written: &written });
+                assert_eq!(written.get(), len, "values that were written");
+            },
+        );
         // SAFETY: the pieces are all of the first `len` elements. Each element can be written once, and as many were.
         unsafe { values.set_len(len) };
         values
@@ -137,7 +173,7 @@ impl Pool {
             let pieces = values.spare_capacity_mut()[..len].chunks_mut(piece);
             tasks.iter_mut().zip(pieces).for_each(|(task, piece)| task.push(piece));
         }
-        self.run_pieces(&mut tasks, 1, |index, tasks| {
+        self.run_pieces_named(type_name_of_val(&compute), &mut tasks, 1, |index, tasks| {
             for pieces in tasks {
                 let (len, written) = (pieces.iter().map(|piece| piece.len()).sum::<usize>(), Cell::new(0));
                 let unwritten = pieces.iter_mut().map(|piece| Unwritten { piece, written: &written });
@@ -244,6 +280,7 @@ impl<'a, T> Disjoint<'a, T> {
 
 #[derive(Clone, Copy)]
 struct Job {
+    name: &'static str,
     task: &'static (dyn Fn(usize) + Sync),
     tasks: usize,
 }
@@ -253,8 +290,8 @@ const INSIDE_MASK: u64 = 0xffff_ffff;
 const OPEN: u64 = 1 << 32;
 const LOOP: u64 = 1 << 33;
 
-#[derive(Default)]
 struct Shared {
+    timeline: Timeline,
     gate: AtomicU64,
     job: UnsafeCell<Option<Job>>,
     next: AtomicUsize,
@@ -275,7 +312,22 @@ thread_local! {
 }
 
 impl Shared {
+    fn new(threads: usize) -> Self {
+        Self {
+            timeline: Timeline::new(threads),
+            gate: AtomicU64::new(0),
+            job: UnsafeCell::new(None),
+            next: AtomicUsize::new(0),
+            panic: Mutex::new(None),
+            sleepers: AtomicUsize::new(0),
+            asleep: Mutex::new(()),
+            wake: Condvar::new(),
+            stop: AtomicBool::new(false),
+        }
+    }
+
     fn run(&self, job: Job) {
+        let start = self.timeline.now();
         // SAFETY: the caller holds the turn, and the previous loop left the gate closed and empty.
         unsafe { *self.job.get() = Some(job) };
         self.next.store(0, Ordering::Relaxed);
@@ -286,12 +338,14 @@ impl Shared {
             self.wake.notify_all();
         }
         self.take_tasks(job);
+        let worked = self.timeline.record(0, Some(job.name), start);
         self.gate.fetch_and(!OPEN, Ordering::AcqRel);
         let mut turns = 0u32;
         while self.gate.load(Ordering::Acquire) & INSIDE_MASK != 0 {
             turns += 1;
             if turns < 1 << 14 { std::hint::spin_loop() } else { thread::yield_now() }
         }
+        self.timeline.record(0, None, worked);
         // SAFETY: as above; the gate is closed and empty again.
         unsafe { *self.job.get() = None };
         if let Some(panic) = lock(&self.panic).take() {
@@ -317,13 +371,15 @@ impl Shared {
         }
     }
 
-    fn work(&self) {
+    fn work(&self, thread: usize) {
         let mut seen = 0;
         while let Some(number) = self.enter(seen) {
             seen = number;
             // SAFETY: this thread is inside the gate, so the caller does not change the job.
             if let Some(job) = unsafe { *self.job.get() } {
+                let start = self.timeline.now();
                 self.take_tasks(job);
+                self.timeline.record(thread, Some(job.name), start);
             }
             self.gate.fetch_sub(1, Ordering::Release);
         }

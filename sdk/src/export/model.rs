@@ -1,6 +1,7 @@
 //! Wraps a model as the contract's object.
 
 mod media;
+mod timeline;
 
 use pensieve_plugin_api::{
     self as api, PluginError,
@@ -14,6 +15,7 @@ use pensieve_plugin_api::{
         media::ID as MEDIA,
         rows::{self, Finish},
         sequence_state::{self, SequenceState},
+        timeline::ID as TIMELINE,
     },
 };
 use std::collections::HashSet;
@@ -30,6 +32,7 @@ pub(crate) fn export_model(mut model: Box<dyn Model>) -> Result<api::ModelBox> {
     let transfers_kv = model.kv_transfer().is_some();
     let copies_sequences = model.sequence_state().is_some();
     let reads_media = model.media().is_some();
+    let records_timeline = model.timeline().is_some();
     let (check, finish_width) = (BatchCheck::new(&model.resident())?, model.finish_width());
     let adapters = HashSet::new();
     let exported = ExportedModel {
@@ -40,6 +43,7 @@ pub(crate) fn export_model(mut model: Box<dyn Model>) -> Result<api::ModelBox> {
         transfers_kv,
         copies_sequences,
         reads_media,
+        records_timeline,
     };
     Ok(api::Model_TO::from_value(exported, TD_Opaque))
 }
@@ -54,6 +58,7 @@ pub(super) struct ExportedModel {
     transfers_kv: bool,
     copies_sequences: bool,
     reads_media: bool,
+    records_timeline: bool,
 }
 
 impl ExportedModel {
@@ -132,6 +137,7 @@ impl api::Model for ExportedModel {
             MEDIA if self.reads_media => ROption::RSome(api::Extension::offer(&media::ENCODE)),
             rows::ID if self.finish_width > 0 => ROption::RSome(api::Extension::offer(&FINISH)),
             sequence_state::ID if self.copies_sequences => ROption::RSome(api::Extension::offer(&SEQUENCE_STATE)),
+            TIMELINE if self.records_timeline => ROption::RSome(api::Extension::offer(&timeline::TABLE)),
             id => own(|| self.model.as_ref().and_then(|model| model.extension(id))),
         }
     }

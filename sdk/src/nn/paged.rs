@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     AdapterData, Architecture, Batch, CandidateRows, Card, Encode, Error, KvTransfer, LoadRequest, Merged, Model,
-    Output, Outputs, Prepare, Resident, Result, Services, Source, Span,
+    Output, Outputs, Prepare, Resident, Result, Services, Source, Span, Timeline,
     abi::Extension,
     weights::{Checkpoint, GgufFamily, RowsKind, RowsUse, Tokenizer},
 };
@@ -414,6 +414,10 @@ impl<D: Decoder> Model for PagedModel<D> {
 
     fn media(&mut self) -> Option<&mut dyn Encode> {
         self.decoder.tower().is_some().then_some(self)
+    }
+
+    fn timeline(&mut self) -> Option<&mut dyn Timeline> {
+        self.runtime.ops.has_threads().then_some(&mut self.runtime.ops)
     }
 
     fn extension(&self, id: &str) -> Option<Extension> {

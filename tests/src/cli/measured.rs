@@ -64,6 +64,61 @@ fn measures_prompts_first_tokens_and_decoding_at_each_concurrency() {
     assert!(said.stderr.contains("prompt and answer have 728 tokens, the model's context 512"), "{said:?}");
 }
 
+#[test]
+fn records_what_each_thread_does() {
+    let desk = desk();
+    desk.install(&["pensieve-llama"]);
+    let (llama, trace) = (fixture("llama/gqa/q8_0.gguf").display().to_string(), desk.path("trace.json"));
+    let file = trace.display().to_string();
+    let short = ["--prompt", "64", "--generate", "8", "--concurrency", "1,2", "--rounds", "1", "--device", "cpu"];
+    let bench = |model: &str, file: &str, more: &[&str]| {
+        desk.run(&[&["bench", "--model", model, "--trace", file], &short[..], more].concat())
+    };
+    let said = bench(&llama, &file, &["--json"]);
+    assert_eq!(said.code, Some(0), "{said:?}");
+    let report: Value = serde_json::from_str(&said.stdout).unwrap();
+    let timeline = &report["timeline"];
+    let share = |name: &str| timeline[name].as_f64().unwrap();
+    assert!((0.01..=1.0).contains(&share("work_share")) && (0.0..=1.0).contains(&share("wait_share")), "{timeline}");
+    assert_eq!((&timeline["is_cut"], &timeline["file"]), (&false.into(), &file.as_str().into()));
+    let functions = timeline["functions"].as_array().unwrap();
+    let products = |function: &&Value| function["name"].as_str().unwrap().starts_with("matmul::");
+    let products: u64 = functions.iter().filter(products).map(|function| function["loops"].as_u64().unwrap()).sum();
+    assert!(products > 50, "{functions:?}");
+    let trace: Value = serde_json::from_slice(&fs::read(&trace).unwrap()).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    let named = |name: &str| events.iter().filter(|event| event["name"] == name).collect::<Vec<_>>();
+    let threads = timeline["threads"].as_u64().unwrap() as usize;
+    assert_eq!((named("thread_name").len(), named("process_name").len()), (threads, 1));
+    // Both prompts, and seven tokens of each after the first.
+    let tokens = |event: &&Value| {
+        event["name"].as_str()?.strip_prefix("step of ")?.strip_suffix(" tokens")?.parse::<usize>().ok()
+    };
+    let tokens: usize = events.iter().filter_map(|event| tokens(&event)).sum();
+    assert_eq!(tokens, 2 * (64 + 7));
+    // The engine's spans nest: a step has the model's call, which has the loops.
+    let span = |event: &Value| (event["ts"].as_f64().unwrap(), event["dur"].as_f64().unwrap());
+    let models: Vec<_> = named("model").into_iter().map(span).collect();
+    let is_within = |event: &Value| {
+        let (start, time) = span(event);
+        models.iter().any(|(from, all)| *from <= start + 0.002 && start + time <= from + all + 0.002)
+    };
+    let loops = events.iter().filter(|event| event["ph"] == "X" && event["tid"] == 0);
+    let mut loops =
+        loops.filter(|event| event["name"].as_str().is_some_and(|name| name.contains("::") || name == "wait"));
+    assert!(loops.all(is_within));
+    let said = bench(&llama, &file, &[]);
+    assert!(said.stdout.contains(&format!("Written to {file}")) && said.stdout.contains("matmul::"), "{said:?}");
+    let said = bench(&llama, &desk.path("nowhere/trace.json").display().to_string(), &[]);
+    assert!(said.code == Some(3) && said.stderr.contains("cannot write"), "{said:?}");
+    assert!(!said.stderr.contains("round 1"), "{said:?}");
+    let said = desk.run(&["bench", "--model", &llama, "--trace", &file, "--device", "cpu,cpu:0"]);
+    assert!(said.code == Some(2) && said.stderr.contains("--trace is for one device"), "{said:?}");
+    let pair = desk.path("home/models/pair").display().to_string();
+    let said = bench(&pair, &file, &[]);
+    assert!(said.code == Some(9) && said.stderr.contains("records no timeline"), "{said:?}");
+}
+
 /// Runs `bench --quality` on a fixture's checkpoint.
 fn quality(desk: &Desk, checkpoint: &str) -> Value {
     let (model, text) = (fixture(checkpoint).display().to_string(), desk.path("text.txt").display().to_string());

@@ -83,7 +83,7 @@ const LAYERS: &[(&str, &str, &[&[&str]])] = &[
                 "share",
                 "vocabulary",
             ],
-            &["media", "outside", "python_numbers", "rows", "towers"],
+            &["media", "outside", "python_numbers", "rows", "timeline", "towers"],
         ],
     ),
     (
@@ -144,7 +144,7 @@ const LAYERS: &[(&str, &str, &[&[&str]])] = &[
             &["kv"],
             &["kv_packed"],
             &["float", "pool", "quant", "tile"],
-            &["simd"],
+            &["simd", "timeline"],
         ],
     ),
     (

@@ -11,7 +11,7 @@ use crate::{
 
 /// Bumped whenever the frames change. A running server whose binary was replaced on disk starts workers of the new
 /// version, and both sides must notice.
-pub const PROTOCOL: u32 = 7;
+pub const PROTOCOL: u32 = 8;
 
 /// Server to worker.
 #[allow(clippy::large_enum_variant, reason = "the large variant is the common one, and is moved only a few times")]

@@ -45,6 +45,7 @@ fn job() -> Job {
         })),
         adapter: Some(AdapterUse { name: "a".into(), scale: 0.5 }),
         row: Some(RowWish { width: 64 }),
+        timeline: true,
     }
 }
 

@@ -22,7 +22,8 @@ pub(crate) async fn row(mut stream: EventStream, model: &str) -> Result<(Vec<f32
                 measures.finished(reason, usage);
                 return Err(unfinished(reason));
             }
-            Update::Event(Event::Prompt { .. } | Event::Tokens(_) | Event::Cache { .. }) | Update::Loading { .. } => {}
+            Update::Event(Event::Prompt { .. } | Event::Tokens(_) | Event::Cache { .. } | Event::Timeline(_))
+            | Update::Loading { .. } => {}
         }
     }
     Err(Failure::new(FailureCode::Internal, "a text's row did not come"))

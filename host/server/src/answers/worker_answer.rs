@@ -110,8 +110,8 @@ impl WorkerAnswer {
                 self.measures.finished(reason, usage);
                 self.ready.push_back(Delta::Finished { reason, usage });
             }
-            // Only a job that asked for a row gets one.
-            Event::Row { .. } => {}
+            // Only a job that asked for a row or a timeline gets one.
+            Event::Row { .. } | Event::Timeline(_) => {}
             Event::Failed(failure) => {
                 self.measures.failed(&failure);
                 self.ready.push_back(Delta::Failed(failure));

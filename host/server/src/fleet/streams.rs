@@ -15,7 +15,10 @@ use std::{
 };
 use tokio::sync::Notify;
 
-use pensieve_protocol::job::{Event, Failure, FailureCode, Job, TokenLogprobs, Tokens};
+use pensieve_protocol::{
+    job::{Event, Failure, FailureCode, Job, TokenLogprobs, Tokens},
+    timeline::Span,
+};
 
 /// Maximum number of queued bytes for one client: some ten thousand tokens.
 const STREAM_BYTES_MAX: usize = 4 << 20;
@@ -168,6 +171,8 @@ struct JobStream {
     logprobs_max: usize,
     /// Width of the row that the job asked for.
     row: Option<usize>,
+    /// The job asked for a timeline, which has not come yet.
+    timeline: bool,
 }
 
 /// The result of delivering the events of one frame.
@@ -190,6 +195,7 @@ impl JobStreams {
             bytes_left: tokens_left.saturating_mul(TOKEN_BYTES_MAX).saturating_add(HELD_BACK_BYTES_MAX),
             logprobs_max: job.logprobs.map_or(0, usize::from),
             row: job.row.map(|wish| wish.width as usize),
+            timeline: job.timeline,
         };
         self.lock().insert(job.id, stream);
     }
@@ -209,6 +215,10 @@ impl JobStreams {
                 && stream.row != Some(values.len())
             {
                 delivered.violation = Some("sent a row that no job asked for".into());
+                return delivered;
+            }
+            if matches!(event, Event::Timeline(_)) && !std::mem::take(&mut stream.timeline) {
+                delivered.violation = Some("sent a timeline that no job asked for".into());
                 return delivered;
             }
             let last = event.is_last();
@@ -292,6 +302,7 @@ fn update_bytes(update: &Update) -> usize {
         }
         Update::Event(Event::Failed(failure)) => failure.message.len() + failure.help.len(),
         Update::Event(Event::Row { values, .. }) => values.len() * size_of::<f32>(),
+        Update::Event(Event::Timeline(timeline)) => timeline.spans.len() * size_of::<Span>(),
         Update::Event(_) => 0,
     };
     // Includes the allocator's overhead for three small vectors.
@@ -302,7 +313,10 @@ fn update_bytes(update: &Update) -> usize {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use pensieve_protocol::job::{RowWish, Usage};
+    use pensieve_protocol::{
+        job::{RowWish, Usage},
+        timeline::Timeline,
+    };
 
     fn tokens(count: usize, bytes: usize) -> Event {
         Event::Tokens(Tokens { ids: vec![7; count], bytes: vec![b'x'; bytes], logprobs: Vec::new() })
@@ -367,12 +381,21 @@ mod tests {
             ),
             (with_logprobs(vec![TokenLogprobs { top: vec![(1, 0.0); 2], ..top }]), None),
             (tokens(10, 10_000), None),
+            (Event::Timeline(Timeline::default()), Some("sent a timeline that no job asked for")),
         ] {
             let (streams, _receivers, _) =
                 streams(&[Job { logprobs: Some(2), row: Some(RowWish { width: 3 }), ..job(1, 10) }]);
             let delivered = streams.deliver(vec![(1, event.clone())]);
             assert_eq!(delivered.violation.as_deref(), violation, "{event:?}");
         }
+    }
+
+    #[test]
+    fn a_job_that_asks_for_a_timeline_gets_one() {
+        let (streams, _receivers, _) = streams(&[Job { timeline: true, ..job(1, 10) }]);
+        let deliver = || streams.deliver(vec![(1, Event::Timeline(Timeline::default()))]).violation;
+        assert_eq!(deliver(), None);
+        assert!(deliver().is_some());
     }
 
     #[tokio::test]

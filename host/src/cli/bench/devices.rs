@@ -75,6 +75,7 @@ mod tests {
             generated_tokens: 128,
             adapters: Vec::new(),
             rounds: vec![row],
+            timeline: None,
         }
     }
 

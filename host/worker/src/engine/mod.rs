@@ -8,7 +8,8 @@
 //! The rest has side effects: [`step`] is one step, [`active_jobs`] owns the running jobs, [`model`] and [`chain`] call
 //! plugins, [`adapters`] decides which LoRA adapters are in memory, [`store`] is the prefix cache's tier on disk, and
 //! `identity` names it. `items` decides which images of prompts are encoded when, and `pooled` makes one row of a text's
-//! hidden rows. `thoughts` decides when reasoning is concluded, `repetition` which answers loop, and `device_failures` when a device is lost.
+//! hidden rows. `thoughts` decides when reasoning is concluded, `repetition` which answers loop, and `device_failures` when a device is lost;
+//! `recorder` keeps the timeline of a job that asks for one.
 
 pub mod blocks;
 pub mod scheduler;
@@ -33,6 +34,7 @@ pub mod tier;
 mod identity;
 mod logits;
 mod pooled;
+mod recorder;
 mod repetition;
 mod sampler_thread;
 mod thoughts;

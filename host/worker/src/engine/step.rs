@@ -25,6 +25,7 @@ use super::{
     grammars::Grammars,
     items::Items,
     model::{Asked, Computed, Model, micros},
+    recorder::Recorder,
     scheduler::{Config, Ended, Plan, Scheduler, Span},
     states::Change,
     tier::Tier,
@@ -53,6 +54,7 @@ pub struct Engine {
     items: Items,
     encoder_turn: EncoderTurn,
     device_failures: DeviceFailures,
+    recorder: Recorder,
     events: Vec<(u64, Event)>,
     /// Length of a loop that ends an answer; 0 to let loops run.
     loop_tokens: u32,
@@ -96,6 +98,7 @@ impl Engine {
             items,
             encoder_turn: EncoderTurn::default(),
             device_failures,
+            recorder: Recorder::default(),
             events: Vec::new(),
             loop_tokens: limits.loop_tokens,
             thought_loop_tokens: limits.thought_loop_tokens,
@@ -155,6 +158,9 @@ impl Engine {
                 self.leave_items(&plan);
             }
         }
+        let rows: usize = plan.spans.iter().map(|span| span.tokens.len()).sum();
+        self.recorder.note(began, Instant::now(), || format!("step of {rows} tokens"));
+        self.recorder.note(computing, computing + computed, || "model".into());
         self.stats.steps += 1;
         self.stats.forward_us += micros(computed);
         self.stats.overhead_us += micros(began.elapsed().saturating_sub(computed));
@@ -173,7 +179,14 @@ impl Engine {
 
     /// Returns the events since the last call.
     pub fn take_events(&mut self) -> Vec<(u64, Event)> {
-        std::mem::take(&mut self.events)
+        let mut events = std::mem::take(&mut self.events);
+        if let Some(job) = self.recorder.job()
+            && let Some(end) = events.iter().position(|(id, event)| *id == job && event.is_last())
+            && let Some(timeline) = self.recorder.finish(&mut self.model)
+        {
+            events.insert(end, (job, Event::Timeline(timeline)));
+        }
+        events
     }
 
     /// The reason to end this process, if its device is lost.

@@ -21,7 +21,7 @@ use pensieve_plugin_api::{
         media::{self, Prepare},
         merge, rows,
         sampler_parameters::{self, SamplerParameters},
-        sequence_state,
+        sequence_state, timeline,
     },
 };
 use std::{
@@ -34,7 +34,7 @@ use pensieve_protocol::{manifest::Manifest, towers};
 use super::{LoadError, Reason, manifest, object};
 
 /// Extensions that a plugin as a whole may offer.
-const EXTENSIONS: [&str; 8] = [
+const EXTENSIONS: [&str; 9] = [
     concurrent_stages::ID,
     diagnostics::ID,
     kv_transfer::ID,
@@ -43,6 +43,7 @@ const EXTENSIONS: [&str; 8] = [
     rows::ID,
     sampler_parameters::ID,
     sequence_state::ID,
+    timeline::ID,
 ];
 
 /// A plugin in this process. Its code stays mapped when this is dropped.

@@ -4,6 +4,7 @@
 //! twice. The last pair of a matrix ends at its last row and may therefore start inside the previous pair: rows of both
 //! are computed twice and written once. A matrix with fewer rows than a pair is copied and padded with empty rows.
 
+use std::any::type_name_of_val;
 use std::borrow::Cow;
 use std::ops::Range;
 
@@ -40,7 +41,8 @@ impl<'a> Panels<'a> {
     pub(super) fn share(&self, pool: &Pool, task: impl Fn(Range<usize>) + Sync) {
         let pairs = self.rows.div_ceil(self.pair_rows);
         let stretch = pairs.div_ceil(8 * pool.threads());
-        pool.run(pairs.div_ceil(stretch), |index| task(index * stretch..pairs.min((index + 1) * stretch)));
+        let each = |index| task(index * stretch..pairs.min((index + 1) * stretch));
+        pool.run_named(type_name_of_val(&task), pairs.div_ceil(stretch), &each);
     }
 
     /// The rows of one panel, and everything after them in the matrix.

@@ -151,6 +151,10 @@ impl Backend for CpuKernels {
         format!("{} kernels on {} threads", self.pool.level().name(), self.pool.threads())
     }
 
+    fn threads(&self) -> Option<&Pool> {
+        Some(&self.pool)
+    }
+
     fn begin(&self, batch: &Batch<'_>) -> Result<()> {
         self.group_rows(&batch.spans.iter().map(|span| span.len).collect::<Vec<_>>());
         Ok(())

@@ -30,7 +30,7 @@ use candle_core::{
     Device, Tensor,
     quantized::{QMatMul, QTensor},
 };
-use pensieve_kernels::{Activation, Glu};
+use pensieve_kernels::{Activation, Glu, Pool};
 use std::{ops::Range, sync::Arc};
 
 pub(super) use cpu::CpuKernels;
@@ -229,6 +229,11 @@ pub(in crate::nn) trait Backend: Send + Sync {
 
     /// The kernels in use, for the log.
     fn note(&self) -> String;
+
+    /// The threads whose timeline can be recorded, if it has some.
+    fn threads(&self) -> Option<&Pool> {
+        None
+    }
 
     /// The device of its tensors.
     fn device(&self) -> &Device {

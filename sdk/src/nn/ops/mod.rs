@@ -12,6 +12,7 @@ mod outputs;
 mod parts;
 #[cfg(test)]
 mod tests;
+mod timeline;
 
 use candle_core::{DType, Device, Tensor};
 use pensieve_kernels::{Activation, Glu};

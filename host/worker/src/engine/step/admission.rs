@@ -23,6 +23,11 @@ impl Engine {
     /// Accepts a job; a refusal becomes its `Failed` event.
     pub fn submit(&mut self, job: Job) {
         let id = job.id;
+        if job.timeline
+            && let Err(failure) = self.recorder.start(id, &mut self.model)
+        {
+            return self.refuse(id, Err(failure));
+        }
         let admitted = match job.grammar.clone() {
             None => self.admit(job, None, Duration::ZERO),
             Some(spec) => self.grammars.begin(job, &spec, &self.text),
