@@ -286,6 +286,7 @@ impl Job<'_> {
         let from = if first == 0 { Sums { at: std::ptr::null_mut(), stride: 0 } } else { own };
         let mut to = own;
         if is_last && is_whole {
+            self.panels.prefetch_to_write(pair, rows.clone(), &self.out);
             let start = rows.start * self.rows + wanted.start;
             let end = (rows.end - 1) * self.rows + wanted.end;
             to = Sums { at: self.out.part(start..end), stride: self.rows };
