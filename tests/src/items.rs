@@ -106,7 +106,9 @@ fn answers_depend_on_images_which_are_encoded_once_for_all_turns() {
     let before = worker.run(&long);
     let mut cut = with_images(7, 2, &[(20, 16, 16)], 10);
     cut.tokens.truncate(20 + 258);
+    let encoded = worker.stats().encoded_items;
     let answer = worker.run(&cut);
+    assert_eq!(worker.stats().encoded_items, encoded, "the rows in its last block were kept");
     assert_eq!(answer.usage().reused, 272);
     assert_eq!(answer.ids, worker.run(&alone(&cut)).ids);
     assert_eq!(before.ids, worker.run(&alone(&long)).ids);
@@ -135,7 +137,7 @@ fn requests_with_images_are_served_beside_each_other_as_alone() {
 }
 
 #[test]
-fn preempted_requests_encode_their_images_again() {
+fn preempted_requests_see_their_images_again() {
     let mut worker = Worker::start(eyes(r#"{"whole": true}"#, 24));
     let jobs: Vec<Job> = (1..6).map(|n| with_images(n, n, &[(n as u8, 5, 5)], 90)).collect();
     jobs.iter().for_each(|job| worker.submit(job));

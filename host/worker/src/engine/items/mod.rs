@@ -1,7 +1,8 @@
 //! The items of running prompts, such as images: which of them the model holds encoded rows of, for whom, and which it
 //! encodes next. Rows are encoded before a prompt's computation reaches them, shared by prompts with equal items under
-//! one API key, and dropped once no prompt has a token left that needs them. A prompt that lost its blocks needs them
-//! again, so what was prepared stays until the job ends.
+//! one API key, and kept until others need their memory: the next question about a picture finds most of it in the prefix
+//! cache, but not the part in the last block. A prompt that lost its blocks may need rows again, so what was prepared
+//! stays until the job ends.
 //!
 //! Pure, like the scheduler: the engine opens, encodes, places and closes what this says, and reports results.
 
@@ -69,6 +70,10 @@ pub struct Items {
     next_handle: u64,
     /// Steps since the next item of a prompt first found no room.
     stuck: u32,
+    /// Contents that no prompt needs, with rows; the longest unneeded first.
+    kept: VecDeque<u64>,
+    /// Handles of rows that made room for others, to close.
+    evicted: Vec<u64>,
 }
 
 /// API key and identity.
@@ -90,6 +95,8 @@ struct Content {
     rows_state: RowsState,
     /// A batch with it failed, so it is encoded alone.
     is_suspect: bool,
+    /// Its rows go as soon as they are not placed, to make room for those that an older prompt needs.
+    is_given_up: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -166,6 +173,7 @@ impl Items {
         if let Some(&number) = self.numbers.get(&key) {
             if let Some(content) = self.contents.get_mut(&number) {
                 content.uses += 1;
+                content.prepared = item.prepared;
             }
             return number;
         }
@@ -173,8 +181,19 @@ impl Items {
         self.numbers.insert(key.clone(), self.next_number);
         let CheckedItem { size, layout, rows, bytes, prepared, .. } = item;
         let (holders, rows_state) = (BTreeSet::new(), RowsState::Absent);
-        let content =
-            Content { key, size, layout, prepared, rows, bytes, uses: 1, holders, rows_state, is_suspect: false };
+        let content = Content {
+            key,
+            size,
+            layout,
+            prepared,
+            rows,
+            bytes,
+            uses: 1,
+            holders,
+            rows_state,
+            is_suspect: false,
+            is_given_up: false,
+        };
         self.contents.insert(self.next_number, content);
         self.next_number
     }
@@ -235,6 +254,10 @@ impl Items {
         wanted.sort_unstable();
         let mut stuck = None;
         for (_, age, number) in wanted {
+            let absent = self.contents.get(&number).filter(|content| content.rows_state == RowsState::Absent);
+            if let Some(bytes) = absent.map(|content| content.bytes) {
+                self.make_room(bytes);
+            }
             let used = self.held_bytes();
             let Some(content) = self.contents.get_mut(&number) else { continue };
             if content.rows_state == RowsState::Absent {
@@ -253,6 +276,26 @@ impl Items {
         self.take_from_idle(&running[age..], number)
     }
 
+    /// Gives up kept rows until there is room for this many bytes.
+    fn make_room(&mut self, bytes: u64) {
+        while !self.kept.is_empty() && self.held_bytes().saturating_add(bytes) > self.bytes_max {
+            let placed = self.placed_handles();
+            let Some(content) = self.kept.pop_front().and_then(|number| self.contents.get_mut(&number)) else { return };
+            if content.holders.is_empty()
+                && let Some(handle) = content.handle().filter(|handle| !placed.contains(handle))
+            {
+                content.rows_state = RowsState::Absent;
+                self.evicted.push(handle);
+            }
+        }
+    }
+
+    /// The handles that the model was told of.
+    fn placed_handles(&self) -> BTreeSet<u64> {
+        let told = self.prompts.values().filter_map(|prompt| prompt.placed.as_ref());
+        told.flat_map(|told| told.handles.iter().copied()).collect()
+    }
+
     /// Makes room for the content that the first of these sequences needs next. It gives up encoded rows of its own that come
     /// later, which another prompt may have brought; the newer ones that wait for something else give up all of
     /// theirs, as what they wait for may be the first one.
@@ -266,6 +309,7 @@ impl Items {
             for (number, content) in &mut self.contents {
                 let is_encoded = matches!(content.rows_state, RowsState::Ready(_)) && !kept.contains(number);
                 if is_encoded && content.holders.remove(&sequence) {
+                    content.is_given_up = content.holders.is_empty();
                     gave_up.insert(sequence);
                 }
             }
@@ -399,18 +443,27 @@ impl Items {
         told.handles.iter().any(|handle| *handle != NO_HANDLE).then_some(told.on)
     }
 
-    /// The handles to close: of rows that no prompt needs, and on which none is placed.
+    /// The handles to close: of items that no prompt needs any more before they are encoded, and of kept rows that made room.
     pub fn take_unheld(&mut self) -> Vec<u64> {
-        let told = self.prompts.values().filter_map(|prompt| prompt.placed.as_ref());
-        let placed: BTreeSet<u64> = told.flat_map(|told| told.handles.iter().copied()).collect();
-        let mut closed = Vec::new();
-        for content in self.contents.values_mut().filter(|content| content.holders.is_empty()) {
-            match content.handle() {
-                Some(handle) if placed.contains(&handle) => continue,
-                handle => closed.extend(handle),
+        let placed = self.placed_handles();
+        let (mut closed, contents) = (Vec::new(), &self.contents);
+        self.kept.retain(|number| contents.get(number).is_some_and(|content| content.holders.is_empty()));
+        let mut unheld: Vec<u64> = Vec::new();
+        for (&number, content) in self.contents.iter_mut().filter(|(_, content)| content.holders.is_empty()) {
+            match content.rows_state {
+                RowsState::Ready(handle) if placed.contains(&handle) => {}
+                RowsState::Ready(_) if !content.is_given_up => unheld.push(number),
+                _ => {
+                    closed.extend(content.handle());
+                    (content.rows_state, content.is_given_up) = (RowsState::Absent, false);
+                }
             }
-            content.rows_state = RowsState::Absent;
         }
+        unheld.retain(|number| !self.kept.contains(number));
+        unheld.sort_unstable();
+        self.kept.extend(unheld);
+        self.make_room(0);
+        closed.append(&mut self.evicted);
         let is_open = |number: &u64| self.contents.get(number).is_some_and(|of| of.rows_state != RowsState::Absent);
         self.queue.retain(is_open);
         self.batch.retain(is_open);
@@ -427,6 +480,9 @@ impl Items {
         let Self { contents, numbers, .. } = self;
         contents.retain(|_, content| {
             let is_used = content.uses > 0 || content.rows_state != RowsState::Absent;
+            if content.uses == 0 {
+                content.prepared = PreparedBytes::default();
+            }
             if !is_used {
                 numbers.remove(&content.key);
             }

@@ -78,11 +78,31 @@ fn a_prompt_goes_on_to_its_next_item_and_past_it_once_that_is_encoded() {
     assert_eq!(place(&mut items, 1, 7), None, "the model knows");
     assert!(items.take_unheld().is_empty());
     assert_eq!(place(&mut items, 1, 9), Some(vec![NO_HANDLE, 2]));
-    assert_eq!((items.take_unheld(), items.held_bytes()), (vec![1], 4));
     assert_eq!(place(&mut items, 1, 24), Some(vec![NO_HANDLE, NO_HANDLE]));
-    assert_eq!((items.take_unheld(), items.held_bytes()), (vec![2], 0));
     items.forget(1);
-    assert!(items.take_unheld().is_empty() && items.is_empty() && items.contents.is_empty());
+    assert!(items.take_unheld().is_empty() && items.is_empty());
+    assert_eq!(items.held_bytes(), 8, "the rows are kept");
+    assert!(items.contents.values().all(|content| content.prepared.is_empty()), "and nothing else");
+}
+
+#[test]
+fn rows_are_kept_for_the_next_prompt_until_others_need_their_memory() {
+    let mut items = of(&[(1, &[(b'a', 5, 8)]), (2, &[(b'b', 5, 8)])]);
+    assert_eq!(open(&mut items, &[(1, 0), (2, 0)]), "ab");
+    encode(&mut items);
+    (1..=2).for_each(|prompt| items.forget(prompt));
+    assert!(items.take_unheld().is_empty());
+    items.register(3, KEY, super::tests::items(&[(b'b', 9, 8)]));
+    assert_eq!((open(&mut items, &[(3, 0)]).as_str(), items.gate(3, 0)), ("", usize::MAX));
+    assert_eq!(place(&mut items, 3, 0), Some(vec![2]));
+    items.forget(3);
+    items.take_unheld();
+    items.register(4, KEY, super::tests::items(&[(b'c', 5, 8)]));
+    assert_eq!(open(&mut items, &[(4, 0)]), "c");
+    assert_eq!((items.take_unheld(), items.held_bytes()), (vec![1], 16), "the longest unneeded made room");
+    items.register(5, KEY, super::tests::items(&[(b'a', 5, 8)]));
+    assert_eq!(open(&mut items, &[(4, 0), (5, 0)]), "a", "from what its prompt brings");
+    assert_eq!(items.take_unheld(), [2]);
 }
 
 #[test]
@@ -97,7 +117,7 @@ fn items_in_a_reused_prefix_are_placed_but_never_opened() {
 }
 
 #[test]
-fn equal_items_of_one_key_share_rows_until_the_last_prompt_has_passed_them() {
+fn equal_items_of_one_key_share_rows_which_are_needed_until_the_last_prompt_has_passed_them() {
     let mut items = of(&[(1, &[(b'a', 5, 4)]), (2, &[(b'a', 9, 4)])]);
     items.register(3, b"other", super::tests::items(&[(b'a', 5, 4)]));
     assert_eq!(open(&mut items, &[(1, 0), (2, 0), (3, 0)]), "aa", "rows are not shared across keys");
@@ -106,11 +126,8 @@ fn equal_items_of_one_key_share_rows_until_the_last_prompt_has_passed_them() {
     place(&mut items, 1, 9);
     assert!(items.take_unheld().is_empty());
     items.forget(2);
-    assert_eq!(items.take_unheld(), [1]);
-    items.forget(1);
-    items.forget(3);
-    items.take_unheld();
-    assert_eq!(items.contents.len(), 0);
+    assert!(items.take_unheld().is_empty());
+    assert_eq!(items.kept, [1], "the other key's are needed");
 }
 
 #[test]
@@ -121,8 +138,10 @@ fn an_item_that_comes_twice_in_a_prompt_keeps_its_rows_until_the_second_time() {
     assert_eq!(place(&mut items, 1, 0), Some(vec![1, 1]));
     assert_eq!(place(&mut items, 1, 9), Some(vec![NO_HANDLE, 1]));
     assert!(items.take_unheld().is_empty());
+    assert!(items.kept.is_empty());
     place(&mut items, 1, 24);
-    assert_eq!(items.take_unheld(), [1]);
+    assert!(items.take_unheld().is_empty());
+    assert_eq!(items.kept, [1]);
 }
 
 #[test]
@@ -145,9 +164,15 @@ fn a_preempted_prompt_gets_its_rows_again() {
     encode(&mut items);
     place(&mut items, 1, 0);
     place(&mut items, 1, 9);
-    assert_eq!(items.take_unheld(), [1]);
     items.lost(1);
+    items.take_unheld();
     assert_eq!(items.gate(1, 0), 5);
+    assert_eq!(open(&mut items, &[(1, 0)]), "", "they were kept");
+    assert_eq!(place(&mut items, 1, 0), Some(vec![1]));
+    items.lost(1);
+    items.take_unheld();
+    items.make_room(20);
+    assert_eq!(items.take_unheld(), [1]);
     assert_eq!(open(&mut items, &[(1, 0)]), "a");
     encode(&mut items);
     assert_eq!(place(&mut items, 1, 0), Some(vec![2]), "under a new handle");
@@ -160,7 +185,8 @@ fn a_preempted_prompt_lets_go_of_rows_that_it_has_not_used() {
     encode(&mut items);
     place(&mut items, 1, 0);
     items.lost(1);
-    assert_eq!(items.take_unheld(), [1]);
+    assert!(items.take_unheld().is_empty());
+    assert_eq!(items.kept, [1]);
 }
 
 #[test]

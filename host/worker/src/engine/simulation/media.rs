@@ -1,7 +1,7 @@
 //! The items of the simulation's prompts, with what a model knows of them: open handles, pieces left to encode, and the
 //! handles placed on each sequence.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use fastrand::Rng;
 
@@ -48,6 +48,8 @@ pub(super) struct Media {
     open: BTreeMap<u64, (u8, u32)>,
     /// Handles placed on sequences, or on states of an opaque model.
     placed: BTreeMap<u64, Vec<u64>>,
+    /// Sequences that each handle was placed on, at once or one after the other.
+    users: BTreeMap<u64, BTreeSet<u64>>,
     idle: u32,
     pub(super) opened: u64,
     pub(super) closed_early: u64,
@@ -106,7 +108,7 @@ impl Media {
     pub(super) fn new(scenario: MediaScenario) -> Self {
         let items = Items::new(scenario.rows_max, scenario.batch_rows);
         let (open, placed) = (BTreeMap::new(), BTreeMap::new());
-        Self { scenario, items, open, placed, idle: 0, opened: 0, closed_early: 0, shared: 0 }
+        Self { scenario, items, open, placed, users: BTreeMap::new(), idle: 0, opened: 0, closed_early: 0, shared: 0 }
     }
 
     /// Loses all that a process has in memory.
@@ -196,7 +198,7 @@ impl Media {
         plan.spans.iter().for_each(|span| self.place(scheduler, span.sequence, span.tokens.start));
     }
 
-    /// After a step: rows that were passed are closed.
+    /// After a step: rows that were passed are kept or closed.
     pub(super) fn leave(&mut self, scheduler: &Scheduler, plan: &Plan) {
         plan.spans.iter().for_each(|span| self.place(scheduler, span.sequence, span.tokens.end));
         self.close();
@@ -207,8 +209,8 @@ impl Media {
         let handles: Vec<u64> = placed.iter().map(|item| item.handle).collect();
         for handle in handles.iter().filter(|handle| **handle != NO_HANDLE) {
             assert_eq!(self.open.get(handle).map(|open| open.1), Some(0), "an item without rows is placed");
-            let on = scheduler.state_of(id);
-            self.shared += u64::from(self.placed.iter().any(|(other, placed)| *other != on && placed.contains(handle)));
+            let users = self.users.entry(*handle).or_default();
+            self.shared += u64::from(users.insert(id) && users.len() > 1);
         }
         let on = scheduler.state_of(id);
         self.placed.insert(on, handles.clone());
@@ -249,8 +251,13 @@ impl Media {
         }
     }
 
-    /// Checks that nothing is left after the last sequence.
+    /// Checks that only rows which were kept are left after the last sequence.
     pub(super) fn check_empty(&self) {
-        assert!(self.open.is_empty() && self.items.is_empty() && self.items.held_bytes() == 0);
+        let rows = |(content, pieces): &(u8, u32)| {
+            assert_eq!(*pieces, 0, "rows that are not whole are kept");
+            Item { start: 0, content: *content }.rows() as u64
+        };
+        let kept: u64 = self.open.values().map(rows).sum();
+        assert!(self.items.is_empty() && self.items.held_bytes() == kept && kept <= self.scenario.rows_max);
     }
 }

@@ -214,7 +214,7 @@ fn prompts_with_items_are_served_with_their_own_rows() {
     let odds = Odds { cancel: 0.05, deadline: 0.1, broken_step: 0.01, ..Odds::default() };
     for (seed, whole, blocks) in [(21, false, 200), (22, true, 200), (23, false, 24), (24, true, 24)] {
         let (layout, media) = (Some(Layout::plain(blocks, 4, 0)), Some(media(whole)));
-        let totals = run(&Scenario { layout, media, odds: odds.clone(), steps: 15_000, ..usual(seed) });
+        let totals = run(&Scenario { layout, media, odds: odds.clone(), steps: 20_000, ..usual(seed) });
         assert!(totals.finished > 300 && totals.reused > totals.computed / 20, "{totals:?}");
         assert!(blocks > 100 || totals.preempted > 50, "{totals:?}");
     }
