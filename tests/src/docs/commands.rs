@@ -78,6 +78,7 @@ pub const COMMANDS: &[(&str, Way)] = &[
     ("pensieve pull hf:OWNER/REPO", Prints(&["model-Q8_0.gguf"])),
     ("./target/release/pensieve serve --model my-model=hf:OWNER/REPO", Serves),
     ("pensieve bench", As("pensieve bench --prompt 64 --generate 8 --concurrency 1 --rounds 1", &["pensieve-starter"])),
+    ("pensieve bench --trace trace.json", Test("records_what_each_thread_does")),
     ("pensieve bench --quality FILE", Test("measures_how_far_a_model_is_from_its_own_weights_in_f32")),
     (
         "pensieve bench --model ./model.gguf --quality FILE",
