@@ -76,10 +76,11 @@ impl Architecture for Faults {
         let context = if request.context == 0 { 32_768 } else { request.context };
         let ends = setting(&request.source.options, "ends") > 0;
         let pause = Duration::from_micros(setting(&request.source.options, "step_us"));
+        let export_pause = Duration::from_micros(setting(&request.source.options, "export_us"));
         let token_pause = Duration::from_micros(setting(&request.source.options, "token_us"));
         let seen = vec![0; blocks * BLOCK_TOKENS];
         let device = if setting(&request.source.options, "gpu") > 0 { "gpu:0" } else { "cpu" };
-        Ok(Box::new(Loaded { context, ends, device, pause, token_pause, seen, adapters: 0 }))
+        Ok(Box::new(Loaded { context, ends, device, pause, token_pause, export_pause, seen, adapters: 0 }))
     }
 }
 
@@ -107,6 +108,7 @@ struct Loaded {
     device: &'static str,
     pause: Duration,
     token_pause: Duration,
+    export_pause: Duration,
     seen: Vec<u32>,
     adapters: u32,
 }
@@ -172,6 +174,7 @@ impl KvTransfer for Loaded {
     }
 
     fn export(&self, _group: usize, block: u32, bytes: &mut [u8]) -> Result<()> {
+        sleep(self.export_pause);
         let start = block as usize * BLOCK_TOKENS;
         for (token, bytes) in self.seen[start..start + BLOCK_TOKENS].iter().zip(bytes.chunks_exact_mut(4)) {
             bytes.copy_from_slice(&token.to_le_bytes());

@@ -104,6 +104,20 @@ fn a_worker_tells_which_job_took_the_memory_of_a_prompt() {
 }
 
 #[test]
+fn a_request_that_comes_while_the_cache_is_written_waits_for_one_block() {
+    let folder = tempfile::tempdir().unwrap();
+    let slow = with(faults(), |spec| spec.options = r#"{"export_us": 300000}"#.into());
+    let mut worker = Worker::start(with_disk(slow, folder.path()));
+    worker.run(&job(1, prompt(1, 160), 1));
+    let began = Instant::now();
+    worker.run(&job(2, prompt(2, 5), 1));
+    let waited = began.elapsed();
+    assert!(waited < Duration::from_millis(1200), "{waited:?} for blocks of 300 ms");
+    let disk = worker.stats().blocks_disk;
+    assert!(disk < 8, "{disk} blocks were written");
+}
+
+#[test]
 fn a_worker_that_is_killed_leaves_its_cache_behind() {
     let folder = tempfile::tempdir().unwrap();
     let mut worker = Worker::start(with_disk(faults(), folder.path()));

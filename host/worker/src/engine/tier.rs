@@ -18,6 +18,9 @@ const FREE_SHARE: usize = 8;
 const WINDOW: usize = 32;
 const BLOCKS_PER_STEP: usize = 2;
 const BLOCKS_PER_IDLE_TURN: usize = 8;
+/// A turn without jobs ends after the block that takes it past this: a request may come meanwhile, and waits. From a GPU a
+/// block takes some milliseconds.
+const IDLE_TURN: Duration = Duration::from_millis(2);
 /// Pause after a failed write.
 const REST: Duration = Duration::from_secs(30);
 /// Interval between attempts to take over the folder from another worker.
@@ -130,16 +133,25 @@ impl Tier {
     pub(super) fn spill_before_step(&mut self, scheduler: &mut Scheduler, model: &mut Model) {
         let is_there = self.take_over(scheduler);
         if scheduler.blocks().is_some_and(|blocks| is_there && blocks.is_scarce(FREE_SHARE)) {
-            self.spill(scheduler, model, WINDOW, BLOCKS_PER_STEP);
+            self.spill(scheduler, model, WINDOW, BLOCKS_PER_STEP, Duration::MAX);
         }
     }
 
     /// Spills some cached blocks. Returns false once none is left to spill.
     pub(super) fn spill_when_idle(&mut self, scheduler: &mut Scheduler, model: &mut Model) -> bool {
-        self.take_over(scheduler) && self.spill(scheduler, model, usize::MAX, BLOCKS_PER_IDLE_TURN) > 0
+        self.take_over(scheduler) && self.spill(scheduler, model, usize::MAX, BLOCKS_PER_IDLE_TURN, IDLE_TURN) > 0
     }
 
-    fn spill(&mut self, scheduler: &mut Scheduler, model: &mut Model, window: usize, count: usize) -> usize {
+    /// Spills up to `count` of the `window` coldest blocks, at least one of them and no further one after `patience`.
+    fn spill(
+        &mut self,
+        scheduler: &mut Scheduler,
+        model: &mut Model,
+        window: usize,
+        count: usize,
+        patience: Duration,
+    ) -> usize {
+        let began = Instant::now();
         let (Some(store), Some(blocks)) = (&mut self.store, scheduler.blocks()) else { return 0 };
         if self.resting.is_some_and(|since| since.elapsed() < REST) {
             return 0;
@@ -170,6 +182,9 @@ impl Tier {
             }
             blocks.spilled(spill.record.key, group);
             kept += 1;
+            if began.elapsed() >= patience {
+                break;
+            }
         }
         for (key, group) in blocks.take_dropped() {
             store.remove(key, group);
