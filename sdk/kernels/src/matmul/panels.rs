@@ -9,7 +9,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use super::super::pool::{Disjoint, Pool};
-use super::super::simd::{Rows, Simd, prefetch, prefetch_to_write};
+use super::super::simd::{Rows, Simd, prefetch};
 use super::super::tile::PAIR;
 use super::Matrix;
 
@@ -96,11 +96,12 @@ impl<'a> Panels<'a> {
     }
 
     /// Prefetches a pair's destination for whole lines that are about to be written: they come for this core alone.
+    #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     pub(super) fn prefetch_to_write(&self, pair: usize, rows: Range<usize>, out: &Disjoint<'_, f32>) {
         for row in rows {
             for offset in (0..self.pair_rows).step_by(16) {
-                prefetch_to_write(out.at(row * self.rows + pair * self.pair_rows + offset));
+                super::super::simd::prefetch_to_write(out.at(row * self.rows + pair * self.pair_rows + offset));
             }
         }
     }

@@ -279,16 +279,12 @@ pub(super) fn prefetch<T>(at: *const T) {
 }
 
 /// As [`prefetch`], into the L1 cache and for this core alone, since the line will be written.
+#[cfg(target_arch = "x86_64")]
 #[inline(always)]
 pub(super) fn prefetch_to_write<T>(at: *const T) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
-        // SAFETY: as above.
-        unsafe { _mm_prefetch::<_MM_HINT_ET0>(at.cast()) };
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = at;
+    use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
+    // SAFETY: as above.
+    unsafe { _mm_prefetch::<_MM_HINT_ET0>(at.cast()) };
 }
 
 /// Reads the half-precision number at byte `offset`.
