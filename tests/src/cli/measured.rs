@@ -90,18 +90,19 @@ fn records_what_each_thread_does() {
     let named = |name: &str| events.iter().filter(|event| event["name"] == name).collect::<Vec<_>>();
     let threads = timeline["threads"].as_u64().unwrap() as usize;
     assert_eq!((named("thread_name").len(), named("process_name").len()), (threads, 1));
-    // Both prompts, and seven tokens of each after the first.
+    // The recorded stream's prompt, and seven tokens after the first; of the other's, what was computed meanwhile.
     let tokens = |event: &&Value| {
         event["name"].as_str()?.strip_prefix("step of ")?.strip_suffix(" tokens")?.parse::<usize>().ok()
     };
     let tokens: usize = events.iter().filter_map(|event| tokens(&event)).sum();
-    assert_eq!(tokens, 2 * (64 + 7));
-    // The engine's spans nest: a step has the model's call, which has the loops.
+    assert!((64 + 7..=2 * (64 + 7)).contains(&tokens), "{tokens}");
+    // The engine's spans nest: a step has the model's call, which has the loops. Both clocks agree to 20 µs.
+    let apart = 20.0;
     let span = |event: &Value| (event["ts"].as_f64().unwrap(), event["dur"].as_f64().unwrap());
     let models: Vec<_> = named("model").into_iter().map(span).collect();
     let is_within = |event: &Value| {
         let (start, time) = span(event);
-        models.iter().any(|(from, all)| *from <= start + 0.002 && start + time <= from + all + 0.002)
+        models.iter().any(|(from, all)| *from <= start + apart && start + time <= from + all + apart)
     };
     let loops = events.iter().filter(|event| event["ph"] == "X" && event["tid"] == 0);
     let mut loops =

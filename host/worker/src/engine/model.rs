@@ -15,7 +15,7 @@ use pensieve_plugin_api::{
         merge::{Merge, Merged},
         rows::Finish,
         sequence_state::SequenceState,
-        timeline::{Recording, Timeline},
+        timeline::Timeline,
     },
 };
 
@@ -286,21 +286,15 @@ impl Model {
         KvTransfer::of(&mut self.model).ok_or_else(none)?.map_err(of_plugin)
     }
 
-    /// Lets the model record what its threads do.
-    pub fn start_timeline(&mut self) -> Result<(), Failure> {
+    /// What records the model's threads.
+    pub fn timeline(&mut self) -> Result<Offered<'_, Timeline>, Failure> {
         let device = &self.resident.device;
         let none = || {
             let message = format!("this model records no timeline of its threads on {device}");
             Failure::new(FailureCode::Unsupported, message)
                 .with_help("models of the SDK's layers do on the CPU: use --device cpu")
         };
-        Timeline::of(&mut self.model).ok_or_else(none)?.and_then(|mut able| able.start()).map_err(of_plugin)
-    }
-
-    /// What the model has recorded.
-    pub fn finish_timeline(&mut self) -> Result<Recording, Failure> {
-        let able = Timeline::of(&mut self.model).transpose().map_err(of_plugin)?;
-        able.map_or(Ok(Recording::default()), |mut able| able.finish().map_err(of_plugin))
+        Timeline::of(&mut self.model).ok_or_else(none)?.map_err(of_plugin)
     }
 
     /// Copies an opaque model's state `from` to `to`; returns false if the model could not.

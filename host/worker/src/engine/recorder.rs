@@ -1,15 +1,24 @@
 //! The timeline of one job that asks for it: the spans that the model's plugin has recorded, and above them the steps of
 //! the engine, in which other jobs may take part.
 
-use std::{collections::HashMap, time::Instant};
+use std::{
+    collections::HashMap,
+    time::{Duration, Instant},
+};
 
 use pensieve_plugin_api::ext::timeline::Recording;
 
-use super::model::Model;
+use super::{failures::of_plugin, model::Model};
 use pensieve_protocol::{
     job::{Failure, FailureCode},
     timeline::{NAME_CHARS_MAX, NAMES_MAX, SPANS_MAX, Span, TIME_NS_MAX, Timeline},
 };
+
+/// How long the call may take in which a plugin begins its recording. Its clock starts somewhere within, so spans of the
+/// engine and of the plugin are off by half of it at most.
+const START_MAX: Duration = Duration::from_micros(10);
+/// How often a call that took longer, as another thread had the processor, is made again.
+const STARTS: usize = 50;
 
 /// Records for one job at a time.
 #[derive(Debug, Default)]
@@ -30,8 +39,9 @@ impl Recorder {
         if self.active.is_some() {
             return Err(Failure::new(FailureCode::Busy, "another job's timeline is being recorded"));
         }
-        model.start_timeline()?;
-        self.active = Some(Active { job, began: Instant::now(), engine: Vec::new() });
+        let mut timeline = model.timeline()?;
+        let began = begin(|| timeline.start()).map_err(of_plugin)?;
+        self.active = Some(Active { job, began, engine: Vec::new() });
         Ok(())
     }
 
@@ -50,9 +60,24 @@ impl Recorder {
     /// Ends the recording.
     pub fn finish(&mut self, model: &mut Model) -> Option<Timeline> {
         let active = self.active.take()?;
-        let recording = model.finish_timeline().unwrap_or_default();
-        Some(timeline(active, &recording))
+        let recording = model.timeline().and_then(|mut timeline| timeline.finish().map_err(of_plugin));
+        Some(timeline(active, &recording.unwrap_or_default()))
     }
+}
+
+/// Begins a plugin's recording, and returns when that was.
+fn begin<E>(mut start: impl FnMut() -> Result<(), E>) -> Result<Instant, E> {
+    let mut began = Instant::now();
+    for _ in 0..STARTS {
+        let called = Instant::now();
+        start()?;
+        let took = called.elapsed();
+        began = called + took / 2;
+        if took <= START_MAX {
+            break;
+        }
+    }
+    Ok(began)
 }
 
 /// Joins both, without what is out of range in a plugin's recording.
@@ -105,7 +130,6 @@ mod tests {
     use super::*;
     use pensieve_plugin_api::ext::timeline::Span as Recorded;
     use pensieve_protocol::{job::Event, wire};
-    use std::time::Duration;
 
     fn active(steps: u64) -> Active {
         let began = Instant::now();
@@ -156,6 +180,25 @@ mod tests {
         assert_eq!(timeline.spans.len(), SPANS_MAX);
         let report = wire::Report::Events(vec![(1, Event::Timeline(timeline))]);
         wire::encode_report_into(&report, &mut Vec::new()).unwrap();
+    }
+
+    #[test]
+    fn a_start_that_took_long_is_made_again_so_that_the_clocks_agree() {
+        let mut calls = 0;
+        let mut plugin = Instant::now();
+        let began = begin(|| {
+            plugin = Instant::now();
+            calls += 1;
+            if calls < 3 {
+                std::thread::sleep(Duration::from_millis(30));
+            }
+            Ok::<_, Failure>(())
+        })
+        .unwrap();
+        assert!(calls >= 3);
+        let apart = began.max(plugin) - began.min(plugin);
+        assert!(apart < Duration::from_millis(10), "{apart:?}");
+        assert_eq!(begin(|| Err("none")), Err("none"));
     }
 
     #[test]
