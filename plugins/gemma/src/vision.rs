@@ -14,7 +14,7 @@ use pensieve_sdk::{
         Linear, Loader, RmsNorm, Step, Tensor,
         vision::{Grid, PatchBatch, Patches, Siglip, SiglipConfig, Tower, VitBlock, tiles},
     },
-    weights::{Checkpoint, Config as Settings},
+    weights::Checkpoint,
 };
 
 use crate::gemma::norm;
@@ -41,7 +41,7 @@ impl Config {
     pub fn read(checkpoint: &Checkpoint) -> Result<Option<Self>> {
         let config = checkpoint.config();
         let Some(vision) = config.vision()? else { return Ok(None) };
-        let settings = checkpoint.processor()?.unwrap_or_else(|| Settings::of([]));
+        let settings = checkpoint.processor()?;
         let siglip = SiglipConfig::read(&vision, &settings)?;
         let tokens = config.usize_or("mm_tokens_per_image", vision.usize_or("mm_tokens_per_image", 256)?)?;
         let side = tokens.isqrt();

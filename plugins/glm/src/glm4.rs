@@ -7,7 +7,7 @@ use pensieve_sdk::{
     Result,
     nn::{
         Angles, Attention, CausalLm, Decoder, GatedMlp, Linear, Loader, Qkv, RmsNorm, Rope, Shape, Sizes, Step, Tensor,
-        vision::{Processor, Tower},
+        vision::{MAX_PIXELS, Processor, Tower},
     },
     weights::{Checkpoint, Format, GgufFamily, Names, RopeConfig, RopeStyle},
 };
@@ -95,7 +95,7 @@ impl Decoder for Glm4 {
     const CLASSES: &'static [&'static str] = &["Glm4ForCausalLM", "Glm4vForConditionalGeneration"];
     const FEATURES: bool = true;
     const PROCESSOR: Option<&'static dyn Processor> = Some(&vision::Eyes);
-    const OPTIONS: &'static [&'static str] = &[vision::MAX_PIXELS];
+    const OPTIONS: &'static [&'static str] = &[MAX_PIXELS];
 
     type Config = Config;
 

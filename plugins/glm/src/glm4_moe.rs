@@ -9,7 +9,7 @@ use pensieve_sdk::{
     nn::{
         Angles, Attention, CausalLm, Decoder, ExpertNames, Experts, FeedForward, GatedMlp, Glu, Groups, Linear, Loader,
         Qkv, RmsNorm, Rope, Router, Scoring, Shape, Sizes, SparseMlp, Step, Tensor,
-        vision::{Processor, Tower},
+        vision::{MAX_PIXELS, Processor, Tower},
     },
     weights::{Checkpoint, GgufFamily, Names, RopeConfig},
 };
@@ -128,7 +128,7 @@ impl Decoder for Glm4Moe {
     const CLASSES: &'static [&'static str] = &["Glm4MoeForCausalLM", "Glm4vMoeForConditionalGeneration"];
     const FEATURES: bool = true;
     const PROCESSOR: Option<&'static dyn Processor> = Some(&vision::Eyes);
-    const OPTIONS: &'static [&'static str] = &[vision::MAX_PIXELS];
+    const OPTIONS: &'static [&'static str] = &[MAX_PIXELS];
     type Config = Config;
 
     fn gguf_family(_: &str) -> GgufFamily {

@@ -12,20 +12,17 @@ use pensieve_sdk::{
     Error, MediaSize, Result,
     nn::{
         Activation, Angles, Linear, Loader, RmsNorm, Rope, Step, Tensor, activation,
-        vision::{Grid, PatchBatch, Patches, PixelRange, Tower, VitBlock, tiles},
+        vision::{Grid, PatchBatch, Patches, PixelRange, Tower, VitBlock, patch_embed, tiles},
     },
-    weights::{Checkpoint, Config as Settings, Format, RawTensor},
+    weights::{Checkpoint, RawTensor},
 };
 
-pub use eyes::{Eyes, MAX_PIXELS};
-use layers::{PatchMerger, block, cubic, patch_embed};
+pub use eyes::Eyes;
+use eyes::SLOT;
+use layers::{PatchMerger, block, cubic};
 
 /// The base of the tower's 2-D RoPE.
 const THETA: f64 = 10_000.0;
-/// Mean and standard deviation of the colors where a processor's file has none: those of CLIP.
-const CLIP_MEAN: [f64; 3] = [0.481_454_66, 0.457_827_5, 0.408_210_73];
-const CLIP_STD: [f64; 3] = [0.268_629_54, 0.261_302_58, 0.275_777_11];
-
 /// The sizes of the tower, `vision_config`.
 #[derive(Clone)]
 pub struct Config {
@@ -50,11 +47,13 @@ pub struct Config {
 }
 
 impl Config {
-    /// Reads the configuration; `None` if the checkpoint has no tower, as a GGUF file.
+    /// Reads the configuration; `None` if the checkpoint has no tower.
     pub fn read(checkpoint: &Checkpoint) -> Result<Option<Self>> {
         let config = checkpoint.config();
-        let Some(vision) = config.vision()?.filter(|_| checkpoint.format() == Format::Safetensors) else {
-            return Ok(None);
+        let Some(vision) = config.vision()? else { return Ok(None) };
+        let slot = match config.find_usize("image_token_id")? {
+            Some(slot) => u32::try_from(slot).ok(),
+            None => checkpoint.tokenizer()?.id(SLOT)?,
         };
         let patch_size = vision.usize_or("patch_size", 14)?;
         let config = Self {
@@ -68,10 +67,9 @@ impl Config {
             side: vision.usize_or("image_size", 336)?.checked_div(patch_size).unwrap_or_default(),
             hidden_act: activation(vision.str_or("hidden_act", "silu")?)?,
             rms_norm_eps: vision.f64_or("rms_norm_eps", 1e-5)?,
-            mrope: mrope_sections(config)?.unwrap_or([8, 12, 12]),
-            range: PixelRange::read(&processor(checkpoint)?)?,
-            slot: u32::try_from(config.usize("image_token_id")?)
-                .map_err(|_| Error::corrupt("image_token_id is no token"))?,
+            mrope: config.mrope_section()?.unwrap_or([8, 12, 12]),
+            range: PixelRange::read_or(&checkpoint.processor()?, PixelRange::CLIP)?,
+            slot: slot.ok_or_else(|| Error::corrupt(format!("the vocabulary has no token {SLOT}")))?,
         };
         config.check()?;
         Ok(Some(config))
@@ -93,28 +91,6 @@ impl Config {
     pub fn rope(&self, rope: Rope) -> Result<Rope> {
         rope.in_sections(self.mrope, false)
     }
-
-    /// The rows of a grid, as a grid of squares.
-    fn squares(&self, grid: Grid) -> Grid {
-        Grid { height: grid.height / self.spatial_merge_size, width: grid.width / self.spatial_merge_size }
-    }
-}
-
-/// `mrope_section`, if the configuration has it.
-fn mrope_sections(config: &Settings) -> Result<Option<[usize; 3]>> {
-    let Some(sections) = config.value().pointer("/rope_parameters/mrope_section") else { return Ok(None) };
-    let number = |index: usize| Some(sections.get(index)?.as_u64().filter(|pairs| *pairs < 1024)? as usize);
-    let is_three = sections.as_array().is_some_and(|list| list.len() == 3);
-    match (number(0), number(1), number(2)) {
-        (Some(time), Some(height), Some(width)) if is_three => Ok(Some([time, height, width])),
-        _ => Err(Error::corrupt(format!("mrope_section is {sections}, not three numbers of pairs"))),
-    }
-}
-
-/// The image processor's file, with the defaults of its class.
-fn processor(checkpoint: &Checkpoint) -> Result<Settings> {
-    let settings = checkpoint.processor()?.unwrap_or_else(|| Settings::of([]));
-    settings.with_defaults([("image_mean", CLIP_MEAN.to_vec().into()), ("image_std", CLIP_STD.to_vec().into())])
 }
 
 /// The tower, the convolution that merges its patches, and a gated block.
@@ -141,7 +117,7 @@ impl GlmVision {
         let kernel = RawTensor { shape: vec![text_width, width * merge * merge], ..kernel };
         let bias = visual.vector("downsample.bias", text_width)?;
         Ok(Self {
-            patch_embed: patch_embed(&visual.at("patch_embed"), config)?,
+            patch_embed: patch_embed(&visual.at("patch_embed"), width, config.patch_size, config.temporal_patch_size)?,
             post_conv_layernorm: RmsNorm::load(&visual, "post_conv_layernorm", width, eps)?,
             positions: table.to_f32()?,
             rope: Rope::axial(THETA, width / config.num_heads)?,
@@ -178,23 +154,11 @@ impl Tower for GlmVision {
     }
 
     fn open(&self, _size: MediaSize, layout: &[u8], prepared: &[u8]) -> Result<Patches> {
-        let Config { patch_size, spatial_merge_size: merge, .. } = self.config;
-        let patches = tiles::open(layout, prepared, patch_size, |grid| self.config.squares(grid).patches())?;
-        let is_whole = |grid: &Grid| [grid.height, grid.width].iter().all(|side| side.is_multiple_of(merge));
-        match patches.grids[..] {
-            [grid] if is_whole(&grid) => Ok(patches),
-            _ => Err(Error::invalid(format!("an image of {:?} is no grid of squares", patches.grids))),
-        }
+        tiles::open_whole(layout, prepared, self.config.patch_size, self.config.spatial_merge_size)
     }
 
     fn positions(&self, layout: &[u8], tokens: usize) -> Result<Vec<[u32; 3]>> {
-        let [grid] = tiles::grids(layout)?[..] else { return Err(Error::invalid("an image of several grids")) };
-        let Grid { height, width } = self.config.squares(grid);
-        if height * width > tokens {
-            return Err(Error::invalid(format!("an image of {height} by {width} rows in {tokens} tokens")));
-        }
-        let places = (0..height as u32).flat_map(|row| (0..width as u32).map(move |column| [0, row, column]));
-        Ok(places.collect())
+        tiles::positions(layout, self.config.spatial_merge_size, tokens)
     }
 
     fn embed(&self, batch: &PatchBatch, patches: Range<usize>, step: &Step<'_>) -> Result<Tensor> {

@@ -15,7 +15,7 @@ use pensieve_sdk::{
         Activation, LayerNorm, Loader, Mlp, Step, Tensor, activation,
         vision::{Grid, PatchBatch, Patches, Siglip, SiglipConfig, Tower, VitBlock, tiles},
     },
-    weights::{Checkpoint, Config as Settings, GgufTower},
+    weights::{Checkpoint, GgufTower},
 };
 
 pub use eyes::Eyes;
@@ -50,7 +50,7 @@ impl Config {
     pub fn read(checkpoint: &Checkpoint) -> Result<Option<Self>> {
         let config = checkpoint.config();
         let Some(vision) = config.vision()? else { return Ok(None) };
-        let settings = checkpoint.processor()?.unwrap_or_else(|| Settings::of([]));
+        let settings = checkpoint.processor()?;
         let weights = checkpoint.weights();
         // GGUF files do not state the projector's width.
         let stored =

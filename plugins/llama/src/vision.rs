@@ -15,7 +15,7 @@ use pensieve_sdk::{
         Linear, Loader, Step, Tensor,
         vision::{Grid, PatchBatch, Patches, Siglip, SiglipConfig, Tower, VitBlock, tiles},
     },
-    weights::{Checkpoint, Config as Settings, GgufTower},
+    weights::{Checkpoint, GgufTower},
 };
 
 pub use eyes::Eyes;
@@ -52,7 +52,7 @@ impl Config {
         if vision.find_str("projector_type")? == Some(PIXTRAL) {
             return Err(Error::declined("its vision tower is Pixtral's, which the plugin mistral has"));
         }
-        let settings = checkpoint.processor()?.unwrap_or_else(|| Settings::of([]));
+        let settings = checkpoint.processor()?;
         let siglip = SiglipConfig::read(&vision, &settings)?;
         let scale_factor = config.usize_or("scale_factor", vision.usize_or("scale_factor", 2)?)?;
         if scale_factor == 0 || !siglip.side.is_multiple_of(scale_factor) {

@@ -15,7 +15,7 @@ use pensieve_sdk::{
         Activation, Angles, GatedMlp, Linear, Loader, Mlp, Qkv, RmsNorm, Rope, Step, Tensor, TextAttention, activation,
         vision::{Grid, PatchBatch, Patches, PixelRange, Tower, VitBlock, VitMlp, VitNorm, tiles},
     },
-    weights::{Checkpoint, Config as Settings, Format, RawTensor, RopeStyle},
+    weights::{Checkpoint, Format, RawTensor, RopeStyle},
 };
 
 pub use eyes::Eyes;
@@ -55,7 +55,7 @@ impl Config {
         let Some(vision) = config.vision()? else { return Ok(None) };
         vision.only("model_type", "pixtral")?;
         config.only("vision_feature_layer", -1)?;
-        let settings = checkpoint.processor()?.unwrap_or_else(|| Settings::of([]));
+        let settings = checkpoint.processor()?;
         let (hidden_size, heads) = (vision.usize_or("hidden_size", 1024)?, vision.usize_or("num_attention_heads", 16)?);
         let spatial_merge_size = match checkpoint.architecture() {
             _ if checkpoint.format() == Format::Gguf => vision.usize_or("spatial_merge_size", 1)?,

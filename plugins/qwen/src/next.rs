@@ -12,7 +12,7 @@ use pensieve_sdk::{
     nn::{
         Activation, Angles, Attention, AttentionCache, CausalLm, Decoder, FeedForward, KvShape, LayerCache, Linear,
         Loader, Qkv, RmsNorm, Rope, Shape, Sizes, Step, Tensor,
-        vision::{Processor, Tower},
+        vision::{MAX_PIXELS, Processor, Tower},
     },
     weights::{Checkpoint, Format, GgufFamily},
 };
@@ -20,7 +20,7 @@ use pensieve_sdk::{
 use crate::{
     gguf,
     qwen::mlp,
-    vision::{Eyes, MAX_PIXELS, QwenVision},
+    vision::{Eyes, QwenVision},
 };
 pub use config::Config;
 use delta_net::GatedDeltaNet;

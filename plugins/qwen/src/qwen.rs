@@ -10,7 +10,7 @@ use pensieve_sdk::{
     nn::{
         Angles, Attention, CausalLm, Decoder, ExpertNames, Experts, FeedForward, GatedMlp, Glu, Linear, Loader, Qkv,
         RmsNorm, Rope, Router, Shape, Sizes, SparseMlp, Step, Tensor,
-        vision::{Processor, Tower},
+        vision::{MAX_PIXELS, Processor, Tower},
     },
     weights::{Checkpoint, Config as Settings, GgufFamily, Names, RopeConfig, RowsUse, Tokenizer},
 };
@@ -141,7 +141,7 @@ impl Decoder for Qwen {
     ];
     const FEATURES: bool = true;
     const PROCESSOR: Option<&'static dyn Processor> = Some(&vision::Eyes);
-    const OPTIONS: &'static [&'static str] = &[vision::MAX_PIXELS];
+    const OPTIONS: &'static [&'static str] = &[MAX_PIXELS];
 
     type Config = Config;
 

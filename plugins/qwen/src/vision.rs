@@ -10,21 +10,14 @@ mod tower;
 
 use pensieve_sdk::{
     Error, Result,
-    nn::{
-        Activation, Rope, activation,
-        vision::{Grid, PixelRange},
-    },
-    weights::{Checkpoint, Config as Settings, Format},
+    nn::{Activation, Rope, activation, vision::PixelRange},
+    weights::{Checkpoint, Format},
 };
 
+pub use eyes::Eyes;
 use eyes::SLOT;
-pub use eyes::{Eyes, MAX_PIXELS};
 pub use gguf::{QWEN2_5_VL, QWEN3_VL};
 pub use tower::QwenVision;
-
-/// Mean and standard deviation of the colors where a processor's file has none: those of CLIP.
-const CLIP_MEAN: [f64; 3] = [0.481_454_66, 0.457_827_5, 0.408_210_73];
-const CLIP_STD: [f64; 3] = [0.268_629_54, 0.261_302_58, 0.275_777_11];
 
 /// The sizes of a tower, `vision_config`.
 #[derive(Clone)]
@@ -94,8 +87,8 @@ impl Config {
             spatial_merge_size: vision.usize_or("spatial_merge_size", 2)?,
             hidden_act: activation(vision.str_or("hidden_act", acts)?)?,
             kind,
-            mrope: (mrope_sections(config)?.unwrap_or(sections), !is_windowed),
-            range: PixelRange::read(&processor(checkpoint)?)?,
+            mrope: (config.mrope_section()?.unwrap_or(sections), !is_windowed),
+            range: PixelRange::read_or(&checkpoint.processor()?, PixelRange::CLIP)?,
             slot: slot.ok_or_else(|| Error::corrupt(format!("the vocabulary has no token {SLOT}")))?,
         };
         config.check()?;
@@ -134,28 +127,4 @@ impl Config {
         let (sections, interleaved) = self.mrope;
         rope.in_sections(sections, interleaved)
     }
-
-    /// The rows of a grid, as a grid of squares.
-    fn squares(&self, grid: Grid) -> Grid {
-        Grid { height: grid.height / self.spatial_merge_size, width: grid.width / self.spatial_merge_size }
-    }
-}
-
-/// `mrope_section`, if the configuration has it. In GGUF files a fourth number follows, for an axis that is not used.
-fn mrope_sections(config: &Settings) -> Result<Option<[usize; 3]>> {
-    let Some(sections) = config.value().pointer("/rope_parameters/mrope_section") else { return Ok(None) };
-    let number = |index: usize| Some(sections.get(index)?.as_u64().filter(|pairs| *pairs < 1024)? as usize);
-    let is_three = sections.as_array().is_some_and(|list| {
-        list.len() == 3 || list.len() == 4 && list.last().is_some_and(|last| last.as_u64() == Some(0))
-    });
-    match (number(0), number(1), number(2)) {
-        (Some(time), Some(height), Some(width)) if is_three => Ok(Some([time, height, width])),
-        _ => Err(Error::corrupt(format!("mrope_section is {sections}, not three numbers of pairs"))),
-    }
-}
-
-/// The image processor's file, with the defaults of its class.
-fn processor(checkpoint: &Checkpoint) -> Result<Settings> {
-    let settings = checkpoint.processor()?.unwrap_or_else(|| Settings::of([]));
-    settings.with_defaults([("image_mean", CLIP_MEAN.to_vec().into()), ("image_std", CLIP_STD.to_vec().into())])
 }

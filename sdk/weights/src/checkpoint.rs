@@ -101,13 +101,13 @@ impl Checkpoint {
         &self.gguf
     }
 
-    /// The settings of the image processor: of `preprocessor_config.json`, or in newer folders of `processor_config.json`;
-    /// `None` if the checkpoint has none.
-    pub fn processor(&self) -> Result<Option<Config>> {
+    /// The settings of the image processor: of `preprocessor_config.json`, or in newer folders of `processor_config.json`.
+    /// Without a file there are none, and all have their defaults.
+    pub fn processor(&self) -> Result<Config> {
         if self.format == Format::Gguf {
             let vision = self.config.vision()?;
             let settings = vision.as_ref().and_then(|vision| vision.value().get(PROCESSOR));
-            return settings.map(|settings| Config::part(PROCESSOR, settings)).transpose();
+            return settings.map_or_else(|| Ok(Config::of([])), |settings| Config::part(PROCESSOR, settings));
         }
         let read = |file: &str| -> Result<Option<Value>> {
             let path = self.path.join(file);
@@ -118,8 +118,8 @@ impl Checkpoint {
             Some(settings) => Some(settings),
             None => read("processor_config.json")?.and_then(|file| file.get("image_processor").cloned()),
         };
-        let settings = settings.as_ref().map(|settings| Config::part("image_processor", settings)).transpose();
-        settings.map_err(|error| error.context(self.path.display()))
+        let Some(settings) = settings else { return Ok(Config::of([])) };
+        Config::part("image_processor", &settings).map_err(|error| error.context(self.path.display()))
     }
 
     pub(super) fn family(&self) -> &GgufFamily {

@@ -198,6 +198,20 @@ impl Config {
         RopeConfig::read(&self.value, None)
     }
 
+    /// `mrope_section` of the RoPE parameters: the pairs of a head that turn by time, height and width. In GGUF files a
+    /// fourth number follows, for an axis that is not used.
+    pub fn mrope_section(&self) -> Result<Option<[usize; 3]>> {
+        let Some(sections) = self.value.pointer("/rope_parameters/mrope_section") else { return Ok(None) };
+        let number = |index: usize| Some(sections.get(index)?.as_u64().filter(|pairs| *pairs < 1024)? as usize);
+        let is_three = sections.as_array().is_some_and(|list| {
+            list.len() == 3 || list.len() == 4 && list.last().is_some_and(|last| last.as_u64() == Some(0))
+        });
+        match (number(0), number(1), number(2)) {
+            (Some(time), Some(height), Some(width)) if is_three => Ok(Some([time, height, width])),
+            _ => Err(is_not("mrope_section", sections, "three numbers of pairs")),
+        }
+    }
+
     /// RoPE parameters of a layer type that `layer_types` names.
     pub fn rope_for(&self, layer_type: &str) -> Result<RopeConfig> {
         RopeConfig::read(&self.value, Some(layer_type))

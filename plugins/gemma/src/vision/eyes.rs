@@ -65,7 +65,7 @@ impl Processor for Eyes {
 
 fn describe(checkpoint: &Checkpoint, pan_and_scan: bool) -> Result<Vec<ItemDescription>> {
     let Some(Config { siglip, tokens, slot, .. }) = Config::read(checkpoint)? else { return Ok(Vec::new()) };
-    let file = checkpoint.processor()?.unwrap_or_else(|| Settings::of([]));
+    let file = checkpoint.processor()?;
     let side = siglip.side * siglip.patch_size;
     let crops_max = if pan_and_scan { file.usize_or("pan_and_scan_max_num_crops", 4)? } else { 0 };
     let settings = Settings::of([

@@ -1,4 +1,4 @@
-//! The layers of the tower: patches as wide as several frames, blocks, and the gated block after the convolution.
+//! The layers of the tower: blocks, interpolated positions, and the gated block after the convolution.
 
 use pensieve_sdk::{
     Error, Result,
@@ -7,7 +7,6 @@ use pensieve_sdk::{
         TextAttention,
         vision::{VitBlock, VitMlp, VitNorm},
     },
-    weights::{Bytes, Dtype, RawTensor},
 };
 
 use super::Config;
@@ -54,28 +53,6 @@ pub fn cubic(side: usize, count: usize) -> Vec<[(usize, f32); 4]> {
         [0, 1, 2, 3].map(|tap| (at(tap), weights[tap]))
     };
     (0..count).map(of).collect()
-}
-
-/// The layer of a convolution over several frames. The frames of an image are alike, so their weights are added.
-pub fn patch_embed(loader: &Loader<'_>, config: &Config) -> Result<Linear> {
-    let Config { hidden_size: width, patch_size: side, temporal_patch_size: frames, .. } = *config;
-    let area = side * side;
-    let kernel = loader.raw("proj.weight", &[width, 3, frames, side, side])?.to_f32()?;
-    let mut weight = Vec::with_capacity(4 * width * 3 * area);
-    for color in kernel.chunks_exact(frames * area) {
-        for pixel in 0..area {
-            let sum: f32 = (0..frames).map(|frame| color[frame * area + pixel]).sum();
-            weight.extend(sum.to_le_bytes());
-        }
-    }
-    let weight = RawTensor {
-        name: "patch_embed.proj".into(),
-        dtype: Dtype::F32,
-        shape: vec![width, 3 * area],
-        data: Bytes::copy_of(&weight)?,
-    };
-    let bias = if loader.has("proj.bias") { Some(loader.vector("proj.bias", width)?) } else { None };
-    Ok(loader.linear_of("proj", &weight)?.with_bias(bias))
 }
 
 /// A block's inner width is that of the text.

@@ -28,7 +28,7 @@ pub struct Eyes;
 impl Processor for Eyes {
     fn describe(&self, checkpoint: &Checkpoint) -> Result<Vec<ItemDescription>> {
         let Some(config) = Config::read(checkpoint)? else { return Ok(Vec::new()) };
-        let file = checkpoint.processor()?.unwrap_or_else(|| Settings::of([]));
+        let file = checkpoint.processor()?;
         let splits = file.bool_or("do_image_splitting", true)?;
         let tile = file.usize_or("tile_size", 512)?;
         let settings = Settings::of([

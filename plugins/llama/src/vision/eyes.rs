@@ -26,7 +26,7 @@ pub struct Eyes;
 impl Processor for Eyes {
     fn describe(&self, checkpoint: &Checkpoint) -> Result<Vec<ItemDescription>> {
         let Some(config) = Config::read(checkpoint)? else { return Ok(Vec::new()) };
-        let file = checkpoint.processor()?.unwrap_or_else(|| Settings::of([]));
+        let file = checkpoint.processor()?;
         let vision = checkpoint.config().vision()?;
         let edge = |key: &str| {
             let edge = file.value().get(key)?.get("longest_edge")?.as_u64();

@@ -24,7 +24,7 @@ pub struct Eyes;
 impl Processor for Eyes {
     fn describe(&self, checkpoint: &Checkpoint) -> Result<Vec<ItemDescription>> {
         let Some(config) = Config::read(checkpoint)? else { return Ok(Vec::new()) };
-        let file = checkpoint.processor()?.unwrap_or_else(|| Settings::of([]));
+        let file = checkpoint.processor()?;
         let edge = file.value().pointer("/size/longest_edge");
         let longest = match edge.and_then(|edge| usize::try_from(edge.as_u64()?).ok()) {
             Some(longest) => longest,

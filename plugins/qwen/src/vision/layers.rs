@@ -1,12 +1,11 @@
-//! The layers of the towers: patches as wide as several frames, blocks, and mergers that make a row of a square of patches.
+//! The layers of the towers: blocks, and mergers that make a row of a square of patches.
 
 use pensieve_sdk::{
     Error, Result,
     nn::{
-        Activation, GatedMlp, LayerNorm, Linear, Loader, Mlp, Qkv, RmsNorm, Step, Tensor, TextAttention,
+        Activation, GatedMlp, LayerNorm, Loader, Mlp, Qkv, RmsNorm, Step, Tensor, TextAttention,
         vision::{VitBlock, VitMlp, VitNorm},
     },
-    weights::{Bytes, Dtype, RawTensor},
 };
 
 use super::{Config, Kind};
@@ -49,35 +48,6 @@ impl PatchMerger {
         };
         self.mlp.forward(&merged, step)
     }
-}
-
-/// The layer of a convolution over several frames. The frames of an image are alike, so their weights are added. GGUF
-/// files have two of them, apart.
-pub fn patch_embed(loader: &Loader<'_>, config: &Config) -> Result<Linear> {
-    let Config { hidden_size: width, patch_size: side, temporal_patch_size: frames, .. } = *config;
-    let area = side * side;
-    let mut weight = Vec::with_capacity(4 * width * 3 * area);
-    if loader.has("proj.weight.1") {
-        let of = |name| loader.raw(name, &[width, 3, side, side])?.to_f32();
-        let frames = of("proj.weight")?.into_iter().zip(of("proj.weight.1")?);
-        frames.for_each(|(one, other)| weight.extend((one + other).to_le_bytes()));
-    } else {
-        let kernel = loader.raw("proj.weight", &[width, 3, frames, side, side])?.to_f32()?;
-        for color in kernel.chunks_exact(frames * area) {
-            for pixel in 0..area {
-                let sum: f32 = (0..frames).map(|frame| color[frame * area + pixel]).sum();
-                weight.extend(sum.to_le_bytes());
-            }
-        }
-    }
-    let weight = RawTensor {
-        name: "patch_embed.proj".into(),
-        dtype: Dtype::F32,
-        shape: vec![width, 3 * area],
-        data: Bytes::copy_of(&weight)?,
-    };
-    let bias = if loader.has("proj.bias") { Some(loader.vector("proj.bias", width)?) } else { None };
-    Ok(loader.linear_of("proj", &weight)?.with_bias(bias))
 }
 
 pub fn block(loader: &Loader<'_>, config: &Config, index: usize) -> Result<VitBlock> {

@@ -6,14 +6,14 @@ use pensieve_sdk::{
     Error, MediaSize, Result,
     nn::{
         Angles, Linear, Loader, Rope, Step, Tensor,
-        vision::{Grid, GridPart, PatchBatch, Patches, Tower, VitBlock, tiles},
+        vision::{Grid, GridPart, PatchBatch, Patches, Tower, VitBlock, patch_embed, tiles},
     },
     weights::Format,
 };
 
 use super::{
     Config, Kind,
-    layers::{PatchMerger, block, patch_embed},
+    layers::{PatchMerger, block},
 };
 
 /// The base of the tower's 2-D RoPE.
@@ -50,7 +50,12 @@ impl QwenVision {
             Ok((*block, PatchMerger::load(&loader, config, text_width, true)?))
         };
         Ok(Self {
-            patch_embed: patch_embed(&visual.at("patch_embed"), config)?,
+            patch_embed: patch_embed(
+                &visual.at("patch_embed"),
+                config.hidden_size,
+                config.patch_size,
+                config.temporal_patch_size,
+            )?,
             pos_embed,
             rope: Rope::axial(THETA, head_dim)?,
             blocks: (0..config.depth)
@@ -73,7 +78,7 @@ impl QwenVision {
 
     /// The squares of a grid in the order of the tower: window by window, or row by row.
     fn squares(&self, grid: Grid) -> Vec<[usize; 2]> {
-        let Grid { height, width } = self.config.squares(grid);
+        let Grid { height, width } = grid.merged(self.merge());
         let side = self.window().unwrap_or(height.max(width));
         let windows = (0..height).step_by(side).flat_map(|top| (0..width).step_by(side).map(move |left| (top, left)));
         let within = |(top, left): (usize, usize)| {
@@ -133,23 +138,11 @@ impl Tower for QwenVision {
     }
 
     fn open(&self, _size: MediaSize, layout: &[u8], prepared: &[u8]) -> Result<Patches> {
-        let patches =
-            tiles::open(layout, prepared, self.config.patch_size, |grid| self.config.squares(grid).patches())?;
-        let is_whole = |grid: &Grid| [grid.height, grid.width].iter().all(|side| side.is_multiple_of(self.merge()));
-        match patches.grids[..] {
-            [grid] if is_whole(&grid) => Ok(patches),
-            _ => Err(Error::invalid(format!("an image of {:?} is no grid of squares", patches.grids))),
-        }
+        tiles::open_whole(layout, prepared, self.config.patch_size, self.merge())
     }
 
     fn positions(&self, layout: &[u8], tokens: usize) -> Result<Vec<[u32; 3]>> {
-        let [grid] = tiles::grids(layout)?[..] else { return Err(Error::invalid("an image of several grids")) };
-        let Grid { height, width } = self.config.squares(grid);
-        if height * width > tokens {
-            return Err(Error::invalid(format!("an image of {height} by {width} rows in {tokens} tokens")));
-        }
-        let places = (0..height as u32).flat_map(|row| (0..width as u32).map(move |column| [0, row, column]));
-        Ok(places.collect())
+        tiles::positions(layout, self.merge(), tokens)
     }
 
     fn embed(&self, batch: &PatchBatch, patches: Range<usize>, step: &Step<'_>) -> Result<Tensor> {
@@ -188,7 +181,7 @@ impl Tower for QwenVision {
     fn windows(&self, batch: &PatchBatch) -> Vec<usize> {
         let Some(side) = self.window() else { return Vec::new() };
         let of = |grid: Grid| {
-            let Grid { height, width } = self.config.squares(grid);
+            let Grid { height, width } = grid.merged(self.merge());
             let lens = move |sides: usize| (0..sides).step_by(side).map(move |start| side.min(sides - start));
             lens(height).flat_map(move |rows| lens(width).map(move |columns| rows * columns))
         };
@@ -218,7 +211,7 @@ impl Tower for QwenVision {
         // From the order of windows to that of the text.
         let (mut order, mut start) = (vec![0; rows.dim(0)?], 0);
         for grid in batch.grids() {
-            let width = self.config.squares(grid).width;
+            let width = grid.merged(self.merge()).width;
             let squares = self.squares(grid);
             for (index, [row, column]) in squares.iter().enumerate() {
                 order[start + row * width + column] = (start + index) as u32;

@@ -7,17 +7,21 @@
 
 mod block;
 pub mod image;
+mod patch_embed;
 mod pieces;
 mod processor;
 mod queue;
 mod siglip;
+mod smart_resize;
 pub mod tiles;
 mod tower;
 
 pub use block::{Sandwich, VitBlock, VitMlp, VitNorm};
+pub use patch_embed::patch_embed;
 pub(super) use processor::to_json;
 pub use processor::{ItemDescription, Processor};
 pub(super) use queue::Queue;
 pub use siglip::{Siglip, SiglipConfig};
+pub use smart_resize::{MAX_PIXELS, SmartResize};
 pub use tiles::PixelRange;
 pub use tower::{Grid, GridPart, PatchBatch, Patches, Tower};

@@ -118,7 +118,7 @@ impl Siglip {
             patch_embedding,
             is_planar,
             patch_size: config.patch_size,
-            range: config.range.clone(),
+            range: config.range,
             positions,
             side: config.side,
             width,

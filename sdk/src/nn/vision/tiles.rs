@@ -59,6 +59,27 @@ pub fn open(layout: &[u8], prepared: &[u8], side: usize, rows: impl Fn(Grid) -> 
     Ok(Patches { pixels: prepared.to_vec(), grids, rows })
 }
 
+/// [`open`] for an image in one piece, of which each square of `merge` by `merge` patches becomes a row.
+pub fn open_whole(layout: &[u8], prepared: &[u8], side: usize, merge: usize) -> Result<Patches> {
+    let patches = open(layout, prepared, side, |grid| grid.merged(merge).patches())?;
+    let is_whole = |grid: &Grid| [grid.height, grid.width].iter().all(|side| side.is_multiple_of(merge));
+    match patches.grids[..] {
+        [grid] if is_whole(&grid) => Ok(patches),
+        _ => Err(Error::invalid(format!("an image of {:?} is no grid of squares", patches.grids))),
+    }
+}
+
+/// [`Tower::positions`](super::Tower::positions) of an image in one piece: its rows as a grid.
+pub fn positions(layout: &[u8], merge: usize, tokens: usize) -> Result<Vec<[u32; 3]>> {
+    let [grid] = grids(layout)?[..] else { return Err(Error::invalid("an image of several grids")) };
+    let Grid { height, width } = grid.merged(merge);
+    if height * width > tokens {
+        return Err(Error::invalid(format!("an image of {height} by {width} rows in {tokens} tokens")));
+    }
+    let places = (0..height as u32).flat_map(|row| (0..width as u32).map(move |column| [0, row, column]));
+    Ok(places.collect())
+}
+
 /// Puts the rows of each square of `side` by `side` patches behind one another, row by row: `[patches, width]` becomes
 /// `[squares, side · side · width]`. Grids have whole squares.
 pub fn squares(x: &Tensor, batch: &PatchBatch, side: usize, step: &Step<'_>) -> Result<Tensor> {
@@ -90,7 +111,7 @@ pub fn averages(x: &Tensor, batch: &PatchBatch, side: usize, step: &Step<'_>) ->
 }
 
 /// How pixels become numbers: `(value / 255 - mean) / std`, by color.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PixelRange {
     mean: [f32; 3],
     std: [f32; 3],
@@ -104,17 +125,26 @@ impl Default for PixelRange {
 }
 
 impl PixelRange {
+    /// Mean and standard deviation of the pictures that CLIP was trained with.
+    pub const CLIP: Self =
+        Self { mean: [0.481_454_66, 0.457_827_5, 0.408_210_73], std: [0.268_629_54, 0.261_302_6, 0.275_777_1] };
+
     /// Reads `image_mean` and `image_std`, each with a half as default.
     pub fn read(settings: &Config) -> Result<Self> {
-        let of = |key: &str| {
+        Self::read_or(settings, Self::default())
+    }
+
+    /// Reads `image_mean` and `image_std`.
+    pub fn read_or(settings: &Config, default: Self) -> Result<Self> {
+        let of = |key: &str, default: [f32; 3]| {
             let values = settings.f64s(key)?;
             match values.len() {
-                0 => Ok([0.5; 3]),
+                0 => Ok(default),
                 3 => Ok([values[0] as f32, values[1] as f32, values[2] as f32]),
                 count => Err(Error::corrupt(format!("{key} of the image processor has {count} values, not 3"))),
             }
         };
-        let range = Self { mean: of("image_mean")?, std: of("image_std")? };
+        let range = Self { mean: of("image_mean", default.mean)?, std: of("image_std", default.std)? };
         match range.std.iter().all(|std| *std > 0.0) {
             true => Ok(range),
             false => Err(Error::corrupt("image_std of the image processor is not above 0")),

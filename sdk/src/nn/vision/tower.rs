@@ -82,6 +82,12 @@ impl Grid {
     pub fn patches(self) -> usize {
         self.height * self.width
     }
+
+    /// The grid of its squares of `side` by `side` patches.
+    #[must_use]
+    pub fn merged(self, side: usize) -> Self {
+        Self { height: self.height / side, width: self.width / side }
+    }
 }
 
 /// An opened item.

@@ -61,7 +61,7 @@ impl Processor for Eyes {
 /// `tokens` is the user's budget.
 fn describe(checkpoint: &Checkpoint, tokens: Option<usize>) -> Result<Vec<ItemDescription>> {
     let Some(config) = Config::read(checkpoint)? else { return Ok(Vec::new()) };
-    let file = checkpoint.processor()?.unwrap_or_else(|| Settings::of([]));
+    let file = checkpoint.processor()?;
     if file.bool_or("do_normalize", false)? {
         return Err(Error::unsupported("the image processor normalizes colors, which Gemma 4's tower does itself"));
     }
