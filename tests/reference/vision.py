@@ -162,7 +162,10 @@ def write_text(folder, layout, keys, weights, tokens, pad=None):
         writer.add_pad_token_id(pad)
     for name, value in weights.items():
         name = name.replace("language_model.", "").replace("text_model.", "")
-        writer.add_tensor(layout.name(name), np.ascontiguousarray(layout.to_gguf(name, value)))
+        named = layout.name(name) or layout.name(name + ".weight")
+        assert named, f"llama.cpp has no name for {name}"
+        named += "" if named.endswith((".weight", ".bias", ".ssm_a")) else ".weight"
+        writer.add_tensor(named, np.ascontiguousarray(layout.to_gguf(name, value)))
     close(writer)
 
 
@@ -309,6 +312,11 @@ def lfm2_vl_processor(tokenizer):
     return transformers.Lfm2VlProcessor(images, tokenizer)
 
 
+def lfm2_vl_usual_processor(tokenizer):
+    images = transformers.Lfm2VlImageProcessor(encoder_patch_size=8, image_mean=[0.5] * 3, image_std=[0.5] * 3)
+    return transformers.Lfm2VlProcessor(images, tokenizer)
+
+
 TILE_TOKENS = tuple(f"<row_{row}_col_{col}>" for row in range(1, 5) for col in range(1, 5))
 LFM2_TILE_TOKENS = tuple(f"<|img_row_{row}_col_{col}|>" for row in range(1, 5) for col in range(1, 5))
 
@@ -362,6 +370,12 @@ VARIANTS = [
         "lfm2_vl", 36, transformers.Lfm2VlForConditionalGeneration, lfm2_vl, lfm2_vl_processor,
         ("<image>", "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>", *LFM2_TILE_TOKENS), {},
         ((61, 37), (16, 17), (70, 95)), prompts("<image>"), "<image>", "<image>",
+    ),
+    # The usual sizes, which GGUF files do not state.
+    Variant(
+        "lfm2_vl_usual", 48, transformers.Lfm2VlForConditionalGeneration, lfm2_vl, lfm2_vl_usual_processor,
+        ("<image>", "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>", *LFM2_TILE_TOKENS), {},
+        ((61, 37), (16, 17), (70, 195)), prompts("<image>"), "<image>", "<image>", old_files=False,
     ),
 ]
 

@@ -1,6 +1,6 @@
 """GGUF files of fixtures with images: text model and tower (`mmproj`) as llama.cpp's converter lays them out.
 
-It converts the folders that vision.py and vision_qwen.py have written, so that their numbers hold for both formats.
+It converts the folders that vision.py, vision_glm.py and vision_qwen.py have written, so that their numbers hold for both formats.
 Run it with no arguments after these, to write text.gguf and mmproj.gguf beside their folders' weights.
 """
 
@@ -11,6 +11,7 @@ import gguf
 import numpy as np
 import transformers
 
+import families
 import vision
 from gguf_file import Layout
 
@@ -40,6 +41,92 @@ def qwen3_vl(folder, config, weights, processor, tokens, arch=gguf.MODEL_ARCH.QW
     tower(
         folder, "qwen3vl_merger", "gelu", sizes, config, keys | pixels(processor), processor, qwen_tensors(weights, sizes, taps)
     )
+
+
+def qwen3_5(folder, config, weights, processor, tokens):
+    """The text model has delta nets."""
+    own, codec, coded = config.text_config, families.DeltaNet(turned=True), {}
+    for name, value in weights.items():
+        parts = None if "visual" in name else codec.parts(name, value, own)
+        coded.update(parts or [(name, value)])
+    keys = {
+        "ssm.conv_kernel": own.linear_conv_kernel_dim, "ssm.state_size": own.linear_key_head_dim,
+        "ssm.group_count": own.linear_num_key_heads, "ssm.time_step_rank": own.linear_num_value_heads,
+        "ssm.inner_size": own.linear_num_value_heads * own.linear_value_head_dim,
+        "full_attention_interval": own.layer_types.index("full_attention") + 1,
+        "rope.dimension_count": int(own.head_dim * own.rope_parameters["partial_rotary_factor"]),
+    }
+    qwen3_vl(folder, config, coded, processor, tokens, arch=gguf.MODEL_ARCH.QWEN35, **keys)
+
+
+def glm4v(folder, config, weights, processor, tokens):
+    """The rotated values of a head take turns in folders, and are halves in files."""
+    own = config.text_config
+    head_dim = own.hidden_size // own.num_attention_heads
+    rotated = int(head_dim * own.rope_parameters["partial_rotary_factor"])
+    turned = dict(weights)
+    for name, value in weights.items():
+        if "visual" not in name and (".q_proj." in name or ".k_proj." in name):
+            heads = value.reshape(-1, head_dim, *value.shape[1:])
+            parts = heads[:, :rotated:2], heads[:, 1:rotated:2], heads[:, rotated:]
+            turned[name] = np.concatenate(parts, axis=1).reshape(value.shape)
+    glm(folder, gguf.MODEL_ARCH.GLM4, config, turned, processor, tokens, **{"rope.dimension_count": rotated})
+
+
+def glm4v_moe(folder, config, weights, processor, tokens):
+    """They are halves in both. Gates and values of the experts are two tensors in files."""
+    own, apart = config.text_config, {}
+    for name, value in weights.items():
+        if name.endswith("experts.gate_up_proj"):
+            gate, up = np.split(value, 2, axis=1)
+            apart |= {name.replace("gate_up", "gate"): gate, name.replace("gate_up", "up"): up}
+        else:
+            apart[name.replace("e_score_correction_bias", "e_score_correction.bias")] = value
+    keys = {
+        "rope.dimension_count": int(own.head_dim * own.rope_parameters["partial_rotary_factor"]),
+        "attention.key_length": own.head_dim, "attention.value_length": own.head_dim, "expert_count": own.n_routed_experts,
+        "expert_used_count": own.num_experts_per_tok, "expert_feed_forward_length": own.moe_intermediate_size,
+        "expert_shared_count": own.n_shared_experts, "expert_weights_scale": own.routed_scaling_factor,
+        "leading_dense_block_count": own.first_k_dense_replace,
+    }
+    glm(folder, gguf.MODEL_ARCH.GLM4_MOE, config, apart, processor, tokens, **keys)
+
+
+def glm(folder, arch, config, weights, processor, tokens, **keys):
+    """Published files leave out the limits of the image processor."""
+    sizes = config.vision_config
+    text(folder, arch, config, weights, tokens, **keys, **sections(config))
+    found = {}
+    for name, value in weights.items():
+        _, is_visual, name = name.rpartition("visual.")
+        if name == "patch_embed.proj.weight":
+            found["v.patch_embd.weight"], found["v.patch_embd.weight.1"] = value[:, :, 0], value[:, :, 1]
+        elif is_visual:
+            found[f"visual.{name}"] = value
+    keys = {"image_size": sizes.image_size, "attention.layer_norm_epsilon": sizes.rms_norm_eps}
+    # A processor's file counts the pixels of both frames of a patch.
+    keys |= {key: limit // sizes.temporal_patch_size for key, limit in pixels(processor).items()}
+    tower(folder, "glm4v", "silu", sizes, config, keys, processor, found)
+
+
+def lfm2_vl(folder, config, weights, processor, tokens):
+    """The inner width of the text model's layers is given as it is, and not cut."""
+    own, sizes = config.text_config, config.vision_config
+    heads = [own.num_key_value_heads * (kind == "full_attention") for kind in own.layer_types]
+    keys = {
+        "attention.head_count_kv": heads, "shortconv.l_cache": own.conv_L_cache, "attention.layer_norm_rms_epsilon": own.norm_eps,
+        "rope.freq_base": own.rope_parameters["rope_theta"],
+    }
+    plain = {name: value.squeeze(1) if name.endswith("conv.conv.weight") else value for name, value in weights.items()}
+    text(folder, gguf.MODEL_ARCH.LFM2, config, plain, tokens, **keys)
+    found = {
+        name.replace("vision_tower.", "vision_tower.vision_model.").removeprefix("model."): value for name, value in weights.items()
+        if "vision_tower" in name or "projector" in name
+    }
+    keys = {"attention.layer_norm_epsilon": sizes.layer_norm_eps, "projector.scale_factor": config.downsample_factor}
+    # A square of the table of positions; published models have 256 pixels.
+    keys["image_size"] = int(sizes.num_patches**0.5) * sizes.patch_size
+    tower(folder, "lfm2", "gelu", sizes, config, keys, processor, found)
 
 
 def qwen_tensors(weights, sizes, taps=None):
@@ -181,7 +268,10 @@ def tower(folder, projector, act, sizes, config, keys, processor, weights, key="
 
 
 SUFFIXES = (".weight", ".bias", ".input_min", ".input_max", ".output_min", ".output_max")
-CONVERTERS = {"gemma4": gemma4, "gemma4_large": gemma4, "mistral3": mistral3, "pixtral": pixtral, "qwen2_5_vl": qwen2_5_vl, "qwen3_vl": qwen3_vl}
+CONVERTERS = {
+    "gemma4": gemma4, "gemma4_large": gemma4, "glm4v": glm4v, "glm4v_moe": glm4v_moe, "lfm2_vl_usual": lfm2_vl, "mistral3": mistral3,
+    "pixtral": pixtral, "qwen2_5_vl": qwen2_5_vl, "qwen3_5": qwen3_5, "qwen3_vl": qwen3_vl,
+}
 
 
 def is_tied(config):
@@ -200,7 +290,9 @@ def main():
             if is_tied(model.config):
                 weights.pop("lm_head.weight", None)
             processor = transformers.AutoProcessor.from_pretrained(folder)
-            convert(folder, model.config, weights, processor, processor.tokenizer)
+            # The class that a processor takes may add tokens of its own.
+            tokens = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+            convert(folder, model.config, weights, processor, tokens)
             for path in folder.glob("*.gguf"):
                 path.chmod(0o644)
             print(name, *(f"{path.name} {path.stat().st_size}" for path in sorted(folder.glob("*.gguf"))))

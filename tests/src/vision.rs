@@ -37,16 +37,17 @@ const CASES: &[Case] = &[
     Case { name: "gemma3_pan_and_scan", plugin: "pensieve-gemma", options: r#""do_pan_and_scan": true,"#, gguf: None },
     Case { name: "gemma4", plugin: "pensieve-gemma", options: "", gguf: Some("text.gguf") },
     Case { name: "gemma4_large", plugin: "pensieve-gemma", options: "", gguf: Some("text.gguf") },
-    Case { name: "glm4v", plugin: "pensieve-glm", options: "", gguf: None },
-    Case { name: "glm4v_moe", plugin: "pensieve-glm", options: "", gguf: None },
+    Case { name: "glm4v", plugin: "pensieve-glm", options: "", gguf: Some("text.gguf") },
+    Case { name: "glm4v_moe", plugin: "pensieve-glm", options: "", gguf: Some("text.gguf") },
     Case { name: "idefics3", plugin: "pensieve-llama", options: "", gguf: Some("text.gguf") },
     Case { name: "smolvlm", plugin: "pensieve-llama", options: "", gguf: None },
     Case { name: "mistral3", plugin: "pensieve-mistral", options: "", gguf: Some("text.gguf") },
     Case { name: "pixtral", plugin: "pensieve-mistral", options: "", gguf: Some("text.gguf") },
     Case { name: "qwen2_5_vl", plugin: "pensieve-qwen", options: "", gguf: Some("text.gguf") },
     Case { name: "qwen3_vl", plugin: "pensieve-qwen", options: "", gguf: Some("text.gguf") },
-    Case { name: "qwen3_5", plugin: "pensieve-qwen", options: "", gguf: None },
+    Case { name: "qwen3_5", plugin: "pensieve-qwen", options: "", gguf: Some("text.gguf") },
     Case { name: "lfm2_vl", plugin: "pensieve-lfm2", options: "", gguf: None },
+    Case { name: "lfm2_vl_usual", plugin: "pensieve-lfm2", options: "", gguf: Some("text.gguf") },
 ];
 
 /// A picture of a fixture.
@@ -358,5 +359,16 @@ fn images_of_every_size_become_as_many_rows_as_published_processors_make() {
             let measured = prepare.measure(&processor.to_string(), size).unwrap();
             assert_eq!(measured.rows, rows, "{name}: {width} by {height}");
         }
+    }
+}
+
+#[test]
+fn a_tower_of_a_file_that_states_no_sizes_of_tiles_has_the_published_ones() {
+    let file: Value = serde_json::from_slice(&fs::read(fixture("vision/sizes.json")).unwrap()).unwrap();
+    let case = CASES.iter().find(|case| case.name == "lfm2_vl_usual").unwrap();
+    let (checkpoint, options) = case.checkpoints().pop().unwrap();
+    let found = &case.eyes(&checkpoint, &options).description["image"]["processor"];
+    for (key, value) in file["lfm2_vl"]["settings"].as_object().unwrap() {
+        assert!(key == "patch_size" || &found[key] == value, "{key} is {}, not {value}", found[key]);
     }
 }

@@ -100,7 +100,7 @@ impl Decoder for Glm4 {
     type Config = Config;
 
     fn gguf_family(_: &str) -> GgufFamily {
-        GgufFamily { names: GGUF_NAMES, ..GgufFamily::default() }
+        GgufFamily { names: GGUF_NAMES, tower: Some(&vision::TOWER), ..GgufFamily::default() }
     }
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {

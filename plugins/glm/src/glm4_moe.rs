@@ -132,7 +132,7 @@ impl Decoder for Glm4Moe {
     type Config = Config;
 
     fn gguf_family(_: &str) -> GgufFamily {
-        GgufFamily { names: GGUF_NAMES, norm_topk_prob: true, ..GgufFamily::default() }
+        GgufFamily { names: GGUF_NAMES, norm_topk_prob: true, tower: Some(&vision::TOWER), ..GgufFamily::default() }
     }
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {

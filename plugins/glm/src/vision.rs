@@ -4,6 +4,7 @@
 //! Reference: `modeling_glm4v.py`, `image_processing_glm4v.py` and `processing_glm4v.py` in Hugging Face transformers.
 
 mod eyes;
+mod gguf;
 mod layers;
 
 use std::ops::Range;
@@ -19,6 +20,7 @@ use pensieve_sdk::{
 
 pub use eyes::Eyes;
 use eyes::SLOT;
+pub use gguf::TOWER;
 use layers::{PatchMerger, block, cubic};
 
 /// The base of the tower's 2-D RoPE.
