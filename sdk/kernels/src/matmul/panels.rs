@@ -59,15 +59,20 @@ impl<'a> Panels<'a> {
     #[inline(always)]
     pub(super) fn prefetch(&self, pair: usize, segment: usize, segment_bytes: usize, rows: Range<usize>) {
         let segments = self.row_bytes.div_ceil(segment_bytes);
-        let (pair, segment) = (pair + (segment + AHEAD) / segments, (segment + AHEAD) % segments);
+        let ahead = segment + AHEAD;
+        // A division takes as long as several rows.
+        let (pair, segment) =
+            if ahead < segments { (pair, ahead) } else { (pair + ahead / segments, ahead % segments) };
         if pair * self.pair_rows >= self.rows {
             return;
         }
-        for row in rows {
-            let start = (self.first(pair) + row) * self.row_bytes + segment * segment_bytes;
+        let start = (self.first(pair) + rows.start) * self.row_bytes + segment * segment_bytes;
+        let mut at = self.data.as_ptr().wrapping_add(start);
+        for _ in rows {
             for offset in (0..segment_bytes).step_by(64) {
-                prefetch(self.data.as_ptr().wrapping_add(start + offset));
+                prefetch(at.wrapping_add(offset));
             }
+            at = at.wrapping_add(self.row_bytes);
         }
     }
 

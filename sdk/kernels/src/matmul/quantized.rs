@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::super::pool::{Disjoint, Pool};
-use super::super::quant::{Format, GROUPS, Layout, SEGMENT, Unpacked};
+use super::super::quant::{Codes, Dots, Format, GROUPS, Layout, SEGMENT, Unpacked};
 use super::super::simd::{Kernel, Rows, Simd};
 use super::super::tile::{PAIR, TILE, in_tiles};
 use super::Matrix;
@@ -61,10 +61,13 @@ struct Stretch<'a, F> {
 impl<S: Simd, F: Format> Kernel<S> for Stretch<'_, F> {
     #[inline(always)]
     fn run(self, simd: S) {
+        if self.x.n == 1 && F::HAS_DOTS {
+            return self.one(simd);
+        }
         let zero = simd.splat(0.0);
         let mut pair = [Panel::<S>::new(simd); PAIR];
         let mut sums = vec![[zero; PAIR]; self.x.n];
-        for index in self.pairs {
+        for index in self.pairs.clone() {
             sums.fill([zero; PAIR]);
             let segments = self.cols.div_ceil(SEGMENT);
             for segment in 0..segments {
@@ -72,10 +75,13 @@ impl<S: Simd, F: Format> Kernel<S> for Stretch<'_, F> {
                 let blocks = SEGMENT.min(self.cols - segment * SEGMENT) / F::BLOCK;
                 for (panel, unpacked) in pair.iter_mut().enumerate() {
                     if self.x.n <= TILE {
-                        self.panels.prefetch(index, segment, bytes, panel * S::LANES..(panel + 1) * S::LANES);
+                        self.prefetch::<S>(index, segment, panel, 0, 2);
                     }
                     let rows = self.panels.rows(index, panel).skip(segment * bytes);
                     unpacked.fill::<F>(simd, rows, blocks);
+                    if self.x.n <= TILE {
+                        self.prefetch::<S>(index, segment, panel, 1, 2);
+                    }
                 }
                 let (x, lanes) = (self.x.segment(segment), PAIR * S::LANES);
                 in_tiles!(x.len(), TILE, |rows| {
@@ -92,6 +98,72 @@ impl<S: Simd, F: Format> Kernel<S> for Stretch<'_, F> {
             self.panels.write(simd, index, &sums, self.out);
         }
     }
+}
+
+impl<F: Format> Stretch<'_, F> {
+    /// Prefetches one of `parts` parts of a panel's rows, as fills of many rows at a time would wait for each other.
+    #[inline(always)]
+    fn prefetch<S: Simd>(&self, pair: usize, segment: usize, panel: usize, part: usize, parts: usize) {
+        let (bytes, rows) = (SEGMENT / F::BLOCK * F::BYTES, S::LANES / parts);
+        let first = panel * S::LANES + part * rows;
+        self.panels.prefetch(pair, segment, bytes, first..first + rows);
+    }
+
+    /// The same for a batch of one row.
+    #[inline(always)]
+    fn one<S: Simd>(self, simd: S) {
+        let zero = simd.splat(0.0);
+        let (mut dots, mut scales, mut minimums) = ([simd.splat_bits(0); GROUPS], [zero; GROUPS], [zero; GROUPS]);
+        let groups = F::BLOCK / F::GROUP;
+        for index in self.pairs.clone() {
+            let mut sums = [zero; PAIR];
+            for segment in 0..self.cols.div_ceil(SEGMENT) {
+                let bytes = SEGMENT / F::BLOCK * F::BYTES;
+                let blocks = SEGMENT.min(self.cols - segment * SEGMENT) / F::BLOCK;
+                let x = &self.x.segment(segment)[0];
+                for (panel, sum) in sums.iter_mut().enumerate() {
+                    // A few rows at a time, so that their fills do not wait for each other.
+                    let parts = (SEGMENT / F::BLOCK).max(2);
+                    let rows = self.panels.rows(index, panel).skip(segment * bytes);
+                    for block in 0..blocks {
+                        self.prefetch::<S>(index, segment, panel, block, parts);
+                        let at = block * groups..(block + 1) * groups;
+                        let out = &mut Dots {
+                            dots: &mut dots[at.clone()],
+                            scales: &mut scales[at.clone()],
+                            minimums: &mut minimums[at.clone()],
+                        };
+                        let x = Codes { codes: &x.codes[block * F::BLOCK..], starts: &x.rest[at] };
+                        F::dots(simd, rows.skip(block * F::BYTES), x, out);
+                    }
+                    for part in blocks..parts {
+                        self.prefetch::<S>(index, segment, panel, part, parts);
+                    }
+                    for group in 0..blocks * groups {
+                        let scales = [scales[group], minimums[group]];
+                        *sum = add::<S, F::Shape>(simd, x, group, dots[group], scales, *sum);
+                    }
+                }
+            }
+            self.panels.write(simd, index, &[sums], self.out);
+        }
+    }
+}
+
+/// Adds the product of one group, offset by `S::ORIGIN`, with its scale and minimum.
+#[inline(always)]
+fn add<S: Simd, L: Layout>(
+    simd: S,
+    x: &Piece,
+    group: usize,
+    dot: S::U,
+    [scale, minimum]: [S::F; 2],
+    sum: S::F,
+) -> S::F {
+    let share = group * L::GROUP / SHARE;
+    let dot = simd.scaled(dot, simd.splat(x.scales[share]), simd.splat(x.bases[share]));
+    let sum = simd.fma(scale, dot, sum);
+    if L::MINIMUMS { simd.fnma(minimum, simd.splat(f32::from_bits(x.rest[group])), sum) } else { sum }
 }
 
 impl<S: Simd> Panel<S> {
@@ -152,16 +224,10 @@ impl<S: Simd, L: Layout, const N: usize> Kernel<S> for Tile<'_, S, L, N> {
         let mut sums = *self.sums;
         for group in 0..blocks * (L::BLOCK / L::GROUP) {
             let dots = dots::<S, L, N>(simd, pair, group, x);
-            let share = group * L::GROUP / SHARE;
             for i in 0..N {
-                let (scale, base) = (simd.splat(x[i].scales[share]), simd.splat(x[i].bases[share]));
                 for p in 0..PAIR {
-                    let dot = simd.scaled(dots[i][p], scale, base);
-                    sums[i][p] = simd.fma(pair[p].scales[group], dot, sums[i][p]);
-                    if L::MINIMUMS {
-                        let sum = simd.splat(f32::from_bits(x[i].rest[group]));
-                        sums[i][p] = simd.fnma(pair[p].minimums[group], sum, sums[i][p]);
-                    }
+                    let scales = [pair[p].scales[group], pair[p].minimums[group]];
+                    sums[i][p] = add::<S, L>(simd, &x[i], group, dots[i][p], scales, sums[i][p]);
                 }
             }
         }

@@ -5,7 +5,7 @@
 //! the 2- and 3-bit formats, 32 bytes hold four times 32 values, two bits each. High bits that are stored separately
 //! belong to the value at the same position in a run of 32.
 
-use super::{Expanded, Format, Shape, Unpacked};
+use super::{Codes, Dots, Expanded, Format, Shape, Unpacked, dot, eight, words};
 use crate::simd::{Rows, Simd, half};
 
 /// scales[16] (4 bits scale, 4 bits minimum), qs[64], scale, minimum.
@@ -114,8 +114,20 @@ impl Format for Q4K {
 
     #[inline(always)]
     fn unpack<S: Simd>(simd: S, rows: Rows<'_>, out: &mut Unpacked<'_, S>) {
-        unpack_six_bit_scales(simd, rows, out);
+        unpack_six_bit_scales(simd, rows, out.scales, out.minimums);
         unpack_nibbles(simd, rows.skip(16), out.codes);
+    }
+
+    const HAS_DOTS: bool = true;
+
+    #[inline(always)]
+    fn dots<S: Simd>(simd: S, rows: Rows<'_>, x: Codes<'_>, out: &mut Dots<'_, S>) {
+        unpack_six_bit_scales(simd, rows, out.scales, out.minimums);
+        let x = words::<64>(x.codes);
+        nibble_dots::<S, 0>(simd, rows, x, out.dots);
+        nibble_dots::<S, 1>(simd, rows, x, out.dots);
+        nibble_dots::<S, 2>(simd, rows, x, out.dots);
+        nibble_dots::<S, 3>(simd, rows, x, out.dots);
     }
 }
 
@@ -134,7 +146,7 @@ impl Format for Q5K {
 
     #[inline(always)]
     fn unpack<S: Simd>(simd: S, rows: Rows<'_>, out: &mut Unpacked<'_, S>) {
-        unpack_six_bit_scales(simd, rows, out);
+        unpack_six_bit_scales(simd, rows, out.scales, out.minimums);
         unpack_nibbles(simd, rows.skip(48), out.codes);
         let mask = simd.splat_bits(0x1010_1010);
         for i in 0..8 {
@@ -144,6 +156,28 @@ impl Format for Q5K {
                 let bit = if run < 4 { simd.shl(high, 4 - run as u32) } else { simd.shr(high, run as u32 - 4) };
                 *word = simd.or(*word, simd.and(bit, mask));
             }
+        }
+    }
+
+    const HAS_DOTS: bool = true;
+
+    #[inline(always)]
+    fn dots<S: Simd>(simd: S, rows: Rows<'_>, x: Codes<'_>, out: &mut Dots<'_, S>) {
+        unpack_six_bit_scales(simd, rows, out.scales, out.minimums);
+        let (x, start) = (words::<64>(x.codes), simd.splat_bits(S::ORIGIN));
+        let (nibbles, fifth) = (simd.splat_bits(NIBBLES), simd.splat_bits(0x1010_1010));
+        // The next two groups' bits are the lowest of each byte.
+        let mut bits = eight(simd, rows, 16);
+        for pair in 0..4 {
+            let packed = eight(simd, rows, 48 + 32 * pair);
+            let (mut low, mut high) = (packed, packed);
+            for i in 0..8 {
+                low[i] = simd.or(simd.and(packed[i], nibbles), simd.and(simd.shl(bits[i], 4), fifth));
+                high[i] = simd.or(simd.and(simd.shr(packed[i], 4), nibbles), simd.and(simd.shl(bits[i], 3), fifth));
+                bits[i] = simd.shr(bits[i], 2);
+            }
+            out.dots[2 * pair] = dot::<S, Self::Shape, 8>(simd, low, x, 16 * pair, start);
+            out.dots[2 * pair + 1] = dot::<S, Self::Shape, 8>(simd, high, x, 16 * pair + 8, start);
         }
     }
 }
@@ -167,14 +201,7 @@ impl Format for Q6K {
 
     #[inline(always)]
     fn unpack<S: Simd>(simd: S, rows: Rows<'_>, out: &mut Unpacked<'_, S>) {
-        let scale = simd.high_half(simd.columns(rows, 194)[3]);
-        for (i, word) in simd.columns(rows, 192).into_iter().enumerate() {
-            for byte in 0..4 {
-                // Shift to the top and back down to sign-extend.
-                let signed = simd.shr_signed(simd.shl(word, 24 - 8 * byte as u32), 24);
-                out.scales[4 * i + byte] = scaled(simd, scale, signed);
-            }
-        }
+        unpack_signed_scales(simd, rows, out.scales);
         let (nibbles, high_bits) = (simd.splat_bits(NIBBLES), simd.splat_bits(PAIRS << 4));
         for side in 0..2 {
             for part in 0..2 {
@@ -190,6 +217,55 @@ impl Format for Q6K {
                     codes[24] = join(simd.shr(second[i], 4), simd.shr(high[i], 2));
                 }
             }
+        }
+    }
+
+    const HAS_DOTS: bool = true;
+
+    #[inline(always)]
+    fn dots<S: Simd>(simd: S, rows: Rows<'_>, x: Codes<'_>, out: &mut Dots<'_, S>) {
+        unpack_signed_scales(simd, rows, out.scales);
+        let (nibbles, high_bits) = (simd.splat_bits(NIBBLES), simd.splat_bits(PAIRS << 4));
+        let (starts, x) = (x.starts, words::<64>(x.codes));
+        for side in 0..2 {
+            for part in 0..2 {
+                let first = simd.columns(rows, 64 * side + 16 * part);
+                let second = simd.columns(rows, 64 * side + 32 + 16 * part);
+                let high = simd.columns(rows, 128 + 32 * side + 16 * part);
+                let mut codes = [first; 4];
+                for i in 0..4 {
+                    let join = |low, high| simd.or(simd.and(low, nibbles), simd.and(high, high_bits));
+                    codes[0][i] = join(first[i], simd.shl(high[i], 4));
+                    codes[1][i] = join(second[i], simd.shl(high[i], 2));
+                    codes[2][i] = join(simd.shr(first[i], 4), high[i]);
+                    codes[3][i] = join(simd.shr(second[i], 4), simd.shr(high[i], 2));
+                }
+                let group = 8 * side + part;
+                let [first, second, third, fourth] = codes;
+                out.dots[group] = sixteen(simd, first, x, starts, group);
+                out.dots[group + 2] = sixteen(simd, second, x, starts, group + 2);
+                out.dots[group + 4] = sixteen(simd, third, x, starts, group + 4);
+                out.dots[group + 6] = sixteen(simd, fourth, x, starts, group + 6);
+            }
+        }
+    }
+}
+
+/// The dot product of one of Q6_K's groups.
+#[inline(always)]
+fn sixteen<S: Simd>(simd: S, codes: [S::U; 4], x: &[[i8; 4]; 64], starts: &[u32], group: usize) -> S::U {
+    dot::<S, <Q6K as Format>::Shape, 4>(simd, codes, x, 4 * group, simd.splat_bits(starts[group]))
+}
+
+/// Unpacks the sixteen scales of Q6_K.
+#[inline(always)]
+fn unpack_signed_scales<S: Simd>(simd: S, rows: Rows<'_>, scales: &mut [S::F]) {
+    let scale = simd.high_half(simd.columns(rows, 194)[3]);
+    for (i, word) in simd.columns(rows, 192).into_iter().enumerate() {
+        for byte in 0..4 {
+            // Shift to the top and back down to sign-extend.
+            let signed = simd.shr_signed(simd.shl(word, 24 - 8 * byte as u32), 24);
+            scales[4 * i + byte] = scaled(simd, scale, signed);
         }
     }
 }
@@ -214,7 +290,8 @@ fn expand_six_bit_scales(block: &[u8], out: &mut Expanded) {
 }
 
 #[inline(always)]
-fn unpack_six_bit_scales<S: Simd>(simd: S, rows: Rows<'_>, out: &mut Unpacked<'_, S>) {
+fn unpack_six_bit_scales<S: Simd>(simd: S, rows: Rows<'_>, scales: &mut [S::F], minimums: &mut [S::F]) {
+    let (to_scales, to_minimums) = (scales, minimums);
     let [head, scales, minimums, lows] = simd.columns(rows, 0);
     let (scale, minimum) = (simd.low_half(head), simd.high_half(head));
     let (nibbles, sixes) = (simd.splat_bits(NIBBLES), simd.splat_bits(0x3f3f_3f3f));
@@ -224,10 +301,10 @@ fn unpack_six_bit_scales<S: Simd>(simd: S, rows: Rows<'_>, out: &mut Unpacked<'_
     let (first_scales, first_minimums) = (simd.and(scales, sixes), simd.and(minimums, sixes));
     let byte = |word, i: usize| simd.and(simd.shr(word, 8 * i as u32), simd.splat_bits(0xff));
     for i in 0..4 {
-        out.scales[i] = scaled(simd, scale, byte(first_scales, i));
-        out.scales[i + 4] = scaled(simd, scale, byte(last_scales, i));
-        out.minimums[i] = scaled(simd, minimum, byte(first_minimums, i));
-        out.minimums[i + 4] = scaled(simd, minimum, byte(last_minimums, i));
+        to_scales[i] = scaled(simd, scale, byte(first_scales, i));
+        to_scales[i + 4] = scaled(simd, scale, byte(last_scales, i));
+        to_minimums[i] = scaled(simd, minimum, byte(first_minimums, i));
+        to_minimums[i + 4] = scaled(simd, minimum, byte(last_minimums, i));
     }
 }
 
@@ -242,6 +319,20 @@ fn unpack_nibbles<S: Simd>(simd: S, rows: Rows<'_>, codes: &mut [S::U]) {
             codes[at + 8] = simd.and(simd.shr(word, 4), mask);
         }
     }
+}
+
+/// The dot products of one of Q4_K's pairs of groups. The offsets are constants, so that nothing is checked in between.
+#[inline(always)]
+fn nibble_dots<S: Simd, const PAIR: usize>(simd: S, rows: Rows<'_>, x: &[[i8; 4]; 64], dots: &mut [S::U]) {
+    let (mask, start) = (simd.splat_bits(NIBBLES), simd.splat_bits(S::ORIGIN));
+    let packed = eight(simd, rows, 16 + 32 * PAIR);
+    let (mut low, mut high) = (packed, packed);
+    for i in 0..8 {
+        low[i] = simd.and(packed[i], mask);
+        high[i] = simd.and(simd.shr(packed[i], 4), mask);
+    }
+    dots[2 * PAIR] = dot::<S, <Q4K as Format>::Shape, 8>(simd, low, x, 16 * PAIR, start);
+    dots[2 * PAIR + 1] = dot::<S, <Q4K as Format>::Shape, 8>(simd, high, x, 16 * PAIR + 8, start);
 }
 
 /// Unpacks 64 bytes of two-bit codes.

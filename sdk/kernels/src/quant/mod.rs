@@ -70,6 +70,16 @@ pub(super) trait Format: Sync + Send + 'static {
 
     /// Unpacks one block of each of `LANES` rows.
     fn unpack<S: Simd>(simd: S, rows: Rows<'_>, out: &mut Unpacked<'_, S>);
+
+    /// The format has [`dots`](Self::dots).
+    const HAS_DOTS: bool = false;
+
+    /// Multiplies one block of each of `LANES` rows by one row of activations. Codes are used as they are unpacked and
+    /// stay in registers, which pays where they are used once.
+    #[inline(always)]
+    fn dots<S: Simd>(_simd: S, _rows: Rows<'_>, _x: Codes<'_>, _out: &mut Dots<'_, S>) {
+        unreachable!("called only if HAS_DOTS");
+    }
 }
 
 /// One block of one row: a code per value, a scale and a minimum per group.
@@ -90,6 +100,59 @@ pub(super) struct Unpacked<'a, S: Simd> {
     pub(super) codes: &'a mut [S::U],
     pub(super) scales: &'a mut [S::F],
     pub(super) minimums: &'a mut [S::F],
+}
+
+/// As many activations as a block has values.
+#[derive(Clone, Copy)]
+pub(super) struct Codes<'a> {
+    pub(super) codes: &'a [i8],
+    /// What the dot product of each group starts with if the format has no minimums.
+    pub(super) starts: &'a [u32],
+}
+
+/// One block of `LANES` rows times a row of activations: lane `r` of `dots[g]` is the product of row `r`'s group `g`,
+/// offset by `S::ORIGIN`.
+pub(super) struct Dots<'a, S: Simd> {
+    pub(super) dots: &'a mut [S::U],
+    pub(super) scales: &'a mut [S::F],
+    pub(super) minimums: &'a mut [S::F],
+}
+
+/// Activations by fours.
+#[inline(always)]
+fn words<const N: usize>(codes: &[i8]) -> &[[i8; 4]; N] {
+    match codes.as_chunks::<4>().0.first_chunk() {
+        Some(words) => words,
+        None => unreachable!("a block has {} values", 4 * N),
+    }
+}
+
+/// 32 bytes of each row by fours.
+#[inline(always)]
+fn eight<S: Simd>(simd: S, rows: Rows<'_>, offset: usize) -> [S::U; 8] {
+    let [a, b, c, d] = simd.columns(rows, offset);
+    let [e, f, g, h] = simd.columns(rows, offset + 16);
+    [a, b, c, d, e, f, g, h]
+}
+
+/// Adds the product of `N` words of codes with those of the activations from `first` on to `sum`.
+#[inline(always)]
+fn dot<S: Simd, L: Layout, const N: usize>(simd: S, codes: [S::U; N], x: &[[i8; 4]], first: usize, sum: S::U) -> S::U {
+    let run_steps = N.min(S::run_steps(L::CODE_MAX));
+    let mut sum = sum;
+    for run in 0..N / run_steps {
+        let mut grown = simd.begin(sum);
+        for step in 0..run_steps {
+            let word = run * run_steps + step;
+            let four = simd.splat_bits(u32::from_le_bytes(x[first + word].map(i8::cast_unsigned)));
+            grown = match L::CODE_MAX > 127 {
+                true => simd.step::<true>(grown, codes[word], four),
+                false => simd.step::<false>(grown, codes[word], four),
+            };
+        }
+        sum = simd.finish(grown, sum);
+    }
+    sum
 }
 
 /// Evaluates `$body` with `$format` bound to the format of a dtype, or `$dense` for unquantized dtypes.
