@@ -39,6 +39,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=pathlib.Path, help="a GGUF file with a chat template")
     parser.add_argument("--program", type=pathlib.Path, default=ROOT / "target/release/pensieve")
+    parser.add_argument("--kernels", default="auto", help="Pensieve's instruction set: amx, avx512, avx2, neon, portable (default: auto)")
     parser.add_argument("--peers", default="llama.cpp", help=f"of {', '.join(PACKAGES)}; empty for none (default: llama.cpp)")
     parser.add_argument("--server", action="append", default=[], metavar="NAME=COMMAND", help="another server")
     parser.add_argument("--environment", type=pathlib.Path, default=pathlib.Path.home() / ".cache/pensieve-peers")
@@ -175,11 +176,13 @@ def pensieve(options, home):
     settings = home / "pensieve.toml"
     # A JSON string is one of TOML, too.
     source = json.dumps(str(options.model.resolve()))
-    settings.write_text(f'[[models]]\nid = "peer"\nsource = {source}\ndevice = "cpu"\nthreads = {options.threads}\n')
+    lines = [f"source = {source}", 'device = "cpu"', f"threads = {options.threads}", f'options = {{ kernels = "{options.kernels}" }}']
+    settings.write_text("\n".join(["[[models]]", 'id = "peer"', *lines, ""]))
     command = [program, "serve", "--config", settings, "--listen", "127.0.0.1:{port}", "--plugins", plugins]
     environment = {"PATH": os.environ["PATH"], "HOME": str(home), "PENSIEVE_HOME": str(home)}
     said = subprocess.run([program, "--version"], check=True, capture_output=True, text=True).stdout.strip()
-    return Server(said.replace("pensieve", "Pensieve"), command, options, home, environment)
+    name = said.replace("pensieve", "Pensieve") + (f" ({options.kernels})" if options.kernels != "auto" else "")
+    return Server(name, command, options, home, environment)
 
 
 def prompts(tokens, per_word):
