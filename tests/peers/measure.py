@@ -176,7 +176,9 @@ def pensieve(options, home):
     settings = home / "pensieve.toml"
     # A JSON string is one of TOML, too.
     source = json.dumps(str(options.model.resolve()))
-    lines = [f"source = {source}", 'device = "cpu"', f"threads = {options.threads}", f'options = {{ kernels = "{options.kernels}" }}']
+    lines = [f"source = {source}", 'device = "cpu"', f"threads = {options.threads}"]
+    if options.kernels != "auto":
+        lines.append(f"options = {{ kernels = {json.dumps(options.kernels)} }}")
     settings.write_text("\n".join(["[[models]]", 'id = "peer"', *lines, ""]))
     command = [program, "serve", "--config", settings, "--listen", "127.0.0.1:{port}", "--plugins", plugins]
     environment = {"PATH": os.environ["PATH"], "HOME": str(home), "PENSIEVE_HOME": str(home)}

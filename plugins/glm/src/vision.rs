@@ -15,7 +15,7 @@ use pensieve_sdk::{
         Activation, Angles, Linear, Loader, RmsNorm, Rope, Step, Tensor, activation,
         vision::{Grid, PatchBatch, Patches, PixelRange, Tower, VitBlock, patch_embed, tiles},
     },
-    weights::{Checkpoint, RawTensor},
+    weights::{Checkpoint, Format, RawTensor},
 };
 
 pub use eyes::Eyes;
@@ -25,6 +25,7 @@ use layers::{PatchMerger, block, cubic};
 
 /// The base of the tower's 2-D RoPE.
 const THETA: f64 = 10_000.0;
+
 /// The sizes of the tower, `vision_config`.
 #[derive(Clone)]
 pub struct Config {
@@ -53,9 +54,9 @@ impl Config {
     pub fn read(checkpoint: &Checkpoint) -> Result<Option<Self>> {
         let config = checkpoint.config();
         let Some(vision) = config.vision()? else { return Ok(None) };
-        let slot = match config.find_usize("image_token_id")? {
-            Some(slot) => u32::try_from(slot).ok(),
-            None => checkpoint.tokenizer()?.id(SLOT)?,
+        let slot = match checkpoint.format() {
+            Format::Gguf => checkpoint.tokenizer()?.id(SLOT)?,
+            Format::Safetensors => u32::try_from(config.usize("image_token_id")?).ok(),
         };
         let patch_size = vision.usize_or("patch_size", 14)?;
         let config = Self {

@@ -15,10 +15,10 @@ use pensieve_protocol::{
 };
 
 /// How long the call may take in which a plugin begins its recording. Its clock starts somewhere within, so spans of the
-/// engine and of the plugin are off by half of it at most.
+/// engine and of the plugin are then off by half of it at most.
 const START_MAX: Duration = Duration::from_micros(10);
-/// How often a call that took longer, as another thread had the processor, is made again.
-const STARTS: usize = 50;
+/// Calls at most. One that took longer, as another thread had the processor, is made again.
+const STARTS_MAX: usize = 10;
 
 /// Records for one job at a time.
 #[derive(Debug, Default)]
@@ -40,7 +40,11 @@ impl Recorder {
             return Err(Failure::new(FailureCode::Busy, "another job's timeline is being recorded"));
         }
         let mut timeline = model.timeline()?;
-        let began = begin(|| timeline.start()).map_err(of_plugin)?;
+        let began = begin(|| timeline.start()).map_err(|error| {
+            // An earlier start may have succeeded.
+            let _ = timeline.finish();
+            of_plugin(error)
+        })?;
         self.active = Some(Active { job, began, engine: Vec::new() });
         Ok(())
     }
@@ -68,7 +72,7 @@ impl Recorder {
 /// Begins a plugin's recording, and returns when that was.
 fn begin<E>(mut start: impl FnMut() -> Result<(), E>) -> Result<Instant, E> {
     let mut began = Instant::now();
-    for _ in 0..STARTS {
+    for _ in 0..STARTS_MAX {
         let called = Instant::now();
         start()?;
         let took = called.elapsed();

@@ -38,14 +38,14 @@ impl Processor for Eyes {
     }
 }
 
-/// `most` is the user's limit on pixels. Those of a processor's file count the pixels of all frames that share a patch.
+/// `most` is the user's limit on pixels. Edges in a processor's file count the pixels of all frames that share a patch.
 fn describe(checkpoint: &Checkpoint, most: Option<usize>) -> Result<Vec<ItemDescription>> {
     let Some(config) = Config::read(checkpoint)? else { return Ok(Vec::new()) };
     let file = checkpoint.processor()?;
     let Config { patch_size: side, spatial_merge_size: merge, temporal_patch_size: frames, .. } = config;
     let resample = Resample::of(file.usize_or("resample", Resample::Bicubic as usize)?)?;
     let limits = SmartResize::limits(&file, frames, PIXELS)?;
-    let sizes = SmartResize::new(side, merge, limits, most, resample)?.growing_whole();
+    let sizes = SmartResize::new(side, merge, limits, most, resample)?.keeping_proportions();
     let text_width = checkpoint.config().usize("hidden_size")?;
     let values = 3 * side * side + 8 * config.hidden_size + 3 * text_width;
     Ok(vec![ItemDescription {
@@ -56,7 +56,7 @@ fn describe(checkpoint: &Checkpoint, most: Option<usize>) -> Result<Vec<ItemDesc
         whole: false,
         rows_max: sizes.rows_max(),
         row_values: text_width,
-        encoder_bytes: 4 * (sizes.patches_max() * values) as u64,
+        encoder_bytes: 4 * sizes.patches_max() as u64 * values as u64,
         rate: None,
         settings: sizes.settings(),
     }])

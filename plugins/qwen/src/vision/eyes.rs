@@ -56,7 +56,7 @@ fn describe(checkpoint: &Checkpoint, most: Option<usize>) -> Result<Vec<ItemDesc
         whole: false,
         rows_max: sizes.rows_max(),
         row_values: checkpoint.config().usize("hidden_size")? * (1 + taps),
-        encoder_bytes: 4 * (sizes.patches_max() * values) as u64,
+        encoder_bytes: 4 * sizes.patches_max() as u64 * values as u64,
         rate: None,
         settings: sizes.settings(),
     }])

@@ -60,7 +60,7 @@ impl<'a> Panels<'a> {
     pub(super) fn prefetch(&self, pair: usize, segment: usize, segment_bytes: usize, rows: Range<usize>) {
         let segments = self.row_bytes.div_ceil(segment_bytes);
         let ahead = segment + AHEAD;
-        // A division takes as long as several rows.
+        // A division costs as much as prefetching several rows.
         let (pair, segment) =
             if ahead < segments { (pair, ahead) } else { (pair + ahead / segments, ahead % segments) };
         if pair * self.pair_rows >= self.rows {

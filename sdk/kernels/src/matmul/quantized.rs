@@ -62,7 +62,7 @@ impl<S: Simd, F: Format> Kernel<S> for Stretch<'_, F> {
     #[inline(always)]
     fn run(self, simd: S) {
         if self.x.n == 1 && F::HAS_DOTS {
-            return self.one(simd);
+            return self.multiply_row(simd);
         }
         let zero = simd.splat(0.0);
         let mut pair = [Panel::<S>::new(simd); PAIR];
@@ -101,7 +101,7 @@ impl<S: Simd, F: Format> Kernel<S> for Stretch<'_, F> {
 }
 
 impl<F: Format> Stretch<'_, F> {
-    /// Prefetches one of `parts` parts of a panel's rows, as fills of many rows at a time would wait for each other.
+    /// Prefetches one of `parts` parts of a panel's rows: lines of many rows at a time would wait for each other.
     #[inline(always)]
     fn prefetch<S: Simd>(&self, pair: usize, segment: usize, panel: usize, part: usize, parts: usize) {
         let (bytes, rows) = (SEGMENT / F::BLOCK * F::BYTES, S::LANES / parts);
@@ -109,9 +109,9 @@ impl<F: Format> Stretch<'_, F> {
         self.panels.prefetch(pair, segment, bytes, first..first + rows);
     }
 
-    /// The same for a batch of one row.
+    /// [`run`](Kernel::run) for one row of activations.
     #[inline(always)]
-    fn one<S: Simd>(self, simd: S) {
+    fn multiply_row<S: Simd>(self, simd: S) {
         let zero = simd.splat(0.0);
         let (mut dots, mut scales, mut minimums) = ([simd.splat_bits(0); GROUPS], [zero; GROUPS], [zero; GROUPS]);
         let groups = F::BLOCK / F::GROUP;
@@ -122,7 +122,6 @@ impl<F: Format> Stretch<'_, F> {
                 let blocks = SEGMENT.min(self.cols - segment * SEGMENT) / F::BLOCK;
                 let x = &self.x.segment(segment)[0];
                 for (panel, sum) in sums.iter_mut().enumerate() {
-                    // A few rows at a time, so that their fills do not wait for each other.
                     let parts = (SEGMENT / F::BLOCK).max(2);
                     let rows = self.panels.rows(index, panel).skip(segment * bytes);
                     for block in 0..blocks {
@@ -133,7 +132,7 @@ impl<F: Format> Stretch<'_, F> {
                             scales: &mut scales[at.clone()],
                             minimums: &mut minimums[at.clone()],
                         };
-                        let x = Codes { codes: &x.codes[block * F::BLOCK..], starts: &x.rest[at] };
+                        let x = Codes { codes: &x.codes[block * F::BLOCK..][..F::BLOCK], starts: &x.rest[at] };
                         F::dots(simd, rows.skip(block * F::BYTES), x, out);
                     }
                     for part in blocks..parts {

@@ -290,8 +290,7 @@ fn expand_six_bit_scales(block: &[u8], out: &mut Expanded) {
 }
 
 #[inline(always)]
-fn unpack_six_bit_scales<S: Simd>(simd: S, rows: Rows<'_>, scales: &mut [S::F], minimums: &mut [S::F]) {
-    let (to_scales, to_minimums) = (scales, minimums);
+fn unpack_six_bit_scales<S: Simd>(simd: S, rows: Rows<'_>, to_scales: &mut [S::F], to_minimums: &mut [S::F]) {
     let [head, scales, minimums, lows] = simd.columns(rows, 0);
     let (scale, minimum) = (simd.low_half(head), simd.high_half(head));
     let (nibbles, sixes) = (simd.splat_bits(NIBBLES), simd.splat_bits(0x3f3f_3f3f));
@@ -321,7 +320,7 @@ fn unpack_nibbles<S: Simd>(simd: S, rows: Rows<'_>, codes: &mut [S::U]) {
     }
 }
 
-/// The dot products of one of Q4_K's pairs of groups. The offsets are constants, so that nothing is checked in between.
+/// The dot products of one of Q4_K's pairs of groups, by constant offsets.
 #[inline(always)]
 fn nibble_dots<S: Simd, const PAIR: usize>(simd: S, rows: Rows<'_>, x: &[[i8; 4]; 64], dots: &mut [S::U]) {
     let (mask, start) = (simd.splat_bits(NIBBLES), simd.splat_bits(S::ORIGIN));

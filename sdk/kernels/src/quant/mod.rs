@@ -102,7 +102,7 @@ pub(super) struct Unpacked<'a, S: Simd> {
     pub(super) minimums: &'a mut [S::F],
 }
 
-/// As many activations as a block has values.
+/// The activations that a block is multiplied by.
 #[derive(Clone, Copy)]
 pub(super) struct Codes<'a> {
     pub(super) codes: &'a [i8],

@@ -11,14 +11,14 @@ use crate::{
 /// frames, `proj.weight` and `proj.weight.1`.
 pub fn patch_embed(loader: &Loader<'_>, width: usize, side: usize, frames: usize) -> Result<Linear> {
     let area = side * side;
-    let mut weight = Vec::with_capacity(4 * width * 3 * area);
+    let mut weight = Vec::new();
     if loader.has("proj.weight.1") {
         let of = |name| loader.raw(name, &[width, 3, side, side])?.to_f32();
         let frames = of("proj.weight")?.into_iter().zip(of("proj.weight.1")?);
         frames.for_each(|(one, other)| weight.extend((one + other).to_le_bytes()));
     } else {
         let kernel = loader.raw("proj.weight", &[width, 3, frames, side, side])?.to_f32()?;
-        for color in kernel.chunks_exact(frames * area) {
+        for color in kernel.chunks_exact((frames * area).max(1)) {
             for pixel in 0..area {
                 let sum: f32 = (0..frames).map(|frame| color[frame * area + pixel]).sum();
                 weight.extend(sum.to_le_bytes());

@@ -24,7 +24,7 @@ pub struct SmartResize {
     min_pixels: usize,
     max_pixels: usize,
     resample: Resample,
-    whole: bool,
+    keeps_proportions: bool,
 }
 
 impl SmartResize {
@@ -33,25 +33,25 @@ impl SmartResize {
     pub fn new(side: usize, merge: usize, limits: [usize; 2], most: Option<usize>, resample: Resample) -> Result<Self> {
         let square = side.saturating_mul(merge);
         let area = square.saturating_mul(square);
-        let [min, max] = limits;
+        if let Some(most) = most.filter(|most| *most < area) {
+            let message = format!("option {MAX_PIXELS} is {most}, less than a row's square of {square} by {square}");
+            return Err(Error::invalid(message).help("an image of 1,024 by 1,024 pixels has 1,048,576"));
+        }
+        let [min_pixels, max_pixels] = limits.map(|limit| limit.min(most.unwrap_or(usize::MAX)));
+        let (min, max) = (min_pixels, max_pixels);
         if !(1..=256).contains(&side) || !(1..=16).contains(&merge) || min > max || !(area..=PIXELS_MAX).contains(&max)
         {
             let message = format!("images of {min} to {max} pixels in patches of {side}, merged in squares of {merge}");
             return Err(Error::corrupt(message).help("the image processor's file is inconsistent"));
         }
-        if let Some(most) = most.filter(|most| *most < area) {
-            let message = format!("option {MAX_PIXELS} is {most}, less than a row's square of {square} by {square}");
-            return Err(Error::invalid(message).help("an image of 1,024 by 1,024 pixels has 1,048,576"));
-        }
-        let [min_pixels, max_pixels] = limits.map(|limit| limit.min(most.unwrap_or(max)));
-        Ok(Self { patch_size: side, merge_size: merge, min_pixels, max_pixels, resample, whole: false })
+        Ok(Self { patch_size: side, merge_size: merge, min_pixels, max_pixels, resample, keeps_proportions: false })
     }
 
     /// An image with a side of less than a square grows as a whole until it is one, as for GLM's models; otherwise that side
     /// alone grows.
     #[must_use]
-    pub fn growing_whole(self) -> Self {
-        Self { whole: true, ..self }
+    pub fn keeping_proportions(self) -> Self {
+        Self { keeps_proportions: true, ..self }
     }
 
     /// The limits in a processor's file: `min_pixels` and `max_pixels`, or the edges in `size`, which count the pixels of
@@ -74,7 +74,7 @@ impl SmartResize {
         let (side, merge) = (settings.usize("patch_size")?, settings.usize("merge_size")?);
         let limits = [settings.usize("min_pixels")?, settings.usize("max_pixels")?];
         let sizes = Self::new(side, merge, limits, None, Resample::of(settings.usize("resample")?)?)?;
-        Ok(Self { whole: settings.bool_or("whole", false)?, ..sizes })
+        Ok(Self { keeps_proportions: settings.bool_or("keep_proportions", false)?, ..sizes })
     }
 
     /// The settings as part of an [`ItemDescription`](super::ItemDescription).
@@ -85,7 +85,7 @@ impl SmartResize {
             ("min_pixels", self.min_pixels.into()),
             ("max_pixels", self.max_pixels.into()),
             ("resample", (self.resample as usize).into()),
-            ("whole", self.whole.into()),
+            ("keep_proportions", self.keeps_proportions.into()),
         ])
     }
 
@@ -124,7 +124,7 @@ impl SmartResize {
     fn squares(&self, size: MediaSize) -> Result<[usize; 2]> {
         let (mut sides, square) = ([size.height, size.width].map(f64::from), self.square() as f64);
         let shorter = sides[0].min(sides[1]);
-        if self.whole && shorter < square {
+        if self.keeps_proportions && shorter < square {
             sides = sides.map(|side| (side * (square / shorter)).floor());
         }
         if sides[0].max(sides[1]) > RATIO_MAX * sides[0].min(sides[1]) {
@@ -172,6 +172,7 @@ mod tests {
         assert_eq!(limits(16_777_216, Some(1 << 20)), (65_536, 1 << 20));
         assert_eq!(limits(16_777_216, Some(4096)), (4096, 4096));
         assert_eq!(limits(100_000, Some(1 << 20)), (65_536, 100_000), "and never raises them");
+        assert_eq!(limits(1 << 30, Some(1 << 20)), (65_536, 1 << 20), "whatever they are");
         SmartResize::new(16, 2, [65_536, 16_777_216], Some(1023), Resample::Bicubic).unwrap_err();
     }
 
@@ -202,7 +203,7 @@ mod tests {
         usual.squares(MediaSize::image(1, 201)).unwrap_err();
         let line = MediaSize::image(2000, 16);
         assert_eq!(usual.squares(line).unwrap(), [1, 90]);
-        assert_eq!(usual.growing_whole().squares(line).unwrap(), [1, 125]);
+        assert_eq!(usual.keeping_proportions().squares(line).unwrap(), [1, 125]);
         // None of them has more rows than its limit, from which memory is planned.
         for limits in [[0, 1024], [4096, 4096], [15_000, 15_360], [65_536, 65_536]] {
             for (width, height) in [(1, 1), (32, 32), (5, 1000), (65_000, 325), (63, 63), (100, 30), (700, 700)] {
@@ -215,7 +216,7 @@ mod tests {
 
     #[test]
     fn settings_are_read_back_and_damaged_ones_refused() {
-        let sizes = sizes([65_536, 1 << 20], None).growing_whole();
+        let sizes = sizes([65_536, 1 << 20], None).keeping_proportions();
         assert_eq!(SmartResize::read(&sizes.settings()).unwrap(), sizes);
         assert_eq!((sizes.rows_max(), sizes.patches_max()), (1024, 4096));
         SmartResize::read(&Config::of([("patch_size", 0.into())])).unwrap_err();
