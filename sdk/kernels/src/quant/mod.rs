@@ -5,7 +5,9 @@
 //! offset belongs to the format. So a format only has to split a block into codes, scales and minimums. It does so
 //! twice: [`expand`](Format::expand) handles one block of one row, in plain code that is easy to check;
 //! [`unpack`](Format::unpack) handles one block of as many rows as a vector has lanes, one row per lane, which takes
-//! only masks, shifts and small tables once the rows' words are transposed. Tests compare the two.
+//! only masks, shifts and small tables once the rows' words are transposed. Tests compare the two. Common formats also
+//! have [`dots`](Format::dots), which multiplies codes by a single row of activations without storing them; its results
+//! are those of the same row in a batch, to the last bit.
 
 mod blocks256;
 mod blocks32;

@@ -37,14 +37,20 @@ impl SmartResize {
             let message = format!("option {MAX_PIXELS} is {most}, less than a row's square of {square} by {square}");
             return Err(Error::invalid(message).help("an image of 1,024 by 1,024 pixels has 1,048,576"));
         }
-        let [min_pixels, max_pixels] = limits.map(|limit| limit.min(most.unwrap_or(usize::MAX)));
-        let (min, max) = (min_pixels, max_pixels);
+        let [min, max] = limits.map(|limit| limit.min(most.unwrap_or(usize::MAX)));
         if !(1..=256).contains(&side) || !(1..=16).contains(&merge) || min > max || !(area..=PIXELS_MAX).contains(&max)
         {
             let message = format!("images of {min} to {max} pixels in patches of {side}, merged in squares of {merge}");
             return Err(Error::corrupt(message).help("the image processor's file is inconsistent"));
         }
-        Ok(Self { patch_size: side, merge_size: merge, min_pixels, max_pixels, resample, keeps_proportions: false })
+        Ok(Self {
+            patch_size: side,
+            merge_size: merge,
+            min_pixels: min,
+            max_pixels: max,
+            resample,
+            keeps_proportions: false,
+        })
     }
 
     /// An image with a side of less than a square grows as a whole until it is one, as for GLM's models; otherwise that side

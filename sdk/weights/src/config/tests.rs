@@ -559,3 +559,15 @@ fn the_classic_style_of_layers_that_rotate_differently() {
     assert_eq!((&classic["rope_theta"], &classic["rope_local_base_freq"]), (&json!(1e6), &json!(1e4)));
     assert!(!classic.contains_key("rope_scaling") && !classic.contains_key("rope_parameters"));
 }
+
+#[test]
+fn sections_of_rope_are_three_numbers_or_four_with_a_last_of_zero() {
+    let sections =
+        |list: Value| config(json!({ "rope_parameters": { "mrope_section": list } })).unwrap().mrope_section();
+    assert_eq!(sections(json!([8, 12, 12])).unwrap(), Some([8, 12, 12]));
+    assert_eq!(sections(json!([8, 12, 12, 0])).unwrap(), Some([8, 12, 12]));
+    assert_eq!(config(json!({})).unwrap().mrope_section().unwrap(), None);
+    for damaged in [json!([8, 12]), json!([8, 12, 12, 1]), json!([8, 12, -1]), json!([8, 12, 1 << 20]), json!("all")] {
+        sections(damaged).unwrap_err();
+    }
+}
