@@ -13,7 +13,7 @@ use pensieve_sdk::{
     Error, MediaSize, Result,
     nn::{
         Activation, Angles, Linear, Loader, RmsNorm, Rope, Step, Tensor, activation,
-        vision::{Grid, PatchBatch, Patches, PixelRange, Tower, VitBlock, patch_embed, tiles},
+        vision::{PatchBatch, Patches, PixelRange, PositionTable, Tower, VitBlock, patch_embed, tiles},
     },
     weights::{Checkpoint, Format, RawTensor},
 };
@@ -100,8 +100,7 @@ impl Config {
 pub struct GlmVision {
     patch_embed: Linear,
     post_conv_layernorm: RmsNorm,
-    /// Learned positions, `[side · side, width]`, row by row.
-    positions: Vec<f32>,
+    positions: PositionTable,
     rope: Rope,
     blocks: Vec<VitBlock>,
     post_layernorm: RmsNorm,
@@ -115,14 +114,13 @@ impl GlmVision {
         let Config { hidden_size: width, rms_norm_eps: eps, spatial_merge_size: merge, side, .. } = *config;
         let nested = loader.at("model").at("visual");
         let visual = if nested.has("patch_embed.proj.weight") { nested } else { loader.at("visual") };
-        let table = visual.raw("embeddings.position_embedding.weight", &[side * side, width])?;
         let kernel = visual.raw("downsample.weight", &[text_width, width, merge, merge])?;
         let kernel = RawTensor { shape: vec![text_width, width * merge * merge], ..kernel };
         let bias = visual.vector("downsample.bias", text_width)?;
         Ok(Self {
             patch_embed: patch_embed(&visual.at("patch_embed"), width, config.patch_size, config.temporal_patch_size)?,
             post_conv_layernorm: RmsNorm::load(&visual, "post_conv_layernorm", width, eps)?,
-            positions: table.to_f32()?,
+            positions: PositionTable::load(&visual, "embeddings.position_embedding.weight", side, width)?,
             rope: Rope::axial(THETA, width / config.num_heads)?,
             blocks: (0..config.depth)
                 .map(|index| block(&visual.at("blocks").at(index), config, text_width))
@@ -132,22 +130,6 @@ impl GlmVision {
             merger: PatchMerger::load(&visual.at("merger"), config, text_width)?,
             config: config.clone(),
         })
-    }
-
-    /// The positions of some of a grid's patches, interpolated between sixteen of the table.
-    fn positions_of(&self, grid: Grid, patches: &Range<usize>) -> Vec<f32> {
-        let Config { hidden_size: width, side, .. } = self.config;
-        let (down, across) = (cubic(side, grid.height), cubic(side, grid.width));
-        let mut positions = vec![0.0; patches.len() * width];
-        for (patch, out) in patches.clone().zip(positions.chunks_exact_mut(width)) {
-            for (row, row_weight) in down[patch / grid.width] {
-                for (column, column_weight) in across[patch % grid.width] {
-                    let source = &self.positions[(row * side + column) * width..][..width];
-                    out.iter_mut().zip(source).for_each(|(out, value)| *out += row_weight * column_weight * value);
-                }
-            }
-        }
-        positions
     }
 }
 
@@ -165,15 +147,9 @@ impl Tower for GlmVision {
     }
 
     fn embed(&self, batch: &PatchBatch, patches: Range<usize>, step: &Step<'_>) -> Result<Tensor> {
-        let Config { patch_size: side, hidden_size: width, .. } = self.config;
-        let (bytes, parts) = (3 * side * side, batch.parts(&patches));
-        let pixels = parts.iter().map(|part| &part.pixels[part.patches.start * bytes..part.patches.end * bytes]);
-        let values = self.config.range.patches(pixels, side, true);
-        let x = step.ops().activation_of(values, (patches.len(), bytes))?;
-        let x = self.post_conv_layernorm.forward(&self.patch_embed.forward(&x, step)?, step)?;
-        let mut positions = Vec::with_capacity(patches.len() * width);
-        parts.iter().for_each(|part| positions.extend(self.positions_of(part.grid, &part.patches)));
-        step.ops().add(&x, &step.ops().activation_of(positions, (patches.len(), width))?)
+        let values = self.config.range.values(&batch.pixels(&patches), self.config.patch_size, true, step)?;
+        let x = self.post_conv_layernorm.forward(&self.patch_embed.forward(&values, step)?, step)?;
+        self.positions.add_to(&x, &batch.places(&patches), cubic, step)
     }
 
     fn angles(&self, batch: &PatchBatch, step: &Step<'_>) -> Result<Option<Angles>> {

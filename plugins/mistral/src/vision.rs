@@ -194,11 +194,7 @@ impl Tower for PixtralVision {
     }
 
     fn embed(&self, batch: &PatchBatch, patches: Range<usize>, step: &Step<'_>) -> Result<Tensor> {
-        let side = self.config.patch_size;
-        let (bytes, parts) = (3 * side * side, batch.parts(&patches));
-        let pixels = parts.iter().map(|part| &part.pixels[part.patches.start * bytes..part.patches.end * bytes]);
-        let values = self.config.range.patches(pixels, side, true);
-        let x = step.ops().activation_of(values, (patches.len(), bytes))?;
+        let x = self.config.range.values(&batch.pixels(&patches), self.config.patch_size, true, step)?;
         self.ln_pre.forward(&self.patch_conv.forward(&x, step)?, step)
     }
 

@@ -14,7 +14,7 @@ use pensieve_sdk::{
     Error, MediaSize, Result,
     nn::{
         Activation, Angles, Linear, Loader, RmsNorm, Rope, Step, Tensor, activation,
-        vision::{Grid, PatchBatch, Patches, PixelRange, Tower, VitBlock, tiles},
+        vision::{Grid, GridPart, PatchBatch, Patches, PixelRange, Tower, VitBlock, tiles},
     },
     weights::{Checkpoint, Format, RawTensor},
 };
@@ -198,22 +198,22 @@ impl Tower for Gemma4Vision {
 
     fn embed(&self, batch: &PatchBatch, patches: Range<usize>, step: &Step<'_>) -> Result<Tensor> {
         let Config { patch_size, hidden_size: width, position_embedding_size: count, .. } = self.config;
-        let (bytes, parts) = (3 * patch_size * patch_size, batch.parts(&patches));
-        let pixels = parts.iter().map(|part| &part.pixels[part.patches.start * bytes..part.patches.end * bytes]);
-        let values = PixelRange::default().patches(pixels, patch_size, self.is_planar);
-        let x = step.ops().activation_of(values, (patches.len(), bytes))?;
+        let pixels = batch.pixels(&patches);
+        let x = PixelRange::default().values(&pixels, patch_size, self.is_planar, step)?;
         let x = self.input_proj.forward(&x, step)?;
-        let mut positions = Vec::with_capacity(patches.len() * width);
-        for part in &parts {
-            let of = |start: usize, len: usize| self.positions.rows(start..start + len)?.to_f32();
-            let (across, down) = (of(0, part.grid.width)?, of(count, part.grid.height)?);
-            for patch in part.patches.clone() {
-                let (row, column) = (patch / part.grid.width, patch % part.grid.width);
-                let pair = across[column * width..].iter().zip(&down[row * width..]).take(width);
-                positions.extend(pair.map(|(across, down)| across + down));
+        // A position is the sum of one across and one down, of which few are used.
+        let (mut table, mut indices) = (Vec::new(), Vec::new());
+        for GridPart { grid, patches, .. } in batch.parts(&patches) {
+            let first = table.len() / width;
+            for (start, len) in [(0, grid.width), (count, grid.height)] {
+                table.extend(self.positions.rows(start..start + len)?.to_f32()?);
             }
+            let of = |patch: usize| [first + patch % grid.width, first + grid.width + patch / grid.width];
+            indices.extend(patches.flat_map(of).map(|row| row as u32));
         }
-        step.ops().add(&x, &step.ops().activation_of(positions, (patches.len(), width))?)
+        let rows = table.len() / width;
+        let table = step.ops().activation_of(table, (rows, width))?;
+        step.ops().add(&x, &step.ops().combine(&table, &indices, &vec![1.0; indices.len()], 2)?)
     }
 
     fn angles(&self, batch: &PatchBatch, step: &Step<'_>) -> Result<Option<Angles>> {

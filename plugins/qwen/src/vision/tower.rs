@@ -6,7 +6,7 @@ use pensieve_sdk::{
     Error, MediaSize, Result,
     nn::{
         Angles, Linear, Loader, Rope, Step, Tensor,
-        vision::{Grid, GridPart, PatchBatch, Patches, Tower, VitBlock, patch_embed, tiles},
+        vision::{Grid, GridPart, PatchBatch, Patches, PositionTable, Tower, VitBlock, patch_embed, tiles},
     },
     weights::Format,
 };
@@ -22,8 +22,7 @@ const THETA: f64 = 10_000.0;
 /// A tower of Qwen2.5-VL, Qwen3-VL or Qwen3.5.
 pub struct QwenVision {
     patch_embed: Linear,
-    /// Learned positions, `[side · side, width]`, row by row.
-    pos_embed: Vec<f32>,
+    pos_embed: Option<PositionTable>,
     rope: Rope,
     blocks: Vec<VitBlock>,
     merger: PatchMerger,
@@ -38,10 +37,9 @@ impl QwenVision {
         let visual = if nested.has("patch_embed.proj.weight") { nested } else { loader.at("visual") };
         let head_dim = config.hidden_size / config.num_heads;
         let (pos_embed, taps) = match &config.kind {
-            Kind::Windowed { .. } => (Vec::new(), &[][..]),
+            Kind::Windowed { .. } => (None, &[][..]),
             Kind::Positioned { side, taps } => {
-                let table = visual.raw("pos_embed.weight", &[side * side, config.hidden_size])?;
-                (table.to_f32()?, &taps[..])
+                (Some(PositionTable::load(&visual, "pos_embed.weight", *side, config.hidden_size)?), &taps[..])
             }
         };
         let tap = |(index, block): (usize, &usize)| {
@@ -105,31 +103,16 @@ impl QwenVision {
         };
         self.squares(grid).into_iter().flat_map(of)
     }
+}
 
-    /// The positions of some of a grid's patches, interpolated between the four nearest of the table.
-    fn positions_of(&self, grid: Grid, places: &[[usize; 2]], side: usize) -> Vec<f32> {
-        let width = self.config.hidden_size;
-        let taps = |count: usize| -> Vec<[(usize, f32); 2]> {
-            let of = |index: usize| {
-                let at = (index * (side - 1)) as f32 / count.saturating_sub(1).max(1) as f32;
-                let (floor, rest) = (at.floor() as usize, at.fract());
-                [(floor, 1.0 - rest), ((floor + 1).min(side - 1), rest)]
-            };
-            (0..count).map(of).collect()
-        };
-        let (down, across) = (taps(grid.height), taps(grid.width));
-        let mut positions = vec![0.0; places.len() * width];
-        for (&[row, column], out) in places.iter().zip(positions.chunks_exact_mut(width)) {
-            for (from_row, row_weight) in down[row] {
-                for (from_column, column_weight) in across[column] {
-                    let weight = row_weight * column_weight;
-                    let source = &self.pos_embed[(from_row * side + from_column) * width..][..width];
-                    out.iter_mut().zip(source).for_each(|(out, value)| *out += weight * value);
-                }
-            }
-        }
-        positions
-    }
+/// For each of `count` places in a row the two of `side` that it lies between, with their weights.
+fn linear(side: usize, count: usize) -> Vec<[(usize, f32); 2]> {
+    let of = |index: usize| {
+        let at = (index * (side - 1)) as f32 / count.saturating_sub(1).max(1) as f32;
+        let (floor, rest) = (at.floor() as usize, at.fract());
+        [(floor, 1.0 - rest), ((floor + 1).min(side - 1), rest)]
+    };
+    (0..count).map(of).collect()
 }
 
 impl Tower for QwenVision {
@@ -147,25 +130,19 @@ impl Tower for QwenVision {
 
     fn embed(&self, batch: &PatchBatch, patches: Range<usize>, step: &Step<'_>) -> Result<Tensor> {
         let side = self.config.patch_size;
-        let (bytes, count) = (3 * side * side, patches.len());
-        let mut pixels = Vec::with_capacity(count * bytes);
-        let mut positions = Vec::new();
+        let bytes = 3 * side * side;
+        let (mut pixels, mut places) = (Vec::with_capacity(patches.len() * bytes), Vec::new());
         for GridPart { grid, patches, pixels: source } in batch.parts(&patches) {
-            let places: Vec<_> = self.patches(grid).skip(patches.start).take(patches.len()).collect();
-            for [row, column] in &places {
+            for [row, column] in self.patches(grid).skip(patches.start).take(patches.len()) {
                 pixels.extend_from_slice(&source[(row * grid.width + column) * bytes..][..bytes]);
-            }
-            if let Kind::Positioned { side, .. } = self.config.kind {
-                positions.extend(self.positions_of(grid, &places, side));
+                places.push((grid, [row, column]));
             }
         }
-        let values = self.config.range.patches(std::iter::once(&pixels[..]), side, true);
-        let x = step.ops().activation_of(values, (count, bytes))?;
-        let x = self.patch_embed.forward(&x, step)?;
-        if positions.is_empty() {
-            return Ok(x);
+        let x = self.patch_embed.forward(&self.config.range.values(&pixels, side, true, step)?, step)?;
+        match &self.pos_embed {
+            Some(table) => table.add_to(&x, &places, linear, step),
+            None => Ok(x),
         }
-        step.ops().add(&x, &step.ops().activation_of(positions, (count, self.config.hidden_size))?)
     }
 
     fn angles(&self, batch: &PatchBatch, step: &Step<'_>) -> Result<Option<Angles>> {

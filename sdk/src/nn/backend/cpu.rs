@@ -8,7 +8,10 @@ use pensieve_kernels::{self as kernels, Activation, Level, Operand, Pool, Step};
 use std::sync::{Mutex, PoisonError};
 
 use self::states::change_states;
-use super::{Backend, Changed, Columns, ExpertRows, Form, Formulas, Layer, LowRankForm, Matrix, StoreShape, foreign};
+use super::{
+    Backend, Changed, Columns, ExpertRows, Form, Formulas, Layer, LowRankForm, Matrix, PixelPatches, StoreShape,
+    foreign,
+};
 use crate::{
     Batch, Error, Result,
     nn::{
@@ -239,6 +242,12 @@ impl Backend for CpuKernels {
         let mut out = self.pool.zeros(rows * width);
         kernels::combine(&self.pool, &view(outs)?, indices, weights, rows, &mut out);
         tensor(out, (rows, width))
+    }
+
+    fn pixels(&self, patches: &PixelPatches<'_>) -> Result<Tensor> {
+        let mut values = self.pool.zeros(patches.bytes.len());
+        self.pool.run_pieces(&mut values, patches.width(), |index, row| patches.write_row(index, row));
+        tensor(values, patches.shape())
     }
 
     fn embed(&self, weight: &Matrix, pass: &Pass<'_>) -> Result<Tensor> {

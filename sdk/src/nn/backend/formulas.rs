@@ -23,6 +23,9 @@ use crate::{
     weights::{Dtype, RawTensor, RopeStyle},
 };
 
+/// Values that are gathered at once to be summed: 64 MiB, and as much for their products.
+const GATHERED_VALUES_MAX: usize = 1 << 24;
+
 /// The formulas on a device.
 #[derive(Clone)]
 pub(in crate::nn) struct Formulas {
@@ -159,10 +162,19 @@ impl Formulas {
     }
 
     pub(super) fn combine(&self, outs: &Tensor, places: &[u32], weights: &[f32], top_k: usize) -> Result<Tensor> {
-        let (rows, width) = (places.len() / top_k, outs.dim(1)?);
-        let chosen = outs.index_select(&self.ids(places)?, 0)?.reshape((rows, top_k, width))?;
-        let weights = Tensor::from_slice(weights, (rows, top_k, 1), &self.device)?;
-        Ok(chosen.broadcast_mul(&weights)?.sum(1)?)
+        let width = outs.dim(1)?;
+        let of = |(places, weights): (&[u32], &[f32])| -> Result<Tensor> {
+            let rows = places.len() / top_k;
+            let chosen = outs.index_select(&self.ids(places)?, 0)?.reshape((rows, top_k, width))?;
+            let weights = Tensor::from_slice(weights, (rows, top_k, 1), &self.device)?;
+            Ok(chosen.broadcast_mul(&weights)?.sum(1)?)
+        };
+        let most = (GATHERED_VALUES_MAX / (top_k * width).max(1)).max(1) * top_k;
+        if places.len() <= most {
+            return of((places, weights));
+        }
+        let parts = places.chunks(most).zip(weights.chunks(most)).map(of).collect::<Result<Vec<_>>>()?;
+        Ok(Tensor::cat(&parts, 0)?.force_contiguous()?)
     }
 
     pub(super) fn add_low_rank(&self, x: &Tensor, out: &Tensor, groups: &[Changed<'_>]) -> Result<Tensor> {

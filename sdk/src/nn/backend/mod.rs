@@ -22,6 +22,7 @@ mod interconnect;
 #[cfg(any(test, target_os = "macos"))]
 mod metal;
 pub(in crate::nn) mod noise;
+mod pixels;
 #[cfg(any(test, feature = "cuda"))]
 mod repack;
 mod stand_ins;
@@ -45,6 +46,7 @@ pub(super) use interconnect::Interconnect;
 pub(super) use metal::{Double, kernels_beside_attention};
 #[cfg(target_os = "macos")]
 pub(super) use metal::{free_bytes as metal_free_bytes, proved as metal_kernels, report as metal_report};
+pub(in crate::nn) use pixels::PixelPatches;
 pub(super) use stand_ins::StandIns;
 
 use super::{
@@ -339,6 +341,14 @@ pub(in crate::nn) trait Backend: Send + Sync {
     /// Weighted sums of `top_k` rows of `outs` each; `indices` are the rows, all in bounds.
     fn combine(&self, outs: &Tensor, indices: &[u32], weights: &[f32], top_k: usize) -> Result<Tensor> {
         self.formulas().combine(outs, indices, weights, top_k)
+    }
+
+    /// Turns patches of pixels into rows of values.
+    fn pixels(&self, patches: &PixelPatches<'_>) -> Result<Tensor> {
+        let mut values = vec![0.0; patches.bytes.len()];
+        let rows = values.chunks_exact_mut(patches.width()).enumerate();
+        rows.for_each(|(index, row)| patches.write_row(index, row));
+        Ok(Tensor::from_vec(values, patches.shape(), self.device())?)
     }
 
     /// A router's choices for these logits; `None` without a kernel.

@@ -21,7 +21,10 @@ use std::fmt;
 pub(super) use self::kernels::{Kernels, best_of as backend_of};
 use self::parts::Parts;
 use super::{
-    backend::{Changed, Columns, Compute, ExpertRows, ExpertTable, Layer, LowRank, Matrix, Routed, Routing, Taken},
+    backend::{
+        Changed, Columns, Compute, ExpertRows, ExpertTable, Layer, LowRank, Matrix, PixelPatches, Routed, Routing,
+        Taken,
+    },
     device::Chosen,
     memory::pass::Pass,
     spec::{Formula, Rotation},
@@ -249,17 +252,28 @@ impl Ops {
         self.parts.at(place, [x], |part, [x]| part.experts(x, experts, glu))
     }
 
-    /// Weighted sums of `top_k` rows of `outs` each; `indices` are the rows.
-    pub(super) fn combine(&self, outs: &Tensor, indices: &[u32], weights: &[f32], top_k: usize) -> Result<Tensor> {
-        self.check(outs, 2)?;
-        let rows = outs.dim(0)?;
-        let is_wrong = top_k == 0 || !indices.len().is_multiple_of(top_k) || weights.len() != indices.len();
+    /// Weighted sums of `terms` rows of `x` each, such as the outputs of a token's experts; `indices` are the rows.
+    pub fn combine(&self, x: &Tensor, indices: &[u32], weights: &[f32], terms: usize) -> Result<Tensor> {
+        self.check(x, 2)?;
+        let rows = x.dim(0)?;
+        let is_wrong =
+            terms == 0 || indices.is_empty() || !indices.len().is_multiple_of(terms) || weights.len() != indices.len();
         if is_wrong || indices.iter().any(|&place| place as usize >= rows) {
             let (indices, weights) = (indices.len(), weights.len());
-            let message = format!("{indices} indices and {weights} weights of {rows} rows make no sums of {top_k}");
+            let message = format!("{indices} indices and {weights} weights of {rows} rows make no sums of {terms}");
             return Err(Error::invalid(message));
         }
-        self.parts.near([outs], |part, [outs]| part.combine(outs, indices, weights, top_k))
+        self.parts.near([x], |part, [x]| part.combine(x, indices, weights, terms))
+    }
+
+    /// Turns patches of pixels into rows of values, on the model's first device.
+    pub(super) fn pixels(&self, patches: &PixelPatches<'_>) -> Result<Tensor> {
+        let PixelPatches { bytes, area, values, .. } = *patches;
+        if area == 0 || bytes.is_empty() || !bytes.len().is_multiple_of(3 * area) || values.len() != 3 * 256 {
+            let (bytes, values) = (bytes.len(), values.len());
+            return Err(Error::invalid(format!("{bytes} bytes are no patches of {area} pixels with {values} values")));
+        }
+        self.parts.at(0, [], |part, []| part.pixels(patches))
     }
 
     /// A router's choices for these logits, on the device; `None` if the backend has no kernel.

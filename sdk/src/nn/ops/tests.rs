@@ -9,7 +9,7 @@ use crate::{
     Batch, Output, Result, Span, Table, Want,
     nn::{
         Activation, Attention, Elementwise, Expr, KvShape, KvType,
-        backend::{Backend, CpuKernels, Formulas, Interconnect, Matrix, StandIns},
+        backend::{Backend, CpuKernels, Formulas, Interconnect, Matrix, PixelPatches, StandIns},
         memory::{kv::KvCache, pass::Pass, store::Store},
     },
     weights::{Bytes, Dtype, RawTensor},
@@ -170,4 +170,49 @@ fn a_formula_is_refused_for_inputs_that_it_was_not_made_for() {
     assert!(refused(&Elementwise::new(|[x]| [x.relu()]), &half).contains("not a dense f32 tensor"));
     let two: Elementwise<2, 1> = Elementwise::new(|[x, y]| [x + y]);
     assert!(two.forward([&ones(3), &ones(2)], &ops).unwrap_err().message.contains("a formula of [3, 32] and [2, 32]"));
+}
+
+/// The operations by the CPU's kernels, and by formulas alone.
+fn kernels_and_formulas() -> [Ops; 2] {
+    let backends: [Arc<dyn Backend>; 2] =
+        [Arc::new(CpuKernels::new(2, Level::best())), Arc::new(Formulas::plain(Device::Cpu))];
+    backends.map(Ops::on)
+}
+
+#[test]
+fn weighted_sums_of_rows_are_those_of_their_terms() {
+    let x = Tensor::new(&[[1.0_f32, 2.0], [10.0, 20.0], [100.0, 200.0]], &Device::Cpu).unwrap();
+    for ops in kernels_and_formulas() {
+        let sums = |indices: &[u32], weights: &[f32], terms| ops.combine(&x, indices, weights, terms);
+        let made = sums(&[0, 1, 2, 2], &[1.0, -1.0, 0.5, 0.25], 2).unwrap();
+        assert_eq!(made.to_vec2::<f32>().unwrap(), [[-9.0, -18.0], [75.0, 150.0]]);
+        for (indices, terms) in [(&[0, 3][..], 2), (&[0, 1], 0), (&[0, 1, 2], 2)] {
+            assert!(sums(indices, &vec![1.0; indices.len()], terms).is_err(), "{indices:?} in terms of {terms}");
+        }
+        // More terms than are gathered at once.
+        let wide = Tensor::ones((1, 1 << 20), DType::F32, &Device::Cpu).unwrap();
+        let made = ops.combine(&wide, &[0; 24], &(0..24).map(|term| term as f32).collect::<Vec<_>>(), 3).unwrap();
+        let firsts: Vec<f32> = made.to_vec2::<f32>().unwrap().iter().map(|row| row[1]).collect();
+        assert_eq!(firsts, [3.0, 12.0, 21.0, 30.0, 39.0, 48.0, 57.0, 66.0]);
+    }
+}
+
+#[test]
+fn pixels_become_values_by_color_in_either_order() {
+    // Two patches of two pixels; the value of a byte is itself, plus a thousand for each color.
+    let bytes = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12];
+    let values: Vec<f32> = (0..3 * 256).map(|index| (index % 256 + 1000 * (index / 256)) as f32).collect();
+    for ops in kernels_and_formulas() {
+        let rows = |is_planar, area, bytes| {
+            let patches = PixelPatches { bytes, area, values: &values, is_planar };
+            ops.pixels(&patches).map(|rows| rows.to_vec2::<f32>().unwrap())
+        };
+        let pixels = [[1.0, 1002.0, 2003.0, 4.0, 1005.0, 2006.0], [7.0, 1008.0, 2009.0, 10.0, 1011.0, 2012.0]];
+        assert_eq!(rows(false, 2, &bytes).unwrap(), pixels);
+        let planes = [[1.0, 4.0, 1002.0, 1005.0, 2003.0, 2006.0], [7.0, 10.0, 1008.0, 1011.0, 2009.0, 2012.0]];
+        assert_eq!(rows(true, 2, &bytes).unwrap(), planes);
+        for (area, bytes) in [(0, &bytes[..]), (3, &bytes), (2, &[])] {
+            assert!(rows(true, area, bytes).is_err(), "{} bytes as patches of {area}", bytes.len());
+        }
+    }
 }

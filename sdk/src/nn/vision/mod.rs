@@ -9,6 +9,7 @@ mod block;
 pub mod image;
 mod patch_embed;
 mod pieces;
+mod position_table;
 mod processor;
 mod queue;
 mod siglip;
@@ -18,6 +19,7 @@ mod tower;
 
 pub use block::{Sandwich, VitBlock, VitMlp, VitNorm};
 pub use patch_embed::patch_embed;
+pub use position_table::PositionTable;
 pub(super) use processor::to_json;
 pub use processor::{ItemDescription, Processor};
 pub(super) use queue::Queue;

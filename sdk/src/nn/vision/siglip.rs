@@ -7,7 +7,7 @@
 use candle_core::Tensor;
 use std::ops::Range;
 
-use super::{Grid, PatchBatch, PixelRange, VitBlock, VitMlp, VitNorm};
+use super::{PatchBatch, PixelRange, PositionTable, VitBlock, VitMlp, VitNorm};
 use crate::{
     Error, Result,
     nn::{Activation, LayerNorm, Linear, Loader, Mlp, Qkv, Step, TextAttention, ops::activation},
@@ -94,10 +94,7 @@ pub struct Siglip {
     is_planar: bool,
     patch_size: usize,
     range: PixelRange,
-    /// Learned positions, `[side · side, width]`, row by row.
-    positions: Vec<f32>,
-    side: usize,
-    width: usize,
+    positions: PositionTable,
     /// From the first to the last.
     pub blocks: Vec<VitBlock>,
     /// The norm after the last block.
@@ -111,8 +108,7 @@ impl Siglip {
         let tower = loader.at(PATHS.iter().find(at).unwrap_or(&PATHS[0]));
         let (width, eps) = (config.hidden_size, config.layer_norm_eps);
         let (patch_embedding, is_planar) = patch_embedding(&tower, config)?;
-        let rows = config.side * config.side;
-        let positions = tower.raw("embeddings.position_embedding.weight", &[rows, width])?.to_f32()?;
+        let positions = PositionTable::load(&tower, "embeddings.position_embedding.weight", config.side, width)?;
         let block = |loader: &Loader<'_>, _| block(loader, config);
         Ok(Self {
             patch_embedding,
@@ -120,8 +116,6 @@ impl Siglip {
             patch_size: config.patch_size,
             range: config.range,
             positions,
-            side: config.side,
-            width,
             blocks: tower.at("encoder").layers(config.num_hidden_layers, block)?,
             post_layernorm: LayerNorm::load(&tower, "post_layernorm", width, eps)?,
         })
@@ -129,41 +123,9 @@ impl Siglip {
 
     /// Embeds some patches of a batch, and adds their positions.
     pub fn embed(&self, batch: &PatchBatch, patches: Range<usize>, step: &Step<'_>) -> Result<Tensor> {
-        let (side, count, parts) = (self.patch_size, patches.len(), batch.parts(&patches));
-        let bytes = 3 * side * side;
-        let pixels = parts.iter().map(|part| &part.pixels[part.patches.start * bytes..part.patches.end * bytes]);
-        let pixels = self.range.patches(pixels, side, self.is_planar);
-        let x = step.ops().activation_of(pixels, (count, bytes))?;
-        let x = self.patch_embedding.forward(&x, step)?;
-        let mut positions = Vec::with_capacity(count * self.width);
-        parts.iter().for_each(|part| positions.extend(self.positions_of(part.grid, &part.patches)));
-        step.ops().add(&x, &step.ops().activation_of(positions, (count, self.width))?)
-    }
-
-    /// The positions of some of a grid's patches: the table's own, or interpolated between them with antialiasing, in both
-    /// directions one after the other.
-    fn positions_of(&self, grid: Grid, patches: &Range<usize>) -> Vec<f32> {
-        let (side, width) = (self.side, self.width);
-        let (down, across) = (triangle(side, grid.height), triangle(side, grid.width));
-        let mut rows = vec![0.0; side * grid.width * width];
-        for (out, row) in rows.chunks_exact_mut(grid.width * width).zip(self.positions.chunks_exact(side * width)) {
-            blend(out, row, &across, width);
-        }
-        let (top, bottom) = (patches.start / grid.width, patches.end.div_ceil(grid.width));
-        let mut positions = vec![0.0; (bottom - top) * grid.width * width];
-        blend(&mut positions, &rows, &down[top..bottom], grid.width * width);
-        let start = (patches.start - top * grid.width) * width;
-        positions[start..start + patches.len() * width].to_vec()
-    }
-}
-
-/// Writes to each `width` values of `out` the sum of those of `source` that `taps` names.
-fn blend(out: &mut [f32], source: &[f32], taps: &[Vec<(usize, f32)>], width: usize) {
-    for (out, taps) in out.chunks_exact_mut(width).zip(taps) {
-        for &(from, weight) in taps.iter().filter(|(_, weight)| *weight != 0.0) {
-            let source = &source[from * width..(from + 1) * width];
-            out.iter_mut().zip(source).for_each(|(out, value)| *out += weight * value);
-        }
+        let values = self.range.values(&batch.pixels(&patches), self.patch_size, self.is_planar, step)?;
+        let x = self.patch_embedding.forward(&values, step)?;
+        self.positions.add_to(&x, &batch.places(&patches), triangle, step)
     }
 }
 

@@ -4,10 +4,13 @@
 //! rectangle in patches, which is all that a tower needs to know beside the pixels.
 
 use candle_core::Tensor;
-use std::array::from_fn;
 
 use super::{Grid, PatchBatch, Patches};
-use crate::{Error, Result, nn::Step, weights::Config};
+use crate::{
+    Error, Result,
+    nn::{Step, backend::PixelPatches},
+    weights::Config,
+};
 
 /// Tiles of one image; more are a sign of a damaged layout.
 const TILES_MAX: usize = 1024;
@@ -151,22 +154,17 @@ impl PixelRange {
         }
     }
 
-    /// The values of patches of `side` by `side` pixels; the colors of a patch one after the other if `is_planar`.
-    pub fn patches<'a>(&self, pixels: impl Iterator<Item = &'a [u8]>, side: usize, is_planar: bool) -> Vec<f32> {
-        let value = |color: usize, byte: usize| (byte as f32 / 255.0 - self.mean[color]) / self.std[color];
-        let known: [[f32; 256]; 3] = from_fn(|color| from_fn(|byte| value(color, byte)));
-        let of = |color: usize, pixel: &[u8; 3]| known[color][usize::from(pixel[color])];
-        let mut values = Vec::new();
-        for patch in pixels.flat_map(|item| item.chunks_exact(3 * side * side)) {
-            let (pixels, _) = patch.as_chunks::<3>();
-            values.reserve(patch.len());
-            if is_planar {
-                (0..3).for_each(|color| values.extend(pixels.iter().map(|pixel| of(color, pixel))));
-            } else {
-                pixels.iter().for_each(|pixel| values.extend([of(0, pixel), of(1, pixel), of(2, pixel)]));
-            }
-        }
-        values
+    /// The values of patches of `side` by `side` pixels, a row for each; its colors lie apart if `is_planar`, as in a
+    /// convolution's weight.
+    pub fn values(&self, pixels: &[u8], side: usize, is_planar: bool, step: &Step<'_>) -> Result<Tensor> {
+        let values = self.of_bytes();
+        step.ops().pixels(&PixelPatches { bytes: pixels, area: side * side, values: &values, is_planar })
+    }
+
+    /// The value of each byte in red, in green and in blue.
+    fn of_bytes(&self) -> Vec<f32> {
+        let colors = self.mean.iter().zip(&self.std);
+        colors.flat_map(|(mean, std)| (0..256_u16).map(move |byte| (f32::from(byte) / 255.0 - mean) / std)).collect()
     }
 }
 
@@ -199,13 +197,12 @@ mod tests {
     }
 
     #[test]
-    fn pixels_become_numbers_by_color_in_either_order() {
+    fn bytes_become_numbers_by_color() {
         let values = [("image_mean", vec![0.0, 0.5, 1.0]), ("image_std", vec![1.0, 0.5, 2.0])];
         let range = PixelRange::read(&Config::of(values.map(|(key, list)| (key, list.into())))).unwrap();
-        let pixels = [0, 255, 255, 255, 0, 0, 255, 255, 255, 0, 0, 0];
-        let of = |is_planar| range.patches([&pixels[..]].into_iter(), 2, is_planar);
-        assert_eq!(of(false), [0.0, 1.0, 0.0, 1.0, -1.0, -0.5, 1.0, 1.0, 0.0, 0.0, -1.0, -0.5]);
-        assert_eq!(of(true), [0.0, 1.0, 1.0, 0.0, 1.0, -1.0, 1.0, -1.0, 0.0, -0.5, 0.0, -0.5]);
+        let values = range.of_bytes();
+        let ends: Vec<_> = values.chunks_exact(256).map(|color| [color[0], color[255]]).collect();
+        assert_eq!(ends, [[0.0, 1.0], [-1.0, 1.0], [-0.5, 0.0]]);
         assert!(PixelRange::read(&Config::of([("image_std", vec![0.0, 1.0, 1.0].into())])).is_err());
         assert!(PixelRange::read(&Config::of([("image_mean", vec![0.0].into())])).is_err());
     }

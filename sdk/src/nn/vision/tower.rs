@@ -27,7 +27,8 @@ pub trait Tower {
         Ok(Vec::new())
     }
 
-    /// Embeds some patches of the batch, `[patches, width]`; [`PatchBatch::parts`] has their pixels.
+    /// Embeds some patches of the batch, `[patches, width]`. [`PatchBatch::pixels`] and [`PatchBatch::places`] have their pixels and
+    /// places, [`PatchBatch::parts`] the grids of towers with an order of their own.
     fn embed(&self, batch: &PatchBatch, patches: Range<usize>, step: &Step<'_>) -> Result<Tensor>;
 
     /// Angles that rotate queries and keys, if the blocks rotate them.
@@ -148,6 +149,23 @@ impl PatchBatch {
         parts
     }
 
+    /// The pixels of these patches, if the tower embeds those of a grid row by row.
+    pub fn pixels(&self, patches: &Range<usize>) -> Vec<u8> {
+        let parts = self.parts(patches).into_iter().map(|GridPart { grid, patches, pixels }| {
+            let bytes = pixels.len() / grid.patches().max(1);
+            &pixels[patches.start * bytes..patches.end * bytes]
+        });
+        parts.collect::<Vec<_>>().concat()
+    }
+
+    /// Grid, row and column of these patches, if the tower embeds those of a grid row by row.
+    pub fn places(&self, patches: &Range<usize>) -> Vec<(Grid, [usize; 2])> {
+        let of = |GridPart { grid, patches, .. }: GridPart<'_>| {
+            patches.map(move |patch| (grid, [patch / grid.width, patch % grid.width]))
+        };
+        self.parts(patches).into_iter().flat_map(of).collect()
+    }
+
     /// The items that these patches lie in, in order, and how many of them each has.
     pub(super) fn items_of(&self, patches: &Range<usize>) -> impl Iterator<Item = (&Patches, usize)> {
         let mut start = 0;
@@ -215,6 +233,17 @@ mod tests {
         assert_eq!(of(11..13), [(12, 11..12, [0, 0]), (4, 0..1, [1, 0])]);
         assert_eq!(of(17..20), [(4, 1..4, [1, 4])]);
         assert_eq!(of(12..12), []);
+    }
+
+    #[test]
+    fn patches_have_pixels_and_places_grid_by_grid() {
+        let batch = batch();
+        assert_eq!(batch.pixels(&(10..14)), [0, 10, 0, 11, 1, 0, 1, 1]);
+        assert!(batch.pixels(&(12..12)).is_empty());
+        let [first, second, third] = [[4, 3], [2, 2], [4, 1]].map(|[height, width]| Grid { height, width });
+        let places = [(first, [3, 1]), (first, [3, 2]), (second, [0, 0]), (second, [0, 1])];
+        assert_eq!(batch.places(&(10..14)), places);
+        assert_eq!(batch.places(&(15..18)), [(second, [1, 1]), (third, [0, 0]), (third, [1, 0])]);
     }
 
     #[test]

@@ -193,13 +193,15 @@ impl CudaKernels {
             let hidden = self.half_of_choices(&gated, &plans[0], (experts, choices), x)?;
             let read = Read { x: module.tensor::<f32>(&hidden)?, width: table.inner, sharing: 1 };
             let made = self.half_of_choices(&back, &plans[1], (experts, choices), read)?;
-            return self.combine(&made, None, routed, (rows, width)).map(Some);
+            let weights = (self.module.tensor::<f32>(&routed.weights)?, top_k);
+            return self.sum_rows(&made, None, weights, (rows, width)).map(Some);
         }
         let tiles = self.sort_choices(routed, table.count)?;
         let hidden = self.half_of_tiles(&gated, &tiles, x)?;
         let read = Read { x: module.tensor::<f32>(&hidden)?, width: table.inner, sharing: 0 };
         let made = self.half_of_tiles(&back, &tiles, read)?;
-        let out = self.combine(&made, Some(&tiles.slot_of), routed, (rows, width))?;
+        let weights = (self.module.tensor::<f32>(&routed.weights)?, top_k);
+        let out = self.sum_rows(&made, Some(&tiles.slot_of), weights, (rows, width))?;
         module.memory.keep(tiles);
         Ok(Some(out))
     }
@@ -300,11 +302,21 @@ impl CudaKernels {
         Ok(prepared)
     }
 
-    fn combine(
+    /// Weighted sums of rows that the host has chosen.
+    pub(super) fn weighted_sums(&self, x: &Tensor, indices: &[u32], weights: &[f32], terms: usize) -> Result<Tensor> {
+        let (module, width) = (&self.module, x.dim(1)?);
+        let indices: Vec<i32> = indices.iter().map(|&index| index.cast_signed()).collect();
+        let slots = module.stream.clone_htod(&indices).map_err(failed)?;
+        let weights = module.stream.clone_htod(weights).map_err(failed)?;
+        self.sum_rows(x, Some(&slots), (module.address(&weights), terms), (indices.len() / terms, width))
+    }
+
+    /// Weighted sums of rows, in the order of the weights; `slot_of` says where a weight's row is, if not in that order.
+    fn sum_rows(
         &self,
         made: &Tensor,
         slot_of: Option<&CudaSlice<i32>>,
-        routed: &Routed,
+        (weights, terms): (u64, usize),
         (rows, width): (usize, usize),
     ) -> Result<Tensor> {
         let module = &self.module;
@@ -312,12 +324,12 @@ impl CudaKernels {
         let args = [
             self.at(made)?,
             slot_of.map_or(0, |slots| module.address(slots)).into(),
-            self.at(&routed.weights)?,
-            routed.weights.dim(1)?.into(),
+            weights.into(),
+            terms.into(),
             width.into(),
             module.address(&out).into(),
         ];
-        module.launch("combine", (width.div_ceil(THREADS), rows, 1), THREADS, 0, &args)?;
+        module.launch("combine", (rows, width.div_ceil(THREADS), 1), THREADS, 0, &args)?;
         Ok(module.wrap(out, (rows, width)))
     }
 }

@@ -46,8 +46,8 @@ use self::{
     products::{FEW_ROWS_MAX, PreparedCache},
 };
 use super::{
-    Backend, Columns, Compute, Form, Formulas, Layer, Matrix, Routed, Routing, StoreShape, Taken, formulas_attention,
-    formulas_recurrence, formulas_texts,
+    Backend, Columns, Compute, Form, Formulas, Layer, Matrix, PixelPatches, Routed, Routing, StoreShape, Taken,
+    formulas_attention, formulas_recurrence, formulas_texts,
 };
 use crate::{
     Batch, Result,
@@ -286,6 +286,26 @@ impl Backend for CudaKernels {
 
     fn add(&self, x: &Tensor, y: &Tensor) -> Result<Tensor> {
         self.elementwise("add", &[x, y], None)
+    }
+
+    fn combine(&self, x: &Tensor, indices: &[u32], weights: &[f32], terms: usize) -> Result<Tensor> {
+        self.weighted_sums(x, indices, weights, terms)
+    }
+
+    fn pixels(&self, patches: &PixelPatches<'_>) -> Result<Tensor> {
+        let (module, count) = (&self.module, patches.bytes.len());
+        let bytes = module.stream.clone_htod(patches.bytes).map_err(failed)?;
+        let out = module.room::<f32>(count)?;
+        let args = [
+            module.address(&bytes).into(),
+            self.constant(patches.values)?.into(),
+            patches.area.into(),
+            Arg::Int(i32::from(patches.is_planar)),
+            Arg::Size(count),
+            module.address(&out).into(),
+        ];
+        module.launch("pixels", (count.div_ceil(THREADS), 1, 1), THREADS, 0, &args)?;
+        Ok(module.wrap(out, patches.shape()))
     }
 
     fn route(&self, logits: &Tensor, routing: &Routing<'_>) -> Result<Option<Routed>> {

@@ -10,7 +10,7 @@ use crate::{
     nn::{
         KvType,
         backend::{
-            Backend, Form, Matrix, Routing,
+            Backend, Form, Matrix, PixelPatches, Routing,
             cases::{self, Activations, CASES, Case, RECURRENT, Recurrent, TEXTS},
             formulas_attention, formulas_recurrence,
         },
@@ -44,6 +44,15 @@ impl CudaKernels {
         let parts = [(3, 50), (0, 96), (95, 1), (0, 1), (60, 7)];
         for (ours, formula) in self.columns(&x, &parts)?.into_iter().zip(self.formulas.columns(&x, &parts)?) {
             same("columns", Ok(ours), Ok(formula))?;
+        }
+        let (indices, weights) = ([4, 0, 2, 2, 1, 3], [0.5, -1.0, 2.0, 0.0, 1.0, 0.25]);
+        let formula = self.formulas.combine(&x, &indices, &weights, 3);
+        same("combine", self.combine(&x, &indices, &weights, 3), formula)?;
+        let bytes: Vec<u8> = (0..=255).cycle().step_by(7).take(2 * 3 * 25).collect();
+        let values: Vec<f32> = (0..3 * 256).map(|index| (index as f32 / 100.0).sin()).collect();
+        for is_planar in [false, true] {
+            let patches = PixelPatches { bytes: &bytes, area: 25, values: &values, is_planar };
+            same("pixels", self.pixels(&patches), Backend::pixels(&self.formulas, &patches))?;
         }
         for style in [RopeStyle::NeoX, RopeStyle::Interleaved] {
             let rotation = Rotation { cos: wave(5, 8)?, sin: wave(5, 8)?, style };

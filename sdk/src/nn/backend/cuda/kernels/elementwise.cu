@@ -238,3 +238,13 @@ extern "C" __global__ void rows_bf16(const __nv_bfloat16 *table, const uint32_t 
     begin();
     dense_rows(table, ids, width, out);
 }
+
+// Patches of pixels, each with red, green and blue, as rows of the values that their bytes have; planar rows have the
+// colors of a patch one after the other.
+extern "C" __global__ void pixels(const uint8_t *bytes, const float *values, int area, int is_planar, size_t count, float *out) {
+    begin();
+    const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= count) return;
+    const int at = i % (3 * area), color = is_planar ? at / area : at % 3, pixel = is_planar ? at % area : at / 3;
+    out[i] = values[256 * color + bytes[i - at + 3 * pixel + color]];
+}

@@ -223,7 +223,7 @@ EXPERTS(bf16, Bf16)
 // location.
 extern "C" __global__ void combine(const float *made, const int *slot_of, const float *weights, int top_k, int width, float *out) {
     begin();
-    const int row = blockIdx.y, i = blockIdx.x * blockDim.x + threadIdx.x;
+    const int row = blockIdx.x, i = blockIdx.y * blockDim.x + threadIdx.x;
     if (i >= width) return;
     float sum = 0.0f;
     for (int choice = row * top_k; choice < (row + 1) * top_k; choice++) {
