@@ -62,7 +62,7 @@ def qwen3_5(folder, config, weights, processor, tokens):
 def glm4v(folder, config, weights, processor, tokens):
     """The rotated values of a head take turns in folders, and are halves in files."""
     own = config.text_config
-    head_dim = own.hidden_size // own.num_attention_heads
+    head_dim = getattr(own, "head_dim", None) or own.hidden_size // own.num_attention_heads
     rotated = int(head_dim * own.rope_parameters["partial_rotary_factor"])
     turned = dict(weights)
     for name, value in weights.items():
@@ -70,7 +70,10 @@ def glm4v(folder, config, weights, processor, tokens):
             heads = value.reshape(-1, head_dim, *value.shape[1:])
             parts = heads[:, :rotated:2], heads[:, 1:rotated:2], heads[:, rotated:]
             turned[name] = np.concatenate(parts, axis=1).reshape(value.shape)
-    glm(folder, gguf.MODEL_ARCH.GLM4, config, turned, processor, tokens, **{"rope.dimension_count": rotated})
+    keys = {"rope.dimension_count": rotated}
+    if head_dim * own.num_attention_heads != own.hidden_size:
+        keys |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
+    glm(folder, gguf.MODEL_ARCH.GLM4, config, turned, processor, tokens, **keys)
 
 
 def glm4v_moe(folder, config, weights, processor, tokens):
@@ -269,7 +272,7 @@ def tower(folder, projector, act, sizes, config, keys, processor, weights, key="
 
 SUFFIXES = (".weight", ".bias", ".input_min", ".input_max", ".output_min", ".output_max")
 CONVERTERS = {
-    "gemma4": gemma4, "gemma4_large": gemma4, "glm4v": glm4v, "glm4v_moe": glm4v_moe, "lfm2_vl_usual": lfm2_vl, "mistral3": mistral3,
+    "gemma4": gemma4, "gemma4_large": gemma4, "glm4v": glm4v, "glm4v_moe": glm4v_moe, "glm_ocr": glm4v, "lfm2_vl_usual": lfm2_vl, "mistral3": mistral3,
     "pixtral": pixtral, "qwen2_5_vl": qwen2_5_vl, "qwen3_5": qwen3_5, "qwen3_vl": qwen3_vl,
 }
 

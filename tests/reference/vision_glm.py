@@ -1,4 +1,4 @@
-"""Fixtures of GLM-4.1V and GLM-4.5V with images, made as vision.py makes those of the other families.
+"""Fixtures of GLM-4.1V, GLM-4.5V and GLM-OCR with images, made as vision.py makes those of the other families.
 
 Run it with no arguments to write their folders in tests/fixtures/vision again.
 """
@@ -61,6 +61,7 @@ EXPERTS = {
 vision.VARIANTS = [
     variant("glm4v", 61, transformers.Glm4vForConditionalGeneration, build(transformers.Glm4vConfig, {})),
     variant("glm4v_moe", 61, transformers.Glm4vMoeForConditionalGeneration, build(transformers.Glm4vMoeConfig, {}, **EXPERTS)),
+    variant("glm_ocr", 61, transformers.GlmOcrForConditionalGeneration, build(transformers.GlmOcrConfig, {}, num_attention_heads=3, head_dim=16)),
 ]
 
 if __name__ == "__main__":

@@ -337,6 +337,7 @@ fn the_text_models_of_checkpoints_that_also_see() {
         ("pensieve-gemma", "gemma3", "Gemma3ForConditionalGeneration", "gemma3", "model.language_model"),
         ("pensieve-gemma", "gemma4", "Gemma4ForConditionalGeneration", "gemma4", "model.language_model"),
         ("pensieve-glm", "glm4", "Glm4vForConditionalGeneration", "glm4v", "model.language_model"),
+        ("pensieve-glm", "glm4", "GlmOcrForConditionalGeneration", "glm_ocr", "model.language_model"),
         ("pensieve-glm", "glm4_moe", "Glm4vMoeForConditionalGeneration", "glm4v_moe", "model.language_model"),
         ("pensieve-qwen", "qwen3", "Qwen3VLForConditionalGeneration", "qwen3_vl", "model.language_model"),
         ("pensieve-qwen", "qwen3_5", "Qwen3_5ForConditionalGeneration", "qwen3_5", "model.language_model"),

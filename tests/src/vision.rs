@@ -39,6 +39,7 @@ const CASES: &[Case] = &[
     Case { name: "gemma4_large", plugin: "pensieve-gemma", options: "", gguf: Some("text.gguf") },
     Case { name: "glm4v", plugin: "pensieve-glm", options: "", gguf: Some("text.gguf") },
     Case { name: "glm4v_moe", plugin: "pensieve-glm", options: "", gguf: Some("text.gguf") },
+    Case { name: "glm_ocr", plugin: "pensieve-glm", options: "", gguf: Some("text.gguf") },
     Case { name: "idefics3", plugin: "pensieve-llama", options: "", gguf: Some("text.gguf") },
     Case { name: "smolvlm", plugin: "pensieve-llama", options: "", gguf: None },
     Case { name: "mistral3", plugin: "pensieve-mistral", options: "", gguf: Some("text.gguf") },

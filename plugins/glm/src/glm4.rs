@@ -1,7 +1,8 @@
 //! GLM-4-0414 and GLM-Z1 (arXiv 2406.12793): Llama with norms before and after each block, biases on queries, keys and
 //! values, and RoPE on half of each head, interleaved.
 //!
-//! Reference: `modeling_glm4.py` in Hugging Face transformers; layers are named as in its checkpoints. GLM-4.1V sees images.
+//! Reference: `modeling_glm4.py` in Hugging Face transformers; layers are named as in its checkpoints. GLM-4.1V and
+//! GLM-OCR see images.
 
 use pensieve_sdk::{
     Result,
@@ -92,7 +93,8 @@ const GGUF_NAMES: Names = &[
 impl Decoder for Glm4 {
     const NAME: &'static str = "glm4";
     const GGUF: &'static [&'static str] = &["glm4"];
-    const CLASSES: &'static [&'static str] = &["Glm4ForCausalLM", "Glm4vForConditionalGeneration"];
+    const CLASSES: &'static [&'static str] =
+        &["Glm4ForCausalLM", "Glm4vForConditionalGeneration", "GlmOcrForConditionalGeneration"];
     const FEATURES: bool = true;
     const PROCESSOR: Option<&'static dyn Processor> = Some(&vision::Eyes);
     const OPTIONS: &'static [&'static str] = &[MAX_PIXELS];

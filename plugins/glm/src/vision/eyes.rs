@@ -47,7 +47,7 @@ fn describe(checkpoint: &Checkpoint, most: Option<usize>) -> Result<Vec<ItemDesc
     let limits = SmartResize::limits(&file, frames, PIXELS)?;
     let sizes = SmartResize::new(side, merge, limits, most, resample)?.keeping_proportions();
     let text_width = checkpoint.config().usize("hidden_size")?;
-    let values = 3 * side * side + 8 * config.hidden_size + 3 * text_width;
+    let values = 3 * side * side + 8 * config.hidden_size + 3 * config.block_inner;
     Ok(vec![ItemDescription {
         kind: MediaKind::Image,
         placeholder: SLOT.into(),

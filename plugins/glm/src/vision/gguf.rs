@@ -2,6 +2,8 @@
 
 use pensieve_sdk::weights::{GgufTower, Names};
 
+use super::OCR;
+
 const NAMES: Names = &[
     ("v.patch_embd.weight", "visual.patch_embed.proj.weight"),
     ("v.patch_embd.weight.1", "visual.patch_embed.proj.weight.1"),
@@ -11,6 +13,8 @@ const NAMES: Names = &[
     ("v.blk.*.ln1", "visual.blocks.*.norm1"),
     ("v.blk.*.ln2", "visual.blocks.*.norm2"),
     ("v.blk.*.attn_qkv", "visual.blocks.*.attn.qkv"),
+    ("v.blk.*.attn_q_norm", "visual.blocks.*.attn.q_norm"),
+    ("v.blk.*.attn_k_norm", "visual.blocks.*.attn.k_norm"),
     ("v.blk.*.attn_out", "visual.blocks.*.attn.proj"),
     ("v.blk.*.ffn_gate", "visual.blocks.*.mlp.gate_proj"),
     ("v.blk.*.ffn_up", "visual.blocks.*.mlp.up_proj"),
@@ -24,7 +28,8 @@ const NAMES: Names = &[
     ("mm.down", "visual.merger.down_proj"),
 ];
 
-/// The tower of GLM-4.1V to GLM-4.6V. Published files leave out the limits of the image processor.
+/// The towers of GLM-4.1V to GLM-4.6V and of GLM-OCR, which only their tensors tell apart. Published files leave out the limits
+/// of the image processor.
 pub static TOWER: GgufTower = GgufTower {
     projectors: &["glm4v"],
     names: NAMES,
@@ -34,5 +39,10 @@ pub static TOWER: GgufTower = GgufTower {
         ("attention.layer_norm_epsilon", "rms_norm_eps"),
     ],
     activation: "silu",
-    complete: |_| Ok(()),
+    complete: |config| {
+        if config.weights().contains("visual.blocks.0.attn.q_norm.weight") {
+            config.set("model_type", OCR);
+        }
+        Ok(())
+    },
 };

@@ -23,7 +23,7 @@ pub struct PatchMerger {
 
 impl PatchMerger {
     pub fn load(loader: &Loader<'_>, config: &Config, width: usize) -> Result<Self> {
-        let inner = config.intermediate_size;
+        let inner = config.merger_inner;
         Ok(Self {
             proj: loader.linear("proj", width, width)?,
             post_projection_norm: LayerNorm::load(loader, "post_projection_norm", width, NORM_EPS)?,
@@ -55,18 +55,19 @@ pub fn cubic(side: usize, count: usize) -> Vec<[(usize, f32); 4]> {
     (0..count).map(of).collect()
 }
 
-/// A block's inner width is that of the text.
-pub fn block(loader: &Loader<'_>, config: &Config, inner: usize) -> Result<VitBlock> {
-    let Config { hidden_size: width, num_heads: heads, rms_norm_eps: eps, hidden_act, .. } = *config;
+pub fn block(loader: &Loader<'_>, config: &Config) -> Result<VitBlock> {
+    let Config { hidden_size: width, block_inner, num_heads: heads, rms_norm_eps: eps, hidden_act, .. } = *config;
     let norm = |name| Ok::<_, Error>(VitNorm::Rms(RmsNorm::load(loader, name, width, eps)?));
     let attn = loader.at("attn");
+    let head_norm = |name| RmsNorm::load(&attn, name, width / heads, eps);
+    let qkv = Qkv::of(attn.stacked("qkv", width, [("q", width), ("k", width), ("v", width)])?);
     Ok(VitBlock {
         norm1: norm("norm1")?,
-        qkv: Qkv::of(attn.stacked("qkv", width, [("q", width), ("k", width), ("v", width)])?),
+        qkv: if config.side.is_none() { qkv.with_norms(head_norm("q_norm")?, head_norm("k_norm")?) } else { qkv },
         attention: TextAttention::new(heads, heads, width / heads)?,
         proj: attn.linear("proj", width, width)?,
         norm2: norm("norm2")?,
-        mlp: VitMlp::Gated(GatedMlp::load(&loader.at("mlp"), width, inner, hidden_act)?),
+        mlp: VitMlp::Gated(GatedMlp::load(&loader.at("mlp"), width, block_inner, hidden_act)?),
         windowed: false,
         sandwich: None,
     })
