@@ -30,6 +30,9 @@ pub const REPORT_BYTES_MAX: usize = 2 << 20;
 /// The length before each frame.
 pub const HEADER_BYTES: usize = 4;
 
+/// Room for a frame before any of it has arrived. What is not written takes no memory.
+pub const RESERVED_BYTES_MAX: usize = 4 << 20;
+
 #[derive(Debug)]
 pub enum WireError {
     /// The connection failed or ended in the middle of a frame.
@@ -54,12 +57,32 @@ pub fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, WireError> {
 
 /// Appends a message as a frame; after an error the buffer is unchanged.
 pub fn encode_into<T: Serialize>(message: &T, frames: &mut Vec<u8>) -> Result<(), WireError> {
-    let body = postcard::to_allocvec(message).map_err(WireError::Inexpressible)?;
-    let bytes = body.len();
+    let start = frames.len();
+    let encoded = append(message, frames);
+    if encoded.is_err() {
+        frames.truncate(start);
+    }
+    encoded
+}
+
+/// The end of a buffer.
+struct End<'a>(&'a mut Vec<u8>);
+
+impl Extend<u8> for End<'_> {
+    fn extend<I: IntoIterator<Item = u8>>(&mut self, bytes: I) {
+        self.0.extend(bytes);
+    }
+}
+
+fn append<T: Serialize>(message: &T, frames: &mut Vec<u8>) -> Result<(), WireError> {
+    let header = frames.len();
+    frames.extend_from_slice(&[0; HEADER_BYTES]);
+    let body = frames.len();
+    postcard::to_extend(message, End(frames)).map_err(WireError::Inexpressible)?;
+    let bytes = frames.len() - body;
     let length = u32::try_from(bytes).ok().filter(|_| bytes <= FRAME_BYTES_MAX);
     let length = length.ok_or(WireError::TooLong { bytes, bytes_max: FRAME_BYTES_MAX })?;
-    frames.extend_from_slice(&length.to_le_bytes());
-    frames.extend_from_slice(&body);
+    frames[header..body].copy_from_slice(&length.to_le_bytes());
     Ok(())
 }
 
@@ -114,7 +137,7 @@ pub fn read<T: DeserializeOwned>(reader: &mut impl Read) -> Result<Option<T>, Wi
         return Ok(None);
     }
     let length = frame_len(header)?;
-    let mut body = Vec::new();
+    let mut body = Vec::with_capacity(length.min(RESERVED_BYTES_MAX));
     reader.take(length as u64).read_to_end(&mut body).map_err(WireError::Io)?;
     if body.len() < length {
         return Err(WireError::Io(io::ErrorKind::UnexpectedEof.into()));

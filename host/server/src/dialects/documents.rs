@@ -130,11 +130,12 @@ impl Encoded<'_> {
     /// The error is a predicate.
     pub(super) fn decode(&self) -> Result<Vec<u8>, String> {
         match self {
-            Self::Base64(data) => {
+            // Images are megabytes of plain base64, so that is tried before they are searched for anything.
+            Self::Base64(data) => BASE64.decode(data).or_else(|_| {
                 let engine = if data.contains(['-', '_']) { BASE64_URL } else { BASE64 };
                 let decoded = engine.decode(without_breaks(data).as_bytes());
                 decoded.map_err(|error| format!("is not base64: {error}"))
-            }
+            }),
             Self::Percent(data) => Ok(percent_decode_str(data).collect()),
         }
     }

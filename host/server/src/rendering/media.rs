@@ -198,6 +198,7 @@ impl MediaPool {
             Failure::new(FailureCode::Internal, message)
         };
         let mut process = Process::start(&self.program, "media", &plugin.policy).map_err(|death| failed(&death))?;
+        process.widen_pipes();
         let opening = Opening {
             plugin: plugin.path.clone(),
             architecture: plugin.architecture.clone(),

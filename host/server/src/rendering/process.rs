@@ -29,6 +29,9 @@ use pensieve_protocol::{
 
 /// Environment variables that the process inherits: the library search paths that the program needs, and the time zone.
 const VARIABLES: [&str; 4] = ["LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH", "TZ"];
+/// Bytes that a pipe holds, instead of 64 KiB. All pipes of a user together may hold 64 MiB (`pipe-user-pages-soft`).
+#[cfg(target_os = "linux")]
+const PIPE_BYTES: usize = 512 << 10;
 /// Time to wait for the status of a process that has exited.
 const REAP_TIME: Duration = Duration::from_secs(1);
 
@@ -75,6 +78,18 @@ impl Process {
         }
     }
 
+    /// Makes the pipes larger, so that their two sides wake each other less often for a picture of megabytes. They stay as
+    /// they are where that is not allowed.
+    #[cfg(target_os = "linux")]
+    pub fn widen_pipes(&self) {
+        let _ = rustix::pipe::fcntl_setpipe_size(&self.stdin, PIPE_BYTES);
+        let _ = rustix::pipe::fcntl_setpipe_size(&self.stdout, PIPE_BYTES);
+    }
+
+    /// Other systems have no such setting.
+    #[cfg(not(target_os = "linux"))]
+    pub fn widen_pipes(&self) {}
+
     /// Returns false if the process exited while it was idle.
     pub fn is_alive(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
@@ -118,7 +133,7 @@ impl Process {
         let mut header = [0; wire::HEADER_BYTES];
         self.stdout.read_exact(&mut header).await?;
         let length = wire::frame_len(header).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
-        let mut body = Vec::new();
+        let mut body = Vec::with_capacity(length.min(wire::RESERVED_BYTES_MAX));
         (&mut self.stdout).take(length as u64).read_to_end(&mut body).await?;
         if body.len() < length {
             return Err(io::ErrorKind::UnexpectedEof.into());
