@@ -42,6 +42,12 @@ pub const PAUSE: Duration = Duration::from_millis(5);
 /// step becomes at most twice as long.
 const IMPORT_TIME: Duration = Duration::from_millis(20);
 
+/// The most tokens of a prompt in a step on such devices, for which memory is planned. A larger chunk unpacks weights less often;
+/// but several GPUs work on several chunks at a time, and Metal's kernels hold buffers for the largest one.
+fn chunk_max(device: &str) -> usize {
+    if device.starts_with("metal") || device.contains('+') { 512 } else { 1024 }
+}
+
 /// A loaded model and its jobs.
 pub struct Engine {
     model: Model,
@@ -76,6 +82,7 @@ impl Engine {
             sequences_max: at_once as usize,
             waiting_max: limits.waiting_max as usize,
             step_tokens_max: limits.step_tokens_max as usize,
+            chunk_max: chunk_max(&model.resident.device),
             ..Config::default()
         };
         let blocks = tier.table(&model);

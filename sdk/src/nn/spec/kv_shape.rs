@@ -204,8 +204,8 @@ impl KvShape {
 
 /// Sequence length for which memory is divided among the groups, unless the context is shorter.
 const SEQUENCE_TOKENS: usize = 16_384;
-/// Tokens that a step may add to a window.
-const CHUNK_TOKENS: usize = 512;
+/// Tokens that a step may add to a window: the longest chunk of a prompt.
+const CHUNK_TOKENS: usize = 1024;
 /// Slots for one sequence: its current state, and copies for the prefix cache.
 const SLOTS: usize = 4;
 

@@ -31,7 +31,7 @@ use crate::{
     weights::{RawTensor, RopeStyle},
 };
 
-/// Rows of the step that a model begins with, and of the longest chunk of a prompt that the host makes by default.
+/// Rows of the step that a model begins with, and of the longest chunk of a prompt that the host makes on Metal.
 const WARM_ROWS: usize = 64;
 const CHUNK_ROWS: usize = 512;
 
