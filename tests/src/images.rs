@@ -256,6 +256,7 @@ fn damaged_pictures_are_errors_of_their_fields_and_others_are_answered() {
     let good = format!("data:;base64,{}", base64(&picture(ONE)));
     for (parts, field, words) in [
         (vec![image("data:image/png;base64,!!")], "messages.0.content.0", "is not base64"),
+        (vec![image("file:///etc/passwd")], "messages.0.content.0", "starts with https:, http: or data:"),
         (vec![image(&good); 4], "messages.0.content.3", "more than the 3 allowed"),
         (vec![image("http://127.0.0.1/a.png")], "messages.0.content.0", "fetches no images"),
         (vec![image("HTTPS://example.org/a.png")], "messages.0.content.0", "fetch_images"),

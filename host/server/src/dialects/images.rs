@@ -59,8 +59,13 @@ pub(super) fn read<'a>(
     let Some(intake) = field.intake() else { return field.attachment("image").map(Piece::Text) };
     let (_, encoded) = match source()? {
         Source::Url(url) if is_address(url) => return intake.add_url(field.path(), url).map(Piece::Image),
-        Source::Url(url) => documents::data_url(url),
-        Source::Base64(data) => documents::data_url(data),
+        Source::Url(url) if has_scheme(url) => {
+            return Err(field.invalid("an image's address starts with https:, http: or data:"));
+        }
+        Source::Base64(data) if has_scheme(data) => {
+            return Err(field.invalid("an image is sent as base64 here, not by its address"));
+        }
+        Source::Url(data) | Source::Base64(data) => documents::data_url(data),
     };
     let bytes = encoded.decode().map_err(|why| field.invalid(format_args!("the image's data {why}")))?;
     intake.add(field.path(), bytes).map(Piece::Image)
@@ -146,6 +151,12 @@ async fn fetch_one(call: ApiRequest, image: Arc<Image>, url: String, until: Inst
     let bytes = fetched.map_err(|error| failed(error.to_string()))?.map_err(failed)?;
     image.fetched(call.memory.bytes(bytes)?);
     Ok(())
+}
+
+/// True for `file://…` and its like. Base64 has no colon.
+fn has_scheme(url: &str) -> bool {
+    let is_letter = |byte: u8| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte);
+    url.split_once("://").is_some_and(|(scheme, _)| !scheme.is_empty() && scheme.bytes().all(is_letter))
 }
 
 fn is_address(url: &str) -> bool {

@@ -135,7 +135,8 @@ impl SmartResize {
         }
         if sides[0].max(sides[1]) > RATIO_MAX * sides[0].min(sides[1]) {
             let MediaSize { width, height, .. } = size;
-            let message = format!("an image of {width} by {height} pixels is longer than {RATIO_MAX} times its width");
+            let message =
+                format!("a side of an image of {width} by {height} pixels is over {RATIO_MAX} times the other");
             return Err(Error::invalid(message).help("cut it into parts"));
         }
         let squares = sides.map(|side| (side / square).round_ties_even());

@@ -260,6 +260,15 @@ fn images(message: &Field<'_>) -> Result<Vec<Piece>, ApiError> {
     list.items(IMAGES_MAX)?.map(|image| images::read(&image, || image.string().map(Source::Base64))).collect()
 }
 
+/// A message's text, after a note for each image if its role shows none.
+fn text_with_notes(message: &Field<'_>, text: String) -> Result<String, ApiError> {
+    let field = message.get("images");
+    let Some(list) = field.present() else { return Ok(text) };
+    let mut lines = list.items(IMAGES_MAX)?.map(|image| images::out_of_place(&image)).collect::<Result<Vec<_>, _>>()?;
+    lines.extend(Some(text).filter(|text| !text.is_empty()));
+    Ok(lines.join("\n"))
+}
+
 fn image_parts(message: &Field<'_>) -> Result<Vec<Part>, ApiError> {
     Ok(images(message)?.into_iter().map(Part::from).collect())
 }
@@ -280,14 +289,19 @@ impl Reader {
         let content = message.get("content");
         let text = content.string_or_empty()?.to_owned();
         match role {
-            0 | 4 if self.turns.is_empty() => self.system.push(text),
-            0 | 4 => self.turns.push(Turn { role: Role::System, parts: vec![Part::Text(text)] }),
+            0 | 4 => {
+                let text = text_with_notes(message, text)?;
+                match self.turns.is_empty() {
+                    true => self.system.push(text),
+                    false => self.turns.push(Turn { role: Role::System, parts: vec![Part::Text(text)] }),
+                }
+            }
             1 => {
                 let mut parts = image_parts(message)?;
                 parts.push(Part::Text(text));
                 self.turns.push(Turn { role: Role::User, parts });
             }
-            2 => self.assistant(message, text)?,
+            2 => self.assistant(message, text_with_notes(message, text)?)?,
             _ => self.result(message, text)?,
         }
         Ok(())

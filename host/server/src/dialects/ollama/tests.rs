@@ -197,6 +197,22 @@ fn results_belong_to_the_calls_before_them() {
 }
 
 #[test]
+fn an_image_that_a_role_does_not_show_leaves_a_note() {
+    let image = json!(["iVBOR"]);
+    let messages = json!([
+        {"role": "system", "content": "Be brief.", "images": image},
+        {"role": "user", "content": "draw"},
+        {"role": "assistant", "content": "", "images": image},
+        {"role": "developer", "content": "now", "images": image},
+    ]);
+    let Conversation { system, turns, .. } = conversation(json!({ "messages": messages }));
+    let note = "[an image was attached; this model reads text only]";
+    assert_eq!(system, format!("{note}\nBe brief."));
+    assert_eq!(turns[1].parts, [Part::Text(note.into())]);
+    assert_eq!(turns[2].parts, [Part::Text(format!("{note}\nnow"))]);
+}
+
+#[test]
 fn the_tag_that_clients_add_means_nothing() {
     assert_eq!(model_name("small:latest"), "small");
     assert_eq!(model_name("small:poet"), "small:poet");
