@@ -61,8 +61,16 @@ struct Stretch<'a, F> {
 impl<S: Simd, F: Format> Kernel<S> for Stretch<'_, F> {
     #[inline(always)]
     fn run(self, simd: S) {
-        if self.x.n == 1 && F::HAS_DOTS {
-            return self.multiply_row(simd);
+        if F::HAS_DOTS {
+            match self.x.n {
+                1 => return self.multiply_rows::<S, 1>(simd),
+                2 => return self.multiply_rows::<S, 2>(simd),
+                3 => return self.multiply_rows::<S, 3>(simd),
+                4 => return self.multiply_rows::<S, 4>(simd),
+                // With fewer registers it is slower.
+                8 if S::LANES >= 16 => return self.multiply_rows::<S, 8>(simd),
+                _ => {}
+            }
         }
         let zero = simd.splat(0.0);
         let mut pair = [Panel::<S>::new(simd); PAIR];
@@ -109,21 +117,21 @@ impl<F: Format> Stretch<'_, F> {
         self.panels.prefetch(pair, segment, bytes, first..first + rows);
     }
 
-    /// [`run`](Kernel::run) for one row of activations.
+    /// [`run`](Kernel::run) for so few rows of activations that weights need not be written down as they are unpacked.
     #[inline(always)]
-    fn multiply_row<S: Simd>(self, simd: S) {
+    fn multiply_rows<S: Simd, const N: usize>(self, simd: S) {
         let zero = simd.splat(0.0);
-        let (mut dots, mut scales, mut minimums) = ([simd.splat_bits(0); GROUPS], [zero; GROUPS], [zero; GROUPS]);
+        let (mut dots, mut scales, mut minimums) = ([[simd.splat_bits(0); N]; GROUPS], [zero; GROUPS], [zero; GROUPS]);
         let groups = F::BLOCK / F::GROUP;
         for index in self.pairs.clone() {
-            let mut sums = [zero; PAIR];
+            let mut sums = [[zero; PAIR]; N];
             for segment in 0..self.cols.div_ceil(SEGMENT) {
                 let bytes = SEGMENT / F::BLOCK * F::BYTES;
                 let blocks = SEGMENT.min(self.cols - segment * SEGMENT) / F::BLOCK;
-                let x = &self.x.segment(segment)[0];
-                for (panel, sum) in sums.iter_mut().enumerate() {
+                let Some(x) = self.x.segment(segment).first_chunk::<N>() else { unreachable!("{N} rows") };
+                let pair = [0, 1].map(|panel| self.panels.rows(index, panel).skip(segment * bytes));
+                for (panel, rows) in pair.into_iter().enumerate() {
                     let parts = (SEGMENT / F::BLOCK).max(2);
-                    let rows = self.panels.rows(index, panel).skip(segment * bytes);
                     for block in 0..blocks {
                         self.prefetch::<S>(index, segment, panel, block, parts);
                         let at = block * groups..(block + 1) * groups;
@@ -132,7 +140,9 @@ impl<F: Format> Stretch<'_, F> {
                             scales: &mut scales[at.clone()],
                             minimums: &mut minimums[at.clone()],
                         };
-                        let x = Codes { codes: &x.codes[block * F::BLOCK..][..F::BLOCK], starts: &x.rest[at] };
+                        let codes = block * F::BLOCK..(block + 1) * F::BLOCK;
+                        let x =
+                            x.each_ref().map(|x| Codes { codes: &x.codes[codes.clone()], starts: &x.rest[at.clone()] });
                         F::dots(simd, rows.skip(block * F::BYTES), x, out);
                     }
                     for part in blocks..parts {
@@ -140,11 +150,14 @@ impl<F: Format> Stretch<'_, F> {
                     }
                     for group in 0..blocks * groups {
                         let scales = [scales[group], minimums[group]];
-                        *sum = add::<S, F::Shape>(simd, x, group, dots[group], scales, *sum);
+                        for i in 0..N {
+                            let sum = &mut sums[i][panel];
+                            *sum = add::<S, F::Shape>(simd, &x[i], group, dots[group][i], scales, *sum);
+                        }
                     }
                 }
             }
-            self.panels.write(simd, index, &[sums], self.out);
+            self.panels.write(simd, index, &sums, self.out);
         }
     }
 }

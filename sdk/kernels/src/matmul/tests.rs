@@ -138,7 +138,7 @@ fn agrees_with_exact_sums_for_every_dtype_and_batch() {
     for level in Level::available() {
         for dtype in DTYPES {
             let block = dtype.block_len();
-            for n in [1, 2, 3, 5, 8, 9, 17, MANY, 79] {
+            for n in [1, 2, 3, 4, 5, 8, 9, 17, MANY, 79] {
                 check(level, dtype, 37, 3 * block, n);
             }
             for (rows, cols) in [(1, block), (15, 2 * block), (32, 11 * block), (33, 5 * block), (101, 7 * block)] {
@@ -172,7 +172,7 @@ fn a_row_alone_is_the_same_as_in_a_batch() {
             let w = Matrix { dtype, data: &bytes, rows, cols };
             let x: Vec<f32> = (0..n * cols).map(|_| random.number()).collect();
             let all = run_of(level, &w, &x, &vec![1; n]);
-            for some in [1, 2, 5, 7] {
+            for some in [1, 2, 3, 4, 5, 7, 8] {
                 for (x, all) in x.chunks(some * cols).zip(all.chunks(some * rows)) {
                     assert_eq!(run(level, &w, x), all, "{} {dtype:?}, {some} at a time", level.name());
                 }

@@ -5,7 +5,7 @@
 //! the 2- and 3-bit formats, 32 bytes hold four times 32 values, two bits each. High bits that are stored separately
 //! belong to the value at the same position in a run of 32.
 
-use super::{Codes, Dots, Expanded, Format, Shape, Unpacked, dot, eight, words};
+use super::{Codes, Dots, Expanded, Format, Shape, Unpacked, dot_each, eight, starts, words};
 use crate::simd::{Rows, Simd, half};
 
 /// scales[16] (4 bits scale, 4 bits minimum), qs[64], scale, minimum.
@@ -121,13 +121,13 @@ impl Format for Q4K {
     const HAS_DOTS: bool = true;
 
     #[inline(always)]
-    fn dots<S: Simd>(simd: S, rows: Rows<'_>, x: Codes<'_>, out: &mut Dots<'_, S>) {
+    fn dots<S: Simd, const N: usize>(simd: S, rows: Rows<'_>, x: [Codes<'_>; N], out: &mut Dots<'_, S, N>) {
         unpack_six_bit_scales(simd, rows, out.scales, out.minimums);
-        let x = words::<64>(x.codes);
-        nibble_dots::<S, 0>(simd, rows, x, out.dots);
-        nibble_dots::<S, 1>(simd, rows, x, out.dots);
-        nibble_dots::<S, 2>(simd, rows, x, out.dots);
-        nibble_dots::<S, 3>(simd, rows, x, out.dots);
+        let x = words(&x);
+        nibble_dots::<S, 0, N>(simd, rows, x, out.dots);
+        nibble_dots::<S, 1, N>(simd, rows, x, out.dots);
+        nibble_dots::<S, 2, N>(simd, rows, x, out.dots);
+        nibble_dots::<S, 3, N>(simd, rows, x, out.dots);
     }
 }
 
@@ -162,9 +162,9 @@ impl Format for Q5K {
     const HAS_DOTS: bool = true;
 
     #[inline(always)]
-    fn dots<S: Simd>(simd: S, rows: Rows<'_>, x: Codes<'_>, out: &mut Dots<'_, S>) {
+    fn dots<S: Simd, const N: usize>(simd: S, rows: Rows<'_>, x: [Codes<'_>; N], out: &mut Dots<'_, S, N>) {
         unpack_six_bit_scales(simd, rows, out.scales, out.minimums);
-        let (x, start) = (words::<64>(x.codes), simd.splat_bits(S::ORIGIN));
+        let (x, starts) = (words(&x), [simd.splat_bits(S::ORIGIN); N]);
         let (nibbles, fifth) = (simd.splat_bits(NIBBLES), simd.splat_bits(0x1010_1010));
         // The next two groups' bits are the lowest of each byte.
         let mut bits = eight(simd, rows, 16);
@@ -176,8 +176,8 @@ impl Format for Q5K {
                 high[i] = simd.or(simd.and(simd.shr(packed[i], 4), nibbles), simd.and(simd.shl(bits[i], 3), fifth));
                 bits[i] = simd.shr(bits[i], 2);
             }
-            out.dots[2 * pair] = dot::<S, Self::Shape, 8>(simd, low, x, 16 * pair, start);
-            out.dots[2 * pair + 1] = dot::<S, Self::Shape, 8>(simd, high, x, 16 * pair + 8, start);
+            out.dots[2 * pair] = dot_each::<S, Self::Shape, 8, 64, N>(simd, low, x, 16 * pair, starts);
+            out.dots[2 * pair + 1] = dot_each::<S, Self::Shape, 8, 64, N>(simd, high, x, 16 * pair + 8, starts);
         }
     }
 }
@@ -223,10 +223,9 @@ impl Format for Q6K {
     const HAS_DOTS: bool = true;
 
     #[inline(always)]
-    fn dots<S: Simd>(simd: S, rows: Rows<'_>, x: Codes<'_>, out: &mut Dots<'_, S>) {
+    fn dots<S: Simd, const N: usize>(simd: S, rows: Rows<'_>, x: [Codes<'_>; N], out: &mut Dots<'_, S, N>) {
         unpack_signed_scales(simd, rows, out.scales);
         let (nibbles, high_bits) = (simd.splat_bits(NIBBLES), simd.splat_bits(PAIRS << 4));
-        let (starts, x) = (x.starts, words::<64>(x.codes));
         for side in 0..2 {
             for part in 0..2 {
                 let first = simd.columns(rows, 64 * side + 16 * part);
@@ -242,19 +241,19 @@ impl Format for Q6K {
                 }
                 let group = 8 * side + part;
                 let [first, second, third, fourth] = codes;
-                out.dots[group] = sixteen(simd, first, x, starts, group);
-                out.dots[group + 2] = sixteen(simd, second, x, starts, group + 2);
-                out.dots[group + 4] = sixteen(simd, third, x, starts, group + 4);
-                out.dots[group + 6] = sixteen(simd, fourth, x, starts, group + 6);
+                out.dots[group] = sixteen(simd, first, &x, group);
+                out.dots[group + 2] = sixteen(simd, second, &x, group + 2);
+                out.dots[group + 4] = sixteen(simd, third, &x, group + 4);
+                out.dots[group + 6] = sixteen(simd, fourth, &x, group + 6);
             }
         }
     }
 }
 
-/// The dot product of one of Q6_K's groups.
+/// The dot products of one of Q6_K's groups.
 #[inline(always)]
-fn sixteen<S: Simd>(simd: S, codes: [S::U; 4], x: &[[i8; 4]; 64], starts: &[u32], group: usize) -> S::U {
-    dot::<S, <Q6K as Format>::Shape, 4>(simd, codes, x, 4 * group, simd.splat_bits(starts[group]))
+fn sixteen<S: Simd, const N: usize>(simd: S, codes: [S::U; 4], x: &[Codes<'_>; N], group: usize) -> [S::U; N] {
+    dot_each::<S, <Q6K as Format>::Shape, 4, 64, N>(simd, codes, words(x), 4 * group, starts(simd, x, group))
 }
 
 /// Unpacks the sixteen scales of Q6_K.
@@ -322,16 +321,21 @@ fn unpack_nibbles<S: Simd>(simd: S, rows: Rows<'_>, codes: &mut [S::U]) {
 
 /// The dot products of one of Q4_K's pairs of groups, by constant offsets.
 #[inline(always)]
-fn nibble_dots<S: Simd, const PAIR: usize>(simd: S, rows: Rows<'_>, x: &[[i8; 4]; 64], dots: &mut [S::U]) {
-    let (mask, start) = (simd.splat_bits(NIBBLES), simd.splat_bits(S::ORIGIN));
+fn nibble_dots<S: Simd, const PAIR: usize, const N: usize>(
+    simd: S,
+    rows: Rows<'_>,
+    x: [&[[i8; 4]; 64]; N],
+    dots: &mut [[S::U; N]],
+) {
+    let (mask, starts) = (simd.splat_bits(NIBBLES), [simd.splat_bits(S::ORIGIN); N]);
     let packed = eight(simd, rows, 16 + 32 * PAIR);
     let (mut low, mut high) = (packed, packed);
     for i in 0..8 {
         low[i] = simd.and(packed[i], mask);
         high[i] = simd.and(simd.shr(packed[i], 4), mask);
     }
-    dots[2 * PAIR] = dot::<S, <Q4K as Format>::Shape, 8>(simd, low, x, 16 * PAIR, start);
-    dots[2 * PAIR + 1] = dot::<S, <Q4K as Format>::Shape, 8>(simd, high, x, 16 * PAIR + 8, start);
+    dots[2 * PAIR] = dot_each::<S, <Q4K as Format>::Shape, 8, 64, N>(simd, low, x, 16 * PAIR, starts);
+    dots[2 * PAIR + 1] = dot_each::<S, <Q4K as Format>::Shape, 8, 64, N>(simd, high, x, 16 * PAIR + 8, starts);
 }
 
 /// Unpacks 64 bytes of two-bit codes.

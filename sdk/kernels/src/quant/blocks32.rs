@@ -3,7 +3,7 @@
 //! In the 4- and 5-bit formats, byte i of `qs` holds the low bits of value i (low nibble) and of value i + 16 (high
 //! nibble), and bit i of the 32-bit word `qh` is bit 4 of value i.
 
-use super::{Codes, Dots, Expanded, Format, Shape, Unpacked, dot, eight, words};
+use super::{Codes, Dots, Expanded, Format, Shape, Unpacked, dot_each, eight, starts, words};
 use crate::simd::{Rows, Simd, half};
 
 /// scale, qs[16]; offset 8.
@@ -67,7 +67,7 @@ impl Format for Q4_0 {
     const HAS_DOTS: bool = true;
 
     #[inline(always)]
-    fn dots<S: Simd>(simd: S, rows: Rows<'_>, x: Codes<'_>, out: &mut Dots<'_, S>) {
+    fn dots<S: Simd, const N: usize>(simd: S, rows: Rows<'_>, x: [Codes<'_>; N], out: &mut Dots<'_, S, N>) {
         out.scales[0] = simd.low_half(simd.columns(rows, 0)[0]);
         let (packed, mask) = (simd.columns(rows, 2), simd.splat_bits(NIBBLES));
         let mut codes = [mask; 8];
@@ -75,8 +75,7 @@ impl Format for Q4_0 {
             codes[i] = simd.and(packed[i], mask);
             codes[i + 4] = simd.and(simd.shr(packed[i], 4), mask);
         }
-        let start = simd.splat_bits(x.starts[0]);
-        out.dots[0] = dot::<S, Self::Shape, 8>(simd, codes, words::<8>(x.codes), 0, start);
+        out.dots[0] = dot_each::<S, Self::Shape, 8, 8, N>(simd, codes, words(&x), 0, starts(simd, &x, 0));
     }
 }
 
@@ -167,13 +166,12 @@ impl Format for Q8_0 {
     const HAS_DOTS: bool = true;
 
     #[inline(always)]
-    fn dots<S: Simd>(simd: S, rows: Rows<'_>, x: Codes<'_>, out: &mut Dots<'_, S>) {
+    fn dots<S: Simd, const N: usize>(simd: S, rows: Rows<'_>, x: [Codes<'_>; N], out: &mut Dots<'_, S, N>) {
         out.scales[0] = simd.low_half(simd.columns(rows, 0)[0]);
         let (mut codes, sign) = (eight(simd, rows, 2), simd.splat_bits(0x8080_8080));
         for word in &mut codes {
             *word = simd.xor(*word, sign);
         }
-        let start = simd.splat_bits(x.starts[0]);
-        out.dots[0] = dot::<S, Self::Shape, 8>(simd, codes, words::<8>(x.codes), 0, start);
+        out.dots[0] = dot_each::<S, Self::Shape, 8, 8, N>(simd, codes, words(&x), 0, starts(simd, &x, 0));
     }
 }

@@ -6,8 +6,8 @@
 //! twice: [`expand`](Format::expand) handles one block of one row, in plain code that is easy to check;
 //! [`unpack`](Format::unpack) handles one block of as many rows as a vector has lanes, one row per lane, which takes
 //! only masks, shifts and small tables once the rows' words are transposed. Tests compare the two. Common formats also
-//! have [`dots`](Format::dots), which multiplies codes by a single row of activations without storing them; its results
-//! are those of the same row in a batch, to the last bit.
+//! have [`dots`](Format::dots), which multiplies codes by a few rows of activations without storing them; its results
+//! are those of the same rows in a larger batch, to the last bit.
 
 mod blocks256;
 mod blocks32;
@@ -76,10 +76,10 @@ pub(super) trait Format: Sync + Send + 'static {
     /// The format has [`dots`](Self::dots).
     const HAS_DOTS: bool = false;
 
-    /// Multiplies one block of each of `LANES` rows by one row of activations. Codes are used as they are unpacked and
-    /// stay in registers, which pays where they are used once.
+    /// Multiplies one block of each of `LANES` rows by `N` rows of activations. Codes are used as they are unpacked and
+    /// stay in registers, which pays where they are used a few times.
     #[inline(always)]
-    fn dots<S: Simd>(_simd: S, _rows: Rows<'_>, _x: Codes<'_>, _out: &mut Dots<'_, S>) {
+    fn dots<S: Simd, const N: usize>(_simd: S, _rows: Rows<'_>, _x: [Codes<'_>; N], _out: &mut Dots<'_, S, N>) {
         unreachable!("called only if HAS_DOTS");
     }
 }
@@ -104,7 +104,7 @@ pub(super) struct Unpacked<'a, S: Simd> {
     pub(super) minimums: &'a mut [S::F],
 }
 
-/// The activations that a block is multiplied by.
+/// A row of activations that a block is multiplied by.
 #[derive(Clone, Copy)]
 pub(super) struct Codes<'a> {
     pub(super) codes: &'a [i8],
@@ -112,21 +112,46 @@ pub(super) struct Codes<'a> {
     pub(super) starts: &'a [u32],
 }
 
-/// One block of `LANES` rows times a row of activations: lane `r` of `dots[g]` is the product of row `r`'s group `g`,
-/// offset by `S::ORIGIN`.
-pub(super) struct Dots<'a, S: Simd> {
-    pub(super) dots: &'a mut [S::U],
+/// One block of `LANES` rows times `N` rows of activations: lane `r` of `dots[g][i]` is the product of row `r`'s group `g` and
+/// of activations `i`, offset by `S::ORIGIN`.
+pub(super) struct Dots<'a, S: Simd, const N: usize> {
+    pub(super) dots: &'a mut [[S::U; N]],
     pub(super) scales: &'a mut [S::F],
     pub(super) minimums: &'a mut [S::F],
 }
 
 /// Activations by fours.
 #[inline(always)]
-fn words<const N: usize>(codes: &[i8]) -> &[[i8; 4]; N] {
-    match codes.as_chunks::<4>().0.first_chunk() {
+fn words<'a, const WORDS: usize, const N: usize>(x: &[Codes<'a>; N]) -> [&'a [[i8; 4]; WORDS]; N] {
+    x.map(|x| match x.codes.as_chunks::<4>().0.first_chunk() {
         Some(words) => words,
-        None => unreachable!("a block has {} values", 4 * N),
+        None => unreachable!("a block has {} values", 4 * WORDS),
+    })
+}
+
+/// What the dot products of a group start with if the format has no minimums.
+#[inline(always)]
+fn starts<S: Simd, const N: usize>(simd: S, x: &[Codes<'_>; N], group: usize) -> [S::U; N] {
+    let mut starts = [simd.splat_bits(0); N];
+    for i in 0..N {
+        starts[i] = simd.splat_bits(x[i].starts[group]);
     }
+    starts
+}
+
+/// [`dot`] of the same codes with each row of activations.
+#[inline(always)]
+fn dot_each<S: Simd, L: Layout, const WORDS: usize, const ALL: usize, const N: usize>(
+    simd: S,
+    codes: [S::U; WORDS],
+    x: [&[[i8; 4]; ALL]; N],
+    first: usize,
+    mut sums: [S::U; N],
+) -> [S::U; N] {
+    for i in 0..N {
+        sums[i] = dot::<S, L, WORDS>(simd, codes, x[i], first, sums[i]);
+    }
+    sums
 }
 
 /// 32 bytes of each row by fours.
