@@ -65,7 +65,7 @@ pub fn encode_into<T: Serialize>(message: &T, frames: &mut Vec<u8>) -> Result<()
     encoded
 }
 
-/// The end of a buffer.
+/// Lends the end of a buffer to postcard, which wants to own what it extends.
 struct End<'a>(&'a mut Vec<u8>);
 
 impl Extend<u8> for End<'_> {
@@ -74,6 +74,7 @@ impl Extend<u8> for End<'_> {
     }
 }
 
+/// [`encode_into`] that leaves what it has written where it fails.
 fn append<T: Serialize>(message: &T, frames: &mut Vec<u8>) -> Result<(), WireError> {
     let header = frames.len();
     frames.extend_from_slice(&[0; HEADER_BYTES]);

@@ -171,10 +171,9 @@ impl Tower for GlmVision {
     }
 
     fn angles(&self, batch: &PatchBatch, step: &Step<'_>) -> Result<Option<Angles>> {
-        let places = batch.grids().flat_map(|grid| {
-            (0..grid.height).flat_map(move |row| (0..grid.width).map(move |column| [0, row as u32, column as u32]))
-        });
-        self.rope.angles_at(&places.collect::<Vec<_>>(), step).map(Some)
+        let of = |(_, [row, column]): (_, [usize; 2])| [0, row as u32, column as u32];
+        let places: Vec<_> = batch.places(&(0..batch.patches())).into_iter().map(of).collect();
+        self.rope.angles_at(&places, step).map(Some)
     }
 
     fn blocks(&self) -> &[VitBlock] {

@@ -394,3 +394,15 @@ impl Engine {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::chunk_max;
+
+    #[test]
+    fn chunks_are_longer_where_one_device_takes_them_whole() {
+        for (device, tokens) in [("cpu", 1024), ("cuda:0", 1024), ("cuda:0+cuda:1", 512), ("metal:0", 512)] {
+            assert_eq!(chunk_max(device), tokens, "{device}");
+        }
+    }
+}

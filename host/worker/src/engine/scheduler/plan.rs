@@ -16,6 +16,7 @@ pub struct Config {
     /// Minimum number of prompt tokens in a step that has any, however slow the machine: prompts must get done. Above 1
     /// it may break `stretch`: on two CPU cores a prompt token takes about a third of a single stream's step.
     pub chunk_min: usize,
+    /// Maximum number of prompt tokens in a step, however fast the machine.
     pub chunk_max: usize,
     /// Factor by which a prefill chunk may lengthen a step beside streams.
     pub stretch: f64,
