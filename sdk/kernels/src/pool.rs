@@ -3,7 +3,8 @@
 //! A decode step is about two hundred short parallel loops with almost nothing between them, so what matters is how
 //! fast workers start and how little they disturb when idle: they spin for some tens of microseconds after a loop and
 //! then sleep. The caller works too and never waits for a worker that has not started: it closes the gate when no tasks
-//! are left, and waits only for workers already inside. The pool also carries the instruction set for its kernels,
+//! are left, and waits only for workers already inside. Each thread has its share of the tasks, which it counts in a cache
+//! line of its own, and takes what others have left when that is done. The pool also carries the instruction set for its kernels,
 //! because every kernel has a pool at hand and tests want to choose.
 
 use std::any::{Any, type_name_of_val};
@@ -285,16 +286,27 @@ struct Job {
     tasks: usize,
 }
 
-/// The gate is one word: the number of workers inside, an open flag, and the loop's number.
-const INSIDE_MASK: u64 = 0xffff_ffff;
-const OPEN: u64 = 1 << 32;
-const LOOP: u64 = 1 << 33;
+/// The gate is one word, which only the caller changes: an open flag, and the loop's number.
+const OPEN: u64 = 1;
+const LOOP: u64 = 2;
+
+/// What a thread writes for others to see. Each has lines of its own (processors fetch them in pairs), as a line that many
+/// threads write is handed from core to core for each of their tasks.
+#[derive(Default)]
+#[repr(align(128))]
+struct Seat {
+    /// True while the thread works on a loop.
+    inside: AtomicBool,
+    /// How many of the seat's tasks were taken: those numbers that leave the seat's own when divided by the number of seats.
+    taken: AtomicUsize,
+}
 
 struct Shared {
     timeline: Timeline,
+    /// One for each thread, the first for the caller.
+    seats: Box<[Seat]>,
     gate: AtomicU64,
     job: UnsafeCell<Option<Job>>,
-    next: AtomicUsize,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     sleepers: AtomicUsize,
     asleep: Mutex<()>,
@@ -315,9 +327,9 @@ impl Shared {
     fn new(threads: usize) -> Self {
         Self {
             timeline: Timeline::new(threads),
+            seats: (0..threads.max(1)).map(|_| Seat::default()).collect(),
             gate: AtomicU64::new(0),
             job: UnsafeCell::new(None),
-            next: AtomicUsize::new(0),
             panic: Mutex::new(None),
             sleepers: AtomicUsize::new(0),
             asleep: Mutex::new(()),
@@ -328,69 +340,80 @@ impl Shared {
 
     fn run(&self, job: Job) {
         let start = self.timeline.now();
-        // SAFETY: the caller holds the turn, and the previous loop left the gate closed and empty.
+        // SAFETY: the caller holds the turn, and the previous loop left the gate closed and nobody inside.
         unsafe { *self.job.get() = Some(job) };
-        self.next.store(0, Ordering::Relaxed);
-        let gate = self.gate.load(Ordering::Relaxed);
-        self.gate.store(gate.wrapping_add(LOOP) | OPEN, Ordering::SeqCst);
+        for seat in &self.seats {
+            seat.taken.store(0, Ordering::Relaxed);
+        }
+        let gate = self.gate.load(Ordering::Relaxed).wrapping_add(LOOP) | OPEN;
+        self.gate.store(gate, Ordering::SeqCst);
         if self.sleepers.load(Ordering::SeqCst) > 0 {
             drop(lock(&self.asleep));
             self.wake.notify_all();
         }
-        self.take_tasks(job);
+        self.take_tasks(0, job);
         let worked = self.timeline.record(0, Some(job.name), start);
-        self.gate.fetch_and(!OPEN, Ordering::AcqRel);
-        let mut turns = 0u32;
-        while self.gate.load(Ordering::Acquire) & INSIDE_MASK != 0 {
-            turns += 1;
-            if turns < 1 << 14 { std::hint::spin_loop() } else { thread::yield_now() }
+        self.gate.store(gate & !OPEN, Ordering::SeqCst);
+        for seat in &self.seats[1..] {
+            let mut turns = 0u32;
+            while seat.inside.load(Ordering::SeqCst) {
+                turns += 1;
+                if turns < 1 << 14 { std::hint::spin_loop() } else { thread::yield_now() }
+            }
         }
         self.timeline.record(0, None, worked);
-        // SAFETY: as above; the gate is closed and empty again.
+        // SAFETY: as above; the gate is closed and nobody inside again.
         unsafe { *self.job.get() = None };
         if let Some(panic) = lock(&self.panic).take() {
             resume_unwind(panic);
         }
     }
 
-    fn take_tasks(&self, job: Job) {
+    /// Works on the tasks of a thread's own seat, and then on what others have left.
+    fn take_tasks(&self, thread: usize, job: Job) {
         INSIDE.set(true);
         let result = catch_unwind(AssertUnwindSafe(|| {
-            loop {
-                let index = self.next.fetch_add(1, Ordering::Relaxed);
-                if index >= job.tasks {
-                    break;
+            let (before, from) = self.seats.split_at(thread);
+            for (seat, taken) in from.iter().chain(before).enumerate() {
+                let first = (thread + seat) % self.seats.len();
+                // To look first is cheaper: at the end of a loop nothing is left at most seats.
+                while first + taken.taken.load(Ordering::Relaxed) * self.seats.len() < job.tasks {
+                    let index = first + taken.taken.fetch_add(1, Ordering::Relaxed) * self.seats.len();
+                    if index < job.tasks {
+                        (job.task)(index);
+                    }
                 }
-                (job.task)(index);
             }
         }));
         INSIDE.set(false);
         if let Err(panic) = result {
-            self.next.store(job.tasks, Ordering::Relaxed);
+            for seat in &self.seats {
+                seat.taken.store(job.tasks, Ordering::Relaxed);
+            }
             lock(&self.panic).get_or_insert(panic);
         }
     }
 
     fn work(&self, thread: usize) {
-        let mut seen = 0;
-        while let Some(number) = self.enter(seen) {
+        let (mut seen, seat) = (0, &self.seats[thread]);
+        while let Some(number) = self.enter(seat, seen) {
             seen = number;
             // SAFETY: this thread is inside the gate, so the caller does not change the job.
             if let Some(job) = unsafe { *self.job.get() } {
                 let start = self.timeline.now();
-                self.take_tasks(job);
+                self.take_tasks(thread, job);
                 self.timeline.record(thread, Some(job.name), start);
             }
-            self.gate.fetch_sub(1, Ordering::Release);
+            seat.inside.store(false, Ordering::Release);
         }
     }
 
     /// Waits for a loop other than `seen` and enters the gate; `None` when the pool is being dropped.
-    fn enter(&self, seen: u64) -> Option<u64> {
+    fn enter(&self, seat: &Seat, seen: u64) -> Option<u64> {
         let mut since = None;
         loop {
             for _ in 0..64 {
-                if let Some(number) = self.try_enter(seen) {
+                if let Some(number) = self.try_enter(seat, seen) {
                     return Some(number);
                 }
                 std::hint::spin_loop();
@@ -405,14 +428,18 @@ impl Shared {
         }
     }
 
-    fn try_enter(&self, seen: u64) -> Option<u64> {
-        let mut gate = self.gate.load(Ordering::SeqCst);
-        while gate & OPEN != 0 && gate / LOOP != seen {
-            match self.gate.compare_exchange_weak(gate, gate + 1, Ordering::AcqRel, Ordering::Relaxed) {
-                Ok(_) => return Some(gate / LOOP),
-                Err(now) => gate = now,
-            }
+    /// Enters an open gate. A worker says that it is inside and then looks at the gate again, and the caller closes the gate
+    /// and then looks who is inside: so one of them sees the other.
+    fn try_enter(&self, seat: &Seat, seen: u64) -> Option<u64> {
+        let gate = self.gate.load(Ordering::Acquire);
+        if !is_open(gate, seen) {
+            return None;
         }
+        seat.inside.store(true, Ordering::SeqCst);
+        if self.gate.load(Ordering::SeqCst) == gate {
+            return Some(gate / LOOP);
+        }
+        seat.inside.store(false, Ordering::Release);
         None
     }
 
@@ -420,14 +447,18 @@ impl Shared {
         let mut guard = lock(&self.asleep);
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         while !self.stop.load(Ordering::SeqCst) {
-            let gate = self.gate.load(Ordering::SeqCst);
-            if gate & OPEN != 0 && gate / LOOP != seen {
+            if is_open(self.gate.load(Ordering::SeqCst), seen) {
                 break;
             }
             guard = self.wake.wait(guard).unwrap_or_else(PoisonError::into_inner);
         }
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
     }
+}
+
+/// True while a loop other than `seen` runs.
+fn is_open(gate: u64, seen: u64) -> bool {
+    gate & OPEN != 0 && gate / LOOP != seen
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
