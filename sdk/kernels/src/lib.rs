@@ -37,9 +37,7 @@ pub use experts::{Expert, Glu, Layer, combine, experts};
 pub use kv::{Kv, KvLayout, KvMut, Span, load_kv, store_kv};
 pub use kv_packed::Packing;
 pub use low_rank::{Change, Factors, Input, low_rank};
-pub use matmul::{
-    Matrix, Product, dequantize, dequantize_row, each_group, matmul, matmul_all, matmul_heads, matmul_of,
-};
+pub use matmul::{Matrix, dequantize, dequantize_row, each_group, matmul, matmul_all, matmul_heads, matmul_of};
 pub use norm::{layer_norm, rms_norm};
 pub use pool::Pool;
 pub use quant::levels;

@@ -3,9 +3,11 @@
 //! A scale covers 32 values, even where weights have blocks of 256: a single scale for all of those would have to cover
 //! the largest, and models have individual activations far larger than the rest.
 
+use std::cell::RefCell;
+
 use super::super::pool::Pool;
 use super::super::quant::{Format, GROUPS, Layout, SEGMENT};
-use super::super::simd::{Kernel, Level, Simd, based};
+use super::super::simd::{Kernel, Simd, based};
 
 /// Values per scale.
 pub(super) const SHARE: usize = 32;
@@ -13,6 +15,14 @@ pub(super) const SHARE: usize = 32;
 /// Bytes of activations used together, so that they stay in a core's L2 cache: every pair of panels passes over all of
 /// them.
 const CACHE: usize = 1 << 19;
+
+/// Buffers that a thread keeps for the next activations, as to clear new ones takes as long as to fill them.
+const KEPT: usize = 3;
+const KEPT_PIECES: usize = (2 << 20) / size_of::<Piece>();
+
+thread_local! {
+    static FREE: RefCell<Vec<Vec<Piece>>> = const { RefCell::new(Vec::new()) };
+}
 
 /// One segment of one row: `value = code · scale`.
 #[derive(Clone)]
@@ -39,10 +49,31 @@ impl Piece {
     }
 }
 
+/// How a format wants its activations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Rounding {
+    /// Values per group of the weights.
+    group: usize,
+    /// Weights have minimums, so groups of activations need their sums.
+    minimums: bool,
+    /// How much too high the weights' codes are.
+    offset: i32,
+}
+
+impl Rounding {
+    pub(super) fn of<S: Simd, F: Format>() -> Self {
+        let minimums = <F::Shape as Layout>::MINIMUMS;
+        let is_wide = S::WIDE_IS_SIGNED && <F::Shape as Layout>::CODE_MAX > 127;
+        Self { group: F::GROUP, minimums, offset: if is_wide { 0 } else { i32::from(F::OFFSET) } }
+    }
+}
+
 /// All rows of the first segment, then all rows of the second, and so on: the order in which panels consume them.
 pub(super) struct Activations {
     pieces: Vec<Piece>,
     pub(super) n: usize,
+    pub(super) cols: usize,
+    pub(super) rounding: Rounding,
 }
 
 impl Activations {
@@ -53,21 +84,27 @@ impl Activations {
         n.div_ceil((n / most).max(1))
     }
 
-    /// Quantizes activations for weights of a format whose codes are `offset` too high.
-    pub(super) fn quantize<F: Format>(pool: &Pool, x: &[f32], cols: usize, offset: i32) -> Self {
+    pub(super) fn quantize(pool: &Pool, x: &[f32], cols: usize, rounding: Rounding) -> Self {
         let n = x.len() / cols;
-        let mut pieces = vec![EMPTY; n * cols.div_ceil(SEGMENT)];
+        let len = n * cols.div_ceil(SEGMENT);
+        let mut pieces = FREE.with_borrow_mut(Vec::pop).unwrap_or_default();
+        // What a short last segment leaves unwritten is not read.
+        pieces.resize(len.max(pieces.len()), EMPTY);
         let level = pool.level();
         // Below a few thousand values, another thread costs more than it gains.
         let rows = (1_usize << 14).div_ceil(SEGMENT).max(n.div_ceil(8));
-        pool.run_pieces(&mut pieces, rows, |task, pieces| {
+        pool.run_pieces(&mut pieces[..len], rows, |task, pieces| {
             for (i, piece) in pieces.iter_mut().enumerate() {
                 let (segment, row) = ((task * rows + i) / n, (task * rows + i) % n);
                 let values = &x[row * cols + segment * SEGMENT..row * cols + cols.min((segment + 1) * SEGMENT)];
-                quantize_piece::<F>(level, values, offset, piece);
+                match rounding.group {
+                    16 => level.run(Quantize::<16> { values, rounding, piece }),
+                    SHARE => level.run(Quantize::<SHARE> { values, rounding, piece }),
+                    group => unreachable!("groups have 16 or {SHARE} values, not {group}"),
+                }
             }
         });
-        Self { pieces, n }
+        Self { pieces, n, cols, rounding }
     }
 
     /// Returns every row's piece of a segment.
@@ -76,25 +113,27 @@ impl Activations {
     }
 }
 
-fn quantize_piece<F: Format>(level: Level, values: &[f32], offset: i32, piece: &mut Piece) {
-    match F::GROUP {
-        16 => level.run(Quantize::<16> { values, offset, minimums: <F::Shape as Layout>::MINIMUMS, piece }),
-        SHARE => level.run(Quantize::<SHARE> { values, offset, minimums: <F::Shape as Layout>::MINIMUMS, piece }),
-        group => unreachable!("groups have 16 or {SHARE} values, not {group}"),
+impl Drop for Activations {
+    fn drop(&mut self) {
+        let pieces = std::mem::take(&mut self.pieces);
+        FREE.with_borrow_mut(|free| {
+            if free.len() < KEPT && pieces.len() <= KEPT_PIECES {
+                free.push(pieces);
+            }
+        });
     }
 }
 
 struct Quantize<'a, const GROUP: usize> {
     values: &'a [f32],
-    offset: i32,
-    minimums: bool,
+    rounding: Rounding,
     piece: &'a mut Piece,
 }
 
 impl<S: Simd, const GROUP: usize> Kernel<S> for Quantize<'_, GROUP> {
     #[inline(always)]
     fn run(self, simd: S) {
-        let Self { values, offset, minimums, piece } = self;
+        let Self { values, rounding: Rounding { minimums, offset, .. }, piece } = self;
         // Index loops over vectors, because iterator adaptors are not always inlined into a kernel.
         let (shares, _) = values.as_chunks::<SHARE>();
         let groups = SHARE / GROUP;

@@ -4,43 +4,41 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::super::float::{BF16, Dense, F16, F32, Fp8};
-use super::super::pool::{Disjoint, Pool};
 use super::super::simd::{Kernel, Simd};
 use super::super::tile::{PAIR, TILE, in_tiles, tile};
-use super::Matrix;
+use super::Output;
 use super::panels::Panels;
+use super::vectors::Task;
 use pensieve_weights::Dtype;
 
 /// Columns per step: a pair of panels of this width leaves room in the L1 cache.
 const SEGMENT: usize = 128;
 
-pub(super) fn multiply(pool: &Pool, w: &Matrix<'_>, x: &[f32], out: &mut [f32]) {
-    match w.dtype {
-        Dtype::F16 => pool.level().run(Multiply::<F16> { pool, w, x, out, format: PhantomData }),
-        Dtype::BF16 => pool.level().run(Multiply::<BF16> { pool, w, x, out, format: PhantomData }),
-        Dtype::Fp8 => pool.level().run(Multiply::<Fp8> { pool, w, x, out, format: PhantomData }),
-        _ => pool.level().run(Multiply::<F32> { pool, w, x, out, format: PhantomData }),
+/// Computes pairs of panels times the whole batch, which has so many columns.
+pub(super) fn task<'a, S: Simd + 'a>(
+    simd: S,
+    dtype: Dtype,
+    panels: Panels<'a>,
+    x: (&'a [f32], usize),
+    out: Output<'a>,
+) -> Task<'a> {
+    match dtype {
+        Dtype::F16 => task_of::<S, F16>(simd, panels, x, out),
+        Dtype::BF16 => task_of::<S, BF16>(simd, panels, x, out),
+        Dtype::Fp8 => task_of::<S, Fp8>(simd, panels, x, out),
+        _ => task_of::<S, F32>(simd, panels, x, out),
     }
 }
 
-struct Multiply<'a, F> {
-    pool: &'a Pool,
-    w: &'a Matrix<'a>,
-    x: &'a [f32],
-    out: &'a mut [f32],
-    format: PhantomData<F>,
-}
-
-impl<S: Simd, F: Dense> Kernel<S> for Multiply<'_, F> {
-    #[inline(always)]
-    fn run(self, simd: S) {
-        let panels = Panels::new(self.w, S::LANES);
-        let out = Disjoint::new(self.out);
-        let (x, cols) = (self.x, self.w.cols);
-        panels.share(self.pool, |pairs| {
-            simd.enter(Stretch::<F> { panels: &panels, pairs, cols, x, out: &out, format: PhantomData });
-        });
-    }
+fn task_of<'a, S: Simd + 'a, F: Dense + 'a>(
+    simd: S,
+    panels: Panels<'a>,
+    (x, cols): (&'a [f32], usize),
+    out: Output<'a>,
+) -> Task<'a> {
+    Box::new(move |pairs| {
+        simd.enter(Stretch::<F> { panels: &panels, pairs, cols, x, out: &out, format: PhantomData });
+    })
 }
 
 /// Some pairs of panels times the whole batch.
@@ -49,7 +47,7 @@ struct Stretch<'a, F> {
     pairs: Range<usize>,
     cols: usize,
     x: &'a [f32],
-    out: &'a Disjoint<'a, f32>,
+    out: &'a Output<'a>,
     format: PhantomData<F>,
 }
 

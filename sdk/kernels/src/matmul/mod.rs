@@ -14,13 +14,15 @@ mod quantized;
 mod tests;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
+mod vectors;
 
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 pub use heads::matmul_heads;
 
 use super::float::{BF16, Dense, F16, F32, Fp8};
-use super::pool::Pool;
+use super::pool::{Disjoint, Pool};
 use super::quant::{Expanded, Format, Layout, with_format};
 use super::tile::MANY;
 use pensieve_error::{Error, Result};
@@ -39,12 +41,14 @@ pub struct Matrix<'a> {
     pub cols: usize,
 }
 
-/// One of several products of the same activations.
-#[derive(Debug)]
-pub struct Product<'a> {
-    pub weight: Matrix<'a>,
-    pub out: &'a mut [f32],
+/// One of several products of the same activations. All of its result is written.
+struct Product<'a> {
+    weight: Matrix<'a>,
+    out: &'a mut [MaybeUninit<f32>],
 }
+
+/// A result that tasks write in parallel.
+type Output<'a> = Disjoint<'a, MaybeUninit<f32>>;
 
 /// Computes `out[n, rows] = x[n, cols] · wᵀ`, for rows that come together: `MANY` of them are computed by the matrix unit,
 /// if the pool has one. Among fewer, and among more, each result row is bitwise independent of the other rows.
@@ -59,12 +63,31 @@ pub fn matmul(pool: &Pool, w: &Matrix<'_>, x: &[f32], n: usize, out: &mut [f32])
 /// As [`matmul`], for stretches of rows of these lengths: each counts its own rows only. So a row is the same whatever else
 /// is in the batch.
 pub fn matmul_of(pool: &Pool, w: &Matrix<'_>, x: &[f32], stretches: &[usize], out: &mut [f32]) {
-    matmul_all(pool, &mut [Product { weight: *w, out }], x, stretches);
+    multiply(pool, &mut [Product { weight: *w, out: unwritten(out) }], x, stretches);
 }
 
 /// As [`matmul_of`], for several products of the same activations, which are packed once. Their weights have the same
 /// number of columns.
-pub fn matmul_all(pool: &Pool, products: &mut [Product<'_>], x: &[f32], stretches: &[usize]) {
+pub fn matmul_all(pool: &Pool, weights: &[Matrix<'_>], x: &[f32], stretches: &[usize]) -> Vec<Vec<f32>> {
+    let n = stretches.iter().sum::<usize>();
+    let mut outs: Vec<Vec<f32>> = weights.iter().map(|w| Vec::with_capacity(n * w.rows)).collect();
+    let rooms = weights.iter().zip(&mut outs);
+    let products = rooms.map(|(w, out)| Product { weight: *w, out: &mut out.spare_capacity_mut()[..n * w.rows] });
+    multiply(pool, &mut products.collect::<Vec<_>>(), x, stretches);
+    for (w, out) in weights.iter().zip(&mut outs) {
+        // SAFETY: that many outputs were written.
+        unsafe { out.set_len(n * w.rows) };
+    }
+    outs
+}
+
+/// Values to be written over.
+fn unwritten(values: &mut [f32]) -> &mut [MaybeUninit<f32>] {
+    // SAFETY: these have the same layout, and nothing but numbers is written here.
+    unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), values.len()) }
+}
+
+fn multiply(pool: &Pool, products: &mut [Product<'_>], x: &[f32], stretches: &[usize]) {
     let n = stretches.iter().sum::<usize>();
     let Some(cols) = products.first().map(|product| product.weight.cols) else { return };
     assert_eq!(Some(x.len()), n.checked_mul(cols), "activations for {n} rows of {cols}");
@@ -80,7 +103,7 @@ pub fn matmul_all(pool: &Pool, products: &mut [Product<'_>], x: &[f32], stretche
         );
         assert_eq!(Some(out.len()), n.checked_mul(w.rows), "outputs for {n} rows of {}", w.rows);
         if cols == 0 {
-            out.fill(0.0);
+            out.fill(MaybeUninit::new(0.0));
         }
     }
     let mut products: Vec<Product<'_>> = part(products, 0..n).filter(|product| !product.out.is_empty()).collect();
@@ -111,14 +134,15 @@ pub fn matmul_all(pool: &Pool, products: &mut [Product<'_>], x: &[f32], stretche
         let n = together.len() / cols;
         let mut outs: Vec<Vec<f32>> = products.iter().map(|product| vec![0.0; n * product.weight.rows]).collect();
         let in_turn = products.iter().zip(&mut outs);
-        let mut in_turn: Vec<_> = in_turn.map(|(product, out)| Product { weight: product.weight, out }).collect();
+        let mut in_turn: Vec<_> =
+            in_turn.map(|(product, out)| Product { weight: product.weight, out: unwritten(out) }).collect();
         of_kind(pool, &mut in_turn, kind, &together, 0..n);
         for (product, out) in products.iter_mut().zip(&outs) {
             let mut rest = &out[..];
             for rows in rows() {
                 let (some, others) = rest.split_at(rows.len() * product.weight.rows);
                 let width = product.weight.rows;
-                product.out[rows.start * width..rows.end * width].copy_from_slice(some);
+                product.out[rows.start * width..rows.end * width].write_copy_of_slice(some);
                 rest = others;
             }
         }
@@ -146,9 +170,7 @@ fn of_kind(pool: &Pool, products: &mut [Product<'_>], many: bool, x: &[f32], row
             continue;
         }
         let _ = many;
-        for Product { weight: w, out } in &mut products {
-            with_format!(w.dtype, F => quantized::multiply::<F>(pool, w, x, out), dense::multiply(pool, w, x, out));
-        }
+        vectors::multiply(pool, &mut products, x);
     }
 }
 

@@ -4,14 +4,12 @@
 //! twice. The last pair of a matrix ends at its last row and may therefore start inside the previous pair: rows of both
 //! are computed twice and written once. A matrix with fewer rows than a pair is copied and padded with empty rows.
 
-use std::any::type_name_of_val;
 use std::borrow::Cow;
 use std::ops::Range;
 
-use super::super::pool::{Disjoint, Pool};
 use super::super::simd::{Rows, Simd, prefetch};
 use super::super::tile::PAIR;
-use super::Matrix;
+use super::{Matrix, Output};
 
 /// Prefetch distance in steps: a few microseconds.
 const AHEAD: usize = 4;
@@ -36,13 +34,8 @@ impl<'a> Panels<'a> {
         Self { data, row_bytes, rows: w.rows, pair_rows }
     }
 
-    /// Calls `task` with ranges of pairs that cover all of them, each long enough to read memory sequentially and short
-    /// enough that threads finish together.
-    pub(super) fn share(&self, pool: &Pool, task: impl Fn(Range<usize>) + Sync) {
-        let pairs = self.rows.div_ceil(self.pair_rows);
-        let stretch = pairs.div_ceil(8 * pool.threads());
-        let each = |index| task(index * stretch..pairs.min((index + 1) * stretch));
-        pool.run_named(type_name_of_val(&task), pairs.div_ceil(stretch), &each);
+    pub(super) fn pairs(&self) -> usize {
+        self.rows.div_ceil(self.pair_rows)
     }
 
     /// The rows of one panel, and everything after them in the matrix.
@@ -91,7 +84,7 @@ impl<'a> Panels<'a> {
 
     /// Prefetches the destination of [`write`](Self::write) for rows of the batch.
     #[inline(always)]
-    pub(super) fn prefetch_out(&self, pair: usize, rows: Range<usize>, out: &Disjoint<'_, f32>) {
+    pub(super) fn prefetch_out(&self, pair: usize, rows: Range<usize>, out: &Output<'_>) {
         for row in rows {
             let start = row * self.rows + self.first(pair);
             for offset in [0, self.pair_rows / 2, self.pair_rows - 1] {
@@ -103,7 +96,7 @@ impl<'a> Panels<'a> {
     /// Prefetches a pair's destination for whole lines that are about to be written: they come for this core alone.
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
-    pub(super) fn prefetch_to_write(&self, pair: usize, rows: Range<usize>, out: &Disjoint<'_, f32>) {
+    pub(super) fn prefetch_to_write(&self, pair: usize, rows: Range<usize>, out: &Output<'_>) {
         for row in rows {
             for offset in (0..self.pair_rows).step_by(16) {
                 super::super::simd::prefetch_to_write(out.at(row * self.rows + pair * self.pair_rows + offset));
@@ -119,21 +112,17 @@ impl<'a> Panels<'a> {
 
     /// Writes a pair's sums for each row of the batch.
     #[inline(always)]
-    pub(super) fn write<S: Simd>(&self, simd: S, pair: usize, sums: &[[S::F; PAIR]], out: &Disjoint<'_, f32>) {
+    pub(super) fn write<S: Simd>(&self, simd: S, pair: usize, sums: &[[S::F; PAIR]], out: &Output<'_>) {
         let mut lanes = [0.0; 64];
         let wanted = pair * self.pair_rows..self.rows.min((pair + 1) * self.pair_rows);
         let skipped = wanted.start - self.first(pair);
         for (i, sums) in sums.iter().enumerate() {
+            for (panel, sum) in sums.iter().enumerate() {
+                simd.store(*sum, &mut lanes[panel * S::LANES..]);
+            }
             // SAFETY: each row's columns of a pair belong to that pair, and each pair to one task.
             let out = unsafe { out.range(i * self.rows + wanted.start..i * self.rows + wanted.end) };
-            let whole = out.len() == self.pair_rows;
-            let to = if whole { &mut *out } else { &mut lanes };
-            for (panel, sum) in sums.iter().enumerate() {
-                simd.store(*sum, &mut to[panel * S::LANES..]);
-            }
-            if !whole {
-                out.copy_from_slice(&lanes[skipped..skipped + wanted.len()]);
-            }
+            out.write_copy_of_slice(&lanes[skipped..skipped + wanted.len()]);
         }
     }
 }

@@ -3,41 +3,24 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::super::pool::{Disjoint, Pool};
 use super::super::quant::{Codes, Dots, Format, GROUPS, Layout, SEGMENT, Unpacked};
 use super::super::simd::{Kernel, Rows, Simd};
 use super::super::tile::{PAIR, TILE, in_tiles};
-use super::Matrix;
+use super::Output;
 use super::activations::{Activations, Piece, SHARE};
 use super::panels::Panels;
+use super::vectors::Task;
 
-pub(super) fn multiply<F: Format>(pool: &Pool, w: &Matrix<'_>, x: &[f32], out: &mut [f32]) {
-    let batch = Activations::batch(x.len() / w.cols, w.cols);
-    for (x, out) in x.chunks(batch * w.cols).zip(out.chunks_mut(batch * w.rows)) {
-        pool.level().run(Multiply::<F> { pool, w, x, out, format: PhantomData });
-    }
-}
-
-struct Multiply<'a, F> {
-    pool: &'a Pool,
-    w: &'a Matrix<'a>,
-    x: &'a [f32],
-    out: &'a mut [f32],
-    format: PhantomData<F>,
-}
-
-impl<S: Simd, F: Format> Kernel<S> for Multiply<'_, F> {
-    #[inline(always)]
-    fn run(self, simd: S) {
-        let offset = if S::WIDE_IS_SIGNED && <F::Shape as Layout>::CODE_MAX > 127 { 0 } else { i32::from(F::OFFSET) };
-        let x = Activations::quantize::<F>(self.pool, self.x, self.w.cols, offset);
-        let panels = Panels::new(self.w, S::LANES);
-        let out = Disjoint::new(self.out);
-        let cols = self.w.cols;
-        panels.share(self.pool, |pairs| {
-            simd.enter(Stretch::<F> { panels: &panels, pairs, cols, x: &x, out: &out, format: PhantomData });
-        });
-    }
+/// Computes pairs of panels times the whole batch.
+pub(super) fn task<'a, S: Simd + 'a, F: Format + 'a>(
+    simd: S,
+    panels: Panels<'a>,
+    x: &'a Activations,
+    out: Output<'a>,
+) -> Task<'a> {
+    Box::new(move |pairs| {
+        simd.enter(Stretch::<F> { panels: &panels, pairs, x, out: &out, format: PhantomData });
+    })
 }
 
 /// An unpacked segment of a panel.
@@ -52,9 +35,8 @@ pub(super) struct Panel<S: Simd> {
 struct Stretch<'a, F> {
     panels: &'a Panels<'a>,
     pairs: Range<usize>,
-    cols: usize,
     x: &'a Activations,
-    out: &'a Disjoint<'a, f32>,
+    out: &'a Output<'a>,
     format: PhantomData<F>,
 }
 
@@ -77,10 +59,10 @@ impl<S: Simd, F: Format> Kernel<S> for Stretch<'_, F> {
         let mut sums = vec![[zero; PAIR]; self.x.n];
         for index in self.pairs.clone() {
             sums.fill([zero; PAIR]);
-            let segments = self.cols.div_ceil(SEGMENT);
+            let segments = self.x.cols.div_ceil(SEGMENT);
             for segment in 0..segments {
                 let bytes = SEGMENT / F::BLOCK * F::BYTES;
-                let blocks = SEGMENT.min(self.cols - segment * SEGMENT) / F::BLOCK;
+                let blocks = SEGMENT.min(self.x.cols - segment * SEGMENT) / F::BLOCK;
                 for (panel, unpacked) in pair.iter_mut().enumerate() {
                     if self.x.n <= TILE {
                         self.prefetch::<S>(index, segment, panel, 0, 2);
@@ -125,9 +107,9 @@ impl<F: Format> Stretch<'_, F> {
         let groups = F::BLOCK / F::GROUP;
         for index in self.pairs.clone() {
             let mut sums = [[zero; PAIR]; N];
-            for segment in 0..self.cols.div_ceil(SEGMENT) {
+            for segment in 0..self.x.cols.div_ceil(SEGMENT) {
                 let bytes = SEGMENT / F::BLOCK * F::BYTES;
-                let blocks = SEGMENT.min(self.cols - segment * SEGMENT) / F::BLOCK;
+                let blocks = SEGMENT.min(self.x.cols - segment * SEGMENT) / F::BLOCK;
                 let Some(x) = self.x.segment(segment).first_chunk::<N>() else { unreachable!("{N} rows") };
                 let pair = [0, 1].map(|panel| self.panels.rows(index, panel).skip(segment * bytes));
                 for (panel, rows) in pair.into_iter().enumerate() {

@@ -237,10 +237,8 @@ fn products_of_the_same_activations_are_the_same_together() {
                 let (dtype, rows) = shapes[index];
                 Matrix { dtype, data: &bytes[index], rows, cols }
             };
-            let mut outs = shapes.map(|(_, rows)| vec![f32::NAN; n * rows]);
-            let in_turn = outs.iter_mut().enumerate();
-            let mut products: Vec<_> = in_turn.map(|(index, out)| Product { weight: weight(index), out }).collect();
-            matmul_all(&Pool::with_level(3, level), &mut products, &x, &stretches);
+            let weights: Vec<_> = (0..shapes.len()).map(weight).collect();
+            let outs = matmul_all(&Pool::with_level(3, level), &weights, &x, &stretches);
             for (index, out) in outs.iter().enumerate() {
                 assert_eq!(*out, run_of(level, &weight(index), &x, &stretches), "{} {:?}", level.name(), shapes[index]);
             }

@@ -21,9 +21,9 @@ use super::super::simd::{
     Amx, Avx512, Factors, Line, Parts, Rows, Simd, Split, Sums, TILE_COLS, TILE_ROWS, TILE_SUMS, TileKernel, Tiles,
 };
 use super::super::tile::PAIR;
-use super::Product;
 use super::panels::Panels;
 use super::quantized::Panel;
+use super::{Output, Product};
 use pensieve_weights::Dtype;
 
 /// Steps of 32 columns per segment.
@@ -166,7 +166,7 @@ struct Job<'a> {
     parts: Parts,
     /// Where a segment of a row begins, and how it is unpacked.
     fill: (fn(usize) -> usize, Filler),
-    out: Disjoint<'a, f32>,
+    out: Output<'a>,
 }
 
 /// Some outputs of some rows.
@@ -289,7 +289,7 @@ impl Job<'_> {
             self.panels.prefetch_to_write(pair, rows.clone(), &self.out);
             let start = rows.start * self.rows + wanted.start;
             let end = (rows.end - 1) * self.rows + wanted.end;
-            to = Sums { at: self.out.part(start..end), stride: self.rows };
+            to = Sums { at: self.out.part(start..end).cast(), stride: self.rows };
         }
         let one = left.group(group, first, steps);
         let other = if is_two { left.group(group + 1, first, steps) } else { one };
@@ -308,7 +308,7 @@ impl Job<'_> {
                 // SAFETY: each row's columns of a pair belong to one task.
                 let out = unsafe { self.out.range(row * self.rows + wanted.start..row * self.rows + wanted.end) };
                 for (at, out) in (skipped..).zip(out) {
-                    *out = sums[at / TILE_SUMS].0[at % TILE_SUMS];
+                    out.write(sums[at / TILE_SUMS].0[at % TILE_SUMS]);
                 }
             }
         }

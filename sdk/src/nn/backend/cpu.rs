@@ -53,13 +53,12 @@ impl CpuKernels {
     /// `x · Wᵀ + b` of some layers with the same input, row by row.
     fn products(&self, x: &Tensor, layers: &[Layer<'_>]) -> Result<Vec<Vec<f32>>> {
         let rows = x.dim(0)?;
-        let mut outs: Vec<_> = layers.iter().map(|(weight, _)| self.pool.zeros(rows * weight.outputs)).collect();
-        let products = layers.iter().zip(&mut outs).map(|((weight, _), out)| match &weight.form {
-            Form::InPlace(raw) => Ok(kernels::Product { weight: cpu_matrix(raw, weight), out }),
+        let weights = layers.iter().map(|(weight, _)| match &weight.form {
+            Form::InPlace(raw) => Ok(cpu_matrix(raw, weight)),
             _ => Err(foreign("a weight")),
         });
-        let mut products = products.collect::<Result<Vec<_>>>()?;
-        kernels::matmul_all(&self.pool, &mut products, &view(x)?, &self.stretches(rows));
+        let weights = weights.collect::<Result<Vec<_>>>()?;
+        let mut outs = kernels::matmul_all(&self.pool, &weights, &view(x)?, &self.stretches(rows));
         for ((weight, bias), out) in layers.iter().zip(&mut outs) {
             let Some(bias) = bias else { continue };
             let bias = view(bias)?;
