@@ -40,6 +40,9 @@ pub struct Scheduler {
     running: Vec<u64>,
     waiting: Waiting,
     admitted: u64,
+    /// The number of plans so far, and the time of the last one.
+    plans: u64,
+    now: Duration,
     /// The next step beside streams leaves its time for prompts to something else.
     yields: bool,
 }
@@ -59,6 +62,10 @@ struct Sequence {
     prompt: usize,
     /// Number of computed tokens.
     computed: usize,
+    /// The number of plans before it came.
+    came: u64,
+    /// The plan that was to compute its second token, and the time of it.
+    began: Option<(u64, Duration)>,
     /// Serial number of its first admission.
     age: Option<u64>,
     /// Blocks and slots of each group that it lacked when it was last not admitted.
@@ -89,6 +96,8 @@ impl Scheduler {
             running,
             waiting,
             admitted: 0,
+            plans: 0,
+            now: Duration::ZERO,
             yields: false,
         }
     }
@@ -135,6 +144,8 @@ impl Scheduler {
             runs,
             gate: usize::MAX,
             computed: 0,
+            came: self.plans,
+            began: None,
             age: None,
             lacked: Vec::new(),
             preempted: false,
@@ -153,6 +164,8 @@ impl Scheduler {
     /// monotonic clock.
     pub fn plan(&mut self, now: Duration) -> Plan {
         let mut plan = Plan::default();
+        self.plans += 1;
+        self.now = now;
         if let Some(blocks) = &mut self.blocks {
             blocks.set_time(now);
         }
@@ -386,7 +399,7 @@ impl Scheduler {
     /// Number of tokens that each running sequence computes in this step.
     fn lengths(&mut self) -> Vec<usize> {
         let mut lengths = vec![0; self.running.len()];
-        let mut reading = Vec::new();
+        let (mut decoding, mut reading) = (Vec::new(), Vec::new());
         let mut claimed = Vec::new();
         for (index, length) in lengths.iter_mut().enumerate() {
             let id = self.running[index];
@@ -396,9 +409,16 @@ impl Scheduler {
             match sequence.left() {
                 left @ 0..=1 if sequence.reading != Reading::Whole => {
                     *length = left.min(end - sequence.computed.min(end));
+                    decoding.push(id);
                 }
                 _ if ready && end > sequence.computed => reading.push((index, id, end)),
                 _ => {}
+            }
+        }
+        for id in &decoding {
+            let now = (self.plans, self.now);
+            if let Some(stream) = self.sequences.get_mut(id).filter(|stream| stream.tokens.len() > stream.prompt) {
+                stream.began.get_or_insert(now);
             }
         }
         let decodes = lengths.iter().sum();
@@ -411,7 +431,8 @@ impl Scheduler {
         let yields = self.yields && decodes > 0;
         if !reading.is_empty() && !yields {
             let has_items = reading.iter().any(|(_, id, _)| !self.sequences[id].items.is_empty());
-            let chunk = self.pace.chunk(decodes, has_items).min(self.config.step_tokens_max - decodes);
+            let patience = if has_items { Duration::ZERO } else { self.patience(&decoding, &reading) };
+            let chunk = self.pace.chunk(decodes, has_items, patience).min(self.config.step_tokens_max - decodes);
             let left = reading.iter().map(|(_, id, end)| end - self.sequences[id].computed).sum();
             let chunk = pace::even(chunk, left);
             // Many texts for rows, one after the other, would keep a prompt from ever being the oldest or the shortest.
@@ -421,6 +442,15 @@ impl Scheduler {
             }
         }
         lengths
+    }
+
+    /// How long streams wait for prompts that came before any of them had its first token: as long, in all, as a step of prompts
+    /// may take. In one step with theirs, these prompts would have kept them waiting as well, and many small chunks take longer.
+    fn patience(&self, decoding: &[u64], reading: &[(usize, u64, usize)]) -> Duration {
+        let newest = reading.iter().map(|(_, id, _)| self.sequences[id].came).max().unwrap_or_default();
+        let began = decoding.iter().map(|id| self.sequences[id].began.filter(|(plan, _)| *plan > newest));
+        let first = began.map(|began| began.map(|(_, at)| at)).min().flatten();
+        first.map_or(Duration::ZERO, |first| self.config.prefill_step.saturating_sub(self.now.saturating_sub(first)))
     }
 
     /// Reuses blocks of a prompt published since the last step. Returns false if its next block is already coming: from

@@ -65,12 +65,16 @@ impl Pace {
         }
     }
 
-    /// Prompt tokens that the next step may compute beside `decodes` decodes; 0 to measure a step without a prompt. Prompts with
-    /// items take no more time than the encoder, with which they take turns.
-    pub(super) fn chunk(&self, decodes: usize, has_items: bool) -> usize {
+    /// Prompt tokens that the next step may compute beside `decodes` decodes, which wait so long for it if need be; 0 to measure a
+    /// step without a prompt. Prompts with items take no more time than the encoder, with which they take turns.
+    pub(super) fn chunk(&self, decodes: usize, has_items: bool, patience: Duration) -> usize {
         let spare = if has_items { SPARE.min(self.stretch - 1.0) } else { self.stretch - 1.0 };
         let seconds = match decodes {
             0 => self.prefill_seconds,
+            _ if !patience.is_zero() => {
+                let paced = self.decode_step(decodes).map_or(0.0, |alone| spare * alone);
+                patience.as_secs_f64().max(paced).max(PAUSE_SECONDS)
+            }
             _ if self.mixed_steps >= PROBE_INTERVAL || self.disturbances >= PROBE_INTERVAL => return 0,
             _ => match self.decode_step(decodes) {
                 None => return 0,
@@ -179,11 +183,11 @@ mod tests {
     #[test]
     fn a_prompt_alone_starts_small_and_grows_to_what_the_step_time_allows() {
         let mut pace = pace();
-        assert_eq!(pace.chunk(0, false), 16);
+        assert_eq!(pace.chunk(0, false, Duration::ZERO), 16);
         pace.record(0, 16, ms(16.0));
-        assert_eq!(pace.chunk(0, false), 480, "a whole number of tiles");
+        assert_eq!(pace.chunk(0, false, Duration::ZERO), 480, "a whole number of tiles");
         pace.record(0, 480, ms(240.0));
-        assert_eq!(pace.chunk(0, false), 512, "the configured most");
+        assert_eq!(pace.chunk(0, false, Duration::ZERO), 512, "the configured most");
     }
 
     #[test]
@@ -191,7 +195,16 @@ mod tests {
         let mut pace = pace();
         pace.record(4, 0, ms(40.0));
         pace.record(4, 32, ms(72.0));
-        assert_eq!(pace.chunk(4, false), 40);
+        assert_eq!(pace.chunk(4, false, Duration::ZERO), 40);
+    }
+
+    #[test]
+    fn a_chunk_that_streams_wait_for_takes_the_time_that_they_give() {
+        let mut pace = pace();
+        pace.record(0, 100, ms(100.0));
+        assert_eq!(pace.chunk(4, false, ms(300.0)), 288, "though no step of four decodes is known");
+        pace.record(4, 0, ms(40.0));
+        assert_eq!((pace.chunk(4, false, ms(300.0)), pace.chunk(4, false, ms(1.0))), (288, 40));
     }
 
     #[test]
@@ -199,7 +212,7 @@ mod tests {
         let mut pace = pace();
         pace.record(4, 0, ms(1.0));
         pace.record(4, 16, ms(1.16));
-        assert_eq!(pace.chunk(4, false), 480);
+        assert_eq!(pace.chunk(4, false, Duration::ZERO), 480);
     }
 
     #[test]
@@ -207,7 +220,7 @@ mod tests {
         let mut pace = pace();
         pace.record(4, 0, ms(100.0));
         pace.record(4, 32, ms(132.0));
-        assert_eq!((pace.chunk(4, false), pace.chunk(4, true)), (96, 40));
+        assert_eq!((pace.chunk(4, false, Duration::ZERO), pace.chunk(4, true, Duration::ZERO)), (96, 40));
         assert_eq!(pace.spare_time(4), Duration::from_millis(40));
     }
 
@@ -224,7 +237,7 @@ mod tests {
             pace.record(2, 0, ms(50.0));
         }
         assert_eq!(milliseconds(&pace), Some(38.0), "the least that was seen, or near it");
-        assert_eq!(pace.chunk(2, true), 0, "prompts leave the measurement alone as well");
+        assert_eq!(pace.chunk(2, true, Duration::ZERO), 0, "prompts leave the measurement alone as well");
         for _ in 1..DISTURBED_STEPS {
             pace.record(2, 0, ms(45.0));
             assert!(pace.spare_time(2).is_zero());
@@ -237,9 +250,9 @@ mod tests {
     #[test]
     fn the_first_step_beside_streams_is_measured_without_a_chunk() {
         let mut pace = pace();
-        assert_eq!(pace.chunk(3, false), 0);
+        assert_eq!(pace.chunk(3, false, Duration::ZERO), 0);
         pace.record(3, 0, ms(30.0));
-        assert_eq!(pace.chunk(3, false), 16, "what a token costs is not known yet");
+        assert_eq!(pace.chunk(3, false, Duration::ZERO), 16, "what a token costs is not known yet");
     }
 
     #[test]
@@ -247,12 +260,12 @@ mod tests {
         let mut pace = pace();
         pace.record(2, 0, ms(30.0));
         for _ in 0..PROBE_INTERVAL {
-            assert_ne!(pace.chunk(2, false), 0);
+            assert_ne!(pace.chunk(2, false, Duration::ZERO), 0);
             pace.record(2, 16, ms(40.0));
         }
-        assert_eq!(pace.chunk(2, false), 0);
+        assert_eq!(pace.chunk(2, false, Duration::ZERO), 0);
         pace.record(2, 0, ms(30.0));
-        assert_ne!(pace.chunk(2, false), 0);
+        assert_ne!(pace.chunk(2, false, Duration::ZERO), 0);
     }
 
     #[test]
@@ -260,7 +273,7 @@ mod tests {
         let mut pace = pace();
         pace.record(1, 0, ms(10.0));
         pace.record(1, 16, ms(500.0));
-        assert_eq!(pace.chunk(1, false), 16);
+        assert_eq!(pace.chunk(1, false, Duration::ZERO), 16);
     }
 
     #[test]
@@ -281,15 +294,19 @@ mod tests {
         pace.record(4, 0, ms(100.0));
         pace.record(4, 100, ms(200.0));
         pace.record(4, 0, ms(10_000.0));
-        assert!((96..=120).contains(&pace.chunk(4, false)), "{}", pace.chunk(4, false));
+        assert!((96..=120).contains(&pace.chunk(4, false, Duration::ZERO)), "{}", pace.chunk(4, false, Duration::ZERO));
         for _ in 0..20 {
             pace.record(4, 0, ms(300.0));
         }
-        assert!((256..=310).contains(&pace.chunk(4, false)), "{}", pace.chunk(4, false));
+        assert!(
+            (256..=310).contains(&pace.chunk(4, false, Duration::ZERO)),
+            "{}",
+            pace.chunk(4, false, Duration::ZERO)
+        );
         for _ in 0..20 {
             pace.record(4, 100, ms(700.0));
         }
-        assert!((64..=80).contains(&pace.chunk(4, false)), "{}", pace.chunk(4, false));
+        assert!((64..=80).contains(&pace.chunk(4, false, Duration::ZERO)), "{}", pace.chunk(4, false, Duration::ZERO));
     }
 
     #[test]

@@ -88,6 +88,29 @@ fn streams_get_a_token_in_every_step_beside_a_prompt() {
 }
 
 #[test]
+fn streams_wait_a_while_for_prompts_that_came_with_theirs() {
+    let at = |scheduler: &mut Scheduler, milliseconds| {
+        let plan = scheduler.plan(Duration::from_millis(milliseconds));
+        scheduler.done(&plan, STEP);
+        plan.spans.iter().filter(|span| span.logits).for_each(|span| scheduler.push(span.sequence, 0));
+        spans(&plan)
+    };
+    for (later, chunk) in [(500, 64), (2000, 0)] {
+        let mut scheduler = paged(256, Config { chunk_max: 64, ..config() });
+        submit(&mut scheduler, 1, 8);
+        submit(&mut scheduler, 2, 200);
+        assert_eq!(at(&mut scheduler, 0), [(1, 0, 8)]);
+        assert_eq!(at(&mut scheduler, 0), [(1, 8, 9), (2, 0, 64)]);
+        let all = at(&mut scheduler, later);
+        assert_eq!(all[0], (1, 9, 10));
+        assert_eq!(all.get(1).map_or(0, |span| span.2 - span.1), chunk, "after {later} ms");
+        submit(&mut scheduler, 3, 200);
+        let all = at(&mut scheduler, later);
+        assert!(all[1..].iter().map(|span| span.2 - span.1).sum::<usize>() < 64, "prompts came later: {all:?}");
+    }
+}
+
+#[test]
 fn the_oldest_prompt_gets_half_a_chunk_and_the_shortest_the_other() {
     for (left, expected) in [
         (vec![100, 50, 20], vec![8, 0, 8]),
