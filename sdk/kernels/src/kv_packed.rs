@@ -33,7 +33,8 @@ impl Packing {
         values.div_ceil(BLOCK).saturating_mul(self.block_bytes())
     }
 
-    const fn block_bytes(self) -> usize {
+    /// Bytes of a block of 32 values; the scale comes first.
+    pub const fn block_bytes(self) -> usize {
         match self {
             Self::Q8 => SCALE_BYTES + BLOCK,
             Self::Q4 => SCALE_BYTES + BLOCK / 2,
@@ -112,7 +113,7 @@ fn round(values: &[f32; BLOCK], scale: f32, least: f32, most: f32, codes: &mut [
 }
 
 /// How many values of rows of this size are rotated together.
-pub(super) fn rotated(head_dim: usize) -> usize {
+pub fn rotated(head_dim: usize) -> usize {
     (1 << head_dim.trailing_zeros().min(usize::BITS - 1)).min(ROTATED_MAX)
 }
 
@@ -162,6 +163,17 @@ pub(super) fn pack(pool: &Pool, packing: Packing, row: &[f32], bytes: &mut [u8])
         }
     }
     pool.level().run(Pack(packing, row.to_vec(), bytes));
+}
+
+/// Rotates and packs rows of `dim` values, as a cache holds them.
+pub fn pack_rows(packing: Packing, rows: &[f32], dim: usize) -> Vec<u8> {
+    let (dim, mut rows) = (dim.max(1), rows.to_vec());
+    let mut bytes = vec![0; rows.len() / dim * packing.row_bytes(dim)];
+    for (row, bytes) in rows.chunks_exact_mut(dim).zip(bytes.chunks_exact_mut(packing.row_bytes(dim))) {
+        rotate(row, rotated(dim));
+        packing.pack(row, bytes);
+    }
+    bytes
 }
 
 /// Unpacks one row and turns it back.
@@ -217,6 +229,25 @@ mod tests {
                 let error: f32 = row.iter().zip(&back).map(|(a, b)| (a - b).powi(2)).sum::<f32>() / dim as f32;
                 assert!(error.sqrt() < 50.0 / steps, "{packing:?} {dim}: {error}");
             }
+        }
+    }
+
+    /// The CUDA kernels write these bytes, and a disk tier keeps them.
+    #[test]
+    fn a_block_has_its_scale_then_its_codes_and_zeros_behind_a_short_row() {
+        let row = [-1.0, 2.5, 0.5, -1.5, 2.0, 0.0, -2.0, 1.5];
+        let filled = |start: &[u8], bytes: usize| [start, &vec![0; bytes - start.len()]].concat();
+        let eight_bits = [215, 39, 23, 221, 58, 0, 244, 0, 0, 129];
+        assert_eq!(pack_rows(Packing::Q8, &row, 8), filled(&eight_bits, 34));
+        let four_bits = [199, 55, 1, 14, 4, 0, 15, 0, 0, 8];
+        assert_eq!(pack_rows(Packing::Q4, &row, 8), filled(&four_bits, 18));
+        let rows: Vec<f32> = (0..2 * 48).map(|i| ((i * 7 + 3) % 11) as f32 - 5.0).collect();
+        for packing in [Packing::Q8, Packing::Q4] {
+            let mut bytes = vec![0; 2 * packing.row_bytes(48)];
+            for (row, bytes) in rows.chunks(48).zip(bytes.chunks_mut(packing.row_bytes(48))) {
+                pack(&Pool::new(1), packing, row, bytes);
+            }
+            assert_eq!(pack_rows(packing, &rows, 48), bytes, "{packing:?}");
         }
     }
 

@@ -35,7 +35,7 @@ pub use conv::{Taps, short_conv};
 pub use elementwise::{Operand, Step, Values, add, add_row, columns, elementwise, join};
 pub use experts::{Expert, Glu, Layer, combine, experts};
 pub use kv::{Kv, KvLayout, KvMut, Span, load_kv, store_kv};
-pub use kv_packed::Packing;
+pub use kv_packed::{Packing, pack_rows, rotated};
 pub use low_rank::{Change, Factors, Input, low_rank};
 pub use matmul::{Matrix, dequantize, dequantize_row, each_group, matmul, matmul_all, matmul_heads, matmul_of};
 pub use norm::{layer_norm, rms_norm};

@@ -14,9 +14,13 @@
 use candle_core::quantized::{GgmlDType, QMatMul, QStorage, QTensor};
 use candle_core::{D, DType, Device, Module, Tensor};
 use pensieve_kernels::Activation;
-use std::{borrow::Cow, ops::Range, sync::Arc};
+use std::{
+    borrow::Cow,
+    ops::Range,
+    sync::{Arc, OnceLock},
+};
 
-use super::{Backend, Changed, Form, LowRank, LowRankForm, Matrix, StoreShape, foreign};
+use super::{Backend, Changed, Form, LowRank, LowRankForm, Matrix, StoreShape, foreign, formulas_packed::PackedTables};
 use crate::{
     Error, Result,
     nn::{memory::store::Store, spec::Rotation},
@@ -35,6 +39,8 @@ pub(in crate::nn) struct Formulas {
     unpacks: bool,
     /// Why our own kernels are not used, on a device that has some.
     declined: Option<String>,
+    /// What packed keys and values are read by.
+    pub(super) packed: Arc<OnceLock<PackedTables>>,
 }
 
 /// candle's fused ops that agreed with their formula on this device.
@@ -68,7 +74,7 @@ impl Backend for Formulas {
 impl Formulas {
     /// Formulas only.
     pub(in crate::nn) fn plain(device: Device) -> Self {
-        Self { device, fused: Fused::default(), unpacks: false, declined: None }
+        Self { device, fused: Fused::default(), unpacks: false, declined: None, packed: Arc::default() }
     }
 
     /// Formulas over weights in single precision, whatever their storage format.
@@ -333,8 +339,10 @@ impl Formulas {
             let bytes = shape.bytes().ok_or_else(|| Error::out_of_memory("the size overflows"))?;
             Vec::<u8>::new().try_reserve_exact(bytes).map_err(|error| Error::out_of_memory(error.to_string()))?;
         }
-        let dtype = kind.dtype()?;
-        Ok(Store::Tensor(Tensor::zeros((kv_heads, slots, head_dim), dtype, &self.device)?))
+        if self.device.is_metal() {
+            kind.check_metal()?;
+        }
+        Ok(Store::Tensor(Tensor::zeros((kv_heads, slots, kind.row_elements(head_dim)), kind.dtype(), &self.device)?))
     }
 
     /// Compares each fused op with its formula on this device.

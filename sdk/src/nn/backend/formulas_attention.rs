@@ -4,7 +4,7 @@
 //! not grow with the number of sequences; a prompt chunk is computed by itself. Index tensors and masks are built once
 //! for all layers of a step.
 
-use candle_core::{DType, Tensor};
+use candle_core::Tensor;
 
 use super::Formulas;
 use crate::{
@@ -75,16 +75,16 @@ pub(super) fn remember(
     let (tokens, kv_heads) = (pass.input().tokens.len(), pass.kv.attention(layer)?.kv_heads);
     for (place, values) in new.into_iter().enumerate() {
         let Some(values) = values else { continue };
-        let dim = values.dim(1)? / kv_heads;
-        let targets = targets(formulas, (layer, kv_heads), dim, pass)?;
+        let (dim, kind) = (values.dim(1)? / kv_heads, pass.kv.kind);
+        let targets = targets(formulas, (layer, kv_heads), kind.row_elements(dim), pass)?;
         let memory = pass.kv.layer(layer)?[place].tensor()?;
         let heads = values.reshape((tokens, kv_heads, dim))?.transpose(0, 1)?.contiguous()?;
-        memory.scatter_set(&targets, &heads.to_dtype(memory.dtype())?, 1)?;
+        memory.scatter_set(&targets, &formulas.narrow(&heads, kind)?, 1)?;
     }
     Ok(())
 }
 
-/// Target slots for the new tokens' heads of size `dim`: one per element, in the source's shape, as `scatter_set`
+/// Target slots for the new tokens' heads of `dim` elements: one per element, in the source's shape, as `scatter_set`
 /// requires.
 fn targets(formulas: &Formulas, (layer, kv_heads): (usize, usize), dim: usize, pass: &Pass<'_>) -> Result<Tensor> {
     let (tokens, group) = (pass.tokens().len(), pass.kv.group(layer)?);
@@ -105,10 +105,10 @@ fn targets(formulas: &Formulas, (layer, kv_heads): (usize, usize), dim: usize, p
 
 /// Attends from a group's new tokens to all tokens of their sequences.
 fn attend(formulas: &Formulas, spec: &Attention, q: &Tensor, group: Group, pass: &mut Pass<'_>) -> Result<Tensor> {
-    let slots = slots(formulas, spec, group, pass)?;
+    let (slots, kind) = (slots(formulas, spec, group, pass)?, pass.kv.kind);
     let [keys, values] = pass.kv.layer(spec.layer)?;
     let gather = |store: &Store, dim: usize| -> Result<Tensor> {
-        let gathered = store.tensor()?.index_select(&slots, 1)?.to_dtype(DType::F32)?;
+        let gathered = formulas.widen(&store.tensor()?.index_select(&slots, 1)?, kind, dim)?;
         Ok(gathered.reshape((spec.kv_heads * group.len, group.all, dim))?)
     };
     let keys = gather(keys, spec.head_dim)?;

@@ -3,7 +3,7 @@
 //! Rows of all sequences are alike here: each gathers its own positions, padded to the longest choice, as many rows at
 //! once as memory allows.
 
-use candle_core::{DType, Tensor};
+use candle_core::Tensor;
 
 use super::{Formulas, formulas_attention::GATHERED_MAX};
 use crate::{
@@ -22,9 +22,11 @@ pub(super) fn cached(
     span: usize,
     pass: &mut Pass<'_>,
 ) -> Result<Tensor> {
-    let (group, span) = (pass.kv.group(layer)?, &pass.batch().spans[span]);
+    let (group, span, kind) = (pass.kv.group(layer)?, &pass.batch().spans[span], pass.kv.kind);
+    let cache = pass.kv.attention(layer)?;
     let slots = formulas.ids(&KvCache::slots_of(span, group, 0..span.past + span.len)?)?;
-    let gathered = pass.kv.layer(layer)?[part].tensor()?.index_select(&slots, 1)?.to_dtype(DType::F32)?;
+    let gathered = pass.kv.layer(layer)?[part].tensor()?.index_select(&slots, 1)?;
+    let gathered = formulas.widen(&gathered, kind, [cache.key_dim, cache.value_dim][part])?;
     Ok(gathered.transpose(0, 1)?.contiguous()?.flatten_from(1)?)
 }
 
@@ -71,10 +73,10 @@ fn attend(
     pass: &mut Pass<'_>,
 ) -> Result<Tensor> {
     let (rows, heads, kv_heads) = (q.dim(0)?, spec.heads, spec.kv_heads);
-    let (shared, longest) = (heads / kv_heads, mask.dim(3)?);
+    let (shared, longest, kind) = (heads / kv_heads, mask.dim(3)?, pass.kv.kind);
     let [keys, values] = pass.kv.layer(spec.layer)?;
     let gather = |store: &Store, dim: usize| -> Result<Tensor> {
-        let gathered = store.tensor()?.index_select(slots, 1)?.to_dtype(DType::F32)?;
+        let gathered = formulas.widen(&store.tensor()?.index_select(slots, 1)?, kind, dim)?;
         Ok(gathered.reshape((kv_heads * rows, longest, dim))?)
     };
     let keys = gather(keys, spec.head_dim)?;

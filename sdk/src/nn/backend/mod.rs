@@ -16,6 +16,7 @@ mod formulas;
 mod formulas_attention;
 mod formulas_chosen;
 mod formulas_elementwise;
+mod formulas_packed;
 mod formulas_recurrence;
 mod formulas_texts;
 mod interconnect;

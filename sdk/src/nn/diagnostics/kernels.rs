@@ -10,8 +10,9 @@ use crate::{
     nn::{
         backend::{
             Backend, Formulas,
-            cases::{Activations, CASES, Case, Part, wave},
+            cases::{Activations, CASES, Case, PACKED, Part, wave},
         },
+        memory::store::StoreShape,
         spec::{BLOCK_TOKENS, KvType},
     },
 };
@@ -28,7 +29,15 @@ const SHARED_BLOCKS: usize = 17;
 /// The steps of a case, of which there is a row each.
 const STEPS: [&str; 3] = ["prompts", "a decode, a chunk and a prompt", "two decodes that share a prefix"];
 
-/// The difference that attention may have, where keys and values are rounded to f16 and where they are not.
+/// The steps of a case with packed keys and values, and whether the row is about these or about attention.
+const PACKED_STEPS: [(&str, bool); 4] = [
+    ("rows of prompts", true),
+    ("prompts", false),
+    ("rows of a decode, a chunk and a prompt", true),
+    ("a decode, a chunk and a prompt", false),
+];
+
+/// The difference that attention may have, where keys and values are rounded to f16 or packed, and where they are not.
 const TOLERANCES: [f32; 2] = [5e-3, 2e-3];
 const NORM_TOLERANCE: f32 = 1e-4;
 
@@ -42,7 +51,11 @@ pub(super) fn measure(bench: &Bench<'_>) -> Result<Value> {
 pub(super) fn cases(backend: &dyn Backend, progress: impl Fn(usize, usize, &str)) -> Vec<Value> {
     let formulas = Formulas::plain(Device::Cpu);
     let ops = layers::ops();
-    let (mut rows, total) = (Vec::new(), CASES.len() + NORMS.len() + ACTIVATIONS.len() + ops.len());
+    // Not every backend has packed rows.
+    let one_row = |case: &Case| StoreShape { kv_heads: 1, slots: 1, head_dim: case.head_dim, kind: case.kv };
+    let packed: Vec<Case> = PACKED.into_iter().filter(|case| backend.store(one_row(case)).is_ok()).collect();
+    let total = CASES.len() + packed.len() + NORMS.len() + ACTIVATIONS.len() + ops.len();
+    let mut rows = Vec::new();
     for (at, case) in CASES.into_iter().enumerate() {
         progress(at, total, case.name);
         let tolerance = TOLERANCES[usize::from(case.kv == KvType::F32)];
@@ -57,8 +70,21 @@ pub(super) fn cases(backend: &dyn Backend, progress: impl Fn(usize, usize, &str)
             Err(error) => rows.push(row(&format!("attention: {}", case.name), Err(error), tolerance)),
         }
     }
+    for (at, case) in packed.iter().enumerate() {
+        progress(CASES.len() + at, total, case.name);
+        let tolerance = |is_stored| if is_stored { case.packed_step() } else { TOLERANCES[0] };
+        let row =
+            |(step, is_stored), result| row(&format!("attention: {}, {step}", case.name), result, tolerance(is_stored));
+        match both_packed(backend, &formulas, *case) {
+            Ok(results) => {
+                rows.extend(PACKED_STEPS.into_iter().zip(results).map(|(step, result)| row(step, Ok(result))));
+            }
+            Err(error) => rows.push(row(PACKED_STEPS[0], Err(error))),
+        }
+    }
+    let attentions = CASES.len() + packed.len();
     for (at, (tokens, width)) in NORMS.into_iter().enumerate() {
-        progress(CASES.len() + at, total, "norms");
+        progress(attentions + at, total, "norms");
         let result = rms_norm(backend, tokens, width).and_then(|ours| {
             backend.finish()?;
             difference(&ours, &rms_norm(&formulas, tokens, width)?)
@@ -66,7 +92,7 @@ pub(super) fn cases(backend: &dyn Backend, progress: impl Fn(usize, usize, &str)
         rows.push(row(&format!("rms_norm, {tokens} × {width}"), result, NORM_TOLERANCE));
     }
     for (at, (name, kind)) in ACTIVATIONS.into_iter().enumerate() {
-        progress(CASES.len() + NORMS.len() + at, total, "activations");
+        progress(attentions + NORMS.len() + at, total, "activations");
         let gated = |backend: &dyn Backend| -> Result<Tensor> {
             let (gate, up) = (wave(3, 1000, backend.device())?, wave(3, 1000, backend.device())?);
             backend.gate(&gate, &up, kind)
@@ -114,6 +140,31 @@ fn both_steps(backend: &dyn Backend, formulas: &Formulas, case: Case) -> Result<
         difference(&attended, &reference.step(parts, &Activations::of(case, tokens, &Device::Cpu)?, 1)?)
     };
     Ok([step(&FIRST)?, step(&SECOND)?])
+}
+
+/// Differences of two steps over packed keys and values: of the rows that each has written, and of attention over ours. That
+/// of the formulas over theirs would differ where a value was rounded the other way.
+fn both_packed(backend: &dyn Backend, formulas: &Formulas, case: Case) -> Result<[[f32; 2]; 4]> {
+    let lengths =
+        FIRST.iter().zip(&SECOND).map(|((_, first), (past, len))| (past + len).max(*first)).collect::<Vec<_>>();
+    let mut ours = Layer::new(backend, case, &lengths)?;
+    let mut reference = Layer::new(formulas, case, &lengths)?;
+    let mut step = |parts: &[Part]| -> Result<[[f32; 2]; 2]> {
+        let tokens = parts.iter().map(|(_, len)| len).sum();
+        let attended = ours.step(parts, &Activations::of(case, tokens, backend.device())?, 1)?;
+        backend.finish()?;
+        let x = Activations::of(case, tokens, &Device::Cpu)?;
+        reference.step(parts, &x, 1)?;
+        let rows = |layer: &mut Layer<'_>| -> Result<Tensor> {
+            let rows = [(0, 0), (1, 0), (0, 1), (1, 1)].map(|(part, span)| layer.cached(parts, part, span));
+            let flat = rows.into_iter().map(|rows| Ok(rows?.to_device(&Device::Cpu)?.flatten_all()?));
+            Ok(Tensor::cat(&flat.collect::<Result<Vec<_>>>()?, 0)?)
+        };
+        let stored = difference(&rows(&mut ours)?, &rows(&mut reference)?)?;
+        Ok([stored, difference(&attended, &reference.step_over(&ours, parts, &x)?)?])
+    };
+    let ([first_rows, first], [second_rows, second]) = (step(&FIRST)?, step(&SECOND)?);
+    Ok([first_rows, first, second_rows, second])
 }
 
 /// The difference of the last step of [`SHARING`], and its largest value.

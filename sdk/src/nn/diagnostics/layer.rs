@@ -3,7 +3,7 @@
 use candle_core::Tensor;
 
 use crate::{
-    Batch, Result,
+    Batch, KvTransfer, Result,
     nn::{
         backend::{
             Backend,
@@ -48,5 +48,26 @@ impl<'a> Layer<'a> {
             self.backend.rotated_attention(&x.spec, [q, k, v], &x.rotation, &mut pass)?;
         }
         self.backend.rotated_attention(&x.spec, [q, k, v], &x.rotation, &mut pass)
+    }
+
+    /// Attends as the last step did, once the cache has been overwritten with another layer's.
+    pub(super) fn step_over(&mut self, other: &Self, parts: &[Part], x: &Activations) -> Result<Tensor> {
+        let mut block = vec![0; other.cache.bytes(0)];
+        for id in self.tables.iter().flatten() {
+            other.cache.export(0, *id, &mut block)?;
+            self.cache.import(0, *id, &block)?;
+        }
+        let ids = vec![0; parts.iter().map(|(_, len)| len).sum()];
+        let batch = Batch { tokens: &ids, positions: &ids, spans: spans(parts, &self.tables), top: 0 };
+        let mut pass = Pass::new(&batch, &mut self.cache);
+        let q = self.backend.rotate(&x.qkv[0], x.spec.head_dim, &x.rotation)?;
+        self.backend.attention_over(&x.spec, &q, None, &mut pass)
+    }
+
+    /// The keys (`part` 0) or values (1) of a sequence of the last step.
+    pub(super) fn cached(&mut self, parts: &[Part], part: usize, span: usize) -> Result<Tensor> {
+        let ids = vec![0; parts.iter().map(|(_, len)| len).sum()];
+        let batch = Batch { tokens: &ids, positions: &ids, spans: spans(parts, &self.tables), top: 0 };
+        self.backend.cached(0, part, span, &mut Pass::new(&batch, &mut self.cache))
     }
 }

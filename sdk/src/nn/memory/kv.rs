@@ -273,7 +273,7 @@ impl KvTransfer for KvCache {
                         }
                     }
                     Store::Tensor(tensor) => {
-                        let values = from_bytes(part, kind, (heads, tokens, dim), tensor.device())?;
+                        let values = from_bytes(part, kind, (heads, tokens, kind.row_elements(dim)), tensor.device())?;
                         tensor.slice_set(&values, 1, id as usize * tokens)?;
                     }
                     Store::Nothing => {}
@@ -292,7 +292,8 @@ pub(in crate::nn) fn no_table() -> Error {
 
 fn to_bytes(tensor: &Tensor, kind: KvType, bytes: &mut [u8]) -> Result<()> {
     let tensor = tensor.flatten_all()?;
-    match kind.dtype()? {
+    match kind.dtype() {
+        DType::U8 => bytes.copy_from_slice(&tensor.to_vec1::<u8>()?),
         DType::F32 => {
             for (value, bytes) in tensor.to_vec1::<f32>()?.iter().zip(bytes.chunks_exact_mut(4)) {
                 bytes.copy_from_slice(&value.to_le_bytes());
@@ -308,7 +309,8 @@ fn to_bytes(tensor: &Tensor, kind: KvType, bytes: &mut [u8]) -> Result<()> {
 }
 
 fn from_bytes(bytes: &[u8], kind: KvType, dims: (usize, usize, usize), device: &Device) -> Result<Tensor> {
-    let tensor = match kind.dtype()? {
+    let tensor = match kind.dtype() {
+        DType::U8 => Tensor::from_slice(bytes, dims, device)?,
         DType::F32 => {
             let values = bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect::<Vec<_>>();
             Tensor::from_vec(values, dims, device)?

@@ -49,16 +49,27 @@ impl KvType {
         }
     }
 
-    /// The type of a tensor with such rows; an error if they are packed, as only the CPU's kernels read them.
-    pub(in crate::nn) fn dtype(self) -> Result<DType> {
+    /// The type of a tensor with such rows; packed rows are bytes.
+    pub(in crate::nn) fn dtype(self) -> DType {
         match self {
-            Self::F32 => Ok(DType::F32),
-            Self::F16 => Ok(DType::F16),
-            Self::Q8 | Self::Q4 => {
-                let message = format!("keys and values in {} are computed by the CPU's kernels alone", self.name());
-                Err(Error::unsupported(message).help("take kv = \"f16\" on other devices and with other kernels"))
-            }
+            Self::F32 => DType::F32,
+            Self::F16 => DType::F16,
+            Self::Q8 | Self::Q4 => DType::U8,
         }
+    }
+
+    /// Elements of a row of so many values in a tensor.
+    pub(in crate::nn) fn row_elements(self, values: usize) -> usize {
+        self.packing().map_or(values, |packing| packing.row_bytes(values))
+    }
+
+    /// An error for packed rows, which nothing on Metal reads.
+    pub(in crate::nn) fn check_metal(self) -> Result<()> {
+        if self.packing().is_none() {
+            return Ok(());
+        }
+        let message = format!("keys and values in {} are not supported on Metal", self.name());
+        Err(Error::unsupported(message).help("take kv = \"f16\" there"))
     }
 }
 

@@ -84,6 +84,45 @@ pub(in crate::nn) const CASES: [Case; 18] = [
     Case { name: "a head that no matrix kernel takes", head_dim: 72, rotated: 72, heads: 2, ..PLAIN },
 ];
 
+/// The same with packed keys and values. Heads of 80 and 72 values leave room in their last block, and those of 512 have
+/// no kernel on GPUs.
+pub(in crate::nn) const PACKED: [Case; 11] = [
+    Case { name: "llama, q8", kv: KvType::Q8, ..AT_LOAD },
+    Case { name: "llama from GGUF, q4", style: RopeStyle::Interleaved, kv: KvType::Q4, ..AT_LOAD },
+    Case { name: "mistral, q4", head_dim: 128, rotated: 128, window: Some(24), heads: 4, kv: KvType::Q4, ..AT_LOAD },
+    Case { name: "phi, q8", head_dim: 80, rotated: 32, heads: 3, kv_heads: 3, kv: KvType::Q8, ..PLAIN },
+    Case { name: "phi-3, q4", head_dim: 96, rotated: 96, heads: 4, window: Some(47), kv: KvType::Q4, ..PLAIN },
+    Case { name: "gemma, q8", head_dim: 256, rotated: 256, heads: 2, softcap: Some(5.0), kv: KvType::Q8, ..AT_LOAD },
+    Case { name: "gemma 4, q4", head_dim: 512, rotated: 512, heads: 4, kv_heads: 1, kv: KvType::Q4, ..AT_LOAD },
+    Case {
+        name: "glm, q8",
+        head_dim: 96,
+        rotated: 48,
+        heads: 32,
+        style: RopeStyle::Interleaved,
+        kv: KvType::Q8,
+        ..PLAIN
+    },
+    Case { name: "gpt-oss, q8", heads: 16, window: Some(20), has_sinks: true, kv: KvType::Q8, ..PLAIN },
+    Case { name: "deepseek, q8", head_dim: 192, rotated: 64, heads: 2, kv: KvType::Q8, ..PLAIN },
+    Case {
+        name: "heads that no matrix kernel takes, q4",
+        head_dim: 72,
+        rotated: 72,
+        heads: 2,
+        kv: KvType::Q4,
+        ..AT_LOAD
+    },
+];
+
+impl Case {
+    /// By how much a row of these inputs may differ once it has been packed and read: where the last digits of a sum differ,
+    /// a value between two codes may become either. They are a step apart, which the rotation shares among the values.
+    pub(in crate::nn) fn packed_step(&self) -> f32 {
+        if self.kv == KvType::Q8 { 0.02 } else { 0.3 }
+    }
+}
+
 /// New tokens of one sequence, after a past.
 pub(in crate::nn) type Part = (usize, usize);
 

@@ -291,9 +291,9 @@ impl<D: Driver> Backend for MetalKernels<D> {
     /// Of the exact size: candle would round it up to a power of two.
     fn store(&self, shape: StoreShape) -> Result<Store> {
         let StoreShape { kv_heads, slots, head_dim, kind } = shape;
+        kind.check_metal()?;
         let bytes = shape.bytes().ok_or_else(|| Error::out_of_memory("the size overflows"))?;
-        let dtype = kind.dtype()?;
-        let tensor = self.driver.tensor(&self.driver.allocate(bytes)?, dtype, &[kv_heads, slots, head_dim])?;
+        let tensor = self.driver.tensor(&self.driver.allocate(bytes)?, kind.dtype(), &[kv_heads, slots, head_dim])?;
         self.driver.zero(&tensor)?;
         Ok(Store::Shared(
             tensor.clone(),
