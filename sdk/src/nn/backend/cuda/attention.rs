@@ -1,18 +1,21 @@
 //! Attention over block tables: one launch that rotates and writes the cache, and one that attends, for all sequences
 //! of a step.
+//!
+//! Packed keys and values (`kv_packed.rs`) are rotated and rounded by the first launch, which rotates queries as well, and
+//! the second one rotates its outputs once more.
 
-use candle_core::{DType, Tensor};
+use candle_core::Tensor;
 use std::collections::hash_map::Entry;
 
 use super::{
     CudaKernels, THREADS, locked,
-    module::{Arg, kv_suffix},
+    module::{Arg, Module},
 };
 use crate::{
     Result,
     nn::{
-        memory::pass::Pass,
-        spec::{Attention, Rotation},
+        memory::{pass::Pass, store::Store},
+        spec::{Attention, KvType, Rotation},
     },
     weights::RopeStyle,
 };
@@ -41,9 +44,16 @@ struct Cache {
     keys: u64,
     values: u64,
     slots: usize,
-    suffix: &'static str,
+    kind: KvType,
     /// The cache group whose block tables apply.
     group: usize,
+}
+
+/// The heads of keys and values to write.
+#[derive(Clone, Copy)]
+struct Heads {
+    kv_heads: usize,
+    head_dim: usize,
 }
 
 impl CudaKernels {
@@ -56,20 +66,19 @@ impl CudaKernels {
         rotation: Option<&Rotation>,
         pass: &mut Pass<'_>,
     ) -> Result<Option<Tensor>> {
-        if pass.seen(spec).is_some() && self.seen_differ.is_some() {
+        let kind = pass.kv.kind;
+        let has_kernel = kind.packing().is_none() || self.packed_differ.is_none();
+        let fits = spec.head_dim.is_multiple_of(8) && spec.head_dim <= HEAD_DIM_MAX;
+        if !has_kernel || !fits || (pass.seen(spec).is_some() && self.seen_differ.is_some()) {
             return Ok(None);
         }
         let (module, tokens, group) = (&self.module, pass.input().tokens.len(), pass.kv.group(spec.layer)?);
         let [keys, values] = pass.kv.layer(spec.layer)?;
-        let (keys, values) = (keys.tensor()?, values.tensor()?);
-        let fits = spec.head_dim.is_multiple_of(8) && spec.head_dim <= HEAD_DIM_MAX;
-        let Some(suffix) = kv_suffix(keys.dtype()).filter(|_| fits) else { return Ok(None) };
-        let address = |tensor: &Tensor| match tensor.dtype() {
-            DType::F32 => module.tensor::<f32>(tensor),
-            _ => module.tensor::<half::f16>(tensor),
-        };
-        let cache = Cache { keys: address(keys)?, values: address(values)?, slots: keys.dim(1)?, suffix, group };
-        let rotated = self.store_rotated(spec, [q, k, v], rotation, &cache, tokens)?;
+        let slots = keys.tensor()?.dim(1)?;
+        let cache =
+            Cache { keys: address(module, keys, kind)?, values: address(module, values, kind)?, slots, kind, group };
+        let heads = Heads { kv_heads: spec.kv_heads, head_dim: spec.head_dim };
+        let rotated = self.store_rotated(heads, Some((q, spec.heads)), [k, v].map(Some), rotation, &cache, tokens)?;
         let q = rotated.as_ref().unwrap_or(q);
         let ends = self.ends(spec, pass)?;
         let ends = ends.as_ref().map_or(Ok(0), |ends| module.tensor::<u32>(ends))?;
@@ -80,7 +89,7 @@ impl CudaKernels {
             let inputs = locked(&self.inputs);
             (inputs.single, inputs.tiles)
         };
-        let is_tiled = suffix == "f16" && matches!(spec.head_dim, 64 | 80 | 96 | 128 | 192 | 256);
+        let is_tiled = kind != KvType::F32 && matches!(spec.head_dim, 64 | 80 | 96 | 128 | 192 | 256);
         if !is_tiled {
             self.attend(spec, q, &cache, (true, ends), out_at)?;
         } else {
@@ -94,41 +103,64 @@ impl CudaKernels {
         Ok(Some(module.wrap(out, (tokens, width))))
     }
 
-    /// Writes keys, rotated if there is a rotation, and values to their slots. Returns the rotated queries in that
-    /// case.
+    /// Writes rows to a packed cache, whatever the size of their heads; `false` if no kernel does.
+    pub(super) fn store_packed(&self, layer: usize, rows: [Option<&Tensor>; 2], pass: &mut Pass<'_>) -> Result<bool> {
+        let kind = pass.kv.kind;
+        if kind.packing().is_none() || self.packed_differ.is_some() {
+            return Ok(false);
+        }
+        let (module, group, kv_heads) = (&self.module, pass.kv.group(layer)?, pass.kv.attention(layer)?.kv_heads);
+        let tokens = pass.input().tokens.len();
+        for (rows, store) in rows.into_iter().zip(pass.kv.layer(layer)?) {
+            let Some(rows) = rows else { continue };
+            let slots = store.tensor()?.dim(1)?;
+            let cache = Cache { keys: address(module, store, kind)?, values: 0, slots, kind, group };
+            let heads = Heads { kv_heads, head_dim: rows.dim(1)? / kv_heads };
+            self.store_rotated(heads, None, [Some(rows), None], None, &cache, tokens)?;
+        }
+        Ok(true)
+    }
+
+    /// Writes keys, rotated if there is a rotation, and values to their slots. Returns the queries, given with their number
+    /// of heads, if they are rotated as well: by the rotation, or as packed keys are.
     fn store_rotated(
         &self,
-        spec: &Attention,
-        [q, k, v]: [&Tensor; 3],
+        Heads { kv_heads, head_dim }: Heads,
+        queries: Option<(&Tensor, usize)>,
+        [k, v]: [Option<&Tensor>; 2],
         rotation: Option<&Rotation>,
         cache: &Cache,
         tokens: usize,
     ) -> Result<Option<Tensor>> {
-        let (module, width) = (&self.module, spec.heads * spec.head_dim);
-        let rotated = rotation.map(|_| module.room::<f32>(tokens * width)).transpose()?;
-        let mut values = 2 * spec.kv_heads * spec.head_dim;
+        let (module, is_packed) = (&self.module, cache.kind.packing().is_some());
+        let queries = queries.filter(|_| rotation.is_some() || is_packed);
+        let heads = queries.map_or(0, |(_, heads)| heads);
+        let rotated = queries.map(|_| module.room::<f32>(tokens * heads * head_dim)).transpose()?;
+        let rows = heads + kv_heads * (usize::from(k.is_some()) + usize::from(v.is_some()));
         let mut angles = [Arg::Address(0), Arg::Address(0), Arg::Int(0), Arg::Int(0)];
         if let Some(Rotation { cos, sin, style }) = rotation {
-            values += width;
             let is_interleaved = i32::from(*style == RopeStyle::Interleaved);
             angles = [self.at(cos)?, self.at(sin)?, cos.dim(1)?.into(), Arg::Int(is_interleaved)];
         }
         let slots = locked(&self.inputs).slots(module, cache.group);
-        let mut args = vec![self.at(q)?, self.at(k)?, self.at(v)?];
+        let at = |tensor: Option<&Tensor>| tensor.map_or(Ok(Arg::Address(0)), |tensor| self.at(tensor));
+        let mut args = vec![at(queries.map(|(q, _)| q))?, at(k)?, at(v)?];
         args.extend(angles);
         args.extend([
             slots.into(),
-            spec.heads.into(),
-            spec.kv_heads.into(),
-            spec.head_dim.into(),
+            heads.into(),
+            kv_heads.into(),
+            head_dim.into(),
             Arg::Size(cache.slots),
             rotated.as_ref().map(|rotated| module.address(rotated)).unwrap_or_default().into(),
             cache.keys.into(),
             cache.values.into(),
         ]);
-        let grid = (values.div_ceil(THREADS), tokens, 1);
-        module.launch(&format!("store_{}", cache.suffix), grid, THREADS, 0, &args)?;
-        Ok(rotated.map(|rotated| module.wrap(rotated, (tokens, width))))
+        // A warp packs a row.
+        let threads = rows * if is_packed { 32 } else { head_dim };
+        let grid = (threads.div_ceil(THREADS), tokens, 1);
+        module.launch(&format!("store_{}", cache.kind.name()), grid, THREADS, 0, &args)?;
+        Ok(rotated.map(|rotated| module.wrap(rotated, (tokens, heads * head_dim))))
     }
 
     /// The number of tokens that each token sees, if it sees beyond itself.
@@ -154,13 +186,14 @@ impl CudaKernels {
         let partials = if splits > 1 { count.min(at_once) * spec.heads * splits * (spec.head_dim + 2) } else { 1 };
         let partials = module.room::<f32>(partials)?;
         let sinks = self.sinks(spec)?;
-        let value_bytes = if cache.suffix == "f16" { 2 } else { 4 };
-        let tile_bytes = 2 * SPLIT_KEYS * (spec.head_dim * value_bytes + 32);
+        // Packed rows lie in shared memory as they do in the cache; others are apart, in different banks.
+        let apart = if cache.kind.packing().is_some() { 0 } else { 32 };
+        let tile_bytes = 2 * SPLIT_KEYS * (cache.kind.row_bytes(spec.head_dim) + apart);
         let stages = if 2 * tile_bytes <= TWO_STAGES_BYTES_MAX { 2 } else { 1 };
         let shared_bytes = 4 * grouped * (spec.head_dim + 256) + stages * tile_bytes;
         for first in (0..count).step_by(at_once) {
             module.launch(
-                &format!("attend_{}_{grouped}", cache.suffix),
+                &format!("attend_{}_{grouped}", cache.kind.name()),
                 (splits, groups, at_once.min(count - first)),
                 128,
                 shared_bytes,
@@ -203,7 +236,7 @@ impl CudaKernels {
         // Keys, values and, for large heads, queries.
         let shared_tiles = if spec.head_dim > HELD_HEAD_DIM_MAX { 3 } else { 2 };
         module.launch(
-            &format!("attend_tiles_{}", spec.head_dim),
+            &format!("attend_tiles_{}_{}", cache.kind.name(), spec.head_dim),
             (inputs.tiles, spec.heads, 1),
             128,
             shared_tiles * 64 * (spec.head_dim + 8) * 2,
@@ -224,6 +257,16 @@ impl CudaKernels {
                 out.into(),
             ],
         )
+    }
+}
+
+/// Address of a layer's keys or values.
+fn address(module: &Module, store: &Store, kind: KvType) -> Result<u64> {
+    let tensor = store.tensor()?;
+    match kind {
+        KvType::F32 => module.tensor::<f32>(tensor),
+        KvType::F16 => module.tensor::<half::f16>(tensor),
+        KvType::Q8 | KvType::Q4 => module.tensor::<u8>(tensor),
     }
 }
 

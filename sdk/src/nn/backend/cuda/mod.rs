@@ -64,6 +64,9 @@ const THREADS: usize = 256;
 /// Parts that one `columns` launch copies.
 const PARTS: usize = 4;
 
+/// Why some attention is left to formulas.
+const NO_KERNEL: &str = "there is no kernel for heads of this size, or ours differs from its formula";
+
 /// Threads that search one row of logits.
 const BEST_THREADS: usize = 1024;
 
@@ -87,6 +90,8 @@ pub(in crate::nn) struct CudaKernels {
     texts_differ: Option<String>,
     /// The same for tokens that see beyond themselves.
     seen_differ: Option<String>,
+    /// The same for packed keys and values.
+    packed_differ: Option<String>,
     /// Why the kernels of recurrent layers are not used, if they disagreed.
     recurrence_differs: Option<String>,
     /// The same for those whose states do not fade per head.
@@ -141,6 +146,7 @@ impl CudaKernels {
             mixes: true,
             texts_differ: None,
             seen_differ: None,
+            packed_differ: None,
             recurrence_differs: None,
             decay_differs: None,
             module,
@@ -157,6 +163,7 @@ impl CudaKernels {
         kernels.finds_best = kernels.prove_best().is_ok();
         kernels.mixes = kernels.prove_mixture().is_ok();
         kernels.texts_differ = kernels.prove_texts().err().map(|error| error.message);
+        kernels.packed_differ = kernels.prove_packed().err().map(|error| error.message);
         kernels.seen_differ = kernels.prove_seen().err().map(|error| error.message);
         kernels.recurrence_differs = kernels.prove_recurrence(true).err().map(|error| error.message);
         kernels.decay_differs = kernels.prove_recurrence(false).err().map(|error| error.message);
@@ -193,12 +200,22 @@ impl CudaKernels {
         Ok(Arg::Address(self.module.tensor::<f32>(tensor)?))
     }
 
-    /// Attention by candle ops, which read the block tables on the host.
-    fn attention_by_formulas(&self, spec: &Attention, [q, k, v]: [&Tensor; 3], pass: &mut Pass<'_>) -> Result<Tensor> {
+    /// Attention by candle ops, which read the block tables on the host; `why` there is no kernel for it.
+    fn attention_by_formulas(
+        &self,
+        spec: &Attention,
+        q: &Tensor,
+        new: Option<(&Tensor, Option<&Tensor>)>,
+        pass: &mut Pass<'_>,
+        why: &str,
+    ) -> Result<Tensor> {
         if self.captures.load(Ordering::Relaxed) {
-            return Err(graph::not_capturable(&format!("there is no kernel for heads of {} values", spec.head_dim)));
+            return Err(graph::not_capturable(why));
         }
-        formulas_attention::attention(&self.formulas, spec, q, Some((k, Some(v))), pass)
+        if let Some((k, v)) = new {
+            self.remember(spec.layer, k, v, pass)?;
+        }
+        formulas_attention::attention(&self.formulas, spec, q, None, pass)
     }
 
     /// Launches an elementwise kernel over one or two inputs.
@@ -219,7 +236,11 @@ impl Backend for CudaKernels {
     }
 
     fn note(&self) -> String {
-        let differ = [("texts", &self.texts_differ), ("whole images", &self.seen_differ)];
+        let differ = [
+            ("texts", &self.texts_differ),
+            ("whole images", &self.seen_differ),
+            ("packed keys and values", &self.packed_differ),
+        ];
         let without =
             differ.into_iter().filter_map(|(what, why)| Some(format!(", {what} by formulas ({})", why.as_ref()?)));
         format!("our CUDA kernels, {}{}", locked(&self.graphs).note(), without.collect::<String>())
@@ -486,7 +507,7 @@ impl Backend for CudaKernels {
     fn attention(&self, spec: &Attention, q: &Tensor, k: &Tensor, v: &Tensor, pass: &mut Pass<'_>) -> Result<Tensor> {
         match self.attend_step(spec, [q, k, v], None, pass)? {
             Some(out) => Ok(out),
-            None => self.attention_by_formulas(spec, [q, k, v], pass),
+            None => self.attention_by_formulas(spec, q, Some((k, Some(v))), pass, NO_KERNEL),
         }
     }
 
@@ -504,7 +525,7 @@ impl Backend for CudaKernels {
         }
     }
 
-    /// There are no kernels for this yet.
+    /// Of this only packed rows have a kernel that writes them.
     fn attention_over(
         &self,
         spec: &Attention,
@@ -512,11 +533,15 @@ impl Backend for CudaKernels {
         new: Option<(&Tensor, Option<&Tensor>)>,
         pass: &mut Pass<'_>,
     ) -> Result<Tensor> {
-        if self.captures.load(Ordering::Relaxed) {
-            let what = "there is no kernel for attention over latents, or over what another layer remembers";
-            return Err(graph::not_capturable(what));
+        let why = "there is no kernel for attention over latents, or over what another layer remembers";
+        self.attention_by_formulas(spec, q, new, pass, why)
+    }
+
+    fn remember(&self, layer: usize, k: &Tensor, v: Option<&Tensor>, pass: &mut Pass<'_>) -> Result<()> {
+        if self.store_packed(layer, [Some(k), v], pass)? {
+            return Ok(());
         }
-        formulas_attention::attention(&self.formulas, spec, q, new, pass)
+        formulas_attention::remember(&self.formulas, layer, [Some(k), v], pass)
     }
 
     fn rotated_attention(
@@ -530,7 +555,7 @@ impl Backend for CudaKernels {
             Some(out) => Ok(out),
             None => {
                 let (q, k) = (self.rotate(q, spec.head_dim, rotation)?, self.rotate(k, spec.head_dim, rotation)?);
-                self.attention_by_formulas(spec, [&q, &k, v], pass)
+                self.attention_by_formulas(spec, &q, Some((&k, Some(v))), pass, NO_KERNEL)
             }
         }
     }

@@ -4,7 +4,7 @@
 //! addresses and plain numbers, in the order of the kernel's parameters.
 
 use candle_core::{
-    CudaDevice, CudaStorage, DType, Storage, Tensor,
+    CudaDevice, CudaStorage, Storage, Tensor,
     backend::BackendDevice,
     cuda_backend::{
         CudaDType,
@@ -331,13 +331,4 @@ fn device_capability(context: &CudaContext) -> Result<u32> {
 pub(super) enum Numbers {
     Bf16,
     EighthsInF16,
-}
-
-/// Kernel name suffix for the element type of a KV cache; `None` if unsupported.
-pub(super) fn kv_suffix(dtype: DType) -> Option<&'static str> {
-    match dtype {
-        DType::F16 => Some("f16"),
-        DType::F32 => Some("f32"),
-        _ => None,
-    }
 }

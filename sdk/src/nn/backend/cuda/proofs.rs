@@ -11,8 +11,8 @@ use crate::{
         KvType,
         backend::{
             Backend, Form, Matrix, PixelPatches, Routing,
-            cases::{self, Activations, CASES, Case, RECURRENT, Recurrent, TEXTS},
-            formulas_attention, formulas_recurrence,
+            cases::{self, Activations, CASES, Case, PACKED, Part, RECURRENT, Recurrent, TEXTS},
+            formulas_attention, formulas_chosen, formulas_recurrence,
         },
         memory::{kv::KvCache, pass::Pass, store::StoreShape},
         spec::{Attention, KvShape, Rotation},
@@ -183,6 +183,45 @@ impl CudaKernels {
         TEXTS.iter().try_for_each(|case| {
             same(&format!("{}, within texts,", case.name), &case.compute(self)?, &case.compute(&self.formulas)?)
         })
+    }
+
+    /// Compares packed keys and values of two sequences with those that formulas write, and attention over them: in tiles,
+    /// token by token, and in parts of a context.
+    pub(super) fn prove_packed(&self) -> Result<()> {
+        PACKED.iter().filter(|case| case.at_load).try_for_each(|case| self.prove_packed_case(case))
+    }
+
+    fn prove_packed_case(&self, case: &Case) -> Result<()> {
+        let steps: [[Part; 2]; 2] = [[(0, 150), (0, 9)], [(150, 1), (9, 3)]];
+        let tables = cases::tables([151, 12]);
+        let shape = KvShape::uniform(1, case.kv_heads, case.head_dim);
+        let blocks = tables.iter().map(Vec::len).sum();
+        let cache =
+            || KvCache::new(&shape, case.kv, &[blocks], |_| 0, |_, shape: StoreShape, _| self.formulas.store(shape));
+        let (mut ours, mut theirs) = (cache()?, cache()?);
+        for parts in steps {
+            let tokens = vec![0; parts.iter().map(|(_, len)| len).sum()];
+            let batch = Batch { tokens: &tokens, positions: &tokens, spans: cases::spans(&parts, &tables), top: 0 };
+            locked(&self.inputs).set(&self.module, &batch, 0)?;
+            let Activations { qkv: [q, k, v], spec, rotation } = Activations::of(*case, tokens.len(), self.device())?;
+            let (mut ours, mut theirs) = (Pass::new(&batch, &mut ours), Pass::new(&batch, &mut theirs));
+            let found = self.rotated_attention(&spec, [&q, &k, &v], &rotation, &mut ours)?;
+            let [q, k] = [&q, &k].map(|x| self.formulas.rotate(x, case.head_dim, &rotation));
+            formulas_attention::remember(&self.formulas, 0, [Some(&k?), Some(&v)], &mut theirs)?;
+            for (part, span) in [(0, 0), (1, 0), (0, 1), (1, 1)] {
+                let rows = |pass: &mut Pass<'_>| formulas_chosen::cached(&self.formulas, 0, part, span, pass);
+                let difference = largest(&(rows(&mut ours)? - rows(&mut theirs)?)?)?;
+                if difference > case.packed_step() {
+                    return Err(failed(format!("rows of {} differ by {difference}", case.name)));
+                }
+            }
+            let formula = formulas_attention::attention(&self.formulas, &spec, &q?, None, &mut ours)?;
+            let (difference, size) = (largest(&(found - &formula)?)?, largest(&formula)?);
+            if difference > 5e-3 * size {
+                return Err(failed(format!("attention of {} differs by {difference} of {size}", case.name)));
+            }
+        }
+        Ok(())
     }
 
     /// Compares attention of two sequences with items that are seen as a whole, in tiles and token by token. Some items

@@ -8,7 +8,7 @@
 //
 // A context is split into chunks by its length alone, and the chunks' sums are combined in order, by one block or by
 // several: a token's result is the same in any batch, to the last bit.
-#include "common.cuh"
+#include "rows.cuh"
 
 static constexpr int THREADS = 128, TILE = 64, SPLITS_MAX = 32, BLOCK_TOKENS = 16;
 
@@ -21,24 +21,6 @@ __device__ __forceinline__ float capped(float score, const Scores &scores) {
     score *= scores.scale;
     return scores.softcap > 0.0f ? scores.softcap * tanhf(score / scores.softcap) : score;
 }
-
-// Loads eight values from a 16-byte aligned address.
-__device__ __forceinline__ void load8(const __half *from, float (&to)[8]) {
-    const uint4 raw = *(const uint4 *)from;
-    const __half2 *pairs = (const __half2 *)&raw;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const float2 pair = __half22float2(pairs[i]);
-        to[2 * i] = pair.x;
-        to[2 * i + 1] = pair.y;
-    }
-}
-__device__ __forceinline__ void load8(const float *from, float (&to)[8]) {
-    const float4 a = ((const float4 *)from)[0], b = ((const float4 *)from)[1];
-    to[0] = a.x, to[1] = a.y, to[2] = a.z, to[3] = a.w, to[4] = b.x, to[5] = b.y, to[6] = b.z, to[7] = b.w;
-}
-__device__ __forceinline__ float2 load2(const __half *from) { return __half22float2(*(const __half2 *)from); }
-__device__ __forceinline__ float2 load2(const float *from) { return *(const float2 *)from; }
 
 // Partial sums over some keys: the largest score, the total mass relative to it, and one output value. `add` appends
 // the next chunk, in steps that no compiler may fuse differently.
@@ -59,24 +41,40 @@ struct Sums {
     }
 };
 
-// A sequence's keys and values of one head.
-template <typename T> struct Past {
-    const T *keys, *values;
-    const uint32_t *table;
-    int head_dim, stride;
+// Rotates the outputs of some heads, in groups, so that they are as values were before these were packed.
+__device__ __forceinline__ void turn_back(float *means, int count, int group, float *out) {
+    for (int half = 1; half < group; half *= 2) {
+        __syncthreads();
+        for (int i = threadIdx.x; i < count / 2; i += THREADS) {
+            float *pair = means + i / half * 2 * half + i % half;
+            const float first = pair[0], second = pair[half];
+            pair[0] = first + second;
+            pair[half] = first - second;
+        }
+    }
+    __syncthreads();
+    const float scale = 1.0f / sqrtf((float)group);
+    for (int i = threadIdx.x; i < count; i += THREADS) out[i] = means[i] * scale;
+}
 
-    // Starts copying the tile at `tile`, keys and then values; positions beyond the last key repeat it and are masked.
-    __device__ __forceinline__ void fetch(T *tile_keys, T *tile_values, int tile, int end) const {
-        constexpr int EACH = 16 / sizeof(T);
-        const int pieces = head_dim / EACH;
+// A sequence's keys and values of one head.
+template <typename Rows> struct Past {
+    const uint8_t *keys, *values;
+    const uint32_t *table;
+    int bytes, stride;
+
+    // Starts copying the tile at `tile`, keys and then values. Positions beyond the last key repeat it, or are what is
+    // behind it in its block; they are masked.
+    __device__ __forceinline__ void fetch(uint8_t *tile_keys, uint8_t *tile_values, int tile, int end) const {
+        const int pieces = Rows::RUN * bytes / 16;
 #pragma unroll
         for (int which = 0; which < 2; which++) {
-            const T *from = which ? values : keys;
-            T *to = which ? tile_values : tile_keys;
-            for (int i = threadIdx.x; i < TILE * pieces; i += THREADS) {
-                const int key = i / pieces, piece = i % pieces * EACH, at = min(tile + key, end - 1);
-                const size_t slot = (size_t)table[at / BLOCK_TOKENS] * BLOCK_TOKENS + at % BLOCK_TOKENS;
-                copy16(to + key * stride + piece, from + slot * head_dim + piece);
+            const uint8_t *from = which ? values : keys;
+            uint8_t *to = which ? tile_values : tile_keys;
+            for (int i = threadIdx.x; i < TILE / Rows::RUN * pieces; i += THREADS) {
+                const int key = i / pieces * Rows::RUN, piece = i % pieces * 16, at = min(tile + key, end - 1);
+                const size_t slot = (size_t)table[at / BLOCK_TOKENS] * BLOCK_TOKENS + at % BLOCK_TOKENS / Rows::RUN * Rows::RUN;
+                copy16(to + key * stride + piece, from + slot * bytes + piece);
             }
             commit_copies();
         }
@@ -87,8 +85,8 @@ template <typename T> struct Past {
 // `partials` has room for [tokens, heads, splits, head_dim + 2] and `counters`, all zero, for [tokens, head groups]; a
 // grid with one split handles whole contexts. `stages` tiles are in shared memory at once: 2, or 1 if that is too
 // large.
-template <typename T, int G>
-__device__ __forceinline__ void attend(const float *q, const T *keys, const T *values, const uint32_t *chosen,
+template <typename Rows, int G>
+__device__ __forceinline__ void attend(const float *q, const uint8_t *keys, const uint8_t *values, const uint32_t *chosen,
                                        int first_token, const uint32_t *lens, const uint32_t *ends,
                                        const uint32_t *table_starts, const uint32_t *tables, Scores scores, int heads,
                                        int kv_heads, int head_dim, size_t all_slots, int stages, const float *sinks,
@@ -97,10 +95,10 @@ __device__ __forceinline__ void attend(const float *q, const T *keys, const T *v
     __shared__ float weights[G][TILE], factor[G], peak[G], mass[G];
     __shared__ bool is_last;
     constexpr int OUTPUTS = 2 * G;               // per thread at most: G · 256 / THREADS
-    const int stride = head_dim + 32 / sizeof(T); // rows start in different banks, 16-byte aligned
-    float *queries = shared;                     // [G][head_dim]
-    float *sums = queries + G * head_dim;        // [subsets][G][head_dim]
-    T *tiles = (T *)(sums + G * 2 * THREADS);    // [stages][keys, values][TILE][stride]
+    const int bytes = Rows::bytes(head_dim), stride = Rows::stride(head_dim);
+    float *queries = shared;                               // [G][head_dim]
+    float *sums = queries + G * head_dim;                  // [subsets][G][head_dim]
+    uint8_t *tiles = (uint8_t *)(sums + G * 2 * THREADS);  // [stages][keys, values][TILE][stride]
     begin();
 
     const int split = blockIdx.x, at_token = first_token + blockIdx.z, tid = threadIdx.x;
@@ -117,8 +115,8 @@ __device__ __forceinline__ void attend(const float *q, const T *keys, const T *v
     if (split >= splits) return;
     const int start = base + split * chunk, end = is_whole ? len : min(len, start + chunk);
 
-    const size_t head_start = (size_t)kv_head * all_slots * head_dim;
-    const Past<T> past{keys + head_start, values + head_start, tables + table_starts[token], head_dim, stride};
+    const size_t head_start = (size_t)kv_head * all_slots * bytes;
+    const Past<Rows> past{keys + head_start, values + head_start, tables + table_starts[token], bytes, stride};
     past.fetch(tiles, tiles + TILE * stride, start, end);
     for (int i = tid; i < G * head_dim; i += THREADS) {
         const int head = i / head_dim;
@@ -134,11 +132,11 @@ __device__ __forceinline__ void attend(const float *q, const T *keys, const T *v
     int stage = 0;
 
     for (int tile = start; tile < end; tile += TILE) {
-        T *tile_keys = tiles + stage * 2 * TILE * stride, *tile_values = tile_keys + TILE * stride;
+        uint8_t *tile_keys = tiles + stage * 2 * TILE * stride, *tile_values = tile_keys + TILE * stride;
         const bool fetches = stages == 2 && tile + TILE < end;
         if (fetches) {
             stage ^= 1;
-            T *next = tiles + stage * 2 * TILE * stride;
+            uint8_t *next = tiles + stage * 2 * TILE * stride;
             past.fetch(next, next + TILE * stride, tile + TILE, end);
             wait_for_copies<3>();
         } else {
@@ -148,14 +146,14 @@ __device__ __forceinline__ void attend(const float *q, const T *keys, const T *v
         {
             // Two threads per key, each with every other group of eight values.
             const int at = tid / 2;
-            const T *key = tile_keys + at * stride;
+            const uint8_t *key = tile_keys + at * stride;
             float dot[G];
 #pragma unroll
             for (int h = 0; h < G; h++) dot[h] = 0.0f;
 #pragma unroll 4
             for (int d = 8 * (tid % 2); d < head_dim; d += 16) {
                 float piece[8];
-                load8(key + d, piece);
+                Rows::load8(key, d, piece);
 #pragma unroll
                 for (int h = 0; h < G; h++) {
                     const float4 a = *(const float4 *)(queries + h * head_dim + d), b = *(const float4 *)(queries + h * head_dim + d + 4);
@@ -194,7 +192,9 @@ __device__ __forceinline__ void attend(const float *q, const T *keys, const T *v
             for (int h = 0; h < G; h++) acc[h][0] *= factor[h], acc[h][1] *= factor[h];
 #pragma unroll 8
             for (int at = subset; at < TILE; at += subsets) {
-                const float2 value = load2(tile_values + at * stride + 2 * pair);
+                // What is behind the last key in its block may be NaN.
+                const int row = Rows::IS_PACKED ? min(at, end - 1 - tile) : at;
+                const float2 value = Rows::load2(tile_values + row * stride, 2 * pair);
 #pragma unroll
                 for (int h = 0; h < G; h++) acc[h][0] += weights[h][at] * value.x, acc[h][1] += weights[h][at] * value.y;
             }
@@ -227,19 +227,23 @@ __device__ __forceinline__ void attend(const float *q, const T *keys, const T *v
     }
 
     const size_t stride_of_part = head_dim + 2;
+    float *rows = out + ((size_t)token * heads + first) * head_dim, *means = Rows::IS_PACKED ? sums : rows;
 #pragma unroll
     for (int j = 0; j < OUTPUTS; j++) {
         const int i = tid + j * THREADS, h = i / head_dim, d = i % head_dim;
         if (i >= count * head_dim) break;
         if (is_whole || splits == 1) {
-            out[((size_t)token * heads + first + h) * head_dim + d] = total[j].mean(sinks, first + h);
+            means[i] = total[j].mean(sinks, first + h);
         } else {
             float *part = partials + (((size_t)blockIdx.z * heads + first + h) * gridDim.x + split) * stride_of_part;
             part[2 + d] = total[j].value;
             if (d == 0) part[0] = total[j].peak, part[1] = total[j].mass;
         }
     }
-    if (is_whole || splits == 1) return;
+    if (is_whole || splits == 1) {
+        if constexpr (Rows::IS_PACKED) turn_back(sums, count * head_dim, rotated(head_dim), rows);
+        return;
+    }
 
     // The last block of a token to arrive combines the parts.
     __threadfence();
@@ -261,26 +265,24 @@ __device__ __forceinline__ void attend(const float *q, const T *keys, const T *v
             const float *from = part + s * stride_of_part;
             all_parts.add(Sums{__ldcg(from), __ldcg(from + 1), __ldcg(from + 2 + d)});
         }
-        out[((size_t)token * heads + first + h) * head_dim + d] = all_parts.mean(sinks, first + h);
+        means[i] = all_parts.mean(sinks, first + h);
     }
+    if constexpr (Rows::IS_PACKED) turn_back(sums, count * head_dim, rotated(head_dim), rows);
 }
 
-#define ATTEND(name, T, G)                                                                                              \
+#define ATTEND(name, Rows, G)                                                                                           \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                               \
-        name##_##G(const float *q, const T *keys, const T *values, const uint32_t *chosen, int first_token,             \
+        name##_##G(const float *q, const uint8_t *keys, const uint8_t *values, const uint32_t *chosen, int first_token, \
                    const uint32_t *lens, const uint32_t *ends, const uint32_t *table_starts, const uint32_t *tables,    \
                    float scale, float softcap, int window, int heads, int kv_heads, int head_dim, size_t all_slots,     \
                    int stages, const float *sinks, float *partials, uint32_t *counters, float *out) {                   \
-        attend<T, G>(q, keys, values, chosen, first_token, lens, ends, table_starts, tables,                            \
-                     Scores{scale, softcap, window}, heads, kv_heads, head_dim, all_slots, stages, sinks, partials,     \
-                     counters, out);                                                                                    \
+        attend<Rows, G>(q, keys, values, chosen, first_token, lens, ends, table_starts, tables,                         \
+                        Scores{scale, softcap, window}, heads, kv_heads, head_dim, all_slots, stages, sinks, partials,  \
+                        counters, out);                                                                                 \
     }
+#define ATTEND_ALL(name, Rows) ATTEND(name, Rows, 1) ATTEND(name, Rows, 2) ATTEND(name, Rows, 4) ATTEND(name, Rows, 8)
 
-ATTEND(attend_f16, __half, 1)
-ATTEND(attend_f16, __half, 2)
-ATTEND(attend_f16, __half, 4)
-ATTEND(attend_f16, __half, 8)
-ATTEND(attend_f32, float, 1)
-ATTEND(attend_f32, float, 2)
-ATTEND(attend_f32, float, 4)
-ATTEND(attend_f32, float, 8)
+ATTEND_ALL(attend_f16, Plain<__half>)
+ATTEND_ALL(attend_f32, Plain<float>)
+ATTEND_ALL(attend_q8, Packed<8>)
+ATTEND_ALL(attend_q4, Packed<4>)

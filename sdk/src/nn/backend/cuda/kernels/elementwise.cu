@@ -1,5 +1,6 @@
 // Norms, rotations, activations and table lookups: one launch each, with a row or head per block.
 #include "prepare.cuh"
+#include "rows.cuh"
 
 // Root-mean-square norm of x (+ delta); the sum is written if there is a delta.
 extern "C" __global__ void rms_norm(const float *x, const float *weight, float eps, int width, float *out) {
@@ -139,6 +140,50 @@ __device__ __forceinline__ void store(const float *q, const float *k, const floa
 
 STORE(store_f16, __half)
 STORE(store_f32, float)
+
+// The same of packed rows, each by a warp. Queries are rotated as keys are. There may be no values.
+template <typename Rows>
+__device__ __forceinline__ void store_packed(const float *q, const float *k, const float *v, const Rotation &rotation,
+                                             const uint32_t *slots, int heads, int kv_heads, size_t all_slots, float *q_out,
+                                             uint8_t *keys, uint8_t *values) {
+    const int token = blockIdx.y, head_dim = rotation.head_dim, group = rotated(head_dim), lane = threadIdx.x % WARP;
+    const int queries = q_out ? heads : 0, row = (blockIdx.x * blockDim.x + threadIdx.x) / WARP;
+    const bool is_query = row < queries, is_value = row >= queries + kv_heads;
+    if (row >= queries + (v ? 2 : 1) * kv_heads || (!is_query && slots[token] == NO_SLOT)) return;
+    const int head = is_query ? row : (row - queries) % kv_heads;
+    const float *from = is_query ? q + (size_t)token * heads * head_dim : (is_value ? v : k) + (size_t)token * kv_heads * head_dim;
+    float *query = q_out + ((size_t)token * heads + head) * head_dim;
+    uint8_t *packed = (is_value ? values : keys) + ((size_t)head * all_slots + slots[token]) * Rows::bytes(head_dim);
+    for (int start = 0; start < head_dim; start += ROTATED_MAX) {
+        float part[ROTATED_MAX / WARP];
+#pragma unroll
+        for (int j = 0; j < ROTATED_MAX / WARP; j++) {
+            const int at = start + j * WARP + lane, i = head * head_dim + at;
+            part[j] = at >= head_dim ? 0.0f : is_value || !rotation.cosines ? from[i] : rotation.of(from, token, i);
+        }
+        rotate_row(part, group, lane);
+#pragma unroll
+        for (int j = 0; j < ROTATED_MAX / WARP; j++) {
+            const int block = start + j * WARP, at = block + lane;
+            if (block >= head_dim) break;
+            if (!is_query) Rows::pack(part[j], lane, packed + block / PACKED * Rows::BLOCK_BYTES);
+            else if (at < head_dim) query[at] = part[j];
+        }
+    }
+}
+
+#define STORE_PACKED(name, BITS)                                                                                        \
+    extern "C" __global__ void name(const float *q, const float *k, const float *v, const float *cosines,               \
+                                    const float *sines, int half, int interleaved, const uint32_t *slots, int heads,    \
+                                    int kv_heads, int head_dim, size_t all_slots, float *q_out, uint8_t *keys,          \
+                                    uint8_t *values) {                                                                  \
+        begin();                                                                                                        \
+        const Rotation rotation{cosines, sines, head_dim, half, interleaved};                                           \
+        store_packed<Packed<BITS>>(q, k, v, rotation, slots, heads, kv_heads, all_slots, q_out, keys, values);          \
+    }
+
+STORE_PACKED(store_q8, 8)
+STORE_PACKED(store_q4, 4)
 
 extern "C" __global__ void activate(const float *x, int kind, size_t count, float *out) {
     begin();

@@ -1,6 +1,7 @@
 // Attention of prompt chunks on tensor cores: 64 neighbouring tokens of a sequence and one head per block, online
-// softmax over tiles of 64 keys (arXiv 2205.14135, 2307.08691). Keys and values as in attention.cu, in f16.
-#include "common.cuh"
+// softmax over tiles of 64 keys (arXiv 2205.14135, 2307.08691). Keys and values as in attention.cu; a tile of them is in f16,
+// to which packed rows are widened.
+#include "rows.cuh"
 
 static constexpr int KEYS = 64, BLOCK_TOKENS = 16, WARPS = 4;
 
@@ -12,10 +13,49 @@ __device__ __forceinline__ uint32_t pack(float a, float b) {
 // Largest head whose queries a warp holds in registers; those of larger heads are read from shared memory.
 static constexpr int HELD = 192;
 
+// Rotates two rows of sums as products of matrices leave them: a quarter of a warp has a row, and each of its four lanes
+// two values out of eight.
+template <int D> __device__ __forceinline__ void turn_back(float (&acc)[D / 8][4], int lane) {
+    constexpr int GROUP = rotated(D);
+#pragma unroll
+    for (int i = 0; i < D / 8; i++) {
+#pragma unroll
+        for (int row = 0; row < 4; row += 2) {
+            const float first = acc[i][row], second = acc[i][row + 1];
+            acc[i][row] = first + second;
+            acc[i][row + 1] = first - second;
+        }
+#pragma unroll
+        for (int bit = 1; bit < 4; bit *= 2) {
+#pragma unroll
+            for (int c = 0; c < 4; c++) {
+                const float other = __shfl_xor_sync(0xffffffffu, acc[i][c], bit);
+                acc[i][c] = lane & bit ? other - acc[i][c] : acc[i][c] + other;
+            }
+        }
+    }
+#pragma unroll
+    for (int half = 1; half < GROUP / 8; half *= 2) {
+#pragma unroll
+        for (int i = 0; i < D / 8; i++) {
+            if (i & half) continue;
+#pragma unroll
+            for (int c = 0; c < 4; c++) {
+                const float first = acc[i][c], second = acc[i + half][c];
+                acc[i][c] = first + second;
+                acc[i + half][c] = first - second;
+            }
+        }
+    }
+    const float scale = 1.0f / sqrtf((float)GROUP);
+#pragma unroll
+    for (int i = 0; i < D / 8; i++) acc[i][0] *= scale, acc[i][1] *= scale, acc[i][2] *= scale, acc[i][3] *= scale;
+}
+
 // A tile: the index of its first token in the batch, its number of tokens, the number of tokens of its sequence before
 // the first, and the start of the sequence's table. A token sees those up to itself, or as many as `ends` says.
-template <int D>
-__device__ __forceinline__ void attend_tiles(const float *q, const __half *keys, const __half *values, const int4 *tiles,
+template <typename Rows, int D>
+__device__ __forceinline__ void attend_tiles(const float *q, const uint8_t *keys, const uint8_t *values, const int4 *tiles,
                                              const uint32_t *ends, const uint32_t *tables, float scale, float softcap,
                                              int window, int heads, int kv_heads, size_t all_slots, const float *sinks,
                                              float *out) {
@@ -57,18 +97,20 @@ __device__ __forceinline__ void attend_tiles(const float *q, const __half *keys,
     if (ends)
         for (int row = 0; row < count; row++) end = max(end, (int)ends[first + row]);
     const int low = window > 0 ? max(0, before + 1 - window) / KEYS * KEYS : 0;
-    const size_t head_start = (size_t)kv_head * all_slots * D;
+    const int bytes = Rows::bytes(D);
+    const size_t head_start = (size_t)kv_head * all_slots * bytes;
 
     for (int tile_start = low; tile_start < end; tile_start += KEYS) {
         // Keys, then values, each as one group of copies; positions beyond the last key repeat it and are masked.
 #pragma unroll
         for (int which = 0; which < 2; which++) {
-            const __half *from = (which ? values : keys) + head_start;
+            const uint8_t *from = (which ? values : keys) + head_start;
             __half *to = which ? value_tile : key_tile;
             for (int i = threadIdx.x; i < KEYS * (D / 8); i += WARPS * WARP) {
                 const int key = i / (D / 8), piece = i % (D / 8), at = min(tile_start + key, end - 1);
                 const size_t slot = (size_t)table[at / BLOCK_TOKENS] * BLOCK_TOKENS + at % BLOCK_TOKENS;
-                copy16(to + key * STRIDE + 8 * piece, from + slot * D + 8 * piece);
+                if constexpr (Rows::IS_PACKED) *(uint4 *)(to + key * STRIDE + 8 * piece) = Rows::halves8(from + slot * bytes, 8 * piece);
+                else copy16(to + key * STRIDE + 8 * piece, from + slot * bytes + 16 * piece);
             }
             commit_copies();
         }
@@ -154,6 +196,7 @@ __device__ __forceinline__ void attend_tiles(const float *q, const __half *keys,
         mass1 += __expf(sinks[head] - peak1);
     }
     const float scale0 = 1.0f / mass0, scale1 = 1.0f / mass1;
+    if constexpr (Rows::IS_PACKED) turn_back<D>(acc, lane);
 #pragma unroll
     for (int i = 0; i < D / 8; i++) {
         if (row0 < count) {
@@ -167,18 +210,22 @@ __device__ __forceinline__ void attend_tiles(const float *q, const __half *keys,
     }
 }
 
-#define ATTEND_TILES(D)                                                                                                 \
+#define ATTEND_TILES(name, Rows, D)                                                                                     \
     extern "C" __global__ void __launch_bounds__(WARPS *WARP)                                                           \
-        attend_tiles_##D(const float *q, const __half *keys, const __half *values, const int4 *tiles,                   \
-                         const uint32_t *ends, const uint32_t *tables, float scale, float softcap, int window,          \
-                         int heads, int kv_heads, size_t all_slots, const float *sinks, float *out) {                   \
-        attend_tiles<D>(q, keys, values, tiles, ends, tables, scale, softcap, window, heads, kv_heads, all_slots,       \
-                        sinks, out);                                                                                    \
+        name##_##D(const float *q, const uint8_t *keys, const uint8_t *values, const int4 *tiles,                       \
+                   const uint32_t *ends, const uint32_t *tables, float scale, float softcap, int window,                \
+                   int heads, int kv_heads, size_t all_slots, const float *sinks, float *out) {                         \
+        attend_tiles<Rows, D>(q, keys, values, tiles, ends, tables, scale, softcap, window, heads, kv_heads, all_slots, \
+                              sinks, out);                                                                              \
     }
+#define ATTEND_TILES_ALL(name, Rows)                                                                                    \
+    ATTEND_TILES(name, Rows, 64)                                                                                        \
+    ATTEND_TILES(name, Rows, 80)                                                                                        \
+    ATTEND_TILES(name, Rows, 96)                                                                                        \
+    ATTEND_TILES(name, Rows, 128)                                                                                       \
+    ATTEND_TILES(name, Rows, 192)                                                                                       \
+    ATTEND_TILES(name, Rows, 256)
 
-ATTEND_TILES(64)
-ATTEND_TILES(80)
-ATTEND_TILES(96)
-ATTEND_TILES(128)
-ATTEND_TILES(192)
-ATTEND_TILES(256)
+ATTEND_TILES_ALL(attend_tiles_f16, Plain<__half>)
+ATTEND_TILES_ALL(attend_tiles_q8, Packed<8>)
+ATTEND_TILES_ALL(attend_tiles_q4, Packed<4>)
