@@ -260,9 +260,12 @@ pub(crate) struct PagedModel<D> {
 
 impl<D: Decoder> PagedModel<D> {
     fn new(((decoder, dense), mut runtime): ((D, Option<Dense>), Runtime)) -> Result<Self> {
-        let Runtime { ops, kv, adapters, .. } = &mut runtime;
+        let Runtime { ops, kv, adapters, resident, .. } = &mut runtime;
         if !D::IS_ENCODER {
+            let before = ops.note();
             ops.warm_up(kv.groups().len(), &mut |batch| compute(&decoder, ops, kv, adapters, batch))?;
+            // Whether a step is one launch is known now.
+            resident.note = resident.note.replace(&before, &ops.note());
         }
         Ok(Self { decoder, dense, queue: Queue::default(), runtime })
     }
