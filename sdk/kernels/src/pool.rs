@@ -290,8 +290,8 @@ struct Job {
 const OPEN: u64 = 1;
 const LOOP: u64 = 2;
 
-/// What a thread writes for others to see. Each has lines of its own (processors fetch them in pairs), as a line that many
-/// threads write is handed from core to core for each of their tasks.
+/// A thread's words for others to see, in cache lines of its own (processors fetch them in pairs): a line that many threads
+/// write is handed from core to core for each of their tasks.
 #[derive(Default)]
 #[repr(align(128))]
 struct Seat {

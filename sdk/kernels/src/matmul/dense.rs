@@ -6,9 +6,8 @@ use std::ops::Range;
 use super::super::float::{BF16, Dense, F16, F32, Fp8};
 use super::super::simd::{Kernel, Simd};
 use super::super::tile::{PAIR, TILE, in_tiles, tile};
-use super::Output;
 use super::panels::Panels;
-use super::vectors::Task;
+use super::{Output, Task};
 use pensieve_weights::Dtype;
 
 /// Columns per step: a pair of panels of this width leaves room in the L1 cache.

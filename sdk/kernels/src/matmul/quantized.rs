@@ -6,10 +6,9 @@ use std::ops::Range;
 use super::super::quant::{Codes, Dots, Format, GROUPS, Layout, SEGMENT, Unpacked};
 use super::super::simd::{Kernel, Rows, Simd};
 use super::super::tile::{PAIR, TILE, in_tiles};
-use super::Output;
 use super::activations::{Activations, Piece, SHARE};
 use super::panels::Panels;
-use super::vectors::Task;
+use super::{Output, Task};
 
 /// Computes pairs of panels times the whole batch.
 pub(super) fn task<'a, S: Simd + 'a, F: Format + 'a>(

@@ -2,14 +2,13 @@
 //! the activations once for all formats that want them alike.
 
 use std::any::type_name_of_val;
-use std::ops::Range;
 
 use super::super::pool::{Disjoint, Pool};
 use super::super::quant::with_format;
 use super::super::simd::{Kernel, Simd};
 use super::activations::{Activations, Rounding};
 use super::panels::Panels;
-use super::{Product, dense, part, quantized};
+use super::{Product, Task, dense, part, quantized};
 
 /// Tasks per thread, so that threads finish together.
 const TASKS: usize = 8;
@@ -27,9 +26,6 @@ pub(super) fn multiply(pool: &Pool, products: &mut [Product<'_>], x: &[f32]) {
         pool.level().run(Multiply { pool, products: &mut products, x, cols });
     }
 }
-
-/// Computes some pairs of a product's panels.
-pub(super) type Task<'a> = Box<dyn Fn(Range<usize>) + Sync + 'a>;
 
 struct Multiply<'a, 'b> {
     pool: &'a Pool,

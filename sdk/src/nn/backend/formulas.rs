@@ -20,10 +20,16 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-use super::{Backend, Changed, Form, LowRank, LowRankForm, Matrix, StoreShape, foreign, formulas_packed::PackedTables};
+use super::{
+    Backend, Changed, Form, LowRank, LowRankForm, Matrix, StoreShape, foreign,
+    formulas_packed::{self, PackedTables},
+};
 use crate::{
     Error, Result,
-    nn::{memory::store::Store, spec::Rotation},
+    nn::{
+        memory::store::Store,
+        spec::{KvType, Rotation},
+    },
     weights::{Dtype, RawTensor, RopeStyle},
 };
 
@@ -40,7 +46,7 @@ pub(in crate::nn) struct Formulas {
     /// Why our own kernels are not used, on a device that has some.
     declined: Option<String>,
     /// What packed keys and values are read by.
-    pub(super) packed: Arc<OnceLock<PackedTables>>,
+    packed: Arc<OnceLock<PackedTables>>,
 }
 
 /// candle's fused ops that agreed with their formula on this device.
@@ -343,6 +349,27 @@ impl Formulas {
             kind.check_metal()?;
         }
         Ok(Store::Tensor(Tensor::zeros((kv_heads, slots, kind.row_elements(head_dim)), kind.dtype(), &self.device)?))
+    }
+
+    /// Rows of a cache, `[heads, rows, elements]`, as `f32`: `[heads, rows, dim]`.
+    pub(super) fn widen(&self, rows: &Tensor, kind: KvType, dim: usize) -> Result<Tensor> {
+        let Some(packing) = kind.packing() else { return Ok(rows.to_dtype(DType::F32)?) };
+        let tables = match self.packed.get() {
+            Some(tables) => tables,
+            None => {
+                let tables = PackedTables::new(&self.device)?;
+                self.packed.get_or_init(|| tables)
+            }
+        };
+        tables.widen(rows, packing, dim)
+    }
+
+    /// New rows, `[heads, rows, dim]`, as a cache holds them.
+    pub(super) fn narrow(&self, rows: &Tensor, kind: KvType) -> Result<Tensor> {
+        match kind.packing() {
+            Some(packing) => formulas_packed::packed(rows, packing),
+            None => Ok(rows.to_dtype(kind.dtype())?),
+        }
     }
 
     /// Compares each fused op with its formula on this device.

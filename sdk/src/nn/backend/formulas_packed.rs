@@ -6,8 +6,7 @@ use candle_core::{DType, Device, Tensor};
 use half::f16;
 use pensieve_kernels::{Packing, pack_rows, rotated};
 
-use super::Formulas;
-use crate::{Result, nn::spec::KvType};
+use crate::Result;
 
 /// Values that a Hadamard matrix rotates at most.
 const ROTATED_MAX: usize = 128;
@@ -25,7 +24,7 @@ pub(super) struct PackedTables {
 }
 
 impl PackedTables {
-    fn new(device: &Device) -> Result<Self> {
+    pub(super) fn new(device: &Device) -> Result<Self> {
         let of_bytes = |value: fn(u8) -> f32| Tensor::from_iter((0..=u8::MAX).map(value), device);
         let hadamard = (0..ROTATED_MAX).flat_map(|row| {
             (0..ROTATED_MAX).map(move |column| if (row & column).count_ones() % 2 == 0 { 1.0_f32 } else { -1.0 })
@@ -40,18 +39,10 @@ impl PackedTables {
             hadamard: Tensor::from_iter(hadamard, device)?.reshape((ROTATED_MAX, ROTATED_MAX))?,
         })
     }
-}
 
-fn half(bytes: [u8; 2]) -> f32 {
-    f16::from_le_bytes(bytes).to_f32()
-}
-
-impl Formulas {
-    /// Rows of a cache, `[heads, rows, elements]`, as `f32`: `[heads, rows, dim]`.
-    pub(super) fn widen(&self, rows: &Tensor, kind: KvType, dim: usize) -> Result<Tensor> {
-        let Some(packing) = kind.packing() else { return Ok(rows.to_dtype(DType::F32)?) };
+    /// Packed rows, `[heads, rows, bytes]`, as `f32`: `[heads, rows, dim]`.
+    pub(super) fn widen(&self, rows: &Tensor, packing: Packing, dim: usize) -> Result<Tensor> {
         let (heads, count, _) = rows.dims3()?;
-        let tables = self.packed_tables()?;
         let blocks = rows.reshape((heads * count, (), packing.block_bytes()))?;
         let columns = |start: usize, len: usize| blocks.narrow(2, start, len)?.contiguous();
         // Of 8-bit ids candle takes the largest for none.
@@ -59,37 +50,32 @@ impl Formulas {
             table.index_select(&ids.flatten_all()?.to_dtype(DType::U32)?, 0)?.reshape(ids.dims())
         };
         let (low, high) = (columns(0, 1)?, columns(1, 1)?);
-        let [base, unit] = &tables.scales;
+        let [base, unit] = &self.scales;
         let scales = (look_up(base, &high)? + (look_up(unit, &high)? * low.to_dtype(DType::F32)?)?)?;
         let codes = columns(2, packing.block_bytes() - 2)?;
         let codes = match packing {
-            Packing::Q8 => look_up(&tables.bytes, &codes)?,
+            Packing::Q8 => look_up(&self.bytes, &codes)?,
             Packing::Q4 => {
-                let [low, high] = &tables.halves;
+                let [low, high] = &self.halves;
                 Tensor::cat(&[look_up(low, &codes)?, look_up(high, &codes)?], 2)?
             }
         };
         let values = codes.broadcast_mul(&scales)?.reshape((heads * count, ()))?;
         let values = values.narrow(1, 0, dim)?.force_contiguous()?;
         let group = rotated(dim);
-        let corner = tables.hadamard.narrow(0, 0, group)?.narrow(1, 0, group)?.force_contiguous()?;
+        let corner = self.hadamard.narrow(0, 0, group)?.narrow(1, 0, group)?.force_contiguous()?;
         let rotation = (corner * (group as f64).sqrt().recip())?;
         Ok(values.reshape(((), group))?.matmul(&rotation)?.reshape((heads, count, dim))?)
     }
+}
 
-    /// New rows, `[heads, rows, dim]`, as a cache holds them.
-    pub(super) fn narrow(&self, rows: &Tensor, kind: KvType) -> Result<Tensor> {
-        let Some(packing) = kind.packing() else { return Ok(rows.to_dtype(kind.dtype())?) };
-        let (heads, count, dim) = rows.dims3()?;
-        let bytes = pack_rows(packing, &rows.flatten_all()?.to_vec1::<f32>()?, dim);
-        Ok(Tensor::from_vec(bytes, (heads, count, packing.row_bytes(dim)), &self.device)?)
-    }
+fn half(bytes: [u8; 2]) -> f32 {
+    f16::from_le_bytes(bytes).to_f32()
+}
 
-    fn packed_tables(&self) -> Result<&PackedTables> {
-        if let Some(tables) = self.packed.get() {
-            return Ok(tables);
-        }
-        let tables = PackedTables::new(&self.device)?;
-        Ok(self.packed.get_or_init(|| tables))
-    }
+/// New rows, `[heads, rows, dim]`, packed.
+pub(super) fn packed(rows: &Tensor, packing: Packing) -> Result<Tensor> {
+    let (heads, count, dim) = rows.dims3()?;
+    let bytes = pack_rows(packing, &rows.flatten_all()?.to_vec1::<f32>()?, dim);
+    Ok(Tensor::from_vec(bytes, (heads, count, packing.row_bytes(dim)), rows.device())?)
 }
