@@ -169,18 +169,21 @@ fn keys_and_values_in_fewer_bits_obey_the_laws_and_stay_close() {
     }
 }
 
+/// They differ from the kernels' in the last digits, by which a value may fall on another code.
 #[test]
-fn formulas_compute_keys_and_values_in_fewer_bits_too() {
+fn formulas_compute_keys_and_values_in_fewer_bits_as_kernels_do() {
     for (plugin_name, name) in ATTENTIVE {
-        let reference = Reference::of(name);
-        let (tokens, expected) = (reference.tokens("tokens"), reference.logits("logits"));
-        let spread = expected.iter().flatten().fold(0.0_f32, |most, logit| most.max(logit.abs()));
-        for (kv, bound) in [("q8", 0.05), ("q4", 0.8)] {
-            let settings = format!(r#"{{"kv": "{kv}", "kernels": "generic"}}"#);
-            let mut driver =
-                Driver::load(&plugin(plugin_name), &fixture(name), &Options::with_settings(settings)).unwrap();
-            let apart = distance(&driver.logits(&tokens).unwrap(), &expected) / spread;
-            assert!(apart <= bound || name == "families/deepseek_v32", "{name} {kv}: {apart}");
+        let tokens = Reference::of(name).tokens("tokens");
+        for (kv, bound) in [("q8", 0.002), ("q4", 0.02)] {
+            let [by_kernels, by_formulas] = ["auto", "generic"].map(|kernels| {
+                let settings = format!(r#"{{"kv": "{kv}", "kernels": "{kernels}"}}"#);
+                let options = Options::with_settings(settings);
+                Driver::load(&plugin(plugin_name), &fixture(name), &options).unwrap().logits(&tokens).unwrap()
+            });
+            let spread = by_kernels.iter().flatten().fold(0.0_f32, |most, logit| most.max(logit.abs()));
+            let apart = distance(&by_formulas, &by_kernels) / spread;
+            println!("{name} {kv}: {apart:.1e} of the largest logit");
+            assert!(apart <= bound, "{name} {kv}: {apart}");
         }
     }
 }

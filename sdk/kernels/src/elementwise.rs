@@ -7,7 +7,8 @@
 use std::ops::Range;
 
 use super::activation::{Activation, apply};
-use super::pool::{Pool, Unwritten};
+use super::pool::Pool;
+use super::results::Unwritten;
 use super::simd::{Kernel, Simd};
 
 /// Values per task: less work is not worth another thread.

@@ -15,8 +15,8 @@ use super::{
 /// Values of a block.
 const BLOCK: usize = 32;
 const SCALE_BYTES: usize = 2;
-/// Bounds what a rotation costs: its time grows with the logarithm of this.
-const ROTATED_MAX: usize = 128;
+/// Most values that are rotated together. It bounds what a rotation costs, whose time grows with the logarithm of this.
+pub const ROTATED_MAX: usize = 128;
 
 /// How a row of a cache is packed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -143,6 +143,7 @@ const LAYERS: &[(&str, &str, &[&[&str]])] = &[
             &["activation", "attention", "low_rank", "matmul", "norm", "recurrence", "rope"],
             &["kv"],
             &["kv_packed"],
+            &["results"],
             &["float", "pool", "quant", "tile"],
             &["simd", "timeline"],
         ],

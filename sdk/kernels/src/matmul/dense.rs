@@ -7,7 +7,7 @@ use super::super::float::{BF16, Dense, F16, F32, Fp8};
 use super::super::simd::{Kernel, Simd};
 use super::super::tile::{PAIR, TILE, in_tiles, tile};
 use super::panels::Panels;
-use super::{Output, Task};
+use super::{Output, PanelTask};
 use pensieve_weights::Dtype;
 
 /// Columns per step: a pair of panels of this width leaves room in the L1 cache.
@@ -20,7 +20,7 @@ pub(super) fn task<'a, S: Simd + 'a>(
     panels: Panels<'a>,
     x: (&'a [f32], usize),
     out: Output<'a>,
-) -> Task<'a> {
+) -> PanelTask<'a> {
     match dtype {
         Dtype::F16 => task_of::<S, F16>(simd, panels, x, out),
         Dtype::BF16 => task_of::<S, BF16>(simd, panels, x, out),
@@ -34,7 +34,7 @@ fn task_of<'a, S: Simd + 'a, F: Dense + 'a>(
     panels: Panels<'a>,
     (x, cols): (&'a [f32], usize),
     out: Output<'a>,
-) -> Task<'a> {
+) -> PanelTask<'a> {
     Box::new(move |pairs| {
         simd.enter(Stretch::<F> { panels: &panels, pairs, cols, x, out: &out, format: PhantomData });
     })

@@ -51,7 +51,7 @@ struct Product<'a> {
 type Output<'a> = Disjoint<'a, MaybeUninit<f32>>;
 
 /// Computes some pairs of a product's panels by vectors.
-type Task<'a> = Box<dyn Fn(Range<usize>) + Sync + 'a>;
+type PanelTask<'a> = Box<dyn Fn(Range<usize>) + Sync + 'a>;
 
 /// Computes `out[n, rows] = x[n, cols] · wᵀ`, for rows that come together: `MANY` of them are computed by the matrix unit,
 /// if the pool has one. Among fewer, and among more, each result row is bitwise independent of the other rows.

@@ -8,7 +8,7 @@ use super::super::simd::{Kernel, Rows, Simd};
 use super::super::tile::{PAIR, TILE, in_tiles};
 use super::activations::{Activations, Piece, SHARE};
 use super::panels::Panels;
-use super::{Output, Task};
+use super::{Output, PanelTask};
 
 /// Computes pairs of panels times the whole batch.
 pub(super) fn task<'a, S: Simd + 'a, F: Format + 'a>(
@@ -16,7 +16,7 @@ pub(super) fn task<'a, S: Simd + 'a, F: Format + 'a>(
     panels: Panels<'a>,
     x: &'a Activations,
     out: Output<'a>,
-) -> Task<'a> {
+) -> PanelTask<'a> {
     Box::new(move |pairs| {
         simd.enter(Stretch::<F> { panels: &panels, pairs, x, out: &out, format: PhantomData });
     })

@@ -8,7 +8,7 @@ use super::super::quant::with_format;
 use super::super::simd::{Kernel, Simd};
 use super::activations::{Activations, Rounding};
 use super::panels::Panels;
-use super::{Product, Task, dense, part, quantized};
+use super::{PanelTask, Product, dense, part, quantized};
 
 /// Tasks per thread, so that threads finish together.
 const TASKS: usize = 8;
@@ -48,7 +48,7 @@ impl<S: Simd> Kernel<S> for Multiply<'_, '_> {
             }
         }
         let quantized = |rounding| quantized.iter().find(|x| x.rounding == rounding);
-        let mut jobs: Vec<(usize, Task<'_>)> = Vec::with_capacity(products.len());
+        let mut jobs: Vec<(usize, PanelTask<'_>)> = Vec::with_capacity(products.len());
         for Product { weight, out } in products {
             let (panels, out) = (Panels::new(weight, S::LANES), Disjoint::new(out));
             let pairs = panels.pairs();

@@ -4,12 +4,9 @@
 
 use candle_core::{DType, Device, Tensor};
 use half::f16;
-use pensieve_kernels::{Packing, pack_rows, rotated};
+use pensieve_kernels::{Packing, ROTATED_MAX, pack_rows, rotated};
 
 use crate::Result;
-
-/// Values that a Hadamard matrix rotates at most.
-const ROTATED_MAX: usize = 128;
 
 /// What packed rows are read by, on a device.
 pub(super) struct PackedTables {

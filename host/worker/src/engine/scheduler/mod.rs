@@ -40,9 +40,8 @@ pub struct Scheduler {
     running: Vec<u64>,
     waiting: Waiting,
     admitted: u64,
-    /// The number of plans so far, and the time of the last one.
+    /// The number of plans so far.
     plans: u64,
-    now: Duration,
     /// The next step beside streams leaves its time for prompts to something else.
     yields: bool,
 }
@@ -97,7 +96,6 @@ impl Scheduler {
             waiting,
             admitted: 0,
             plans: 0,
-            now: Duration::ZERO,
             yields: false,
         }
     }
@@ -165,13 +163,12 @@ impl Scheduler {
     pub fn plan(&mut self, now: Duration) -> Plan {
         let mut plan = Plan::default();
         self.plans += 1;
-        self.now = now;
         if let Some(blocks) = &mut self.blocks {
             blocks.set_time(now);
         }
         self.expire(now, &mut plan);
         self.admit();
-        let lengths = self.lengths();
+        let lengths = self.lengths(now);
         self.take_blocks(&lengths, &mut plan);
         plan
     }
@@ -397,9 +394,9 @@ impl Scheduler {
     }
 
     /// Number of tokens that each running sequence computes in this step.
-    fn lengths(&mut self) -> Vec<usize> {
+    fn lengths(&mut self, now: Duration) -> Vec<usize> {
         let mut lengths = vec![0; self.running.len()];
-        let (mut decoding, mut reading) = (Vec::new(), Vec::new());
+        let (mut streams, mut reading) = (Vec::new(), Vec::new());
         let mut claimed = Vec::new();
         for (index, length) in lengths.iter_mut().enumerate() {
             let id = self.running[index];
@@ -409,16 +406,17 @@ impl Scheduler {
             match sequence.left() {
                 left @ 0..=1 if sequence.reading != Reading::Whole => {
                     *length = left.min(end - sequence.computed.min(end));
-                    decoding.push(id);
+                    if sequence.tokens.len() > sequence.prompt {
+                        streams.push(id);
+                    }
                 }
                 _ if ready && end > sequence.computed => reading.push((index, id, end)),
                 _ => {}
             }
         }
-        for id in &decoding {
-            let now = (self.plans, self.now);
-            if let Some(stream) = self.sequences.get_mut(id).filter(|stream| stream.tokens.len() > stream.prompt) {
-                stream.began.get_or_insert(now);
+        for id in &streams {
+            if let Some(stream) = self.sequences.get_mut(id) {
+                stream.began.get_or_insert((self.plans, now));
             }
         }
         let decodes = lengths.iter().sum();
@@ -431,7 +429,7 @@ impl Scheduler {
         let yields = self.yields && decodes > 0;
         if !reading.is_empty() && !yields {
             let has_items = reading.iter().any(|(_, id, _)| !self.sequences[id].items.is_empty());
-            let patience = if has_items { Duration::ZERO } else { self.patience(&decoding, &reading) };
+            let patience = if has_items { Duration::ZERO } else { self.patience(&streams, &reading, now) };
             let chunk = self.pace.chunk(decodes, has_items, patience).min(self.config.step_tokens_max - decodes);
             let left = reading.iter().map(|(_, id, end)| end - self.sequences[id].computed).sum();
             let chunk = pace::even(chunk, left);
@@ -446,11 +444,14 @@ impl Scheduler {
 
     /// How long streams wait for prompts that came before any of them had its first token: as long, in all, as a step of prompts
     /// may take. In one step with theirs, these prompts would have kept them waiting as well, and many small chunks take longer.
-    fn patience(&self, decoding: &[u64], reading: &[(usize, u64, usize)]) -> Duration {
+    fn patience(&self, streams: &[u64], reading: &[(usize, u64, usize)], now: Duration) -> Duration {
         let newest = reading.iter().map(|(_, id, _)| self.sequences[id].came).max().unwrap_or_default();
-        let began = decoding.iter().map(|id| self.sequences[id].began.filter(|(plan, _)| *plan > newest));
-        let first = began.map(|began| began.map(|(_, at)| at)).min().flatten();
-        first.map_or(Duration::ZERO, |first| self.config.prefill_step.saturating_sub(self.now.saturating_sub(first)))
+        let began = streams.iter().map(|id| self.sequences[id].began);
+        let Some(began) = began.collect::<Option<Vec<_>>>() else { return Duration::ZERO };
+        match began.into_iter().min() {
+            Some((plan, first)) if plan > newest => self.config.prefill_step.saturating_sub(now.saturating_sub(first)),
+            _ => Duration::ZERO,
+        }
     }
 
     /// Reuses blocks of a prompt published since the last step. Returns false if its next block is already coming: from

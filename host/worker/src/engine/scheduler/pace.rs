@@ -69,16 +69,14 @@ impl Pace {
     /// step without a prompt. Prompts with items take no more time than the encoder, with which they take turns.
     pub(super) fn chunk(&self, decodes: usize, has_items: bool, patience: Duration) -> usize {
         let spare = if has_items { SPARE.min(self.stretch - 1.0) } else { self.stretch - 1.0 };
+        let paced = self.decode_step(decodes).map(|alone| (spare * alone).max(PAUSE_SECONDS));
         let seconds = match decodes {
             0 => self.prefill_seconds,
-            _ if !patience.is_zero() => {
-                let paced = self.decode_step(decodes).map_or(0.0, |alone| spare * alone);
-                patience.as_secs_f64().max(paced).max(PAUSE_SECONDS)
-            }
+            _ if !patience.is_zero() => paced.unwrap_or(PAUSE_SECONDS).max(patience.as_secs_f64()),
             _ if self.mixed_steps >= PROBE_INTERVAL || self.disturbances >= PROBE_INTERVAL => return 0,
-            _ => match self.decode_step(decodes) {
+            _ => match paced {
                 None => return 0,
-                Some(alone) => (spare * alone).max(PAUSE_SECONDS),
+                Some(seconds) => seconds,
             },
         };
         let tokens = self.token_seconds().map_or(0.0, |each| seconds / each);
@@ -171,6 +169,11 @@ impl Pace {
 mod tests {
     use super::*;
 
+    /// A chunk that no stream waits for.
+    fn chunk(pace: &Pace, decodes: usize, has_items: bool) -> usize {
+        pace.chunk(decodes, has_items, Duration::ZERO)
+    }
+
     fn pace() -> Pace {
         let (chunk_min, chunk_max, stretch, prefill_step) = (16, 512, 2.0, Duration::from_millis(500));
         Pace::new(&Config { chunk_min, chunk_max, stretch, prefill_step, ..Config::default() })
@@ -183,11 +186,11 @@ mod tests {
     #[test]
     fn a_prompt_alone_starts_small_and_grows_to_what_the_step_time_allows() {
         let mut pace = pace();
-        assert_eq!(pace.chunk(0, false, Duration::ZERO), 16);
+        assert_eq!(chunk(&pace, 0, false), 16);
         pace.record(0, 16, ms(16.0));
-        assert_eq!(pace.chunk(0, false, Duration::ZERO), 480, "a whole number of tiles");
+        assert_eq!(chunk(&pace, 0, false), 480, "a whole number of tiles");
         pace.record(0, 480, ms(240.0));
-        assert_eq!(pace.chunk(0, false, Duration::ZERO), 512, "the configured most");
+        assert_eq!(chunk(&pace, 0, false), 512, "the configured most");
     }
 
     #[test]
@@ -195,7 +198,7 @@ mod tests {
         let mut pace = pace();
         pace.record(4, 0, ms(40.0));
         pace.record(4, 32, ms(72.0));
-        assert_eq!(pace.chunk(4, false, Duration::ZERO), 40);
+        assert_eq!(chunk(&pace, 4, false), 40);
     }
 
     #[test]
@@ -212,7 +215,7 @@ mod tests {
         let mut pace = pace();
         pace.record(4, 0, ms(1.0));
         pace.record(4, 16, ms(1.16));
-        assert_eq!(pace.chunk(4, false, Duration::ZERO), 480);
+        assert_eq!(chunk(&pace, 4, false), 480);
     }
 
     #[test]
@@ -220,7 +223,7 @@ mod tests {
         let mut pace = pace();
         pace.record(4, 0, ms(100.0));
         pace.record(4, 32, ms(132.0));
-        assert_eq!((pace.chunk(4, false, Duration::ZERO), pace.chunk(4, true, Duration::ZERO)), (96, 40));
+        assert_eq!((chunk(&pace, 4, false), chunk(&pace, 4, true)), (96, 40));
         assert_eq!(pace.spare_time(4), Duration::from_millis(40));
     }
 
@@ -237,7 +240,7 @@ mod tests {
             pace.record(2, 0, ms(50.0));
         }
         assert_eq!(milliseconds(&pace), Some(38.0), "the least that was seen, or near it");
-        assert_eq!(pace.chunk(2, true, Duration::ZERO), 0, "prompts leave the measurement alone as well");
+        assert_eq!(chunk(&pace, 2, true), 0, "prompts leave the measurement alone as well");
         for _ in 1..DISTURBED_STEPS {
             pace.record(2, 0, ms(45.0));
             assert!(pace.spare_time(2).is_zero());
@@ -250,9 +253,9 @@ mod tests {
     #[test]
     fn the_first_step_beside_streams_is_measured_without_a_chunk() {
         let mut pace = pace();
-        assert_eq!(pace.chunk(3, false, Duration::ZERO), 0);
+        assert_eq!(chunk(&pace, 3, false), 0);
         pace.record(3, 0, ms(30.0));
-        assert_eq!(pace.chunk(3, false, Duration::ZERO), 16, "what a token costs is not known yet");
+        assert_eq!(chunk(&pace, 3, false), 16, "what a token costs is not known yet");
     }
 
     #[test]
@@ -260,12 +263,12 @@ mod tests {
         let mut pace = pace();
         pace.record(2, 0, ms(30.0));
         for _ in 0..PROBE_INTERVAL {
-            assert_ne!(pace.chunk(2, false, Duration::ZERO), 0);
+            assert_ne!(chunk(&pace, 2, false), 0);
             pace.record(2, 16, ms(40.0));
         }
-        assert_eq!(pace.chunk(2, false, Duration::ZERO), 0);
+        assert_eq!(chunk(&pace, 2, false), 0);
         pace.record(2, 0, ms(30.0));
-        assert_ne!(pace.chunk(2, false, Duration::ZERO), 0);
+        assert_ne!(chunk(&pace, 2, false), 0);
     }
 
     #[test]
@@ -273,7 +276,7 @@ mod tests {
         let mut pace = pace();
         pace.record(1, 0, ms(10.0));
         pace.record(1, 16, ms(500.0));
-        assert_eq!(pace.chunk(1, false, Duration::ZERO), 16);
+        assert_eq!(chunk(&pace, 1, false), 16);
     }
 
     #[test]
@@ -294,19 +297,15 @@ mod tests {
         pace.record(4, 0, ms(100.0));
         pace.record(4, 100, ms(200.0));
         pace.record(4, 0, ms(10_000.0));
-        assert!((96..=120).contains(&pace.chunk(4, false, Duration::ZERO)), "{}", pace.chunk(4, false, Duration::ZERO));
+        assert!((96..=120).contains(&chunk(&pace, 4, false)), "{}", chunk(&pace, 4, false));
         for _ in 0..20 {
             pace.record(4, 0, ms(300.0));
         }
-        assert!(
-            (256..=310).contains(&pace.chunk(4, false, Duration::ZERO)),
-            "{}",
-            pace.chunk(4, false, Duration::ZERO)
-        );
+        assert!((256..=310).contains(&chunk(&pace, 4, false)), "{}", chunk(&pace, 4, false));
         for _ in 0..20 {
             pace.record(4, 100, ms(700.0));
         }
-        assert!((64..=80).contains(&pace.chunk(4, false, Duration::ZERO)), "{}", pace.chunk(4, false, Duration::ZERO));
+        assert!((64..=80).contains(&chunk(&pace, 4, false)), "{}", chunk(&pace, 4, false));
     }
 
     #[test]
