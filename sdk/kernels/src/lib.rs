@@ -34,7 +34,7 @@ pub use activation::{Activation, activate, activate_mul};
 pub use attention::{Distances, Past, Scores, TextHeads, attention, attention_chosen, attention_within};
 pub use conv::{Taps, short_conv};
 pub use elementwise::{Operand, Step, Values, add, add_row, columns, elementwise, join};
-pub use experts::{Expert, Glu, Layer, combine, experts};
+pub use experts::{Expert, ExpertTerms, Glu, Layer, combine, experts};
 pub use kv::{Kv, KvLayout, KvMut, Span, load_kv, store_kv};
 pub use kv_packed::{Packing, ROTATED_MAX, pack_rows, rotated};
 pub use low_rank::{Change, Factors, Input, low_rank};

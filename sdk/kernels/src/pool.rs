@@ -53,8 +53,9 @@ impl Pool {
         Self { shared, turn: Mutex::new(()), workers, level }
     }
 
+    /// How many threads a loop that starts here runs on: one within a task.
     pub fn threads(&self) -> usize {
-        self.workers.len() + 1
+        if INSIDE.get() { 1 } else { self.workers.len() + 1 }
     }
 
     pub fn level(&self) -> Level {

@@ -59,7 +59,7 @@ impl Linear {
 
     /// Applies the layer to rows gathered from the step's.
     pub fn forward_rows(&self, x: &Tensor, rows: &Rows, step: &Step<'_>) -> Result<Tensor> {
-        step.adapt_rows(self.id, x, self.plain(x, step)?, rows)
+        self.forward_rows_by(None, x, rows, step)
     }
 
     /// [`Self::forward_rows`], with the product computed by `host` if given; adapters run on the model's device.
@@ -70,8 +70,11 @@ impl Linear {
         rows: &Rows,
         step: &Step<'_>,
     ) -> Result<Tensor> {
-        let Some(ops) = host else { return self.forward_rows(x, rows, step) };
-        let out = ops.linear(&x.to_device(ops.device())?, self.parts())?.to_device(x.device())?;
+        let (layer, stretches) = (self.parts(), rows.stretches());
+        let out = match host {
+            Some(host) => host.linear_of(&x.to_device(host.device())?, layer, &stretches)?.to_device(x.device())?,
+            None => step.ops().linear_of(x, layer, &stretches)?,
+        };
         step.adapt_rows(self.id, x, out, rows)
     }
 

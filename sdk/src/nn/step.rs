@@ -19,14 +19,24 @@ pub struct Step<'a> {
     pub(super) pass: Pass<'a>,
     adapters: &'a Adapters,
     adapted: Vec<AdaptedRows>,
+    /// The rows of each sequence.
+    sequences: Vec<Range<usize>>,
     /// The items of its sequences, if a token belongs to one or stands before one.
     pub(super) items: Option<&'a Items>,
 }
 
-/// The adapters of rows gathered from a step's, in the order of the gathered rows.
+/// The adapters and sequences of rows gathered from a step's, in the order of the gathered rows.
 #[derive(Clone, Debug, Default)]
 pub struct Rows {
     adapted: Vec<AdaptedRows>,
+    sequences: Vec<Range<usize>>,
+}
+
+impl Rows {
+    /// How many rows each sequence has.
+    pub(super) fn stretches(&self) -> Vec<usize> {
+        self.sequences.iter().map(Range::len).collect()
+    }
 }
 
 impl<'a> Step<'a> {
@@ -38,7 +48,8 @@ impl<'a> Step<'a> {
             scale: span.adapter_scale,
         });
         let adapted = adapted.collect();
-        Self { ops, pass: Pass::new(batch, kv), adapters, adapted, items: None }
+        let sequences = batch.spans.iter().map(|span| span.start..span.start + span.len).collect();
+        Self { ops, pass: Pass::new(batch, kv), adapters, adapted, sequences, items: None }
     }
 
     /// The operations on the model's devices.
@@ -221,14 +232,15 @@ impl<'a> Step<'a> {
         self.ops().join(parts)
     }
 
-    /// Returns the adapters of rows gathered by `indices`, which ascend and may repeat.
+    /// Returns the adapters and sequences of rows gathered by `indices`, which ascend and may repeat.
     pub fn rows(&self, indices: &[u32]) -> Rows {
         let position = |row: usize| indices.partition_point(|&index| (index as usize) < row);
-        let of = |group: &AdaptedRows| AdaptedRows {
-            rows: position(group.rows.start)..position(group.rows.end),
-            ..group.clone()
-        };
-        Rows { adapted: self.adapted.iter().map(of).filter(|group| !group.rows.is_empty()).collect() }
+        let gathered = |rows: &Range<usize>| position(rows.start)..position(rows.end);
+        let of = |group: &AdaptedRows| AdaptedRows { rows: gathered(&group.rows), ..group.clone() };
+        Rows {
+            adapted: self.adapted.iter().map(of).filter(|group| !group.rows.is_empty()).collect(),
+            sequences: self.sequences.iter().map(gathered).filter(|rows| !rows.is_empty()).collect(),
+        }
     }
 
     /// True if adapters apply to any of the step's rows.
@@ -239,7 +251,7 @@ impl<'a> Step<'a> {
     /// Gathers the rows of `x` whose logits are wanted, as listed by [`Batch::wanted`]; the rest of the step works only
     /// on them.
     pub fn wanted(&mut self, x: &Tensor, rows: &[u32]) -> Result<Tensor> {
-        self.adapted = self.rows(rows).adapted;
+        Rows { adapted: self.adapted, sequences: self.sequences } = self.rows(rows);
         if rows.len() == x.dim(0)? { Ok(x.clone()) } else { self.ops.select_rows(x, rows) }
     }
 

@@ -44,21 +44,24 @@ impl CpuKernels {
     }
 
     /// Cuts rows into those of each sequence, so that whether a row counts as one of many does not depend on other sequences.
-    /// Rows that are not all of the step's may be of several, so each counts as one.
+    /// Of rows that are not all of the step's that is unknown, so each counts as one.
     fn stretches(&self, rows: usize) -> Vec<usize> {
-        let stretches = self.stretches.lock().unwrap_or_else(PoisonError::into_inner);
-        if stretches.iter().sum::<usize>() == rows { stretches.clone() } else { vec![1; rows] }
+        checked(&self.stretches.lock().unwrap_or_else(PoisonError::into_inner), rows)
     }
 
     /// `x · Wᵀ + b` of some layers with the same input, row by row.
     fn products(&self, x: &Tensor, layers: &[Layer<'_>]) -> Result<Vec<Vec<f32>>> {
-        let rows = x.dim(0)?;
+        self.products_of(x, layers, &self.stretches(x.dim(0)?))
+    }
+
+    /// The same for so many rows of each sequence.
+    fn products_of(&self, x: &Tensor, layers: &[Layer<'_>], stretches: &[usize]) -> Result<Vec<Vec<f32>>> {
         let weights = layers.iter().map(|(weight, _)| match &weight.form {
             Form::InPlace(raw) => Ok(cpu_matrix(raw, weight)),
             _ => Err(foreign("a weight")),
         });
         let weights = weights.collect::<Result<Vec<_>>>()?;
-        let mut outs = kernels::matmul_all(&self.pool, &weights, &view(x)?, &self.stretches(rows));
+        let mut outs = kernels::matmul_all(&self.pool, &weights, &view(x)?, stretches);
         for ((weight, bias), out) in layers.iter().zip(&mut outs) {
             let Some(bias) = bias else { continue };
             let bias = view(bias)?;
@@ -144,6 +147,11 @@ impl CpuKernels {
     }
 }
 
+/// Stretches that are so many rows together, which each count as one otherwise.
+fn checked(stretches: &[usize], rows: usize) -> Vec<usize> {
+    if stretches.iter().sum::<usize>() == rows { stretches.to_vec() } else { vec![1; rows] }
+}
+
 impl Backend for CpuKernels {
     fn formulas(&self) -> &Formulas {
         &self.formulas
@@ -174,6 +182,12 @@ impl Backend for CpuKernels {
 
     fn linear(&self, x: &Tensor, weight: &Matrix, bias: Option<&Tensor>) -> Result<Tensor> {
         tensor(self.product(x, (weight, bias))?, (x.dim(0)?, weight.outputs))
+    }
+
+    fn linear_of(&self, x: &Tensor, weight: &Matrix, bias: Option<&Tensor>, stretches: &[usize]) -> Result<Tensor> {
+        let stretches = checked(stretches, x.dim(0)?);
+        let out = self.products_of(x, &[(weight, bias)], &stretches)?.swap_remove(0);
+        tensor(out, (x.dim(0)?, weight.outputs))
     }
 
     fn head_matrix(&self, raw: &RawTensor, _heads: usize) -> Result<Form> {
@@ -214,9 +228,15 @@ impl Backend for CpuKernels {
         only(self.formula((&sum, &[Operand::Step(0)]), &[], &[x, y])?)
     }
 
-    fn experts(&self, x: &Tensor, experts: &[ExpertRows<'_>], glu: kernels::Glu) -> Result<Option<Tensor>> {
+    fn experts(
+        &self,
+        x: &Tensor,
+        experts: &[ExpertRows<'_>],
+        glu: kernels::Glu,
+        terms: kernels::ExpertTerms<'_>,
+    ) -> Result<Option<Tensor>> {
         let Some(first) = experts.first() else { return Ok(None) };
-        let (rows, outputs) = (x.dim(0)?, first.layers[2].0.outputs);
+        let shape = (x.dim(0)?, first.layers[2].0.outputs);
         let views = experts.iter().flat_map(|expert| &expert.layers).map(|(_, bias)| bias.map(view).transpose());
         let views = views.collect::<Result<Vec<_>>>()?;
         let mut prepared = Vec::with_capacity(experts.len());
@@ -226,21 +246,18 @@ impl Backend for CpuKernels {
                 let Form::InPlace(raw) = &weight.form else { return Err(foreign("an expert")) };
                 layers.push(kernels::Layer { weight: cpu_matrix(raw, weight), bias: bias.as_deref() });
             }
-            let rows = expert.rows.clone();
+            let (rows, stretches) = (expert.rows.clone(), expert.stretches.clone());
             if let [gate, up, down] = layers[..] {
-                prepared.push(kernels::Expert { gate, up, down, rows });
+                prepared.push(kernels::Expert { gate, up, down, rows, stretches });
             }
         }
-        let mut out = self.pool.zeros(rows * outputs);
-        kernels::experts(&self.pool, &prepared, glu, &view(x)?, &mut out);
-        tensor(out, (rows, outputs)).map(Some)
+        tensor(kernels::experts(&self.pool, &prepared, glu, &view(x)?, terms), shape).map(Some)
     }
 
-    fn combine(&self, outs: &Tensor, indices: &[u32], weights: &[f32], top_k: usize) -> Result<Tensor> {
-        let (rows, width) = (indices.len() / top_k, outs.dim(1)?);
-        let mut out = self.pool.zeros(rows * width);
-        kernels::combine(&self.pool, &view(outs)?, indices, weights, rows, &mut out);
-        tensor(out, (rows, width))
+    fn combine(&self, x: &Tensor, indices: &[u32], weights: &[f32], terms: usize) -> Result<Tensor> {
+        let width = x.dim(1)?;
+        let out = kernels::combine(&self.pool, &view(x)?, width, indices, weights, terms);
+        tensor(out, (indices.len() / terms, width))
     }
 
     fn pixels(&self, patches: &PixelPatches<'_>) -> Result<Tensor> {

@@ -32,7 +32,7 @@ use candle_core::{
     Device, Tensor,
     quantized::{QMatMul, QTensor},
 };
-use pensieve_kernels::{Activation, Glu, Pool};
+use pensieve_kernels::{Activation, ExpertTerms, Glu, Pool};
 use std::{ops::Range, sync::Arc};
 
 pub(super) use cpu::CpuKernels;
@@ -149,7 +149,10 @@ impl LowRank {
 /// An expert's layers (gate, up and down) with their biases, and the rows routed to it.
 pub(in crate::nn) struct ExpertRows<'a> {
     pub(in crate::nn) layers: [(&'a Matrix, Option<&'a Tensor>); 3],
+    /// Its part of the sorted rows.
     pub(in crate::nn) rows: Range<usize>,
+    /// How many of them belong to each sequence.
+    pub(in crate::nn) stretches: Vec<usize>,
 }
 
 /// A router's settings for kernels, which do not support [`Scoring::SparseMixer`](super::Scoring::SparseMixer).
@@ -299,6 +302,11 @@ pub(in crate::nn) trait Backend: Send + Sync {
         self.formulas().linear(x, weight, bias)
     }
 
+    /// The same for rows gathered from the step's, of which each sequence has so many.
+    fn linear_of(&self, x: &Tensor, weight: &Matrix, bias: Option<&Tensor>, _stretches: &[usize]) -> Result<Tensor> {
+        self.linear(x, weight, bias)
+    }
+
     /// Moves the heads' matrices to the device, stacked by rows.
     fn head_matrix(&self, raw: &RawTensor, heads: usize) -> Result<Form> {
         self.formulas().head_matrix(raw, heads)
@@ -334,14 +342,20 @@ pub(in crate::nn) trait Backend: Send + Sync {
         Ok((x + y)?)
     }
 
-    /// The outputs of experts for their rows, which partition `x`; `None` without a kernel.
-    fn experts(&self, _x: &Tensor, _experts: &[ExpertRows<'_>], _glu: Glu) -> Result<Option<Tensor>> {
+    /// Each row's weighted sum of its experts' outputs; `None` without a kernel.
+    fn experts(
+        &self,
+        _x: &Tensor,
+        _experts: &[ExpertRows<'_>],
+        _glu: Glu,
+        _terms: ExpertTerms<'_>,
+    ) -> Result<Option<Tensor>> {
         Ok(None)
     }
 
-    /// Weighted sums of `top_k` rows of `outs` each; `indices` are the rows, all in bounds.
-    fn combine(&self, outs: &Tensor, indices: &[u32], weights: &[f32], top_k: usize) -> Result<Tensor> {
-        self.formulas().combine(outs, indices, weights, top_k)
+    /// Weighted sums of `terms` rows of `x` each; `indices` are the rows, all in bounds.
+    fn combine(&self, x: &Tensor, indices: &[u32], weights: &[f32], terms: usize) -> Result<Tensor> {
+        self.formulas().combine(x, indices, weights, terms)
     }
 
     /// Turns patches of pixels into rows of values.

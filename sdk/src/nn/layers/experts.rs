@@ -11,6 +11,7 @@
 //! for the weights or the gate, or if the experts stay in host memory because the device's is too small.
 
 use candle_core::Tensor;
+use pensieve_kernels::ExpertTerms;
 use std::{
     ops::Range,
     sync::{Arc, OnceLock},
@@ -210,32 +211,39 @@ impl Experts {
         let sorted = choices.by_expert();
         let groups = sorted.groups.iter().map(|(expert, rows)| (&self.experts[*expert], rows.clone()));
         let groups: Vec<Group<'_>> = groups.collect();
-        let gathered = step.ops().select_rows(x, &sorted.sources)?;
-        let outs = match self.forward_together(&gathered, &groups, step)? {
-            Some(outs) => outs,
-            None => self.forward_one_by_one(&gathered, &sorted.sources, &groups, step)?,
-        };
+        if let Some(out) = self.forward_together(x, choices.terms(&sorted), &groups, step)? {
+            return Ok(out);
+        }
+        let outs = self.forward_one_by_one(x, &sorted.sources, &groups, step)?;
         choices.combine(&outs, &sorted, step.ops())
     }
 
     /// All experts in one call, if the backend has a kernel for them and no adapter applies.
-    fn forward_together(&self, x: &Tensor, groups: &[Group<'_>], step: &Step<'_>) -> Result<Option<Tensor>> {
+    fn forward_together(
+        &self,
+        x: &Tensor,
+        terms: ExpertTerms<'_>,
+        groups: &[Group<'_>],
+        step: &Step<'_>,
+    ) -> Result<Option<Tensor>> {
         let Some(glu) = self.shared.gate.known().filter(|_| !step.is_adapted()) else { return Ok(None) };
         let rows = groups.iter().map(|(expert, rows)| {
             let layers = [expert.gate.parts(), expert.up.parts(), expert.down.parts()];
-            ExpertRows { layers, rows: rows.clone() }
+            let stretches = step.rows(&terms.sources[rows.clone()]).stretches();
+            ExpertRows { layers, rows: rows.clone(), stretches }
         });
         let rows = rows.collect::<Vec<_>>();
-        let Some(host) = &self.shared.host else { return step.ops().experts(x, &rows, glu) };
-        let outs = host.experts(&x.to_device(host.device())?, &rows, glu)?;
-        Ok(outs.map(|outs| outs.to_device(x.device())).transpose()?)
+        let Some(host) = &self.shared.host else { return step.ops().experts(x, &rows, glu, terms) };
+        let out = host.experts(&x.to_device(host.device())?, &rows, glu, terms)?;
+        Ok(out.map(|out| out.to_device(x.device())).transpose()?)
     }
 
     /// Computes expert by expert, including adapters.
     fn forward_one_by_one(&self, x: &Tensor, sources: &[u32], groups: &[Group<'_>], step: &Step<'_>) -> Result<Tensor> {
         let ops = self.shared.host.as_ref();
+        let gathered = step.ops().select_rows(x, sources)?;
         let forward = |(expert, rows): &Group<'_>| {
-            let (x, of) = (step.ops().rows(x, rows.start, rows.len())?, step.rows(&sources[rows.clone()]));
+            let (x, of) = (step.ops().rows(&gathered, rows.start, rows.len())?, step.rows(&sources[rows.clone()]));
             let up = expert.up.forward_rows_by(ops, &x, &of, step)?;
             let gate = match self.shared.gate.has_gate() {
                 true => expert.gate.forward_rows_by(ops, &x, &of, step)?,

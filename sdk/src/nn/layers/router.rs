@@ -4,6 +4,7 @@
 //! if the backend has no kernel for the experts, or if an author asks for them.
 
 use candle_core::Tensor;
+use pensieve_kernels::ExpertTerms;
 use std::{borrow::Cow, cmp::Ordering, ops::Range};
 
 use crate::{
@@ -14,6 +15,9 @@ use crate::{
         step::Rows,
     },
 };
+
+/// Rows whose experts a thread chooses at a time.
+const ROWS: usize = 16;
 
 /// Turns a router's logits into scores.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -110,6 +114,12 @@ impl Choices {
             positions[choice] = position as u32;
         }
         ByExpert { sources, groups, positions }
+    }
+
+    /// What each row sums.
+    pub(super) fn terms<'a>(&'a self, sorted: &'a ByExpert) -> ExpertTerms<'a> {
+        let ByExpert { sources, positions, .. } = sorted;
+        ExpertTerms { sources, places: positions, weights: &self.weights, top_k: self.top_k }
     }
 
     /// The weighted sum of the sorted outputs of each row's experts.
@@ -232,26 +242,17 @@ impl Router {
             return Ok(Routes(RoutesAt::Device(routed)));
         }
         let count = logits.dim(1)?;
-        let logits = logits.flatten_all()?.to_vec1::<f32>()?;
-        let mut routes = Choices { experts: Vec::new(), weights: Vec::new(), top_k: self.top_k };
-        for row in logits.chunks_exact(count) {
-            let start = routes.weights.len();
-            match self.scoring {
-                Scoring::SparseMixer { margin } => mix_sparsely(row, self.top_k, margin, &mut routes),
-                Scoring::Softmax => self.choose(&softmax(row), &mut routes),
-                Scoring::Sigmoid => {
-                    self.choose(&row.iter().map(|x| 1.0 / (1.0 + (-x).exp())).collect::<Vec<_>>(), &mut routes);
-                }
-            }
-            let weights = &mut routes.weights[start..];
-            let sum: f32 = if self.renormalize { weights.iter().sum() } else { 1.0 };
-            weights.iter_mut().for_each(|weight| *weight *= self.scale / sum);
-            if let Some(scale) = &self.expert_scale {
-                let chosen = routes.experts[start..].iter().map(|&expert| scale.get(expert).copied().unwrap_or(1.0));
-                weights.iter_mut().zip(chosen).for_each(|(weight, scale)| *weight *= scale);
-            }
+        if self.top_k == 0 || self.top_k > count {
+            return Err(Error::invalid(format!("a router chooses {} of {count} experts", self.top_k)));
         }
-        Ok(Routes(RoutesAt::Host(routes)))
+        let logits = logits.flatten_all()?.to_vec1::<f32>()?;
+        let mut choices = vec![(0, 0.0); logits.len() / count * self.top_k];
+        step.ops().run_pieces(&mut choices, ROWS * self.top_k, |index, choices| {
+            let rows = logits[index * ROWS * count..].chunks_exact(count);
+            rows.zip(choices.chunks_exact_mut(self.top_k)).for_each(|(row, choices)| self.choose(row, choices));
+        });
+        let (experts, weights) = choices.into_iter().unzip();
+        Ok(Routes(RoutesAt::Host(Choices { experts, weights, top_k: self.top_k })))
     }
 
     /// The router's settings for a backend's kernel; `None` if kernels do not support them.
@@ -274,7 +275,23 @@ impl Router {
         })
     }
 
-    fn choose(&self, scores: &[f32], routes: &mut Choices) {
+    /// The experts of a row with these logits, best first, and the weights of their outputs.
+    fn choose(&self, logits: &[f32], choices: &mut [(usize, f32)]) {
+        match self.scoring {
+            Scoring::SparseMixer { margin } => mix_sparsely(logits, margin, choices),
+            Scoring::Softmax => self.choose_best(&softmax(logits), choices),
+            Scoring::Sigmoid => {
+                self.choose_best(&logits.iter().map(|x| 1.0 / (1.0 + (-x).exp())).collect::<Vec<_>>(), choices);
+            }
+        }
+        let sum: f32 = if self.renormalize { choices.iter().map(|(_, weight)| weight).sum() } else { 1.0 };
+        for (expert, weight) in choices {
+            let own = self.expert_scale.as_ref().and_then(|scale| scale.get(*expert)).copied();
+            *weight *= self.scale / sum * own.unwrap_or(1.0);
+        }
+    }
+
+    fn choose_best(&self, scores: &[f32], choices: &mut [(usize, f32)]) {
         let mut ranks = scores.to_vec();
         if let Some(correction) = &self.correction {
             ranks.iter_mut().zip(correction).for_each(|(rank, correction)| *rank += correction);
@@ -282,9 +299,8 @@ impl Router {
         if let Some(groups) = self.groups {
             mask_groups(&mut ranks, groups);
         }
-        let best = best(&ranks, self.top_k);
-        routes.weights.extend(best.iter().map(|&expert| scores[expert]));
-        routes.experts.extend(best);
+        let best = best(&ranks, choices.len());
+        choices.iter_mut().zip(best).for_each(|(choice, expert)| *choice = (expert, scores[expert]));
     }
 }
 
@@ -329,15 +345,14 @@ fn softmax(logits: &[f32]) -> Vec<f32> {
     weights
 }
 
-fn mix_sparsely(logits: &[f32], top_k: usize, margin: f32, routes: &mut Choices) {
+fn mix_sparsely(logits: &[f32], margin: f32, choices: &mut [(usize, f32)]) {
     let mut left = logits.to_vec();
-    for _ in 0..top_k {
+    for choice in choices {
         let Some(&expert) = best(&left, 1).first() else { return };
         let max = left[expert];
         let is_near = |(left, logit): (&f32, &f32)| (max - logit) / logit.abs().max(max) <= margin && left.is_finite();
         let near = left.iter().zip(logits).map(|pair| if is_near(pair) { *pair.0 } else { f32::NEG_INFINITY });
-        routes.weights.push(softmax(&near.collect::<Vec<_>>())[expert]);
-        routes.experts.push(expert);
+        *choice = (expert, softmax(&near.collect::<Vec<_>>())[expert]);
         left[expert] = f32::NEG_INFINITY;
     }
 }
@@ -363,10 +378,10 @@ mod tests {
 
     #[test]
     fn a_sparse_mixture_weighs_only_what_comes_near_the_best() {
-        let mut routes = Choices { experts: vec![], weights: vec![], top_k: 2 };
-        mix_sparsely(&[1.0, 0.99, -5.0], 2, 0.02, &mut routes);
-        assert_eq!(routes.experts, [0, 1]);
-        assert!((routes.weights[0] - 1.0 / (1.0 + (-0.01_f32).exp())).abs() < 1e-6);
-        assert_eq!(routes.weights[1], 1.0);
+        let mut choices = [(9, 9.0); 2];
+        mix_sparsely(&[1.0, 0.99, -5.0], 0.02, &mut choices);
+        let [(first, weight), second] = choices;
+        assert_eq!((first, second), (0, (1, 1.0)));
+        assert!((weight - 1.0 / (1.0 + (-0.01_f32).exp())).abs() < 1e-6);
     }
 }

@@ -12,10 +12,10 @@ mod outputs;
 mod parts;
 #[cfg(test)]
 mod tests;
-mod timeline;
+mod threads;
 
 use candle_core::{DType, Device, Tensor};
-use pensieve_kernels::{Activation, Glu};
+use pensieve_kernels::{Activation, ExpertTerms, Glu};
 use std::fmt;
 
 pub(super) use self::kernels::{Kernels, best_of as backend_of};
@@ -166,6 +166,12 @@ impl Ops {
         self.parts.at(weight.place, [x], |part, [x]| part.linear(x, weight, bias))
     }
 
+    /// The same for rows gathered from the step's, of which each sequence has so many.
+    pub(super) fn linear_of(&self, x: &Tensor, (weight, bias): Layer<'_>, stretches: &[usize]) -> Result<Tensor> {
+        self.check_input(x, weight)?;
+        self.parts.at(weight.place, [x], |part, [x]| part.linear_of(x, weight, bias, stretches))
+    }
+
     /// Several linear layers with the same input.
     pub(super) fn linears(&self, x: &Tensor, layers: &[Layer<'_>]) -> Result<Vec<Tensor>> {
         layers.iter().try_for_each(|(weight, _)| self.check_input(x, weight))?;
@@ -245,11 +251,17 @@ impl Ops {
         self.parts.near([x, y], |part, [x, y]| part.add(x, y))
     }
 
-    /// The outputs of experts for their rows, which partition `x`; `None` if the backend has no kernel.
-    pub(super) fn experts(&self, x: &Tensor, experts: &[ExpertRows<'_>], glu: Glu) -> Result<Option<Tensor>> {
+    /// Each row's weighted sum of its experts' outputs; `None` if the backend has no kernel.
+    pub(super) fn experts(
+        &self,
+        x: &Tensor,
+        experts: &[ExpertRows<'_>],
+        glu: Glu,
+        terms: ExpertTerms<'_>,
+    ) -> Result<Option<Tensor>> {
         self.check(x, 2)?;
         let place = experts.first().map_or(0, |expert| expert.layers[2].0.place);
-        self.parts.at(place, [x], |part, [x]| part.experts(x, experts, glu))
+        self.parts.at(place, [x], |part, [x]| part.experts(x, experts, glu, terms))
     }
 
     /// Weighted sums of `terms` rows of `x` each, such as the outputs of a token's experts; `indices` are the rows.

@@ -1,4 +1,4 @@
-//! The timeline of the threads behind the operations.
+//! The threads behind the operations, and their timeline.
 
 use pensieve_kernels::Pool;
 
@@ -9,6 +9,19 @@ impl Ops {
     /// True if kernels run on threads of their own, which [`Timeline`] records.
     pub(in crate::nn) fn has_threads(&self) -> bool {
         self.pools().next().is_some()
+    }
+
+    /// Calls `task` with each piece of `data` and its index, on the model's threads if it has some.
+    pub(in crate::nn) fn run_pieces<T: Send>(
+        &self,
+        data: &mut [T],
+        piece: usize,
+        task: impl Fn(usize, &mut [T]) + Sync,
+    ) {
+        match self.pools().next() {
+            Some(pool) => pool.run_pieces(data, piece, task),
+            None => data.chunks_mut(piece).enumerate().for_each(|(index, piece)| task(index, piece)),
+        }
     }
 
     fn pools(&self) -> impl Iterator<Item = &Pool> {
