@@ -9,24 +9,29 @@
 
 mod chosen;
 mod rows;
+mod sections;
 #[cfg(test)]
 mod tests;
 mod texts;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
+mod vectors;
 
 use std::borrow::Cow;
+use std::cmp::Reverse;
 use std::marker::PhantomData;
 use std::ops::Range;
+use std::sync::Arc;
 
-use super::float::{F16, F32, Float, fill};
+use super::float::{F16, F32, Float};
 use super::kv::{Kv, KvLayout, Span};
 use super::kv_packed::{rotate_rows, rotated};
 use super::pool::{Disjoint, Pool};
-use super::simd::{Kernel, Rows, Simd, exp, tanh};
-use super::tile::{MANY, PAIR, TILE, in_tiles, tile};
+use super::simd::Simd;
+use super::tile::MANY;
 
 use rows::TileRows;
+use sections::{Sections, section_len};
 
 pub use chosen::attention_chosen;
 pub use texts::{TextHeads, attention_within};
@@ -36,6 +41,10 @@ const POSITIONS: usize = 64;
 /// Approximate number of rows per part, by vectors and at most on the matrix unit.
 const ROWS: usize = 64;
 const ROWS_OF_TILES: usize = 256;
+/// Tasks per thread, if parts are cut into sections.
+const TASKS: usize = 4;
+/// Most values of the sections that threads share, 16 MiB.
+const SHARED_MAX: usize = 4 << 20;
 
 /// How dot products of queries and keys become scores.
 #[derive(Clone, Copy, Debug)]
@@ -53,6 +62,25 @@ pub struct Scores<'a> {
     /// Attention sinks: an extra score per query head that takes part in the softmax but has no value.
     pub sinks: Option<&'a [f32]>,
     pub distances: Option<Distances<'a>>,
+}
+
+impl Scores<'_> {
+    /// The positions that the row at a position of a span sees, and maybe some after its last; neither end ever falls.
+    #[inline(always)]
+    fn seen_by(&self, span: &Span<'_>, position: usize) -> Range<usize> {
+        let end = match self.seen {
+            Some(seen) => (seen[span.start + position - span.past] as usize).max(position + 1),
+            None => position.saturating_add(self.ahead).saturating_add(1),
+        };
+        (position + 1).saturating_sub(self.window.unwrap_or(usize::MAX))..end
+    }
+
+    /// The positions that some rows of a span see.
+    #[inline(always)]
+    fn seen_by_rows(&self, span: &Span<'_>, rows: Range<usize>) -> Range<usize> {
+        let end = self.seen_by(span, span.past + rows.end - 1).end.min(span.past + span.len);
+        self.seen_by(span, span.past + rows.start).start..end
+    }
 }
 
 /// What is added to the scores of each head by the distance from a row's position to a key's.
@@ -146,33 +174,54 @@ pub fn attention(
     // Enough rows per task to make good use of a tile of keys, counting all heads of a group, and enough tasks for all threads.
     let tiled: usize = spans.iter().filter(|span| is_tiled(span)).map(|span| span.len).sum();
     let rows_of_tiles = (tiled * heads / (4 * pool.threads())).clamp(ROWS, ROWS_OF_TILES);
-    let tokens = |span: &Span<'_>| {
+    let of_span = |span| {
         let rows = if is_tiled(span) { rows_of_tiles } else { ROWS };
-        (rows * layout.kv_heads / heads).max(1)
+        let tokens = (rows * layout.kv_heads / heads).max(1);
+        (0..span.len).step_by(tokens).map(move |at| (span, at, tokens.min(span.len - at)))
     };
-    let mut parts: Vec<_> = (spans.iter())
-        .flat_map(|span| {
-            let tokens = tokens(span);
-            (0..span.len).step_by(tokens).map(move |at| (span, at, tokens.min(span.len - at)))
-        })
-        .collect();
+    let mut parts: Vec<(&Span<'_>, usize, usize)> = spans.iter().flat_map(of_span).collect();
     // Longest first, so that threads finish together.
-    let seen = |span: &Span<'_>, at: usize| (span.past + at).saturating_add(scores.ahead).min(span.past + span.len);
-    parts.sort_by_key(|(span, at, len)| std::cmp::Reverse(seen(span, *at) * len));
+    let cost = |&(span, at, len): &(&Span<'_>, usize, usize)| scores.seen_by_rows(span, at..at + len).len() * len;
+    parts.sort_by_key(|part| Reverse(cost(part)));
+    // Parts that take longer than a task should are cut into sections, as long as these take little memory.
+    let task_cost = match pool.threads() {
+        1 => usize::MAX,
+        threads => parts.iter().map(cost).sum::<usize>() * layout.kv_heads / (TASKS * threads),
+    };
+    let section_len = section_len(heads / layout.kv_heads * (layout.head_dim + value_dim));
+    let (mut tasks, mut shared_values) = (Vec::with_capacity(parts.len() * layout.kv_heads), 0);
+    for (span, at, len) in parts {
+        let seen = scores.seen_by_rows(span, at..at + len);
+        let sections = seen.start / section_len..seen.end.div_ceil(section_len);
+        let mut together = (task_cost / (section_len * len)).clamp(1, sections.len());
+        if together < sections.len() {
+            shared_values += sections.len() * len * heads * value_dim;
+            if is_tiled(span) || shared_values > SHARED_MAX {
+                together = sections.len();
+            }
+        }
+        for kv_head in 0..layout.kv_heads {
+            let shared = (together < sections.len()).then(|| Arc::new(Sections::new(sections.clone())));
+            for start in sections.clone().step_by(together) {
+                let (sections, shared) = (start..sections.end.min(start + together), shared.clone());
+                tasks.push(Part { span, at, len, kv_head, sections, shared });
+            }
+        }
+    }
     let q = &*past.turned(pool, q);
-    let shared = Disjoint::new(out);
-    pool.run(parts.len() * layout.kv_heads, |index| {
-        let (span, at, len) = parts[index / layout.kv_heads];
-        let part = Part { span, at, len, kv_head: index % layout.kv_heads };
+    let rows = Disjoint::new(out);
+    pool.run(tasks.len(), |task| {
+        let part = &tasks[task];
+        let (is_tiled, out) = (is_tiled(part.span), &rows);
         match keys {
             Kv::F16(_) => {
-                Attend::<F16> { past, scores, heads, q, out: &shared, part, format: PhantomData }
-                    .on(pool, is_tiled(span));
+                Attend::<F16> { past, scores, heads, q, out, part, section_len, format: PhantomData }
+                    .on(pool, is_tiled);
             }
             // Packed rows are widened first.
             Kv::F32(_) | Kv::Packed(..) => {
-                Attend::<F32> { past, scores, heads, q, out: &shared, part, format: PhantomData }
-                    .on(pool, is_tiled(span));
+                Attend::<F32> { past, scores, heads, q, out, part, section_len, format: PhantomData }
+                    .on(pool, is_tiled);
             }
         }
     });
@@ -184,13 +233,15 @@ pub fn attention(
     }
 }
 
-/// Some rows of a span, for the heads that share one cache head.
-#[derive(Clone, Copy)]
+/// Some sections of some rows of a span, for the heads that share one cache head.
 struct Part<'a> {
     span: &'a Span<'a>,
     at: usize,
     len: usize,
     kv_head: usize,
+    sections: Range<usize>,
+    /// All sections of these rows, if others compute the rest.
+    shared: Option<Arc<Sections>>,
 }
 
 struct Attend<'a, F> {
@@ -199,41 +250,10 @@ struct Attend<'a, F> {
     heads: usize,
     q: &'a [f32],
     out: &'a Disjoint<'a, f32>,
-    part: Part<'a>,
+    part: &'a Part<'a>,
+    /// Positions per section.
+    section_len: usize,
     format: PhantomData<F>,
-}
-
-impl<S: Simd, F: Float> Kernel<S> for Attend<'_, F> {
-    #[inline(always)]
-    fn run(self, simd: S) {
-        let Part { span, at, len, .. } = self.part;
-        let group = self.group();
-        let mut work = Work::new(simd, &self, self.rows());
-        let first = span.past + at;
-        let end = first + len;
-        let window = self.scores.window.unwrap_or(usize::MAX);
-        let last = self.seen_by(end - 1).end.min(span.past + span.len);
-        for start in (self.seen_by(first).start / POSITIONS * POSITIONS..last).step_by(POSITIONS) {
-            let seen = POSITIONS.min(last - start);
-            // Rows too far before the tile do not see it, nor do rows whose window has moved past it.
-            let from = (first..end).find(|position| self.seen_by(*position).end > start).unwrap_or(end);
-            let tokens = from..end.min((start + POSITIONS - 1).saturating_add(window)).max(from);
-            let rows = (tokens.start - first) * group..(tokens.end - first) * group;
-            work.fetch::<F>(simd, &self, start, seen);
-            work.score(simd, self.past.keys.0.head_dim, rows.clone(), seen);
-            for row in rows.clone() {
-                let position = first + row / group;
-                let visible = self.visible(position, start, seen);
-                if let Some(distances) = self.scores.distances {
-                    let biases = distances.of_head(self.head(row) % self.heads);
-                    work.add_biases(row, visible.clone(), biases, start.cast_signed() - position.cast_signed());
-                }
-                work.weigh(simd, row, visible, self.scores.softcap);
-            }
-            work.gather(simd, rows, seen);
-        }
-        work.finish(simd, &self);
-    }
 }
 
 impl<F: Float> Attend<'_, F> {
@@ -246,18 +266,21 @@ impl<F: Float> Attend<'_, F> {
         pool.level().run(self);
     }
 
-    /// The positions that the row at a position sees; neither end ever falls.
     #[inline(always)]
     fn seen_by(&self, position: usize) -> Range<usize> {
-        let Scores { window, ahead, seen, .. } = self.scores;
-        let end = match seen {
-            Some(seen) => {
-                let span = self.part.span;
-                (seen[span.start + position - span.past] as usize).max(position + 1)
-            }
-            None => position.saturating_add(ahead).saturating_add(1),
-        };
-        (position + 1).saturating_sub(window.unwrap_or(usize::MAX))..end
+        self.scores.seen_by(self.part.span, position)
+    }
+
+    /// The positions that the part's rows see.
+    #[inline(always)]
+    fn seen(&self) -> Range<usize> {
+        self.scores.seen_by_rows(self.part.span, self.part.at..self.part.at + self.part.len)
+    }
+
+    /// Position of the part's first row.
+    #[inline(always)]
+    fn first(&self) -> usize {
+        self.part.span.past + self.part.at
     }
 
     /// Those of them within the `seen` positions from `start` on, counted from there.
@@ -326,186 +349,4 @@ fn load_part<S: Simd, F: Float>(simd: S, bytes: &[u8]) -> S::F {
         *lane = F::widen(bytes);
     }
     simd.load(&lanes)
-}
-
-/// Scratch memory of a part, reused for all its tiles.
-struct Work<S: Simd> {
-    rows: usize,
-    /// `[rows, head_dim]`, scaled.
-    queries: Vec<f32>,
-    /// Rows of a packed cache.
-    unpacked: Vec<f32>,
-    /// Panels of positions, one vector per dimension.
-    keys: Vec<S::F>,
-    /// Panels of dimensions, one vector per position.
-    values: Vec<S::F>,
-    /// `[rows, POSITIONS]`: first scores, then softmax weights.
-    weights: Vec<f32>,
-    /// Products of rows with a pair of key panels.
-    products: Vec<[S::F; PAIR]>,
-    /// The running maximum and sum of each row.
-    state: Vec<(f32, f32)>,
-    /// Accumulated output for each pair of value panels and each row.
-    sums: Vec<[S::F; PAIR]>,
-}
-
-impl<S: Simd> Work<S> {
-    #[inline(always)]
-    fn new<F: Float>(simd: S, of: &Attend<'_, F>, rows: usize) -> Self {
-        let dim = of.past.keys.0.head_dim;
-        let pairs = of.past.value_dim.div_ceil(PAIR * S::LANES);
-        let mut queries = Vec::with_capacity(rows * dim);
-        for row in 0..rows {
-            queries.extend(of.queries(row));
-        }
-        let zero = simd.splat(0.0);
-        Self {
-            rows,
-            queries,
-            unpacked: Vec::new(),
-            keys: vec![zero; POSITIONS / S::LANES * dim],
-            values: vec![zero; pairs * PAIR * POSITIONS],
-            weights: vec![0.0; rows * POSITIONS],
-            products: vec![[zero; PAIR]; rows],
-            state: vec![(f32::NEG_INFINITY, 0.0); rows],
-            sums: vec![[zero; PAIR]; pairs * rows],
-        }
-    }
-
-    /// Loads and widens a tile's keys and values.
-    #[inline(always)]
-    fn fetch<F: Float>(&mut self, simd: S, of: &Attend<'_, F>, start: usize, seen: usize) {
-        let Past { keys: (layout, _), value_dim, .. } = of.past;
-        let dim = layout.head_dim;
-        let rows = of.rows_of(of.past.keys, (start, seen), &mut self.unpacked);
-        for (panel, keys) in self.keys.chunks_exact_mut(dim).enumerate().take(seen.div_ceil(S::LANES)) {
-            let first = panel * S::LANES;
-            if rows.are_adjacent(S::LANES) {
-                let bytes = rows.at(first);
-                fill::<S, F>(simd, Rows { bytes, stride: dim * F::BYTES }, keys);
-            } else {
-                for (d, key) in keys.iter_mut().enumerate() {
-                    let mut lanes = [0.0; 64];
-                    for (lane, position) in lanes.iter_mut().zip(first..seen.min(first + S::LANES)) {
-                        *lane = F::widen(&rows.at(position)[d * F::BYTES..]);
-                    }
-                    *key = simd.load(&lanes);
-                }
-            }
-        }
-        let rows = of.rows_of(of.past.values, (start, seen), &mut self.unpacked);
-        for position in 0..seen {
-            let bytes = &rows.at(position)[..value_dim * F::BYTES];
-            for (panel, bytes) in bytes.chunks(S::LANES * F::BYTES).enumerate() {
-                self.values[panel * POSITIONS + position] = load_part::<S, F>(simd, bytes);
-            }
-        }
-    }
-
-    /// Multiplies some rows with a tile's keys.
-    #[inline(always)]
-    fn score(&mut self, simd: S, dim: usize, rows: Range<usize>, seen: usize) {
-        for pair in 0..seen.div_ceil(PAIR * S::LANES) {
-            let (first, second) = self.keys[pair * PAIR * dim..][..PAIR * dim].split_at(dim);
-            let products = &mut self.products[rows.clone()];
-            products.fill([simd.splat(0.0); PAIR]);
-            let queries = &self.queries[rows.start * dim..];
-            in_tiles!(products.len(), TILE, |some| {
-                tile(simd, [first, second], &queries[some.start * dim..], dim, &mut products[some]);
-            });
-            let weights = self.weights[rows.start * POSITIONS..].chunks_exact_mut(POSITIONS);
-            for (products, weights) in products.iter().zip(weights) {
-                for (p, product) in products.iter().enumerate() {
-                    simd.store(*product, &mut weights[(pair * PAIR + p) * S::LANES..]);
-                }
-            }
-        }
-    }
-
-    /// Adds a head's biases to a row's visible scores. `tile` is the distance from the row's position to the tile's first.
-    #[inline(always)]
-    fn add_biases(&mut self, row: usize, visible: Range<usize>, biases: &[f32], tile: isize) {
-        let far = (biases.len() / 2).cast_signed();
-        let weights = &mut self.weights[row * POSITIONS..][..POSITIONS];
-        // The visible scores from `-far` to `far`, and those beyond either end.
-        let inside = |distance: isize| (distance - tile).clamp(visible.start.cast_signed(), visible.end.cast_signed());
-        let (low, high) = (inside(-far).cast_unsigned(), inside(far + 1).cast_unsigned());
-        weights[visible.start..low].iter_mut().for_each(|weight| *weight += biases[0]);
-        weights[high..visible.end].iter_mut().for_each(|weight| *weight += biases[biases.len() - 1]);
-        if low < high {
-            let first = (low.cast_signed() + tile + far).cast_unsigned();
-            weights[low..high].iter_mut().zip(&biases[first..]).for_each(|(weight, bias)| *weight += bias);
-        }
-    }
-
-    /// Turns a row's scores into weights relative to the running maximum, and rescales the row's accumulated output if
-    /// that grows.
-    #[inline(always)]
-    fn weigh(&mut self, simd: S, row: usize, visible: Range<usize>, softcap: Option<f32>) {
-        let weights = &mut self.weights[row * POSITIONS..][..POSITIONS];
-        weights[..visible.start].fill(f32::NEG_INFINITY);
-        weights[visible.end..].fill(f32::NEG_INFINITY);
-        if let Some(cap) = softcap {
-            for weights in weights.chunks_exact_mut(S::LANES) {
-                let bent = tanh(simd, simd.div(simd.load(weights), simd.splat(cap)));
-                simd.store(simd.mul(bent, simd.splat(cap)), weights);
-            }
-            weights[..visible.start].fill(f32::NEG_INFINITY);
-            weights[visible.end..].fill(f32::NEG_INFINITY);
-        }
-        let (before, sum) = self.state[row];
-        let mut top = simd.splat(before);
-        for weights in weights.chunks_exact(S::LANES) {
-            top = simd.max(top, simd.load(weights));
-        }
-        let top = simd.top(top);
-        let mut added = simd.splat(0.0);
-        for weights in weights.chunks_exact_mut(S::LANES) {
-            let weight = exp(simd, simd.sub(simd.load(weights), simd.splat(top)));
-            simd.store(weight, weights);
-            added = simd.add(added, weight);
-        }
-        let shrink = exp(simd, simd.splat(before - top));
-        for sums in self.sums.chunks_exact_mut(self.rows) {
-            // No `map`: its closure would be compiled without the instruction set.
-            for sum in &mut sums[row] {
-                *sum = simd.mul(*sum, shrink);
-            }
-        }
-        let mut lanes = [0.0; 64];
-        simd.store(shrink, &mut lanes);
-        self.state[row] = (top, sum * lanes[0] + simd.sum(added));
-    }
-
-    /// Adds a tile's weighted values.
-    #[inline(always)]
-    fn gather(&mut self, simd: S, rows: Range<usize>, seen: usize) {
-        let pairs = self.values.chunks_exact(PAIR * POSITIONS);
-        for (values, sums) in pairs.zip(self.sums.chunks_exact_mut(self.rows)) {
-            let (first, second) = values.split_at(POSITIONS);
-            let (sums, weights) = (&mut sums[rows.clone()], &self.weights[rows.start * POSITIONS..]);
-            in_tiles!(sums.len(), TILE, |some| {
-                let weights = &weights[some.start * POSITIONS..];
-                tile(simd, [&first[..seen], &second[..seen]], weights, POSITIONS, &mut sums[some]);
-            });
-        }
-    }
-
-    #[inline(always)]
-    fn finish<F: Float>(&self, simd: S, of: &Attend<'_, F>) {
-        let dim = of.past.value_dim;
-        for row in 0..self.rows {
-            let head = of.head(row);
-            // SAFETY: each row and head belong to one part of one span, as spans do not overlap.
-            let out = unsafe { of.out.range(head * dim..(head + 1) * dim) };
-            let (top, sum) = self.state[row];
-            let total = simd.splat(of.total(head, top, sum));
-            let panels = self.sums.chunks_exact(self.rows).flat_map(|sums| sums[row]);
-            for (out, sum) in out.chunks_mut(S::LANES).zip(panels) {
-                let mut lanes = [0.0; 64];
-                simd.store(simd.div(sum, total), &mut lanes);
-                out.copy_from_slice(&lanes[..out.len()]);
-            }
-        }
-    }
 }

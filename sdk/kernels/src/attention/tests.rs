@@ -101,8 +101,11 @@ impl Case {
 
     /// Feeds the sequences in steps, some rows of each per step. Slots contain garbage before they are written.
     fn run(&self, level: Level, slots: usize, sequences: &[Sequence], steps: &[Vec<usize>]) -> Vec<Vec<f32>> {
+        self.run_on(&Pool::with_level(2, level), slots, sequences, steps)
+    }
+
+    fn run_on(&self, pool: &Pool, slots: usize, sequences: &[Sequence], steps: &[Vec<usize>]) -> Vec<Vec<f32>> {
         let layout = KvLayout { kv_heads: self.kv_heads, slots, head_dim: self.dim, block_len: self.block_len };
-        let pool = Pool::with_level(2, level);
         let [mut keys, mut values] = [(); 2].map(|()| Cache::new(self.kind, layout));
         let (width, kv) = (self.heads * self.dim, self.kv_heads * self.dim);
         let mut outs = vec![Vec::new(); sequences.len()];
@@ -116,11 +119,11 @@ impl Case {
                 v.extend(&sequence.v[past * kv..(past + len) * kv]);
             }
             let mut out = vec![f32::NAN; q.len()];
-            store_kv(&pool, layout, keys.write(), &k, &spans);
-            store_kv(&pool, layout, values.write(), &v, &spans);
+            store_kv(pool, layout, keys.write(), &k, &spans);
+            store_kv(pool, layout, values.write(), &v, &spans);
             let of_keys = (layout, keys.read());
             let caches = Past { keys: of_keys, values: (layout, values.read()), value_dim: self.dim };
-            attention(&pool, caches, &spans, self.scores, self.heads, &q, &mut out);
+            attention(pool, caches, &spans, self.scores, self.heads, &q, &mut out);
             for (span, (outs, past)) in spans.iter().zip(outs.iter_mut().zip(&mut past)) {
                 outs.extend(&out[span.start * width..(span.start + span.len) * width]);
                 *past += span.len;
@@ -213,6 +216,49 @@ impl Case {
 fn prompts_are_the_same_whole_in_chunks_and_scattered() {
     CASE.check(150);
     Case { kind: Kind::F16, ..CASE }.check(131);
+}
+
+#[test]
+fn sections_are_the_same_by_one_thread_and_by_many() {
+    let sinks = Some(&[0.5, -3.0, 4.0, 0.0, 1.5, -0.5][..]);
+    let windowed = Scores { window: Some(286), sinks, ..PLAIN };
+    let len: usize = 589;
+    for (heads, kv_heads, dim, section, scores, kind) in [
+        (6, 2, 20, 256, PLAIN, Half),
+        (6, 1, 32, 256, windowed, Single),
+        (6, 2, 64, 256, PLAIN, Packed(Packing::Q8)),
+        (48, 1, 64, 128, PLAIN, Half),
+    ] {
+        let case = Case { heads, kv_heads, dim, scores, kind, ..CASE };
+        assert_eq!(section_len(2 * dim * heads / kv_heads), section);
+        let slots = len.next_multiple_of(case.block_len);
+        let sequences = [case.sequence(len, 1, 0..(slots / case.block_len) as u32)];
+        // Fewer rows than the matrix unit computes, so that all are of one kind.
+        let few: Vec<_> = (0..len).step_by(40).map(|start| vec![40.min(len - start)]).collect();
+        let steps = [vec![section], vec![1], vec![3], vec![len - section - 5], vec![1]];
+        for level in Level::available() {
+            let alone = case.run_on(&Pool::with_level(1, level), slots, &sequences, &few);
+            for threads in [2, 7] {
+                let shared = case.run_on(&Pool::with_level(threads, level), slots, &sequences, &few);
+                case.agree(level, "shared", [&shared, &alone], true);
+            }
+            let chunks = case.run_on(&Pool::with_level(7, level), slots, &sequences, &steps);
+            case.agree(level, "chunks", [&chunks, &alone], !level.has_tiles());
+            for position in [0, section - 1, section, len - 1] {
+                for head in [0, case.heads - 1] {
+                    let out = &alone[0][(position * case.heads + head) * dim..][..dim];
+                    for (out, expected) in out.iter().zip(case.expected(&sequences[0], position, head)) {
+                        assert!((f64::from(*out) - expected).abs() < 1e-5, "{} {position}", level.name());
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn sections_are_shorter_where_a_position_takes_longer() {
+    assert_eq!([512, 4096, 6000, 8192, 21_760, 1 << 30].map(section_len), [256, 256, 128, 128, 128, 128]);
 }
 
 #[test]

@@ -75,12 +75,10 @@ impl<F: Float> TileKernel for Attend<'_, F> {
     #[inline(always)]
     fn run(self, amx: Amx) {
         let mut work = Work::new(amx, &self);
-        let (first, rows) = (self.part.span.past + self.part.at, self.rows());
-        let end = first + self.part.len;
-        let last = self.seen_by(end - 1).end.min(self.part.span.past + self.part.span.len);
-        let position = |row: usize| first + row / self.group();
-        for start in (self.seen_by(first).start / POSITIONS * POSITIONS..last).step_by(POSITIONS) {
-            let seen = POSITIONS.min(last - start);
+        let (rows, all) = (self.rows(), self.seen());
+        let position = |row: usize| self.first() + row / self.group();
+        for start in (all.start / POSITIONS * POSITIONS..all.end).step_by(POSITIONS) {
+            let seen = POSITIONS.min(all.end - start);
             work.fetch(&self, start, seen);
             for pair in 0..rows.div_ceil(QUERIES) {
                 let all = pair * QUERIES..rows.min((pair + 1) * QUERIES);
