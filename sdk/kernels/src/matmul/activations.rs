@@ -4,6 +4,7 @@
 //! the largest, and models have individual activations far larger than the rest.
 
 use std::cell::RefCell;
+use std::ops::Range;
 
 use super::super::pool::Pool;
 use super::super::quant::{Format, GROUPS, Layout, SEGMENT};
@@ -41,6 +42,12 @@ const EMPTY: Piece =
     Piece { codes: [0; SEGMENT], scales: [0.0; SEGMENT / SHARE], bases: [0.0; SEGMENT / SHARE], rest: [0; GROUPS] };
 
 impl Piece {
+    /// Some columns' codes by fours.
+    #[inline(always)]
+    pub(super) fn words(&self, range: Range<usize>) -> &[[i8; 4]] {
+        &self.codes.as_chunks().0[range]
+    }
+
     /// Four codes as a word, the first in the lowest byte.
     #[inline(always)]
     pub(super) fn word(&self, index: usize) -> u32 {

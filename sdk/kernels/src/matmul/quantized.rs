@@ -53,6 +53,7 @@ impl<S: Simd, F: Format> Kernel<S> for Stretch<'_, F> {
                 _ => {}
             }
         }
+        let together = S::rows_together(F::GROUP / 4);
         let zero = simd.splat(0.0);
         let mut pair = [Panel::<S>::new(simd); PAIR];
         let mut sums = vec![[zero; PAIR]; self.x.n];
@@ -68,12 +69,17 @@ impl<S: Simd, F: Format> Kernel<S> for Stretch<'_, F> {
                     }
                     let rows = self.panels.rows(index, panel).skip(segment * bytes);
                     unpacked.fill::<F>(simd, rows, blocks);
+                    // A row alone takes codes as they are, and no tile of several rows has only one.
+                    if together > 1 && self.x.n > 1 {
+                        simd.arrange(&mut unpacked.codes[..blocks * F::BLOCK / 4], <F::Shape as Layout>::CODE_MAX);
+                    }
                     if self.x.n <= TILE {
                         self.prefetch::<S>(index, segment, panel, 1, 2);
                     }
                 }
                 let (x, lanes) = (self.x.segment(segment), PAIR * S::LANES);
-                in_tiles!(x.len(), TILE, |rows| {
+                in_tiles!(x.len().div_ceil(together), TILE / together, |rows| {
+                    let rows = rows.start * together..x.len().min(rows.end * together);
                     if x.len() > TILE {
                         let part = lanes * rows.start / x.len()..lanes * rows.end / x.len();
                         self.panels.prefetch(index, segment, bytes, part);
@@ -244,6 +250,11 @@ fn dots<S: Simd, L: Layout, const N: usize>(
         for i in 0..N {
             dots[i] = [simd.splat_bits(x[i].rest[group]); PAIR];
         }
+    }
+    if S::HAS_DOTS {
+        let words = group * words..(group + 1) * words;
+        let codes = [&pair[0].codes[words.clone()], &pair[1].codes[words.clone()]];
+        return simd.dots(codes, L::CODE_MAX, x.each_ref().map(|x| x.words(words.clone())), dots);
     }
     for run in 0..words / run_steps {
         let mut runs = [[simd.begin(dots[0][0]); PAIR]; N];

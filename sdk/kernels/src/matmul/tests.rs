@@ -181,6 +181,25 @@ fn a_row_alone_is_the_same_as_in_a_batch() {
     }
 }
 
+/// Integers are exact, so it does not matter which instructions multiply them.
+#[cfg(target_arch = "aarch64")]
+#[test]
+fn two_rows_by_one_instruction_are_the_same_as_one() {
+    let level = |name| Level::available().find(|level| level.name() == name);
+    let (Some(neon), Some(i8mm)) = (level("neon"), level("i8mm")) else { return println!("skipped: no i8mm") };
+    for dtype in DTYPES.into_iter().filter(|dtype| dtype.is_quantized()) {
+        for n in (1..=9).chain([16, 17]) {
+            let (rows, cols) = (21, 1024 + dtype.block_len());
+            let mut random = Random(n as u64);
+            let bytes = random.weights(dtype, rows, cols);
+            let w = Matrix { dtype, data: &bytes, rows, cols };
+            let x: Vec<f32> = (0..n * cols).map(|_| random.number()).collect();
+            let bits = |level| run(level, &w, &x).into_iter().map(f32::to_bits).collect::<Vec<_>>();
+            assert_eq!(bits(neon), bits(i8mm), "{dtype:?}, {n} rows");
+        }
+    }
+}
+
 #[test]
 fn a_row_of_many_is_the_same_among_more() {
     for level in Level::available() {

@@ -123,10 +123,15 @@ pub(super) struct Dots<'a, S: Simd, const N: usize> {
 /// Activations by fours.
 #[inline(always)]
 fn words<'a, const WORDS: usize, const N: usize>(x: &[Codes<'a>; N]) -> [&'a [[i8; 4]; WORDS]; N] {
-    x.map(|x| match x.codes.as_chunks::<4>().0.first_chunk() {
-        Some(words) => words,
-        None => unreachable!("a block has {} values", 4 * WORDS),
-    })
+    // `map` is not always inlined.
+    let mut words = [const { &[[0; 4]; WORDS] }; N];
+    for i in 0..N {
+        words[i] = match x[i].codes.as_chunks::<4>().0.first_chunk() {
+            Some(words) => words,
+            None => unreachable!("a block has {} values", 4 * WORDS),
+        };
+    }
+    words
 }
 
 /// What the dot products of a group start with if the format has no minimums.
@@ -165,6 +170,10 @@ fn eight<S: Simd>(simd: S, rows: Rows<'_>, offset: usize) -> [S::U; 8] {
 /// Adds the product of `N` words of codes with those of the activations from `first` on to `sum`.
 #[inline(always)]
 fn dot<S: Simd, L: Layout, const N: usize>(simd: S, codes: [S::U; N], x: &[[i8; 4]], first: usize, sum: S::U) -> S::U {
+    if S::HAS_DOTS {
+        let [[sum]] = simd.dots([&codes], L::CODE_MAX, [&x[first..first + N]], [[sum]]);
+        return sum;
+    }
     let run_steps = N.min(S::run_steps(L::CODE_MAX));
     let mut sum = sum;
     for run in 0..N / run_steps {

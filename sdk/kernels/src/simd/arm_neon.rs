@@ -1,22 +1,29 @@
-//! Vectors of four lanes with NEON and its dot products of bytes.
+//! Vectors of four lanes with NEON and its products of bytes: dot products, and with `i8mm` those of two rows with two others.
 
 use std::arch::aarch64::*;
+use std::arch::is_aarch64_feature_detected;
 
 use super::{Kernel, ORIGIN, Rows, Simd};
 
-/// Proof that the processor has NEON and `dotprod`; only [`detect`](Self::detect) creates it.
+/// Proof that the processor has NEON and `dotprod`, and `i8mm` if `I8MM`; only [`detect`](Self::detect) creates it.
 #[derive(Clone, Copy)]
-pub(crate) struct Neon(());
+pub(crate) struct Neon<const I8MM: bool>(());
 
-impl Neon {
+impl<const I8MM: bool> Neon<I8MM> {
     pub(super) fn detect() -> Option<Self> {
-        let has = std::arch::is_aarch64_feature_detected!("neon") && std::arch::is_aarch64_feature_detected!("dotprod");
+        let has = is_aarch64_feature_detected!("neon") && is_aarch64_feature_detected!("dotprod");
+        let has = has && (!I8MM || is_aarch64_feature_detected!("i8mm"));
         has.then_some(Self(()))
     }
 }
 
 #[target_feature(enable = "neon,dotprod")]
-fn enter<K: Kernel<Neon>>(simd: Neon, kernel: K) {
+fn enter<const I8MM: bool, K: Kernel<Neon<I8MM>>>(simd: Neon<I8MM>, kernel: K) {
+    kernel.run(simd);
+}
+
+#[target_feature(enable = "neon,dotprod,i8mm")]
+fn enter_i8mm<const I8MM: bool, K: Kernel<Neon<I8MM>>>(simd: Neon<I8MM>, kernel: K) {
     kernel.run(simd);
 }
 
@@ -29,21 +36,39 @@ macro_rules! intrinsic {
     };
 }
 
+/// Adds products of bytes to a sum. Rust's intrinsics for these instructions are not stable.
+macro_rules! accumulate {
+    ($instruction:expr, $sum:expr, $a:expr, $b:expr) => {{
+        let mut sum = $sum;
+        // SAFETY: a value of type `Neon` exists that proves the instruction's presence; it works on registers only.
+        unsafe {
+            std::arch::asm!(
+                $instruction,
+                sum = inout(vreg) sum,
+                a = in(vreg) $a,
+                b = in(vreg) $b,
+                options(pure, nomem, nostack, preserves_flags),
+            );
+        }
+        sum
+    }};
+}
+
 const LANES: usize = 4;
 
-impl Simd for Neon {
+impl<const I8MM: bool> Simd for Neon<I8MM> {
     type F = float32x4_t;
     type U = uint32x4_t;
     const LANES: usize = LANES;
     /// Dot products accumulate directly in 32 bits.
     type Run = int32x4_t;
-    /// Without `i8mm` both factors are signed.
+    /// Both factors are signed.
     const WIDE_IS_SIGNED: bool = true;
 
     #[inline(always)]
     fn enter<K: Kernel<Self>>(self, kernel: K) {
         // SAFETY: the value proves that the processor has what the function enables.
-        unsafe { enter(self, kernel) };
+        unsafe { if I8MM { enter_i8mm(self, kernel) } else { enter(self, kernel) } };
     }
     #[inline(always)]
     fn splat(self, value: f32) -> float32x4_t {
@@ -235,24 +260,41 @@ impl Simd for Neon {
     }
     #[inline(always)]
     fn step<const WIDE: bool>(self, run: int32x4_t, codes: uint32x4_t, x: uint32x4_t) -> int32x4_t {
-        let codes = if WIDE { self.xor(codes, self.splat_bits(0x8080_8080)) } else { codes };
-        let mut sum = run;
-        // Rust's intrinsic for it is not stable.
-        // SAFETY: the value proves that the processor has the instruction, which works on registers only.
-        unsafe {
-            std::arch::asm!(
-                "sdot {sum:v}.4s, {codes:v}.16b, {x:v}.16b",
-                sum = inout(vreg) sum,
-                codes = in(vreg) codes,
-                x = in(vreg) x,
-                options(pure, nomem, nostack, preserves_flags),
-            );
-        }
-        sum
+        accumulate!("sdot {sum:v}.4s, {a:v}.16b, {b:v}.16b", run, if WIDE { signed(self, codes) } else { codes }, x)
     }
     #[inline(always)]
     fn finish(self, run: int32x4_t, _sum: uint32x4_t) -> uint32x4_t {
         intrinsic!(vreinterpretq_u32_s32(run))
+    }
+    const HAS_DOTS: bool = true;
+    /// Sums of rows together have to be taken apart for each group. In groups of four words that costs more than it saves.
+    #[inline(always)]
+    fn rows_together(words: usize) -> usize {
+        if I8MM && words > 4 { 2 } else { 1 }
+    }
+    /// Signed, and of each two words: rows 0 and 1, then rows 2 and 3, eight columns each.
+    #[inline(always)]
+    fn arrange(self, codes: &mut [uint32x4_t], code_max: u8) {
+        for four in codes.as_chunks_mut().0 {
+            let [mut a, mut b, mut c, mut d] = *four;
+            if code_max > 127 {
+                (a, b, c, d) = (signed(self, a), signed(self, b), signed(self, c), signed(self, d));
+            }
+            *four = intrinsic!([vzip1q_u32(a, b), vzip2q_u32(a, b), vzip1q_u32(c, d), vzip2q_u32(c, d)]);
+        }
+    }
+    #[inline(always)]
+    fn dots<const P: usize, const N: usize>(
+        self,
+        codes: [&[uint32x4_t]; P],
+        code_max: u8,
+        x: [&[[i8; 4]]; N],
+        sums: [[uint32x4_t; P]; N],
+    ) -> [[uint32x4_t; P]; N] {
+        match Self::rows_together(codes[0].len()) > 1 && N > 1 {
+            true => self.dots_of_pairs(codes, x, sums),
+            false => self.dots_by_lanes(codes, code_max, x, sums),
+        }
     }
     const ORIGIN: u32 = ORIGIN;
     #[inline(always)]
@@ -261,8 +303,106 @@ impl Simd for Neon {
     }
 }
 
+/// Codes above 127 without their offset of 128.
+#[inline(always)]
+fn signed<const I8MM: bool>(simd: Neon<I8MM>, codes: uint32x4_t) -> uint32x4_t {
+    simd.xor(codes, simd.splat_bits(0x8080_8080))
+}
+
+/// Sixteen activations from word `first` on.
+#[inline(always)]
+fn sixteen<const I8MM: bool>(_proof: Neon<I8MM>, x: &[[i8; 4]], first: usize) -> uint32x4_t {
+    let x = x[first..first + 4].as_flattened();
+    // SAFETY: the slice has the 16 bytes that are read.
+    unsafe { vreinterpretq_u32_s8(vld1q_s8(x.as_ptr())) }
+}
+
+impl<const I8MM: bool> Neon<I8MM> {
+    /// [`dots`](Simd::dots) with four words of activations to a register.
+    #[inline(always)]
+    fn dots_by_lanes<const P: usize, const N: usize>(
+        self,
+        codes: [&[uint32x4_t]; P],
+        code_max: u8,
+        x: [&[[i8; 4]]; N],
+        mut sums: [[uint32x4_t; P]; N],
+    ) -> [[uint32x4_t; P]; N] {
+        for first in (0..codes[0].len()).step_by(4) {
+            let mut sixteens = [self.splat_bits(0); N];
+            for i in 0..N {
+                sixteens[i] = sixteen(self, x[i], first);
+            }
+            macro_rules! lane {
+                ($lane:literal) => {
+                    for p in 0..P {
+                        let codes = codes[p][first + $lane];
+                        let codes = if code_max > 127 { signed(self, codes) } else { codes };
+                        for i in 0..N {
+                            let sum = &mut sums[i][p];
+                            *sum = accumulate!(
+                                concat!("sdot {sum:v}.4s, {a:v}.16b, {b:v}.4b[", $lane, "]"),
+                                *sum,
+                                codes,
+                                sixteens[i]
+                            );
+                        }
+                    }
+                };
+            }
+            lane!(0);
+            lane!(1);
+            lane!(2);
+            lane!(3);
+        }
+        sums
+    }
+
+    /// [`dots`](Simd::dots) of arranged codes. An odd last row is multiplied beside itself.
+    #[inline(always)]
+    fn dots_of_pairs<const P: usize, const N: usize>(
+        self,
+        codes: [&[uint32x4_t]; P],
+        x: [&[[i8; 4]]; N],
+        mut sums: [[uint32x4_t; P]; N],
+    ) -> [[uint32x4_t; P]; N] {
+        let second = |i: usize| (i + 1).min(N - 1);
+        // Rows of weights 0 and 1, and 2 and 3, each with both rows of activations.
+        let mut blocks = [[[self.splat_bits(0); 2]; P]; N];
+        for i in (0..N).step_by(2) {
+            for p in 0..P {
+                let (a, b) = (sums[i][p], sums[second(i)][p]);
+                blocks[i][p] = intrinsic!([vzip1q_u32(a, b), vzip2q_u32(a, b)]);
+            }
+        }
+        for first in (0..codes[0].len()).step_by(4) {
+            for i in (0..N).step_by(2) {
+                let (a, b) = (sixteen(self, x[i], first), sixteen(self, x[second(i)], first));
+                let (a, b) = intrinsic!((vreinterpretq_u64_u32(a), vreinterpretq_u64_u32(b)));
+                let both = intrinsic!([vzip1q_u64(a, b), vzip2q_u64(a, b)]);
+                for eight in 0..2 {
+                    for p in 0..P {
+                        for half in 0..2 {
+                            let codes = codes[p][first + 2 * eight + half];
+                            let block = &mut blocks[i][p][half];
+                            *block = accumulate!("smmla {sum:v}.4s, {a:v}.16b, {b:v}.16b", *block, codes, both[eight]);
+                        }
+                    }
+                }
+            }
+        }
+        for i in (0..N).step_by(2) {
+            for p in 0..P {
+                let [a, b] = blocks[i][p];
+                sums[i][p] = intrinsic!(vuzp1q_u32(a, b));
+                sums[second(i)][p] = if i + 1 < N { intrinsic!(vuzp2q_u32(a, b)) } else { sums[i][p] };
+            }
+        }
+        sums
+    }
+}
+
 /// Converts half-precision numbers.
 #[inline(always)]
-fn widen(_proof: Neon, halves: uint16x4_t) -> float32x4_t {
+fn widen<const I8MM: bool>(_proof: Neon<I8MM>, halves: uint16x4_t) -> float32x4_t {
     intrinsic!(vcvt_f32_f16(vreinterpret_f16_u16(halves)))
 }

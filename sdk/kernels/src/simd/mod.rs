@@ -5,8 +5,8 @@
 //! processor. So kernels stay safe code, and the unsafe intrinsics sit in one small file per set. Adding a set means
 //! writing one such file.
 //!
-//! In every set, a vector lane never looks at its neighbours except in `sum` and `top`, so that what a kernel computes
-//! for a row depends on that row alone.
+//! In every set, a vector lane never looks at its neighbours except in `sum` and `top`, and in `dots`, whose integers are
+//! exact, so that what a kernel computes for a row depends on that row alone.
 
 #[cfg(target_arch = "aarch64")]
 mod arm_neon;
@@ -41,9 +41,9 @@ pub(super) trait AnyKernel: Kernel<Portable> + Kernel<Avx2> + Kernel<Avx512> {}
 #[cfg(target_arch = "x86_64")]
 impl<K: Kernel<Portable> + Kernel<Avx2> + Kernel<Avx512>> AnyKernel for K {}
 #[cfg(target_arch = "aarch64")]
-pub(super) trait AnyKernel: Kernel<Portable> + Kernel<Neon> {}
+pub(super) trait AnyKernel: Kernel<Portable> + Kernel<Neon<false>> + Kernel<Neon<true>> {}
 #[cfg(target_arch = "aarch64")]
-impl<K: Kernel<Portable> + Kernel<Neon>> AnyKernel for K {}
+impl<K: Kernel<Portable> + Kernel<Neon<false>> + Kernel<Neon<true>>> AnyKernel for K {}
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub(super) trait AnyKernel: Kernel<Portable> {}
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
@@ -131,6 +131,28 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
     fn finish(self, run: Self::Run, sum: Self::U) -> Self::U;
     /// The integer that [`scaled`](Self::scaled) treats as 0.
     const ORIGIN: u32;
+    /// The set has [`dots`](Self::dots), which is better than a [`step`](Self::step) for each word.
+    const HAS_DOTS: bool = false;
+    /// Rows of activations that `dots` multiplies by one instruction, if there are several and groups have this many words.
+    #[inline(always)]
+    fn rows_together(_words: usize) -> usize {
+        1
+    }
+    /// Puts words of codes, a multiple of four, into the form in which `dots` takes them for rows together.
+    #[inline(always)]
+    fn arrange(self, _codes: &mut [Self::U], _code_max: u8) {}
+    /// Adds to `sums[i][p]` the products of a group's codes `p`, which are at most `code_max`, with its activations `i`: as many
+    /// words of each, a multiple of four. Codes for [several rows together](Self::rows_together) are [arranged](Self::arrange).
+    #[inline(always)]
+    fn dots<const P: usize, const N: usize>(
+        self,
+        _codes: [&[Self::U]; P],
+        _code_max: u8,
+        _x: [&[[i8; 4]]; N],
+        _sums: [[Self::U; P]; N],
+    ) -> [[Self::U; P]; N] {
+        unreachable!("called only if HAS_DOTS");
+    }
     /// Multiplies an integer of magnitude below 2²², offset by `ORIGIN`, by a scale from [`based`], rounding once.
     fn scaled(self, sum: Self::U, scale: Self::F, base: Self::F) -> Self::F;
 }
@@ -188,7 +210,10 @@ pub struct Level(pub(super) Set);
 pub(super) enum Set {
     Portable(Portable),
     #[cfg(target_arch = "aarch64")]
-    Neon(Neon),
+    Neon(Neon<false>),
+    /// NEON, and an instruction for products of two rows with two others.
+    #[cfg(target_arch = "aarch64")]
+    I8mm(Neon<true>),
     #[cfg(target_arch = "x86_64")]
     Avx2(Avx2),
     #[cfg(target_arch = "x86_64")]
@@ -212,7 +237,7 @@ impl Level {
         #[cfg(target_arch = "x86_64")]
         let special = [Amx::detect().map(Set::Amx), Avx512::detect().map(Set::Avx512), Avx2::detect().map(Set::Avx2)];
         #[cfg(target_arch = "aarch64")]
-        let special = [Neon::detect().map(Set::Neon)];
+        let special = [Neon::detect().map(Set::I8mm), Neon::detect().map(Set::Neon)];
         #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
         let special: [Option<Set>; 0] = [];
         special.into_iter().flatten().map(Self).chain([Self::PORTABLE])
@@ -223,6 +248,8 @@ impl Level {
             Set::Portable(_) => "portable",
             #[cfg(target_arch = "aarch64")]
             Set::Neon(_) => "neon",
+            #[cfg(target_arch = "aarch64")]
+            Set::I8mm(_) => "i8mm",
             #[cfg(target_arch = "x86_64")]
             Set::Avx2(_) => "avx2",
             #[cfg(target_arch = "x86_64")]
@@ -237,6 +264,8 @@ impl Level {
             Set::Portable(simd) => simd.enter(kernel),
             #[cfg(target_arch = "aarch64")]
             Set::Neon(simd) => simd.enter(kernel),
+            #[cfg(target_arch = "aarch64")]
+            Set::I8mm(simd) => simd.enter(kernel),
             #[cfg(target_arch = "x86_64")]
             Set::Avx2(simd) => simd.enter(kernel),
             #[cfg(target_arch = "x86_64")]
