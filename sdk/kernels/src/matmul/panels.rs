@@ -51,6 +51,10 @@ impl<'a> Panels<'a> {
     /// much work.
     #[inline(always)]
     pub(super) fn prefetch(&self, pair: usize, segment: usize, segment_bytes: usize, rows: Range<usize>) {
+        // Where `prefetch` does nothing, the addresses would still be computed.
+        if cfg!(not(target_arch = "x86_64")) {
+            return;
+        }
         let segments = self.row_bytes.div_ceil(segment_bytes);
         let ahead = segment + AHEAD;
         // A division costs as much as prefetching several rows.
