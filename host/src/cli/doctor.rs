@@ -23,6 +23,7 @@ use pensieve_server::{
     fleet::{self, Fleet, Update, plugins::Status},
     hub::Hub,
 };
+use pensieve_worker::process::numa::{self, Placement};
 
 const FOLDER_ENTRIES_MAX: usize = 100_000;
 
@@ -123,7 +124,18 @@ fn program(findings: &mut Findings) {
 /// Devices that the system lists. Only a plugin can tell whether it can use one; the line "device" below shows that.
 fn devices(findings: &mut Findings) {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let mut devices = vec![format!("cpu with {threads} threads")];
+    let mut devices = vec![match numa::place_memory() {
+        Placement::OneNode => format!("cpu with {threads} threads"),
+        Placement::Interleaved(nodes) => {
+            format!("cpu with {threads} threads and {} NUMA nodes, used in turn", nodes.len())
+        }
+        Placement::Chosen => format!("cpu with {threads} threads and NUMA nodes, used as was chosen"),
+        Placement::Refused(why) => {
+            findings
+                .notice("memory", &format!("NUMA nodes cannot be used in turn: {why}; try numactl --interleave=all"));
+            format!("cpu with {threads} threads")
+        }
+    }];
     if cfg!(target_os = "macos") {
         devices.push("metal:0".into());
     }

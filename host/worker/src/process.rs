@@ -8,6 +8,7 @@
 //! libraries, nothing that could block.
 
 mod heap;
+pub mod numa;
 mod report_writer;
 mod session;
 mod step_clock;
@@ -74,6 +75,7 @@ enum LoopInput {
 /// no other thread of the worker runs.
 pub fn run(socket: OwnedFd) -> i32 {
     heap::prepare();
+    numa::place_memory();
     let socket = UnixStream::from(socket);
     let Ok(reading) = socket.try_clone() else { return EXIT_SERVER_GONE };
     let clock = Arc::new(StepClock::default());
