@@ -31,7 +31,7 @@ use super::simd::Simd;
 use super::tile::MANY;
 
 use rows::TileRows;
-use sections::{Sections, section_len};
+use sections::{STATE, Sections, section_len};
 
 pub use chosen::attention_chosen;
 pub use texts::{TextHeads, attention_within};
@@ -189,19 +189,20 @@ pub fn attention(
         threads => parts.iter().map(cost).sum::<usize>() * layout.kv_heads / (TASKS * threads),
     };
     let section_len = section_len(heads / layout.kv_heads * (layout.head_dim + value_dim));
+    let values_of = |len: usize| len * heads / layout.kv_heads * (value_dim + STATE);
     let (mut tasks, mut shared_values) = (Vec::with_capacity(parts.len() * layout.kv_heads), 0);
     for (span, at, len) in parts {
         let seen = scores.seen_by_rows(span, at..at + len);
         let sections = seen.start / section_len..seen.end.div_ceil(section_len);
         let mut together = (task_cost / (section_len * len)).clamp(1, sections.len());
         if together < sections.len() {
-            shared_values += sections.len() * len * heads * value_dim;
+            shared_values += sections.len() * layout.kv_heads * values_of(len);
             if is_tiled(span) || shared_values > SHARED_MAX {
                 together = sections.len();
             }
         }
         for kv_head in 0..layout.kv_heads {
-            let shared = (together < sections.len()).then(|| Arc::new(Sections::new(sections.clone())));
+            let shared = (together < sections.len()).then(|| Arc::new(Sections::new(sections.clone(), values_of(len))));
             for start in sections.clone().step_by(together) {
                 let (sections, shared) = (start..sections.end.min(start + together), shared.clone());
                 tasks.push(Part { span, at, len, kv_head, sections, shared });

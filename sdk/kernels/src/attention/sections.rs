@@ -4,8 +4,8 @@
 //! So a decode step with few cache heads occupies all threads, and its rows are those of a prompt by vectors to the last bit.
 
 use std::ops::Range;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::POSITIONS;
 
@@ -16,25 +16,32 @@ pub(super) fn section_len(values: usize) -> usize {
     len.clamp(2 * POSITIONS, 4 * POSITIONS)
 }
 
+/// Values beside a row's sums: its largest score, and the sum of its weights.
+pub(super) const STATE: usize = 2;
+
 /// The sections of some rows, for the heads that share one cache head.
 pub(super) struct Sections {
-    all: Range<usize>,
-    /// What each section has given.
-    values: Vec<OnceLock<Vec<f32>>>,
+    pub(super) all: Range<usize>,
+    /// What each section has given. Their memory is the caller's: what the threads had allocated took long to give back.
+    values: Vec<Mutex<Vec<f32>>>,
     /// How many are not computed yet.
     left: AtomicUsize,
 }
 
 impl Sections {
-    pub(super) fn new(all: Range<usize>) -> Self {
-        let values = all.clone().map(|_| OnceLock::new()).collect();
+    /// Sections that give so many values each.
+    pub(super) fn new(all: Range<usize>, values: usize) -> Self {
+        let values = all.clone().map(|_| Mutex::new(Vec::with_capacity(values))).collect();
         Self { left: AtomicUsize::new(all.len()), values, all }
     }
 
-    /// Stores a section's values. Returns those of all, in order, if it was the last one.
-    pub(super) fn store(&self, section: usize, values: Vec<f32>) -> Option<impl Iterator<Item = &[f32]>> {
-        let _ = self.values[section - self.all.start].set(values);
-        let is_last = self.left.fetch_sub(1, Ordering::AcqRel) == 1;
-        is_last.then(|| self.values.iter().filter_map(OnceLock::get).map(Vec::as_slice))
+    /// The values of a section.
+    pub(super) fn values(&self, section: usize) -> MutexGuard<'_, Vec<f32>> {
+        self.values[section - self.all.start].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends a section, whose values are stored. Returns whether it was the last one.
+    pub(super) fn end(&self) -> bool {
+        self.left.fetch_sub(1, Ordering::AcqRel) == 1
     }
 }

@@ -242,8 +242,10 @@ fn sections_are_the_same_by_one_thread_and_by_many() {
                 let shared = case.run_on(&Pool::with_level(threads, level), slots, &sequences, &few);
                 case.agree(level, "shared", [&shared, &alone], true);
             }
-            let chunks = case.run_on(&Pool::with_level(7, level), slots, &sequences, &steps);
-            case.agree(level, "chunks", [&chunks, &alone], !level.has_tiles());
+            if !level.has_tiles() {
+                let chunks = case.run_on(&Pool::with_level(7, level), slots, &sequences, &steps);
+                case.agree(level, "chunks", [&chunks, &alone], true);
+            }
             for position in [0, section - 1, section, len - 1] {
                 for head in [0, case.heads - 1] {
                     let out = &alone[0][(position * case.heads + head) * dim..][..dim];

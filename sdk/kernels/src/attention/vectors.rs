@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::sections::STATE;
 use super::{Attend, POSITIONS, Past, load_part};
 use crate::{
     float::{Float, fill},
@@ -20,9 +21,10 @@ impl<S: Simd, F: Float> Kernel<S> for Attend<'_, F> {
                 work.add_section(simd);
                 continue;
             };
-            if let Some(sections) = shared.store(section, work.stored(simd, &self)) {
-                for values in sections {
-                    work.load(simd, &self, values);
+            work.store(simd, &self, &mut shared.values(section));
+            if shared.end() {
+                for section in shared.all.clone() {
+                    work.load(simd, &self, &shared.values(section));
                     work.add_section(simd);
                 }
                 is_whole = true;
@@ -76,8 +78,6 @@ impl<S: Simd> Totals<S> {
     }
 }
 
-/// Numbers of a row's state.
-const STATE: usize = 2;
 /// The state of a row that has seen no position.
 const NOTHING: (f32, f32) = (f32::NEG_INFINITY, 0.0);
 
@@ -282,11 +282,10 @@ impl<S: Simd> Work<S> {
         }
     }
 
-    /// The section's values: each row's sums and state.
+    /// Appends the section's values: each row's sums and state.
     #[inline(always)]
-    fn stored<F: Float>(&self, simd: S, of: &Attend<'_, F>) -> Vec<f32> {
+    fn store<F: Float>(&self, simd: S, of: &Attend<'_, F>, values: &mut Vec<f32>) {
         let dim = of.past.value_dim;
-        let mut values = Vec::with_capacity(self.rows * (dim + STATE));
         for row in 0..self.rows {
             let panels = self.section.sums.chunks_exact(self.rows).flat_map(|sums| sums[row]);
             for (first, sum) in (0..dim).step_by(S::LANES).zip(panels) {
@@ -296,7 +295,6 @@ impl<S: Simd> Work<S> {
             }
             values.extend(<[f32; STATE]>::from(self.section.state[row]));
         }
-        values
     }
 
     /// Loads a section that was stored.
