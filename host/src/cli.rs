@@ -47,6 +47,7 @@ use tokio::runtime::{Builder, Runtime};
 
 use error::CliError;
 use pensieve_server::fleet::Fleet;
+use pensieve_worker::process::numa;
 use terminal::end;
 
 /// A local inference host: Anthropic's and OpenAI's APIs for models on this machine, whose architectures, samplers and
@@ -117,8 +118,12 @@ enum Verb {
 /// Parses the command line and runs its subcommand.
 pub fn run() -> ExitCode {
     let verb = Arguments::parse().verb;
-    // In a child process of a server the fence goes up first, while there is one thread and no untrusted file is open.
     let socket = if let Verb::Worker(worker) = &verb { Some(worker.socket) } else { None };
+    if socket.is_some() {
+        // Not within the fence, whose filter leaves these calls to the drivers of GPUs. What stands in the way is doctor's to say.
+        let _ = numa::place_memory();
+    }
+    // In a child process of a server the fence goes up first, while there is one thread and no untrusted file is open.
     if let Err(what) = pensieve_worker::fence::enter_from_environment(socket) {
         return end(Err(CliError::new(error::Exit::Failed, what)));
     }

@@ -124,15 +124,17 @@ fn program(findings: &mut Findings) {
 /// Devices that the system lists. Only a plugin can tell whether it can use one; the line "device" below shows that.
 fn devices(findings: &mut Findings) {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let mut devices = vec![match numa::place_memory() {
+    let mut devices = vec![match numa::placement() {
         Placement::OneNode => format!("cpu with {threads} threads"),
         Placement::Interleaved(nodes) => {
-            format!("cpu with {threads} threads and {} NUMA nodes, used in turn", nodes.len())
+            format!("cpu with {threads} threads and memory of {} NUMA nodes in turn", nodes.len())
         }
-        Placement::Chosen => format!("cpu with {threads} threads and NUMA nodes, used as was chosen"),
+        Placement::Chosen => format!("cpu with {threads} threads, and memory by the policy that it was started with"),
         Placement::Refused(why) => {
-            findings
-                .notice("memory", &format!("NUMA nodes cannot be used in turn: {why}; try numactl --interleave=all"));
+            findings.notice(
+                "memory",
+                &format!("cannot be taken from NUMA nodes in turn: {why}; try numactl --interleave=all"),
+            );
             format!("cpu with {threads} threads")
         }
     }];

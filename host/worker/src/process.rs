@@ -75,7 +75,6 @@ enum LoopInput {
 /// no other thread of the worker runs.
 pub fn run(socket: OwnedFd) -> i32 {
     heap::prepare();
-    numa::place_memory();
     let socket = UnixStream::from(socket);
     let Ok(reading) = socket.try_clone() else { return EXIT_SERVER_GONE };
     let clock = Arc::new(StepClock::default());

@@ -73,7 +73,7 @@ const TASKS: usize = 4;
 /// The cost of unpacking a weight, in multiplications.
 const UNPACKING: usize = 16;
 
-/// Values that are kept for the next layer, 128 MiB: eight experts' of 1,024 rows, up to 4,096 for each.
+/// Most values that are kept for the next layer, 128 MiB: 4,096, inner ones and outputs, for each of eight experts of 1,024 rows.
 const KEPT: usize = 32 << 20;
 
 thread_local! {
@@ -91,16 +91,18 @@ pub fn experts(pool: &Pool, experts: &[Expert<'_>], glu: Glu, x: &[f32], terms: 
         assert_eq!((gate.weight.rows, gate.weight.cols), (up.weight.rows, up.weight.cols), "gate and up");
         assert_eq!((gate.weight.rows, gate.weight.cols), (inner, width), "experts of one size");
         assert_eq!((down.weight.rows, down.weight.cols), (outputs, inner), "experts of one size");
-        assert_eq!((rows.start, stretches.iter().sum::<usize>()), (end, rows.len()), "the experts' rows {rows:?}");
+        assert!(rows.start == end && rows.end >= end, "the experts' rows {rows:?} after {end}");
+        assert_eq!(stretches.iter().sum::<usize>(), rows.len(), "stretches of the experts' rows");
         end = rows.end;
     }
     assert_eq!(end, terms.sources.len(), "rows of experts");
+    assert!(x.len().is_multiple_of(width.max(1)), "{} values in rows of {width}", x.len());
     let [hidden, outs] = MEMORY.take();
     let hidden = sliced(pool, experts, inner, hidden, |expert, slice| {
         let x = gathered(x, width, &terms.sources[expert.rows.clone()]);
         if glu == Glu::Square {
             let [up] = products(pool, expert, [&expert.up], slice, &x);
-            return up.into_iter().map(|up| up.max(0.0).powi(2)).collect();
+            return activated(pool, glu, &[], &up);
         }
         let [gate, up] = products(pool, expert, [&expert.gate, &expert.up], slice, &x);
         activated(pool, glu, &gate, &up)
@@ -128,7 +130,7 @@ fn gathered<'a>(x: &'a [f32], width: usize, sources: &[u32]) -> Cow<'a, [f32]> {
     Cow::Owned(rows)
 }
 
-/// Computes rows of `columns` values in the memory of `out`, a slice of columns for one expert's rows at a time.
+/// Computes rows of `columns` values in the memory of `out`, for experts whose rows follow each other: a slice of columns for one expert's rows at a time.
 fn sliced(
     pool: &Pool,
     experts: &[Expert<'_>],
@@ -155,7 +157,7 @@ fn sliced(
         let values = compute(expert, slice.clone());
         assert_eq!(values.len(), expert.rows.len() * slice.len(), "values of a slice");
         for (row, values) in expert.rows.clone().zip(values.chunks_exact(slice.len())) {
-            // SAFETY: each row belongs to one expert, as checked, and each slice of columns to one task.
+            // SAFETY: each row belongs to one expert, as `experts` checks, and each slice of columns to one task.
             let out = unsafe { rest.range(row * columns + slice.start..row * columns + slice.end) };
             out.write_copy_of_slice(values);
         }

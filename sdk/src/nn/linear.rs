@@ -57,7 +57,8 @@ impl Linear {
         outs.try_into().map_err(|_| Error::invalid("a layer has no output"))
     }
 
-    /// Applies the layer to rows gathered from the step's.
+    /// Applies the layer to rows gathered from the step's, which `rows` describes: their adapters, and their sequences, whose
+    /// rows may be computed otherwise if they are many.
     pub fn forward_rows(&self, x: &Tensor, rows: &Rows, step: &Step<'_>) -> Result<Tensor> {
         self.forward_rows_by(None, x, rows, step)
     }

@@ -2,7 +2,8 @@
 //!
 //! Positions are processed in tiles of 64 that start at multiples of 64, regardless of the batch, the prompt's chunks
 //! and the order of the blocks; each output row goes through the tiles that it sees, in order, with a running maximum
-//! and sum. That makes it bitwise identical however the prompt was split. Once per tile, keys are transposed and keys
+//! and sum. By vectors these are of a section of some tiles, and the sections are then summed in order, so that several threads
+//! can share them. That makes a row bitwise identical however the prompt was split. Once per tile, keys are transposed and keys
 //! and values widened, for all heads that share them and for several rows; scores and outputs are then two panel
 //! products, like any other matrix product here. As with those, the matrix unit computes spans of many rows, if there is one:
 //! whether it does depends on a row's own sequence alone.
@@ -65,7 +66,7 @@ pub struct Scores<'a> {
 }
 
 impl Scores<'_> {
-    /// The positions that the row at a position of a span sees, and maybe some after its last; neither end ever falls.
+    /// The positions that the row at a position of a span sees. The end may lie behind the span's; neither end ever falls.
     #[inline(always)]
     fn seen_by(&self, span: &Span<'_>, position: usize) -> Range<usize> {
         let end = match self.seen {
@@ -196,9 +197,11 @@ pub fn attention(
         let sections = seen.start / section_len..seen.end.div_ceil(section_len);
         let mut together = (task_cost / (section_len * len)).clamp(1, sections.len());
         if together < sections.len() {
-            shared_values += sections.len() * layout.kv_heads * values_of(len);
-            if is_tiled(span) || shared_values > SHARED_MAX {
+            let more = sections.len() * layout.kv_heads * values_of(len);
+            if is_tiled(span) || shared_values + more > SHARED_MAX {
                 together = sections.len();
+            } else {
+                shared_values += more;
             }
         }
         for kv_head in 0..layout.kv_heads {
@@ -284,7 +287,7 @@ impl<F: Float> Attend<'_, F> {
         self.part.span.past + self.part.at
     }
 
-    /// Those of them within the `seen` positions from `start` on, counted from there.
+    /// The positions that a row sees of the `seen` from `start` on, counted from there.
     #[inline(always)]
     fn visible(&self, position: usize, start: usize, seen: usize) -> Range<usize> {
         let all = self.seen_by(position);

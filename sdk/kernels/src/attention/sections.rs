@@ -22,7 +22,7 @@ pub(super) const STATE: usize = 2;
 /// The sections of some rows, for the heads that share one cache head.
 pub(super) struct Sections {
     pub(super) all: Range<usize>,
-    /// What each section has given. Their memory is the caller's: what the threads had allocated took long to give back.
+    /// The results by section. The caller allocates them: buffers that workers allocate are slow to free.
     values: Vec<Mutex<Vec<f32>>>,
     /// How many are not computed yet.
     left: AtomicUsize,

@@ -227,15 +227,17 @@ fn sections_are_the_same_by_one_thread_and_by_many() {
         (6, 2, 20, 256, PLAIN, Half),
         (6, 1, 32, 256, windowed, Single),
         (6, 2, 64, 256, PLAIN, Packed(Packing::Q8)),
-        (48, 1, 64, 128, PLAIN, Half),
+        (48, 1, 64, 128, Scores { softcap: Some(2.0), ..PLAIN }, Half),
     ] {
         let case = Case { heads, kv_heads, dim, scores, kind, ..CASE };
         assert_eq!(section_len(2 * dim * heads / kv_heads), section);
-        let slots = len.next_multiple_of(case.block_len);
-        let sequences = [case.sequence(len, 1, 0..(slots / case.block_len) as u32)];
+        let blocks = len.div_ceil(case.block_len) as u32;
+        let slots = (blocks as usize + 1) * case.block_len;
+        // The second one is too short to be cut, and has a row in each step.
+        let sequences = [case.sequence(len, 1, 0..blocks), case.sequence(15, 4, blocks..blocks + 1)];
         // Fewer rows than the matrix unit computes, so that all are of one kind.
-        let few: Vec<_> = (0..len).step_by(40).map(|start| vec![40.min(len - start)]).collect();
-        let steps = [vec![section], vec![1], vec![3], vec![len - section - 5], vec![1]];
+        let few: Vec<_> = (0..len).step_by(40).map(|start| vec![40.min(len - start), 1]).collect();
+        let steps = [vec![section, 3], vec![1, 9], vec![3, 1], vec![len - section - 5, 1], vec![1, 1]];
         for level in Level::available() {
             let alone = case.run_on(&Pool::with_level(1, level), slots, &sequences, &few);
             for threads in [2, 7] {

@@ -51,13 +51,13 @@ struct Work<S: Simd> {
     weights: Vec<f32>,
     /// Products of rows with a pair of key panels.
     products: Vec<[S::F; PAIR]>,
-    /// Of the section.
+    /// Of the current section.
     section: Totals<S>,
-    /// Of the sections before.
+    /// Of the sections before it.
     all: Totals<S>,
 }
 
-/// What rows have added up.
+/// Running softmax state and output of each row.
 struct Totals<S: Simd> {
     /// The largest score of each row, and the sum of its weights, which are relative to that.
     state: Vec<(f32, f32)>,

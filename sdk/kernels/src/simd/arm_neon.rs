@@ -40,7 +40,8 @@ macro_rules! intrinsic {
 macro_rules! accumulate {
     ($instruction:expr, $sum:expr, $a:expr, $b:expr) => {{
         let mut sum = $sum;
-        // SAFETY: a value of type `Neon` exists that proves the instruction's presence; it works on registers only.
+        // SAFETY: a value of type `Neon` exists that proves the instruction's presence, that of `smmla` if it is a `Neon<true>`,
+        // and only with that is it reached; it works on registers only.
         unsafe {
             std::arch::asm!(
                 $instruction,
@@ -291,7 +292,7 @@ impl<const I8MM: bool> Simd for Neon<I8MM> {
         x: [&[[i8; 4]]; N],
         sums: [[uint32x4_t; P]; N],
     ) -> [[uint32x4_t; P]; N] {
-        match Self::rows_together(codes[0].len()) > 1 && N > 1 {
+        match I8MM && N > 1 && Self::rows_together(codes[0].len()) > 1 {
             true => self.dots_of_pairs(codes, x, sums),
             false => self.dots_by_lanes(codes, code_max, x, sums),
         }

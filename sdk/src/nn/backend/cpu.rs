@@ -44,9 +44,9 @@ impl CpuKernels {
     }
 
     /// Cuts rows into those of each sequence, so that whether a row counts as one of many does not depend on other sequences.
-    /// Of rows that are not all of the step's that is unknown, so each counts as one.
+    /// Rows that are not all of the step's count as one each.
     fn stretches(&self, rows: usize) -> Vec<usize> {
-        checked(&self.stretches.lock().unwrap_or_else(PoisonError::into_inner), rows)
+        stretches_or_alone(&self.stretches.lock().unwrap_or_else(PoisonError::into_inner), rows)
     }
 
     /// `x · Wᵀ + b` of some layers with the same input, row by row.
@@ -147,8 +147,8 @@ impl CpuKernels {
     }
 }
 
-/// Stretches that are so many rows together, which each count as one otherwise.
-fn checked(stretches: &[usize], rows: usize) -> Vec<usize> {
+/// The stretches, if they are so many rows together. Otherwise it is unknown which rows they are of, so each counts as one.
+fn stretches_or_alone(stretches: &[usize], rows: usize) -> Vec<usize> {
     if stretches.iter().sum::<usize>() == rows { stretches.to_vec() } else { vec![1; rows] }
 }
 
@@ -185,7 +185,7 @@ impl Backend for CpuKernels {
     }
 
     fn linear_of(&self, x: &Tensor, weight: &Matrix, bias: Option<&Tensor>, stretches: &[usize]) -> Result<Tensor> {
-        let stretches = checked(stretches, x.dim(0)?);
+        let stretches = stretches_or_alone(stretches, x.dim(0)?);
         let out = self.products_of(x, &[(weight, bias)], &stretches)?.swap_remove(0);
         tensor(out, (x.dim(0)?, weight.outputs))
     }
@@ -246,7 +246,8 @@ impl Backend for CpuKernels {
                 let Form::InPlace(raw) = &weight.form else { return Err(foreign("an expert")) };
                 layers.push(kernels::Layer { weight: cpu_matrix(raw, weight), bias: bias.as_deref() });
             }
-            let (rows, stretches) = (expert.rows.clone(), expert.stretches.clone());
+            let rows = expert.rows.clone();
+            let stretches = stretches_or_alone(&expert.stretches, rows.len());
             if let [gate, up, down] = layers[..] {
                 prepared.push(kernels::Expert { gate, up, down, rows, stretches });
             }

@@ -116,7 +116,7 @@ impl Choices {
         ByExpert { sources, groups, positions }
     }
 
-    /// What each row sums.
+    /// The terms of each row's sum.
     pub(super) fn terms<'a>(&'a self, sorted: &'a ByExpert) -> ExpertTerms<'a> {
         let ByExpert { sources, positions, .. } = sorted;
         ExpertTerms { sources, places: positions, weights: &self.weights, top_k: self.top_k }
@@ -171,7 +171,7 @@ impl Routes {
     }
 
     /// Computes experts of the author's own: `expert` takes an expert's index, the rows of `x` that are routed to it,
-    /// and their adapters for [`Linear::forward_rows`], and returns as many rows. The outputs are weighed and summed.
+    /// and what [`Linear::forward_rows`] needs to know of them, and returns as many rows. The outputs are weighed and summed.
     /// `x` may be another input than the router's.
     pub fn apply(
         &self,
@@ -236,14 +236,14 @@ impl Router {
     /// Routes each row of `x`.
     pub fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Routes> {
         let logits = self.gate.forward(x, step)?;
+        let count = logits.dim(1)?;
+        if self.top_k == 0 || self.top_k > count {
+            return Err(Error::invalid(format!("a router chooses {} of {count} experts", self.top_k)));
+        }
         if let Some(routing) = self.routing()
             && let Some(routed) = step.ops().route(&logits, &routing)?
         {
             return Ok(Routes(RoutesAt::Device(routed)));
-        }
-        let count = logits.dim(1)?;
-        if self.top_k == 0 || self.top_k > count {
-            return Err(Error::invalid(format!("a router chooses {} of {count} experts", self.top_k)));
         }
         let logits = logits.flatten_all()?.to_vec1::<f32>()?;
         let mut choices = vec![(0, 0.0); logits.len() / count * self.top_k];

@@ -260,6 +260,10 @@ impl Ops {
         terms: ExpertTerms<'_>,
     ) -> Result<Option<Tensor>> {
         self.check(x, 2)?;
+        for [gate, up, _] in experts.iter().map(|expert| expert.layers) {
+            self.check_input(x, gate.0)?;
+            self.check_input(x, up.0)?;
+        }
         let place = experts.first().map_or(0, |expert| expert.layers[2].0.place);
         self.parts.at(place, [x], |part, [x]| part.experts(x, experts, glu, terms))
     }

@@ -1,7 +1,7 @@
 //! The rules for a model spread over devices, with the CPU standing in for several.
 
 use candle_core::{DType, Device, Tensor};
-use pensieve_kernels::Level;
+use pensieve_kernels::{ExpertTerms, Glu, Level};
 use std::sync::Arc;
 
 use super::{Ops, parts::Parts};
@@ -9,7 +9,7 @@ use crate::{
     Batch, Output, Result, Span, Table, Want,
     nn::{
         Activation, Attention, Elementwise, Expr, KvShape, KvType,
-        backend::{Backend, CpuKernels, Formulas, Interconnect, Matrix, PixelPatches, StandIns},
+        backend::{Backend, CpuKernels, ExpertRows, Formulas, Interconnect, Matrix, PixelPatches, StandIns},
         memory::{kv::KvCache, pass::Pass, store::Store},
     },
     weights::{Bytes, Dtype, RawTensor},
@@ -194,6 +194,38 @@ fn weighted_sums_of_rows_are_those_of_their_terms() {
         let made = ops.combine(&wide, &[0; 24], &(0..24).map(|term| term as f32).collect::<Vec<_>>(), 3).unwrap();
         let firsts: Vec<f32> = made.to_vec2::<f32>().unwrap().iter().map(|row| row[1]).collect();
         assert_eq!(firsts, [3.0, 12.0, 21.0, 30.0, 39.0, 48.0, 57.0, 66.0]);
+    }
+}
+
+#[test]
+fn experts_take_rows_of_any_step_but_only_of_their_width() {
+    let [ops, _] = kernels_and_formulas();
+    let identity: Vec<u8> = (0..32 * 32).flat_map(|at| f32::from(at % 33 == 0).to_le_bytes()).collect();
+    let data = Bytes::copy_of(&identity).unwrap();
+    let raw = RawTensor { name: "w".into(), dtype: Dtype::F32, shape: vec![32, 32], data };
+    let weight = ops.by_place()[0].matrix(&raw).unwrap();
+    let terms = ExpertTerms { sources: &[0, 2, 1], places: &[0, 2, 1], weights: &[1.0, 2.0, 3.0], top_k: 1 };
+    let sums = |x: &Tensor, stretches: [&[usize]; 2]| {
+        let rows = [0..2, 2..3].into_iter().zip(stretches);
+        let experts = rows.map(|(rows, stretches)| ExpertRows {
+            layers: [(&weight, None); 3],
+            rows,
+            stretches: stretches.to_vec(),
+        });
+        ops.experts(x, &experts.collect::<Vec<_>>(), Glu::Plain(Activation::Silu), terms)
+    };
+    let x = (ones(3) * 2.0).unwrap();
+    // Rows of one sequence, of two, and of none that the step has.
+    for stretches in [[&[2][..], &[1]], [&[1, 1], &[1]], [&[], &[5]]] {
+        let made = sums(&x, stretches).unwrap().unwrap().to_vec2::<f32>().unwrap();
+        for (row, weight) in made.iter().zip([1.0, 2.0, 3.0]) {
+            let expected = weight * 4.0 / (1.0 + (-2.0_f32).exp());
+            assert!(row.iter().all(|value| (value - expected).abs() < 1e-5), "{row:?} for {expected}");
+        }
+    }
+    for width in [16, 64] {
+        let x = Tensor::ones((3, width), DType::F32, &Device::Cpu).unwrap();
+        assert!(sums(&x, [&[2], &[1]]).is_err(), "rows of {width}");
     }
 }
 
