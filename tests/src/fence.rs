@@ -17,7 +17,8 @@ use std::{
     },
     path::{Path, PathBuf},
     process::Command,
-    time::SystemTime,
+    thread,
+    time::{Duration, SystemTime},
 };
 
 use pensieve_protocol::fence::{Kind, Policy};
@@ -237,7 +238,13 @@ fn said_by(what: &str, kind: Kind, user: Option<u32>, home: &Path) -> Vec<String
     if let Some(user) = user {
         command.uid(user).gid(user);
     }
-    let output = command.output().unwrap();
+    let output = loop {
+        match command.output() {
+            // A child that another test started just now has the copy open for writing until it executes its own program.
+            Err(error) if error.kind() == ErrorKind::ExecutableFileBusy => thread::sleep(Duration::from_millis(10)),
+            output => break output.unwrap(),
+        }
+    };
     let said = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success(), "{kind:?} as {user:?}: {said}{}", String::from_utf8_lossy(&output.stderr));
     said.lines().map(str::to_owned).collect()
