@@ -130,7 +130,8 @@ fn gathered<'a>(x: &'a [f32], width: usize, sources: &[u32]) -> Cow<'a, [f32]> {
     Cow::Owned(rows)
 }
 
-/// Computes rows of `columns` values in the memory of `out`, for experts whose rows follow each other: a slice of columns for one expert's rows at a time.
+/// Computes rows of `columns` values in the memory of `out`: for each expert, whose rows follow those of the one before, a
+/// slice of columns at a time.
 fn sliced(
     pool: &Pool,
     experts: &[Expert<'_>],

@@ -1,4 +1,4 @@
-//! Memory of machines with several NUMA nodes. Every thread reads all of a model's weights and caches, so their pages lie on
+//! Memory of machines with several NUMA nodes. Every thread reads all of a model's weights and caches: their pages lie on
 //! the nodes in turn. Otherwise they would lie where they were read from disk first, and all threads would share that node's
 //! memory bandwidth.
 

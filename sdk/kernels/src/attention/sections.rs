@@ -1,7 +1,7 @@
 //! Sections of a sequence, which several threads attend to side by side.
 //!
 //! A row's positions are summed section by section, and then the sections' sums in order, whether one thread does it or many.
-//! So a decode step with few cache heads occupies all threads, and its rows are those of a prompt by vectors to the last bit.
+//! A decode step with few cache heads then occupies all threads, and its rows are those of a prompt by vectors to the last bit.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -29,7 +29,7 @@ pub(super) struct Sections {
 }
 
 impl Sections {
-    /// Sections that give so many values each.
+    /// Sections with `values` results each.
     pub(super) fn new(all: Range<usize>, values: usize) -> Self {
         let values = all.clone().map(|_| Mutex::new(Vec::with_capacity(values))).collect();
         Self { left: AtomicUsize::new(all.len()), values, all }
