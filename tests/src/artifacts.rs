@@ -165,10 +165,24 @@ pub fn program() -> PathBuf {
 /// Puts the program at a path of its own, away from the plugins that lie beside it. macOS has been seen to kill what is started
 /// through a fresh hard link; there a copy of a file costs no more than a link.
 pub fn place_program(path: &Path) {
-    let is_linked = cfg!(not(target_os = "macos")) && fs::hard_link(program(), path).is_ok();
-    if !is_linked {
+    if cfg!(target_os = "macos") {
         fs::copy(program(), path).unwrap();
+    } else if fs::hard_link(program(), path).is_err() {
+        copy_program(&program(), path);
     }
+}
+
+/// Copies a program, by another process: each child of this one holds open for writing what this one does, until it executes
+/// its own program, and in that moment no test could start the copy ("text file busy").
+pub fn copy_program(from: &Path, to: &Path) {
+    run(Command::new("install").args(["-m", "755"]).args([from, to]));
+}
+
+/// Writes a shell script, as a program is copied.
+pub fn write_script(path: &Path, script: &str) {
+    let written = tempfile::NamedTempFile::new().unwrap();
+    fs::write(&written, format!("#!/bin/sh\n{script}\n")).unwrap();
+    copy_program(written.path(), path);
 }
 
 /// Everything that tests run or load. Building single packages would resolve different features for their dependencies

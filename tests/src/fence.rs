@@ -17,14 +17,13 @@ use std::{
     },
     path::{Path, PathBuf},
     process::Command,
-    thread,
-    time::{Duration, SystemTime},
+    time::SystemTime,
 };
 
 use pensieve_protocol::fence::{Kind, Policy};
 
 use crate::{
-    artifacts::test_plugin,
+    artifacts::{copy_program, test_plugin},
     http::{
         client::post,
         server::{Options, Server, home},
@@ -231,20 +230,14 @@ fn said_by(what: &str, kind: Kind, user: Option<u32>, home: &Path) -> Vec<String
     // Where any user can run it.
     let own = home.join("fenced");
     if !own.exists() {
-        fs::copy(env!("CARGO_BIN_EXE_fenced"), &own).unwrap();
+        copy_program(Path::new(env!("CARGO_BIN_EXE_fenced")), &own);
     }
     let mut command = Command::new(own);
     command.args(["around", what]).env_clear().env("HOME", home).env("POLICY", policy.to_variable()).current_dir(home);
     if let Some(user) = user {
         command.uid(user).gid(user);
     }
-    let output = loop {
-        match command.output() {
-            // A child that another test started just now has the copy open for writing until it executes its own program.
-            Err(error) if error.kind() == ErrorKind::ExecutableFileBusy => thread::sleep(Duration::from_millis(10)),
-            output => break output.unwrap(),
-        }
-    };
+    let output = command.output().unwrap();
     let said = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success(), "{kind:?} as {user:?}: {said}{}", String::from_utf8_lossy(&output.stderr));
     said.lines().map(str::to_owned).collect()

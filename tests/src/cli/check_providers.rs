@@ -3,7 +3,7 @@
 
 use safetensors::{Dtype, tensor::TensorView};
 use serde_json::Value;
-use std::{fs, os::unix::fs::PermissionsExt, path::Path};
+use std::path::Path;
 
 use super::{
     Desk, Said,
@@ -11,7 +11,7 @@ use super::{
     said,
 };
 use crate::{
-    artifacts::{plugin, test_plugin},
+    artifacts::{plugin, test_plugin, write_script},
     driver::{Driver, Options},
     reference::{Reference, fixture},
     zoo::changed,
@@ -112,8 +112,7 @@ fn what_cannot_be_tried_on_providers_is_said_with_its_code() {
 fn computed(python: &str) -> Said {
     let (desk, model) = (Desk::new(), fixture("llama/gqa"));
     let path = desk.path("python");
-    fs::write(&path, format!("#!/bin/sh\n{python}")).unwrap();
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    write_script(&path, python);
     let (llama, model) = (plugin("pensieve-llama"), model.to_str().unwrap().to_owned());
     let arguments = ["plugins", "check", llama.to_str().unwrap(), "--model", &model, "--device", "cpu", "--reference"];
     said(desk.command(&arguments).env("PENSIEVE_PYTHON", path).output().unwrap())

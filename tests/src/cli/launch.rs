@@ -12,7 +12,11 @@ use std::{
 };
 
 use super::{Desk, interrupt, said};
-use crate::{artifacts::test_plugin, http::client::get, scripted};
+use crate::{
+    artifacts::{test_plugin, write_script},
+    http::client::get,
+    scripted,
+};
 
 /// Time limit of anything here on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -32,8 +36,7 @@ fn client(desk: &Desk, name: &str, script: &str) -> String {
     let folder = desk.path("clients");
     fs::create_dir_all(&folder).unwrap();
     let path = folder.join(name);
-    fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    write_script(&path, script);
     format!("{}:/usr/bin:/bin", folder.display())
 }
 

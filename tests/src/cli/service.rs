@@ -2,12 +2,12 @@
 
 use std::{
     fs,
-    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
 
 use super::{Desk, said};
+use crate::artifacts::write_script;
 
 #[test]
 fn the_unit_is_one_that_systemd_takes() {
@@ -109,12 +109,11 @@ fn the_manager_is_told_what_to_do_in_order() {
     let (folder, log) = (desk.path("stand-ins"), desk.path("log"));
     fs::create_dir(&folder).unwrap();
     let script = format!(
-        "#!/bin/sh\necho \"$*\" >>'{}'\nif [ \"$2\" = show ]; then echo NRestarts=1; echo MainPID=7; echo SubState=running; \
-         echo ActiveState=active; fi\n",
+        "echo \"$*\" >>'{}'\nif [ \"$2\" = show ]; then echo NRestarts=1; echo MainPID=7; echo SubState=running; \
+         echo ActiveState=active; fi",
         log.display()
     );
-    fs::write(folder.join("systemctl"), script).unwrap();
-    fs::set_permissions(folder.join("systemctl"), fs::Permissions::from_mode(0o755)).unwrap();
+    write_script(&folder.join("systemctl"), &script);
     let path = format!("{}:/usr/bin:/bin", folder.display());
     let run = |arguments: &[&str]| said(desk.command(arguments).env("PATH", &path).output().unwrap());
     let told = || {
@@ -144,16 +143,13 @@ fn launchctl(desk: &Desk, status: i32, times: usize) -> PathBuf {
     fs::create_dir_all(&folder).unwrap();
     let calls = calls.display();
     let script = format!(
-        "#!/bin/sh
-echo \"$@\" >> '{calls}'
+        "echo \"$@\" >> '{calls}'
 [ \"$1\" = bootstrap ] || exit 0
 [ $(grep -c ^bootstrap '{calls}') -gt {times} ] && exit 0
 echo 'Bootstrap failed: {status}: Input/output error' >&2
-exit {status}
-"
+exit {status}"
     );
-    fs::write(folder.join("launchctl"), script).unwrap();
-    fs::set_permissions(folder.join("launchctl"), fs::Permissions::from_mode(0o755)).unwrap();
+    write_script(&folder.join("launchctl"), &script);
     folder
 }
 

@@ -6,7 +6,6 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     io::{BufRead, BufReader},
-    os::unix::fs::PermissionsExt,
     path::Path,
     process::Command,
     thread,
@@ -14,6 +13,7 @@ use std::{
 };
 
 use crate::{
+    artifacts::write_script,
     cli::{Desk, files, interrupt},
     http::{client, server::Options},
 };
@@ -116,8 +116,7 @@ fn the_search_finds_what_the_pages_say() {
 /// A browser that writes down the address and is gone.
 fn browser(desk: &Desk) -> String {
     let program = desk.path("browser");
-    fs::write(&program, "#!/bin/sh\nprintf '%s' \"$1\" > opened.new && mv opened.new opened\n").unwrap();
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    write_script(&program, "printf '%s' \"$1\" > opened.new && mv opened.new opened");
     program.display().to_string()
 }
 

@@ -19,7 +19,7 @@ use std::{
 use tempfile::TempDir;
 
 use super::client::{Reply, get};
-use crate::artifacts::{place_program, program};
+use crate::artifacts::{copy_program, place_program, program};
 
 /// Time limit of anything here on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(120);
@@ -103,7 +103,7 @@ impl Options {
             match self.user {
                 None => place_program(&link),
                 // A file has one owner under all of its names.
-                Some(_) => drop(fs::copy(program(), &link).unwrap()),
+                Some(_) => copy_program(&program(), &link),
             }
         }
         fs::write(home.path().join("pensieve.toml"), &self.config).unwrap();

@@ -4,7 +4,6 @@
 use serde_json::{Value, json};
 use std::{
     fs,
-    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{Command, Output},
     sync::Arc,
@@ -13,7 +12,7 @@ use tempfile::TempDir;
 
 use super::authors::claimed_by_a_new_architecture;
 use crate::{
-    artifacts::{library, library_name, outside, place_program, plugin},
+    artifacts::{library, library_name, outside, place_program, plugin, write_script},
     cli::Desk,
     docs::{commands, of_this_system},
     http::{
@@ -93,8 +92,7 @@ fn the_page_on_publishing_leads_from_an_idea_to_a_served_model() {
     let desk = Desk::new();
     // In the place of transformers, which do not know the model.
     let reference = fixture("llama/gqa/reference.safetensors");
-    fs::write(desk.path("python"), format!("#!/bin/sh\ncp {} reference.safetensors\n", reference.display())).unwrap();
-    fs::set_permissions(desk.path("python"), fs::Permissions::from_mode(0o755)).unwrap();
+    write_script(&desk.path("python"), &format!("cp {} reference.safetensors", reference.display()));
     assert_eq!(desk.run(&["new", "architecture", "my-model"]).code, Some(0));
 
     let mut folder = desk.root.path().to_owned();

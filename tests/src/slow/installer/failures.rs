@@ -1,13 +1,9 @@
 //! Everything that keeps an installer from installing: a clear line each, and nothing left behind.
 
-use std::{
-    fs,
-    os::unix::fs::{PermissionsExt, symlink},
-    path::Path,
-};
+use std::{fs, os::unix::fs::symlink, path::Path};
 
 use super::{User, release, text};
-use crate::cli::files;
+use crate::{artifacts::write_script, cli::files};
 
 /// A copy of the release after a change.
 fn changed(change: impl Fn(&Path)) -> tempfile::TempDir {
@@ -98,8 +94,7 @@ fn a_system_that_cannot_run_it_is_told_why() {
     let stand_ins = tempfile::tempdir().unwrap();
     let says = |name: &str, script: &str| {
         let path = stand_ins.path().join(name);
-        fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        write_script(&path, script);
     };
     let path = format!("{}:/usr/bin:/bin", stand_ins.path().display());
     let forget = |name: &str| fs::remove_file(stand_ins.path().join(name)).unwrap();
@@ -159,8 +154,7 @@ fn a_place_that_is_not_the_users_stays_as_it_is() {
 fn stand_in(name: &str, script: &str) -> (tempfile::TempDir, String) {
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join(name);
-    fs::write(&program, format!("#!/bin/sh\n{script}\nPATH=/usr/bin:/bin\nexec {name} \"$@\"\n")).unwrap();
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    write_script(&program, &format!("{script}\nPATH=/usr/bin:/bin\nexec {name} \"$@\""));
     let path = format!("{}:/usr/bin:/bin", folder.path().display());
     (folder, path)
 }

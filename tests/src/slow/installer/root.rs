@@ -10,6 +10,7 @@ use std::{
 use tempfile::TempDir;
 
 use super::release::release;
+use crate::artifacts::copy_program;
 
 /// Programs that every system has.
 const PROGRAMS: [&str; 26] = [
@@ -114,7 +115,7 @@ impl Root {
     }
 
     fn take(&self, program: &Path, to: &Path) {
-        fs::copy(program, to).unwrap();
+        copy_program(program, to);
         self.take_libraries(program);
     }
 
