@@ -187,6 +187,14 @@ impl Talk {
 
     /// Reads until a message fits, and returns it.
     pub fn until(&mut self, fits: impl Fn(&Value) -> bool) -> Value {
+        self.since(self.said.len(), fits)
+    }
+
+    /// The first message from this one on that fits, which may have been read already.
+    pub fn since(&mut self, start: usize, fits: impl Fn(&Value) -> bool) -> Value {
+        if let Some(message) = self.said[start..].iter().find(|message| fits(message)) {
+            return message.clone();
+        }
         let deadline = Instant::now() + PATIENCE;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());

@@ -128,7 +128,8 @@ impl Root {
             let to = self.folder.path().join(path.strip_prefix("/").unwrap());
             fs::create_dir_all(to.parent().unwrap()).unwrap();
             if !to.exists() {
-                fs::copy(path, to).unwrap();
+                // The loader among them is a program as well.
+                copy_program(path, &to);
             }
         }
     }

@@ -48,15 +48,13 @@ fn thirty_turns() {
     let picture = json!({"type": "image", "url": format!("data:image/png;base64,{IMAGE}")});
     assert_eq!(codex_server.say(json!([text("What is in this picture?"), picture])), "A pixel.");
     assert_eq!(codex_server.say(json!([text("Ask a subagent")])), "The subagent is asked.");
-    let has_counted = |message: &Value| last_words(message).is_some_and(|words| words == "There are seven things.");
     // The subagent may have been faster than the turn that asked it.
-    if !codex_server.talk.said.iter().any(has_counted) {
-        codex_server.talk.until(has_counted);
-    }
+    codex_server.talk.since(0, |message| last_words(message).is_some_and(|words| words == "There are seven things."));
+    let before = codex_server.talk.said.len();
     let turn = codex_server.ask("turn/start", codex_server.turn(json!([text("Count slowly")])))["turn"]["id"].take();
     session::until_writing(&server);
     codex_server.ask("turn/interrupt", json!({"threadId": codex_server.thread, "turnId": turn}));
-    assert_eq!(codex_server.ended()["status"], "interrupted");
+    assert_eq!(codex_server.ended(before)["status"], "interrupted");
     turns += codex_server.steps(9, 1);
     let thread = codex_server.thread.clone();
     codex_server.talk.close();
@@ -65,8 +63,9 @@ fn thirty_turns() {
     codex_server.thread = thread.clone();
     codex_server.ask("thread/resume", json!({ "threadId": thread }));
     turns += codex_server.steps(12, 2);
+    let before = codex_server.talk.said.len();
     codex_server.ask("thread/compact/start", json!({ "threadId": thread }));
-    assert_eq!(codex_server.ended()["status"], "completed");
+    assert_eq!(codex_server.ended(before)["status"], "completed");
     turns += codex_server.steps(18, 2);
     assert!(turns >= 30, "{turns}");
     // It compacts by itself once the window that it knows is nearly full.
@@ -162,18 +161,18 @@ impl Codex {
         json!({ "threadId": self.thread, "input": input })
     }
 
-    /// Waits for the end of the thread's turn.
-    fn ended(&mut self) -> Value {
+    /// The thread's turn that ends after this message, once it has.
+    fn ended(&mut self, since: usize) -> Value {
         let Self { talk, thread, .. } = self;
         let ended = |message: &Value| message["method"] == "turn/completed" && message["params"]["threadId"] == *thread;
-        talk.until(ended)["params"]["turn"].take()
+        talk.since(since, ended)["params"]["turn"].take()
     }
 
     /// Says something, and returns the last words of the answer.
     fn say(&mut self, input: Value) -> String {
         let before = self.talk.said.len();
         self.ask("turn/start", self.turn(input));
-        let turn = self.ended();
+        let turn = self.ended(before);
         assert_eq!(turn["status"], "completed", "{turn}: {:?}", self.talk);
         let own = self.talk.said[before..].iter().filter(|message| message["params"]["threadId"] == self.thread);
         own.filter_map(last_words).next_back().unwrap_or_default().to_owned()
