@@ -53,9 +53,8 @@ def main():
     parser.add_argument("--streams", type=int, default=20, help="requests at once, with a prompt and an answer of 64 tokens each")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    for path in (options.model, options.program):
-        if not path.exists():
-            parser.error(f"not there: {path}")
+    if not options.model.exists() or not options.program.is_file():
+        parser.error(f"not there: {options.program if options.model.exists() else options.model}")
     is_folder = options.model.is_dir()
     default = "vllm" if is_folder else "llama.cpp"
     peers = [peer for peer in (default if options.peers is None else options.peers).split(",") if peer]
@@ -63,7 +62,7 @@ def main():
         if peer not in PACKAGES:
             parser.error(f"unknown peer: {peer}")
         if (peer == "vllm") != is_folder:
-            parser.error(f"{peer} reads {'a folder' if peer == 'vllm' else 'a GGUF file'}, and {options.model} is none")
+            parser.error(f"{peer} reads {'a folder' if peer == 'vllm' else 'a GGUF file'}, not {options.model}")
     interpreters = {peer: install(options.environment / peer, PACKAGES[peer]) for peer in peers}
     with tempfile.TemporaryDirectory() as home:
         servers = []
@@ -88,12 +87,14 @@ def main():
 def install(environment, package):
     """The environment's interpreter, with this package."""
     python = environment / "bin/python"
-    if not python.exists():
-        venv.create(environment, with_pip=True)
-    if version(python, package) is None:
+    if not python.exists() or version(python, package) is None:
         print(f"installing {package} into {environment}", file=sys.stderr)
-        if subprocess.run([python, "-m", "pip", "install", "--quiet", package], check=False).returncode:
-            sys.exit(f"{package} could not be installed into {environment}")
+        try:
+            # Also where an earlier one was interrupted.
+            venv.create(environment, with_pip=True)
+            subprocess.run([python, "-m", "pip", "install", "--quiet", package], check=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            sys.exit(f"{package} could not be installed into {environment}: {error}")
     return python
 
 
@@ -115,7 +116,7 @@ class Server:
         self.name, self.url, self.log = name, f"http://127.0.0.1:{port}", home / f"{port}.log"
         command = [str(word).format(**values) if "{" in str(word) else str(word) for word in command]
         with open(self.log, "w") as log:
-            self.process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=log, stderr=log)
+            self.process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def wait(self):
         """Waits for the model, and asks for its name."""
@@ -175,7 +176,6 @@ class Server:
         return kibibytes / 1024
 
     def end(self):
-        self.process.stdin.close()
         self.process.terminate()
         try:
             self.process.wait(10)

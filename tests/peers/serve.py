@@ -1,4 +1,4 @@
-"""Serves a model by a peer's Python package, with OpenAI's API: serve.py PEER MODEL PORT THREADS. It ends with its standard input."""
+"""Serves a model by a peer's Python package, with OpenAI's API, until it is terminated: serve.py PEER MODEL PORT THREADS."""
 
 import http.server
 import itertools
@@ -6,9 +6,10 @@ import json
 import os
 import pathlib
 import queue
-import subprocess
 import sys
 import threading
+import time
+import traceback
 
 
 def llama(model, port, threads):
@@ -20,7 +21,7 @@ def llama(model, port, threads):
     # Room for 32 streams of 1,024 tokens in a cache that they share.
     parameters.n_ctx, parameters.n_parallel, parameters.kv_unified, parameters.n_gpu_layers = 32768, 32, True, 0
     server = xllamacpp.Server(parameters)
-    sys.stdin.read()
+    threading.Event().wait()
     del server
 
 
@@ -52,6 +53,7 @@ def mistral(model, port, threads):
 
 def openvino(model, port, threads):
     import openvino_genai
+    from openvino_genai import GenerationStatus as Status
 
     settings = openvino_genai.SchedulerConfig()
     # In GiB, and the tokens of a step.
@@ -60,6 +62,14 @@ def openvino(model, port, threads):
     pipeline = openvino_genai.ContinuousBatchingPipeline(model, settings, "CPU", {"INFERENCE_NUM_THREADS": threads})
     tokenizer = pipeline.get_tokenizer()
     asked, numbers = queue.SimpleQueue(), itertools.count()
+
+    def run():
+        try:
+            step()
+        except Exception:
+            # Nobody else would answer.
+            traceback.print_exc()
+            os._exit(1)
 
     def step():
         running = []
@@ -71,12 +81,13 @@ def openvino(model, port, threads):
             for handle, answered in running:
                 while handle.can_read():
                     answered.put([token for output in handle.read().values() for token in output.generated_ids])
-            for _, answered in [one for one in running if is_finished(one[0])]:
-                answered.put(None)
-            running = [one for one in running if not is_finished(one[0])]
-
-    def is_finished(handle):
-        return handle.get_status() != openvino_genai.GenerationStatus.RUNNING
+            statuses = [(handle.get_status(), handle, answered) for handle, answered in running]
+            for status, _, answered in statuses:
+                if status != Status.RUNNING:
+                    answered.put(status)
+            running = [(handle, answered) for status, handle, answered in statuses if status == Status.RUNNING]
+            # A step may hold the interpreter, and its tokens are to be sent before the next one.
+            time.sleep(1e-4)
 
     def answer(body):
         text = tokenizer.apply_chat_template(body["messages"], add_generation_prompt=True)
@@ -84,24 +95,25 @@ def openvino(model, port, threads):
         limits = openvino_genai.GenerationConfig(max_new_tokens=body["max_tokens"], do_sample=False)
         answered, written = queue.SimpleQueue(), 0
         asked.put((tokens, limits, answered))
-        while (some := answered.get()) is not None:
+        while not isinstance(some := answered.get(), Status):
             written += len(some)
             yield tokenizer.decode(some)
+        if some != Status.FINISHED:
+            raise RuntimeError(f"the request ended as {some}")
         return tokens.shape[1], written
 
-    threading.Thread(target=step, daemon=True).start()
+    threading.Thread(target=run, daemon=True).start()
     listen(port, answer)
 
 
 def vllm(model, port, threads):
     cores = ",".join(str(core) for core in sorted(os.sched_getaffinity(0))[:threads])
     environment = os.environ | {"VLLM_CPU_OMP_THREADS_BIND": cores, "VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_NO_USAGE_STATS": "1"}
+    config = json.loads((pathlib.Path(model) / "config.json").read_text())
+    context = min(8192, config.get("max_position_embeddings", 8192))
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--port", str(port)]
-    command += ["--max-model-len", "8192", "--max-num-seqs", "32", "--no-enable-prefix-caching"]
-    server = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
-    threading.Thread(target=lambda: os._exit(server.wait()), daemon=True).start()
-    sys.stdin.read()
-    server.terminate()
+    command += ["--max-model-len", str(context), "--max-num-seqs", "32", "--no-enable-prefix-caching"]
+    os.execve(sys.executable, command, environment)
 
 
 def listen(port, answer):
