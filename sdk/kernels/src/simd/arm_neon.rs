@@ -36,14 +36,16 @@ macro_rules! intrinsic {
     };
 }
 
-/// Adds products of bytes to a sum. Rust's intrinsics for these instructions are not stable.
+/// Adds products of bytes to a sum by an instruction of this extension. Rust's intrinsics for these are not stable. Where nothing
+/// is inlined, the function around it is compiled without the extension, so the assembler is told of it here.
 macro_rules! accumulate {
-    ($instruction:expr, $sum:expr, $a:expr, $b:expr) => {{
+    ($extension:literal, $instruction:expr, $sum:expr, $a:expr, $b:expr) => {{
         let mut sum = $sum;
         // SAFETY: a value of type `Neon` exists that proves the instruction's presence, that of `smmla` if it is a `Neon<true>`,
         // and only with that is it reached; it works on registers only.
         unsafe {
             std::arch::asm!(
+                concat!(".arch_extension ", $extension),
                 $instruction,
                 sum = inout(vreg) sum,
                 a = in(vreg) $a,
@@ -261,7 +263,13 @@ impl<const I8MM: bool> Simd for Neon<I8MM> {
     }
     #[inline(always)]
     fn step<const WIDE: bool>(self, run: int32x4_t, codes: uint32x4_t, x: uint32x4_t) -> int32x4_t {
-        accumulate!("sdot {sum:v}.4s, {a:v}.16b, {b:v}.16b", run, if WIDE { signed(self, codes) } else { codes }, x)
+        accumulate!(
+            "dotprod",
+            "sdot {sum:v}.4s, {a:v}.16b, {b:v}.16b",
+            run,
+            if WIDE { signed(self, codes) } else { codes },
+            x
+        )
     }
     #[inline(always)]
     fn finish(self, run: int32x4_t, _sum: uint32x4_t) -> uint32x4_t {
@@ -341,6 +349,7 @@ impl<const I8MM: bool> Neon<I8MM> {
                         for i in 0..N {
                             let sum = &mut sums[i][p];
                             *sum = accumulate!(
+                                "dotprod",
                                 concat!("sdot {sum:v}.4s, {a:v}.16b, {b:v}.4b[", $lane, "]"),
                                 *sum,
                                 codes,
@@ -385,7 +394,13 @@ impl<const I8MM: bool> Neon<I8MM> {
                         for half in 0..2 {
                             let codes = codes[p][first + 2 * eight + half];
                             let block = &mut blocks[i][p][half];
-                            *block = accumulate!("smmla {sum:v}.4s, {a:v}.16b, {b:v}.16b", *block, codes, both[eight]);
+                            *block = accumulate!(
+                                "i8mm",
+                                "smmla {sum:v}.4s, {a:v}.16b, {b:v}.16b",
+                                *block,
+                                codes,
+                                both[eight]
+                            );
                         }
                     }
                 }
