@@ -20,14 +20,13 @@ def llama(model, port, threads):
     parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = threads
     # Room for 32 streams of 1,024 tokens in a cache that they share.
     parameters.n_ctx, parameters.n_parallel, parameters.kv_unified, parameters.n_gpu_layers = 32768, 32, True, 0
-    server = xllamacpp.Server(parameters)
+    # It serves for as long as it is referred to.
+    _server = xllamacpp.Server(parameters)
     threading.Event().wait()
-    del server
 
 
 def mistral(model, port, threads):
     os.environ["RAYON_NUM_THREADS"] = str(threads)
-
     import mistralrs
 
     path = pathlib.Path(model)
