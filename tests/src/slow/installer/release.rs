@@ -8,7 +8,6 @@ use std::{
     process::Command,
     sync::OnceLock,
 };
-use tempfile::TempDir;
 
 use crate::artifacts::{library, plugin, program, workspace_build};
 
@@ -16,7 +15,7 @@ use crate::artifacts::{library, plugin, program, workspace_build};
 const PLUGINS: [&str; 4] = ["pensieve-llama", "pensieve-lora", "pensieve-samplers", "pensieve-rwkv"];
 
 struct Made {
-    folder: TempDir,
+    folder: PathBuf,
     key: PathBuf,
     index_key: PathBuf,
 }
@@ -24,8 +23,8 @@ struct Made {
 fn made() -> &'static Made {
     static MADE: OnceLock<Made> = OnceLock::new();
     MADE.get_or_init(|| {
-        let folder = tempfile::tempdir().unwrap();
-        let (artifacts, out) = (folder.path().join("artifacts"), folder.path().join("release"));
+        let folder = emptied("release");
+        let (artifacts, out) = (folder.join("artifacts"), folder.join("release"));
         fs::create_dir(&artifacts).unwrap();
         for file in PLUGINS.iter().map(|package| plugin(package)).chain([program()]) {
             let stripped = artifacts.join(file.file_name().unwrap());
@@ -36,10 +35,18 @@ fn made() -> &'static Made {
         let mut release = Command::new("python3");
         release.arg(root().join(".ci/release")).arg("--artifacts").arg(&artifacts).arg("--out").arg(&out);
         release.arg("--key").arg(&key).arg("--signer").arg(signer()).args(["--preset", "0"]);
-        release.arg("--index").arg(folder.path().join("index")).args(["--index-key", &public(&index_key)]);
+        release.arg("--index").arg(folder.join("index")).args(["--index-key", &public(&index_key)]);
         run(&mut release);
         Made { folder, key, index_key }
     })
+}
+
+/// An empty folder of the target folder's. What all tests share is never dropped, so a temporary one would stay on the disk.
+fn emptied(name: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("installer").join(name);
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).unwrap();
+    folder
 }
 
 /// The public key of a secret one.
@@ -52,7 +59,7 @@ pub fn public(key: &Path) -> String {
 pub fn index() -> &'static Path {
     static INDEX: OnceLock<PathBuf> = OnceLock::new();
     INDEX.get_or_init(|| {
-        let (made, folder) = (made(), made().folder.path().join("index"));
+        let (made, folder) = (made(), made().folder.join("index"));
         for _ in 0..2 {
             // The second time it has everything.
             let mut publish = Command::new("python3");
@@ -66,7 +73,7 @@ pub fn index() -> &'static Path {
 /// The folder of the release, which no test may change.
 pub fn release() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
-    FOLDER.get_or_init(|| made().folder.path().join("release"))
+    FOLDER.get_or_init(|| made().folder.join("release"))
 }
 
 /// A copy of the release that a test may change.
@@ -84,8 +91,8 @@ pub fn key() -> &'static Path {
 
 /// Another secret key.
 pub fn new_key() -> PathBuf {
-    static KEYS: OnceLock<TempDir> = OnceLock::new();
-    let folder = KEYS.get_or_init(|| tempfile::tempdir().unwrap()).path();
+    static KEYS: OnceLock<PathBuf> = OnceLock::new();
+    let folder = KEYS.get_or_init(|| emptied("keys"));
     let name = tempfile::Builder::new().tempdir_in(folder).unwrap().keep();
     run(Command::new(program()).args(["plugins", "key"]).arg(name.join("key")));
     name.join("key")
