@@ -66,7 +66,12 @@ pub fn matmul(pool: &Pool, w: &Matrix<'_>, x: &[f32], n: usize, out: &mut [f32])
 /// As [`matmul`], for stretches of rows of these lengths: each counts its own rows only. So a row is the same whatever else
 /// is in the batch.
 pub fn matmul_of(pool: &Pool, w: &Matrix<'_>, x: &[f32], stretches: &[usize], out: &mut [f32]) {
-    multiply(pool, &mut [Product { weight: *w, out: unwritten(out) }], x, stretches);
+    matmul_into(pool, w, x, stretches, unwritten(out));
+}
+
+/// As [`matmul_of`], for outputs that nothing has been written to.
+pub(super) fn matmul_into(pool: &Pool, w: &Matrix<'_>, x: &[f32], stretches: &[usize], out: &mut [MaybeUninit<f32>]) {
+    multiply(pool, &mut [Product { weight: *w, out }], x, stretches);
 }
 
 /// As [`matmul_of`], for several products of the same activations, which are packed once. Their weights have the same

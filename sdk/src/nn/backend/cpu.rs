@@ -9,8 +9,8 @@ use std::sync::{Mutex, PoisonError};
 
 use self::states::change_states;
 use super::{
-    Backend, Changed, Columns, ExpertRows, Form, Formulas, Layer, LowRankForm, Matrix, PixelPatches, StoreShape,
-    foreign,
+    Backend, Changed, Columns, ExpertRows, FeedForward, Form, Formulas, Layer, LowRankForm, Matrix, PixelPatches,
+    StoreShape, foreign,
 };
 use crate::{
     Batch, Error, Result,
@@ -56,10 +56,7 @@ impl CpuKernels {
 
     /// The same for so many rows of each sequence.
     fn products_of(&self, x: &Tensor, layers: &[Layer<'_>], stretches: &[usize]) -> Result<Vec<Vec<f32>>> {
-        let weights = layers.iter().map(|(weight, _)| match &weight.form {
-            Form::InPlace(raw) => Ok(cpu_matrix(raw, weight)),
-            _ => Err(foreign("a weight")),
-        });
+        let weights = layers.iter().map(|layer| Ok(cpu_layer(*layer, None)?.weight));
         let weights = weights.collect::<Result<Vec<_>>>()?;
         let mut outs = kernels::matmul_all(&self.pool, &weights, &view(x)?, stretches);
         for ((weight, bias), out) in layers.iter().zip(&mut outs) {
@@ -208,13 +205,17 @@ impl Backend for CpuKernels {
         outs.into_iter().zip(layers).map(|(out, (weight, _))| tensor(out, (rows, weight.outputs))).collect()
     }
 
-    fn gated(&self, x: &Tensor, [gate, up]: [Layer<'_>; 2], kind: Activation) -> Result<Tensor> {
-        let shape = (x.dim(0)?, gate.0.outputs);
-        if up.0.outputs != shape.1 {
-            return Err(Error::invalid(format!("{} gates for {} values", shape.1, up.0.outputs)));
-        }
-        let outs = self.products(x, &[gate, up])?;
-        tensor(kernels::activate_mul(&self.pool, kind, &outs[0], &outs[1]), shape)
+    fn feed_forward(&self, residual: Option<&Tensor>, x: &Tensor, block: &FeedForward<'_>) -> Result<Tensor> {
+        let biases = [block.gate.and_then(|gate| gate.1), block.up.1, block.down.1];
+        let [gate_bias, up_bias, down_bias] = biases.map(|bias| bias.map(view).transpose());
+        let (gate_bias, up_bias, down_bias) = (gate_bias?, up_bias?, down_bias?);
+        let gate = block.gate.map(|gate| cpu_layer(gate, gate_bias.as_deref())).transpose()?;
+        let (up, down) = (cpu_layer(block.up, up_bias.as_deref())?, cpu_layer(block.down, down_bias.as_deref())?);
+        let residual = residual.map(view).transpose()?;
+        let rows = x.dim(0)?;
+        let block = kernels::Mlp { gate, up, down, activation: block.act };
+        let out = kernels::mlp(&self.pool, &block, &view(x)?, &self.stretches(rows), residual.as_deref());
+        tensor(out, (rows, down.weight.rows))
     }
 
     fn add_linear(&self, residual: &Tensor, x: &Tensor, weight: &Matrix, bias: Option<&Tensor>) -> Result<Tensor> {
@@ -242,9 +243,8 @@ impl Backend for CpuKernels {
         let mut prepared = Vec::with_capacity(experts.len());
         for (expert, views) in experts.iter().zip(views.chunks_exact(3)) {
             let mut layers = Vec::with_capacity(3);
-            for ((weight, _), bias) in expert.layers.iter().zip(views) {
-                let Form::InPlace(raw) = &weight.form else { return Err(foreign("an expert")) };
-                layers.push(kernels::Layer { weight: cpu_matrix(raw, weight), bias: bias.as_deref() });
+            for (layer, bias) in expert.layers.iter().zip(views) {
+                layers.push(cpu_layer(*layer, bias.as_deref())?);
             }
             let rows = expert.rows.clone();
             let stretches = stretches_or_alone(&expert.stretches, rows.len());
@@ -506,6 +506,11 @@ fn spans<'a>(layer: usize, pass: &Pass<'a>) -> Result<Vec<kernels::Span<'a>>> {
 /// The output of a formula that has one.
 fn only(outs: Vec<Tensor>) -> Result<Tensor> {
     outs.into_iter().next().ok_or_else(|| Error::invalid("a formula without outputs"))
+}
+
+fn cpu_layer<'a>((weight, _): Layer<'a>, bias: Option<&'a [f32]>) -> Result<kernels::Layer<'a>> {
+    let Form::InPlace(raw) = &weight.form else { return Err(foreign("a weight")) };
+    Ok(kernels::Layer { weight: cpu_matrix(raw, weight), bias })
 }
 
 fn cpu_matrix<'a>(raw: &'a RawTensor, weight: &Matrix) -> kernels::Matrix<'a> {

@@ -192,6 +192,15 @@ pub(in crate::nn) type Columns = (usize, usize);
 /// A linear layer's weight and bias.
 pub(in crate::nn) type Layer<'a> = (&'a Matrix, Option<&'a Tensor>);
 
+/// The layers of a feed-forward block: `down(act(gate(x)) · up(x))`, or `down(act(up(x)))` without a gate.
+#[derive(Clone, Copy)]
+pub(in crate::nn) struct FeedForward<'a> {
+    pub(in crate::nn) gate: Option<Layer<'a>>,
+    pub(in crate::nn) up: Layer<'a>,
+    pub(in crate::nn) down: Layer<'a>,
+    pub(in crate::nn) act: Activation,
+}
+
 /// Computes the step of a batch, which may have padding or placeholder values.
 pub(in crate::nn) type Compute<'a> = &'a mut dyn FnMut(&Batch<'_>) -> Result<Computed>;
 
@@ -335,6 +344,19 @@ pub(in crate::nn) trait Backend: Send + Sync {
     /// `kind(gate(x)) · up(x)`, the first half of a gated MLP.
     fn gated(&self, x: &Tensor, [gate, up]: [Layer<'_>; 2], kind: Activation) -> Result<Tensor> {
         self.gate(&self.linear(x, gate.0, gate.1)?, &self.linear(x, up.0, up.1)?, kind)
+    }
+
+    /// `residual + down(inner(x))`, a feed-forward block.
+    fn feed_forward(&self, residual: Option<&Tensor>, x: &Tensor, block: &FeedForward<'_>) -> Result<Tensor> {
+        let FeedForward { gate, up, down, act } = *block;
+        let inner = match gate {
+            Some(gate) => self.gated(x, [gate, up], act)?,
+            None => self.linear_act(x, up.0, up.1, act)?,
+        };
+        match residual {
+            Some(residual) => self.add_linear(residual, &inner, down.0, down.1),
+            None => self.linear(&inner, down.0, down.1),
+        }
     }
 
     /// `x + y`.

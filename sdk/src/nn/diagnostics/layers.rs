@@ -9,7 +9,7 @@ use crate::{
     CandidateRows, Result,
     nn::{
         backend::{
-            Backend, Formulas, Layer, Matrix,
+            Backend, FeedForward, Formulas, Layer, Matrix,
             cases::{MIXTURES, Mixture, RECURRENT, TEXTS, wave},
             noise,
         },
@@ -85,17 +85,24 @@ pub(super) fn ops() -> Vec<Op> {
     ];
     for rows in [1, 2, 3, 7, 40] {
         ops.push(Op::of(format!("an activated product of {rows} rows"), 5e-3, move |backend| {
-            let (weight, bias) = (half(backend)?, row(backend, HALF[0])?);
+            let (weight, bias) = (half(backend, HALF)?, row(backend, HALF[0])?);
             backend.linear_act(&of(backend, rows, HALF[1])?, &weight, Some(&bias), Activation::GeluTanh)
         }));
         ops.push(Op::of(format!("a gated product of {rows} rows"), 5e-3, move |backend| {
-            let weight = half(backend)?;
+            let weight = half(backend, HALF)?;
             let layers: [Layer<'_>; 2] = [(&weight, None); 2];
             backend.gated(&of(backend, rows, HALF[1])?, layers, Activation::Silu)
         }));
         ops.push(Op::of(format!("a product of {rows} rows on a residual"), 5e-3, move |backend| {
-            let weight = half(backend)?;
+            let weight = half(backend, HALF)?;
             backend.add_linear(&of(backend, rows, HALF[0])?, &of(backend, rows, HALF[1])?, &weight, None)
+        }));
+        ops.push(Op::of(format!("a feed-forward block of {rows} rows"), 5e-3, move |backend| {
+            let (weight, down) = (half(backend, HALF)?, half(backend, [HALF[1], HALF[0]])?);
+            let layer = Some((&weight, None));
+            let block = FeedForward { gate: layer, up: (&weight, None), down: (&down, None), act: Activation::Silu };
+            let x = of(backend, rows, HALF[1])?;
+            backend.feed_forward(Some(&x), &x, &block)
         }));
     }
     let embeddings =
@@ -148,10 +155,10 @@ fn row(backend: &dyn Backend, columns: usize) -> Result<Tensor> {
 /// Outputs and inputs of a weight in f16.
 const HALF: [usize; 2] = [50, 512];
 
-fn half(backend: &dyn Backend) -> Result<Matrix> {
-    let values = wave(HALF[0], HALF[1], &Device::Cpu)?.flatten_all()?.to_vec1::<f32>()?;
+fn half(backend: &dyn Backend, shape: [usize; 2]) -> Result<Matrix> {
+    let values = wave(shape[0], shape[1], &Device::Cpu)?.flatten_all()?.to_vec1::<f32>()?;
     let data: Vec<u8> = values.iter().flat_map(|value| f16::from_f32(0.05 * value).to_le_bytes()).collect();
-    matrix(backend, Dtype::F16, HALF, &data)
+    matrix(backend, Dtype::F16, shape, &data)
 }
 
 fn matrix(backend: &dyn Backend, dtype: Dtype, [outputs, inputs]: [usize; 2], data: &[u8]) -> Result<Matrix> {

@@ -4,7 +4,7 @@ use candle_core::Tensor;
 
 use crate::{
     Error, Result,
-    nn::{ActivationFn, Clip, ExpertNames, GateFn, Linear, Loader, Step},
+    nn::{ActivationFn, Clip, ExpertNames, GateFn, Linear, Loader, Step, backend::FeedForward},
 };
 
 /// `down(act(gate(x)) · up(x))` (arXiv 2002.05202), or with another gate than an activation.
@@ -50,6 +50,9 @@ impl GatedMlp {
 
     /// Applies the block to each row of `x`.
     pub fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        if let Some(block) = self.whole(step) {
+            return step.ops().feed_forward(None, x, &block);
+        }
         let inner = self.inner(x, step)?;
         match &self.clips {
             Some([_, _, down]) => down.forward(&self.down_proj, &inner, step),
@@ -59,21 +62,27 @@ impl GatedMlp {
 
     /// `residual + block(x)`.
     pub fn add_to(&self, residual: &Tensor, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        if let Some(block) = self.whole(step) {
+            return step.ops().feed_forward(Some(residual), x, &block);
+        }
         match &self.clips {
             Some(_) => step.ops().add(residual, &self.forward(x, step)?),
             None => self.down_proj.add_to(residual, &self.inner(x, step)?, step),
         }
     }
 
+    /// The block as one operation, unless something is to be done between its layers.
+    fn whole(&self, step: &Step<'_>) -> Option<FeedForward<'_>> {
+        let act = self.act.known_activation().filter(|_| self.clips.is_none() && !step.is_adapted())?;
+        let gate = Some(self.gate_proj.parts());
+        Some(FeedForward { gate, up: self.up_proj.parts(), down: self.down_proj.parts(), act })
+    }
+
     fn inner(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
-        if let Some([gate, up, _]) = &self.clips {
-            let (gate, up) = (gate.forward(&self.gate_proj, x, step)?, up.forward(&self.up_proj, x, step)?);
-            return self.act.forward(&gate, &up, step.ops());
-        }
-        if let Some(act) = self.act.known_activation().filter(|_| !step.is_adapted()) {
-            return step.ops().gated(x, [self.gate_proj.parts(), self.up_proj.parts()], act);
-        }
-        let [gate, up] = Linear::forward_all([&self.gate_proj, &self.up_proj], x, step)?;
+        let [gate, up] = match &self.clips {
+            Some([gate, up, _]) => [gate.forward(&self.gate_proj, x, step)?, up.forward(&self.up_proj, x, step)?],
+            None => Linear::forward_all([&self.gate_proj, &self.up_proj], x, step)?,
+        };
         self.act.forward(&gate, &up, step.ops())
     }
 }
@@ -116,18 +125,27 @@ impl Mlp {
 
     /// Applies the block to each row of `x`.
     pub fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
-        self.fc2.forward(&self.inner(x, step)?, step)
+        match self.whole(step) {
+            Some(block) => step.ops().feed_forward(None, x, &block),
+            None => self.fc2.forward(&self.inner(x, step)?, step),
+        }
     }
 
     /// `residual + block(x)`.
     pub fn add_to(&self, residual: &Tensor, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
-        self.fc2.add_to(residual, &self.inner(x, step)?, step)
+        match self.whole(step) {
+            Some(block) => step.ops().feed_forward(Some(residual), x, &block),
+            None => self.fc2.add_to(residual, &self.inner(x, step)?, step),
+        }
+    }
+
+    /// The block as one operation, unless something is to be done between its layers.
+    fn whole(&self, step: &Step<'_>) -> Option<FeedForward<'_>> {
+        let act = self.act.known().filter(|_| !step.is_adapted())?;
+        Some(FeedForward { gate: None, up: self.fc1.parts(), down: self.fc2.parts(), act })
     }
 
     fn inner(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
-        match self.act.known().filter(|_| !step.is_adapted()) {
-            Some(act) => step.ops().linear_act(x, self.fc1.parts(), act),
-            None => self.act.forward(&self.fc1.forward(x, step)?, step.ops()),
-        }
+        self.act.forward(&self.fc1.forward(x, step)?, step.ops())
     }
 }

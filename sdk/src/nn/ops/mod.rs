@@ -22,8 +22,8 @@ pub(super) use self::kernels::{Kernels, best_of as backend_of};
 use self::parts::Parts;
 use super::{
     backend::{
-        Changed, Columns, Compute, ExpertRows, ExpertTable, Layer, LowRank, Matrix, PixelPatches, Routed, Routing,
-        Taken,
+        Changed, Columns, Compute, ExpertRows, ExpertTable, FeedForward, Layer, LowRank, Matrix, PixelPatches, Routed,
+        Routing, Taken,
     },
     device::Chosen,
     memory::pass::Pass,
@@ -185,29 +185,45 @@ impl Ops {
     /// `residual + x · Wᵀ + b`.
     pub(super) fn add_linear(&self, residual: &Tensor, x: &Tensor, (weight, bias): Layer<'_>) -> Result<Tensor> {
         self.check_input(x, weight)?;
-        self.check(residual, 2)?;
-        if residual.dims2()? != (x.dim(0)?, weight.outputs) {
-            let message =
-                format!("a linear layer of {} outputs cannot be added to {:?}", weight.outputs, residual.dims());
-            return Err(Error::invalid(message));
-        }
+        self.check_sum(residual, x, weight)?;
         self.parts.at(weight.place, [residual, x], |part, [residual, x]| part.add_linear(residual, x, weight, bias))
     }
 
-    /// `kind(x · Wᵀ + b)`.
-    pub(super) fn linear_act(&self, x: &Tensor, (weight, bias): Layer<'_>, kind: Activation) -> Result<Tensor> {
-        self.check_input(x, weight)?;
-        self.parts.at(weight.place, [x], |part, [x]| part.linear_act(x, weight, bias, kind))
-    }
-
-    /// `kind(gate(x)) · up(x)`, the first half of a gated MLP.
-    pub(super) fn gated(&self, x: &Tensor, layers: [Layer<'_>; 2], kind: Activation) -> Result<Tensor> {
-        layers.iter().try_for_each(|(weight, _)| self.check_input(x, weight))?;
-        let [gate, up] = layers;
-        if gate.0.place != up.0.place {
-            return self.gate(&self.linear(x, gate)?, &self.linear(x, up)?, kind);
+    /// `block(x)`, added to `residual` if there is one.
+    pub(super) fn feed_forward(
+        &self,
+        residual: Option<&Tensor>,
+        x: &Tensor,
+        block: &FeedForward<'_>,
+    ) -> Result<Tensor> {
+        let FeedForward { gate, up, down, act } = *block;
+        let inner = down.0.inputs;
+        for (weight, _) in gate.iter().chain([&up]) {
+            self.check_input(x, weight)?;
+            if weight.outputs != inner {
+                return Err(Error::invalid(format!("{} inner values for {inner} inputs", weight.outputs)));
+            }
         }
-        self.parts.at(gate.0.place, [x], |part, [x]| part.gated(x, layers, kind))
+        let place = up.0.place;
+        if down.0.place == place && gate.is_none_or(|gate| gate.0.place == place) {
+            if let Some(residual) = residual {
+                self.check_sum(residual, x, down.0)?;
+            }
+            return match residual {
+                Some(residual) => self
+                    .parts
+                    .at(place, [residual, x], |part, [residual, x]| part.feed_forward(Some(residual), x, block)),
+                None => self.parts.at(place, [x], |part, [x]| part.feed_forward(None, x, block)),
+            };
+        }
+        let inner = match gate {
+            Some(gate) => self.gate(&self.linear(x, gate)?, &self.linear(x, up)?, act)?,
+            None => self.activate(&self.linear(x, up)?, act)?,
+        };
+        match residual {
+            Some(residual) => self.add_linear(residual, &inner, down),
+            None => self.linear(&inner, down),
+        }
     }
 
     /// Moves the matrices of heads to the device, `[heads, outputs, inputs]`.
@@ -230,6 +246,16 @@ impl Ops {
             return Err(Error::invalid(format!("{heads} heads with {expected} inputs were given {inputs}")));
         }
         self.parts.at(weight.place, [x], |part, [x]| part.head_linear(x, weight, heads))
+    }
+
+    /// Checks that a layer's outputs for the rows of `x` can be added to `residual`.
+    fn check_sum(&self, residual: &Tensor, x: &Tensor, weight: &Matrix) -> Result<()> {
+        self.check(residual, 2)?;
+        if residual.dims2()? == (x.dim(0)?, weight.outputs) {
+            return Ok(());
+        }
+        let message = format!("a linear layer of {} outputs cannot be added to {:?}", weight.outputs, residual.dims());
+        Err(Error::invalid(message))
     }
 
     fn check_input(&self, x: &Tensor, weight: &Matrix) -> Result<()> {
