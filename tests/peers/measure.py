@@ -43,7 +43,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=pathlib.Path, help="a GGUF file with a chat template, or a folder with a checkpoint of safetensors")
     parser.add_argument("--program", type=pathlib.Path, default=ROOT / "target/release/pensieve")
-    parser.add_argument("--kernels", default="auto", help="Pensieve's instruction set: amx, avx512, avx2, i8mm, neon, portable (default: auto)")
+    parser.add_argument("--kernels", default="auto", help="Pensieve's instruction set: amx, avx512, avxvnni, avx2, i8mm, neon, portable (default: auto)")
     parser.add_argument("--peers", help=f"of {', '.join(PACKAGES)}; empty for none (default: what reads the model, llama.cpp or vllm)")
     parser.add_argument("--server", action="append", default=[], metavar="NAME=COMMAND", help="another server")
     parser.add_argument("--environment", type=pathlib.Path, default=pathlib.Path.home() / ".cache/pensieve-peers")

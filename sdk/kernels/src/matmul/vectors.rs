@@ -23,7 +23,7 @@ pub(super) fn multiply(pool: &Pool, products: &mut [Product<'_>], x: &[f32]) {
         let rows = first..n.min(first + batch);
         let x = &x[rows.start * cols..rows.end * cols];
         let mut products: Vec<_> = part(products, rows).collect();
-        pool.level().run(Multiply { pool, products: &mut products, x, cols });
+        pool.level().run_on_bytes(Multiply { pool, products: &mut products, x, cols });
     }
 }
 

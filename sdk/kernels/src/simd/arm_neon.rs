@@ -15,6 +15,11 @@ impl<const I8MM: bool> Neon<I8MM> {
         let has = has && (!I8MM || is_aarch64_feature_detected!("i8mm"));
         has.then_some(Self(()))
     }
+
+    /// The same without products of two rows with two others.
+    pub(super) fn plain(self) -> Neon<false> {
+        Neon(())
+    }
 }
 
 #[target_feature(enable = "neon,dotprod")]

@@ -25,7 +25,7 @@ use portable::half_to_f32;
 #[cfg(target_arch = "x86_64")]
 pub(super) use {
     x86_amx::{Amx, Factors, Line, Parts, Split, Sums, TILE_COLS, TILE_ROWS, TILE_SUMS, TileKernel, Tiles},
-    x86_avx2::Avx2,
+    x86_avx2::{Avx2, Vnni},
     x86_avx512::Avx512,
 };
 
@@ -41,13 +41,27 @@ pub(super) trait AnyKernel: Kernel<Portable> + Kernel<Avx2> + Kernel<Avx512> {}
 #[cfg(target_arch = "x86_64")]
 impl<K: Kernel<Portable> + Kernel<Avx2> + Kernel<Avx512>> AnyKernel for K {}
 #[cfg(target_arch = "aarch64")]
-pub(super) trait AnyKernel: Kernel<Portable> + Kernel<Neon<false>> + Kernel<Neon<true>> {}
+pub(super) trait AnyKernel: Kernel<Portable> + Kernel<Neon<false>> {}
 #[cfg(target_arch = "aarch64")]
-impl<K: Kernel<Portable> + Kernel<Neon<false>> + Kernel<Neon<true>>> AnyKernel for K {}
+impl<K: Kernel<Portable> + Kernel<Neon<false>>> AnyKernel for K {}
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub(super) trait AnyKernel: Kernel<Portable> {}
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 impl<K: Kernel<Portable>> AnyKernel for K {}
+
+/// A kernel that multiplies bytes, compiled for the sets that have more than others only for that, too.
+#[cfg(target_arch = "x86_64")]
+pub(super) trait ByteKernel: AnyKernel + Kernel<Avx2<Vnni>> {}
+#[cfg(target_arch = "x86_64")]
+impl<K: AnyKernel + Kernel<Avx2<Vnni>>> ByteKernel for K {}
+#[cfg(target_arch = "aarch64")]
+pub(super) trait ByteKernel: AnyKernel + Kernel<Neon<true>> {}
+#[cfg(target_arch = "aarch64")]
+impl<K: AnyKernel + Kernel<Neon<true>>> ByteKernel for K {}
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+pub(super) trait ByteKernel: AnyKernel {}
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+impl<K: AnyKernel> ByteKernel for K {}
 
 /// Vectors of `LANES` 32-bit lanes.
 pub(super) trait Simd: Copy + Send + Sync + 'static {
@@ -216,6 +230,9 @@ pub(super) enum Set {
     I8mm(Neon<true>),
     #[cfg(target_arch = "x86_64")]
     Avx2(Avx2),
+    /// AVX2, and an instruction for products of bytes.
+    #[cfg(target_arch = "x86_64")]
+    AvxVnni(Avx2<Vnni>),
     #[cfg(target_arch = "x86_64")]
     Avx512(Avx512),
     /// AVX-512, and tiles for products of many rows.
@@ -235,7 +252,12 @@ impl Level {
     /// All that this machine has, the fastest first.
     pub fn available() -> impl Iterator<Item = Self> {
         #[cfg(target_arch = "x86_64")]
-        let special = [Amx::detect().map(Set::Amx), Avx512::detect().map(Set::Avx512), Avx2::detect().map(Set::Avx2)];
+        let special = [
+            Amx::detect().map(Set::Amx),
+            Avx512::detect().map(Set::Avx512),
+            Avx2::detect().map(Set::AvxVnni),
+            Avx2::detect().map(Set::Avx2),
+        ];
         #[cfg(target_arch = "aarch64")]
         let special = [Neon::detect().map(Set::I8mm), Neon::detect().map(Set::Neon)];
         #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
@@ -253,6 +275,8 @@ impl Level {
             #[cfg(target_arch = "x86_64")]
             Set::Avx2(_) => "avx2",
             #[cfg(target_arch = "x86_64")]
+            Set::AvxVnni(_) => "avxvnni",
+            #[cfg(target_arch = "x86_64")]
             Set::Avx512(_) => "avx512",
             #[cfg(target_arch = "x86_64")]
             Set::Amx(_) => "amx",
@@ -265,13 +289,26 @@ impl Level {
             #[cfg(target_arch = "aarch64")]
             Set::Neon(simd) => simd.enter(kernel),
             #[cfg(target_arch = "aarch64")]
-            Set::I8mm(simd) => simd.enter(kernel),
+            Set::I8mm(simd) => simd.plain().enter(kernel),
             #[cfg(target_arch = "x86_64")]
             Set::Avx2(simd) => simd.enter(kernel),
+            #[cfg(target_arch = "x86_64")]
+            Set::AvxVnni(simd) => simd.plain().enter(kernel),
             #[cfg(target_arch = "x86_64")]
             Set::Avx512(simd) => simd.enter(kernel),
             #[cfg(target_arch = "x86_64")]
             Set::Amx(amx) => amx.avx512().enter(kernel),
+        }
+    }
+
+    /// Runs a kernel that multiplies bytes.
+    pub(super) fn run_on_bytes(self, kernel: impl ByteKernel) {
+        match self.0 {
+            #[cfg(target_arch = "aarch64")]
+            Set::I8mm(simd) => simd.enter(kernel),
+            #[cfg(target_arch = "x86_64")]
+            Set::AvxVnni(simd) => simd.enter(kernel),
+            _ => self.run(kernel),
         }
     }
 

@@ -1,25 +1,9 @@
-//! Vectors of eight lanes with AVX2.
+//! Vectors of eight lanes with AVX2, and with AVX-VNNI its instruction for products of bytes.
 
 use std::arch::x86_64::*;
+use std::marker::PhantomData;
 
 use super::{Kernel, ORIGIN, Rows, Simd};
-
-/// Proof that the processor has AVX2, FMA and F16C; only [`detect`](Self::detect) creates it.
-#[derive(Clone, Copy)]
-pub(crate) struct Avx2(());
-
-impl Avx2 {
-    pub(super) fn detect() -> Option<Self> {
-        let has =
-            is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
-        has.then_some(Self(()))
-    }
-}
-
-#[target_feature(enable = "avx2,fma,f16c")]
-fn enter<K: Kernel<Avx2>>(simd: Avx2, kernel: K) {
-    kernel.run(simd);
-}
 
 /// Calls an intrinsic of the sets whose presence an `Avx2` value proves.
 macro_rules! intrinsic {
@@ -30,20 +14,127 @@ macro_rules! intrinsic {
     };
 }
 
+/// Proof that the processor has AVX2, FMA and F16C, and what `B` needs; only [`detect`](Self::detect) creates it.
+#[derive(Clone, Copy)]
+pub(crate) struct Avx2<B = InPairs>(PhantomData<B>);
+
+impl<B: Bytes> Avx2<B> {
+    pub(super) fn detect() -> Option<Self> {
+        let has =
+            is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
+        (has && B::is_present()).then_some(Self(PhantomData))
+    }
+
+    /// The same without an instruction for products of bytes.
+    pub(super) fn plain(self) -> Avx2 {
+        Avx2(PhantomData)
+    }
+}
+
+/// How unsigned bytes are multiplied by signed ones, and four products summed in a lane.
+pub(crate) trait Bytes: Copy + Send + Sync + 'static {
+    /// One instruction adds them to a sum.
+    const AT_ONCE: bool;
+    fn is_present() -> bool;
+    fn enter<K: Kernel<Avx2<Self>>>(simd: Avx2<Self>, kernel: K);
+    /// Adds the products to `sum` in 32 bits if they are summed at once, otherwise in 16 bits and by pairs.
+    fn add(sum: __m256i, codes: __m256i, x: __m256i) -> __m256i;
+}
+
+/// Pairs of products in 16 bits, as AVX2 alone has them.
+#[derive(Clone, Copy)]
+pub(crate) struct InPairs;
+
+impl Bytes for InPairs {
+    const AT_ONCE: bool = false;
+
+    fn is_present() -> bool {
+        true
+    }
+    #[inline(always)]
+    fn enter<K: Kernel<Avx2>>(simd: Avx2, kernel: K) {
+        // SAFETY: the value proves that the processor has what the function enables.
+        unsafe { enter(simd, kernel) };
+    }
+    #[inline(always)]
+    fn add(sum: __m256i, codes: __m256i, x: __m256i) -> __m256i {
+        intrinsic!(_mm256_add_epi16(sum, _mm256_maddubs_epi16(codes, x)))
+    }
+}
+
+/// Four products in 32 bits by AVX-VNNI, which Intel's processors have since 2021, with or without AVX-512.
+#[derive(Clone, Copy)]
+pub(crate) struct Vnni;
+
+impl Bytes for Vnni {
+    const AT_ONCE: bool = true;
+
+    fn is_present() -> bool {
+        is_x86_feature_detected!("avxvnni") || is_stand_in()
+    }
+    #[inline(always)]
+    fn enter<K: Kernel<Avx2<Self>>>(simd: Avx2<Self>, kernel: K) {
+        // SAFETY: as above.
+        unsafe { enter_vnni(simd, kernel) };
+    }
+    #[inline(always)]
+    fn add(sum: __m256i, codes: __m256i, x: __m256i) -> __m256i {
+        if is_stand_in() {
+            // SAFETY: the processor has the instruction, as just checked.
+            return unsafe { stand_in(sum, codes, x) };
+        }
+        intrinsic!(_mm256_dpbusd_avx_epi32(sum, codes, x))
+    }
+}
+
+/// In tests AVX-512 stands in for AVX-VNNI: it has the same instruction in another encoding.
+#[inline(always)]
+fn is_stand_in() -> bool {
+    cfg!(test)
+        && !is_x86_feature_detected!("avxvnni")
+        && is_x86_feature_detected!("avx512vnni")
+        && is_x86_feature_detected!("avx512vl")
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn stand_in(mut sum: __m256i, codes: __m256i, x: __m256i) -> __m256i {
+    // SAFETY: the caller has checked that the processor has the instruction; it works on registers only.
+    unsafe {
+        std::arch::asm!(
+            "vpdpbusd {sum}, {codes}, {x}",
+            sum = inout(ymm_reg) sum,
+            codes = in(ymm_reg) codes,
+            x = in(ymm_reg) x,
+            options(pure, nomem, nostack, preserves_flags),
+        );
+    }
+    sum
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+fn enter<K: Kernel<Avx2>>(simd: Avx2, kernel: K) {
+    kernel.run(simd);
+}
+
+#[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+fn enter_vnni<K: Kernel<Avx2<Vnni>>>(simd: Avx2<Vnni>, kernel: K) {
+    kernel.run(simd);
+}
+
 const LANES: usize = 8;
 
-impl Simd for Avx2 {
+impl<B: Bytes> Simd for Avx2<B> {
     type F = __m256;
     type U = __m256i;
     const LANES: usize = LANES;
-    /// Sums of pairs of products in 16 bits.
+    /// Sums of products in 32 bits, or of pairs of them in 16 bits.
     type Run = __m256i;
-    const WIDE_IS_SIGNED: bool = true;
+    const WIDE_IS_SIGNED: bool = !B::AT_ONCE;
 
     #[inline(always)]
     fn enter<K: Kernel<Self>>(self, kernel: K) {
-        // SAFETY: the value proves that the processor has what the function enables.
-        unsafe { enter(self, kernel) };
+        B::enter(self, kernel);
     }
     #[inline(always)]
     fn splat(self, value: f32) -> __m256 {
@@ -228,28 +319,33 @@ impl Simd for Avx2 {
         ])
     }
 
-    /// A step adds at most 2 · 127 · `code_max` to a 16-bit lane.
+    /// In 16 bits a step adds at most 2 · 127 · `code_max` to a lane.
     #[inline(always)]
     fn run_steps(code_max: u8) -> usize {
-        if code_max > 127 { 1 } else { i16::MAX as usize / (2 * 127 * code_max as usize) }
+        match (B::AT_ONCE, code_max) {
+            (true, _) => usize::MAX,
+            (false, 128..) => 1,
+            (false, _) => i16::MAX as usize / (2 * 127 * code_max as usize),
+        }
     }
     #[inline(always)]
-    fn begin(self, _sum: __m256i) -> __m256i {
-        intrinsic!(_mm256_setzero_si256())
+    fn begin(self, sum: __m256i) -> __m256i {
+        if B::AT_ONCE { sum } else { intrinsic!(_mm256_setzero_si256()) }
     }
     #[inline(always)]
     fn step<const WIDE: bool>(self, run: __m256i, codes: __m256i, x: __m256i) -> __m256i {
-        let products = if WIDE {
+        if WIDE && Self::WIDE_IS_SIGNED {
             // 255 · 127 · 2 would not fit 16 bits, 128 · 127 · 2 does: move the code's sign over to x.
             let signed = intrinsic!(_mm256_xor_si256(codes, _mm256_set1_epi8(-128)));
-            intrinsic!(_mm256_maddubs_epi16(_mm256_abs_epi8(signed), _mm256_sign_epi8(x, signed)))
-        } else {
-            intrinsic!(_mm256_maddubs_epi16(codes, x))
-        };
-        intrinsic!(_mm256_add_epi16(run, products))
+            return B::add(run, intrinsic!(_mm256_abs_epi8(signed)), intrinsic!(_mm256_sign_epi8(x, signed)));
+        }
+        B::add(run, codes, x)
     }
     #[inline(always)]
     fn finish(self, run: __m256i, sum: __m256i) -> __m256i {
+        if B::AT_ONCE {
+            return run;
+        }
         intrinsic!(_mm256_add_epi32(sum, _mm256_madd_epi16(run, _mm256_set1_epi16(1))))
     }
     const ORIGIN: u32 = ORIGIN;
@@ -262,7 +358,7 @@ impl Simd for Avx2 {
 /// Loads 16 bytes of each of the rows `first` and `first + 4`: transposing within the halves of four such vectors
 /// leaves the rows in order.
 #[inline(always)]
-fn halves(_proof: Avx2, rows: Rows<'_>, offset: usize, first: usize) -> __m256i {
+fn halves<B: Bytes>(_proof: Avx2<B>, rows: Rows<'_>, offset: usize, first: usize) -> __m256i {
     rows.check(LANES, offset);
     let start = rows.bytes.as_ptr().wrapping_add(first * rows.stride + offset);
     // SAFETY: each of the rows has 16 bytes at the offset, as just checked, and the loads need no alignment. The
