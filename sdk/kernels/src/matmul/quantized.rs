@@ -43,13 +43,18 @@ impl<S: Simd, F: Format> Kernel<S> for Stretch<'_, F> {
     #[inline(always)]
     fn run(self, simd: S) {
         if F::HAS_DOTS {
+            // More rows would not leave enough registers, and AVX2 needs some for the signs of codes of 8 bits.
+            let most = match S::LANES {
+                8 if S::WIDE_IS_SIGNED && <F::Shape as Layout>::CODE_MAX > 127 => 2,
+                ..16 => 4,
+                _ => 8,
+            };
             match self.x.n {
                 1 => return self.multiply_rows::<S, 1>(simd),
                 2 => return self.multiply_rows::<S, 2>(simd),
-                3 => return self.multiply_rows::<S, 3>(simd),
-                4 => return self.multiply_rows::<S, 4>(simd),
-                // With fewer registers it is slower.
-                8 if S::LANES >= 16 => return self.multiply_rows::<S, 8>(simd),
+                3 if most > 2 => return self.multiply_rows::<S, 3>(simd),
+                4 if most > 2 => return self.multiply_rows::<S, 4>(simd),
+                8 if most > 4 => return self.multiply_rows::<S, 8>(simd),
                 _ => {}
             }
         }

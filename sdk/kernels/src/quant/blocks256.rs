@@ -253,7 +253,8 @@ impl Format for Q6K {
 /// The dot products of one of Q6_K's groups.
 #[inline(always)]
 fn sixteen<S: Simd, const N: usize>(simd: S, codes: [S::U; 4], x: &[Codes<'_>; N], group: usize) -> [S::U; N] {
-    dot_each::<S, <Q6K as Format>::Shape, 4, 64, N>(simd, codes, words(x), 4 * group, starts(simd, x, group))
+    let starts = starts::<S, <Q6K as Format>::Shape, N>(simd, x, group);
+    dot_each::<S, <Q6K as Format>::Shape, 4, 64, N>(simd, codes, words(x), 4 * group, starts)
 }
 
 /// Unpacks the sixteen scales of Q6_K.

@@ -3,7 +3,7 @@
 //! In the 4- and 5-bit formats, byte i of `qs` holds the low bits of value i (low nibble) and of value i + 16 (high
 //! nibble), and bit i of the 32-bit word `qh` is bit 4 of value i.
 
-use super::{Codes, Dots, Expanded, Format, Shape, Unpacked, dot_each, eight, starts, words};
+use super::{Expanded, Format, Shape, Unpacked};
 use crate::simd::{Rows, Simd, half};
 
 /// scale, qs[16]; offset 8.
@@ -62,20 +62,6 @@ impl Format for Q4_0 {
     fn unpack<S: Simd>(simd: S, rows: Rows<'_>, out: &mut Unpacked<'_, S>) {
         out.scales[0] = simd.low_half(simd.columns(rows, 0)[0]);
         unpack_nibbles(simd, simd.columns(rows, 2), out.codes);
-    }
-
-    const HAS_DOTS: bool = true;
-
-    #[inline(always)]
-    fn dots<S: Simd, const N: usize>(simd: S, rows: Rows<'_>, x: [Codes<'_>; N], out: &mut Dots<'_, S, N>) {
-        out.scales[0] = simd.low_half(simd.columns(rows, 0)[0]);
-        let (packed, mask) = (simd.columns(rows, 2), simd.splat_bits(NIBBLES));
-        let mut codes = [mask; 8];
-        for i in 0..4 {
-            codes[i] = simd.and(packed[i], mask);
-            codes[i + 4] = simd.and(simd.shr(packed[i], 4), mask);
-        }
-        out.dots[0] = dot_each::<S, Self::Shape, 8, 8, N>(simd, codes, words(&x), 0, starts(simd, &x, 0));
     }
 }
 
@@ -161,17 +147,5 @@ impl Format for Q8_0 {
                 out.codes[4 * half + i] = simd.xor(word, sign);
             }
         }
-    }
-
-    const HAS_DOTS: bool = true;
-
-    #[inline(always)]
-    fn dots<S: Simd, const N: usize>(simd: S, rows: Rows<'_>, x: [Codes<'_>; N], out: &mut Dots<'_, S, N>) {
-        out.scales[0] = simd.low_half(simd.columns(rows, 0)[0]);
-        let (mut codes, sign) = (eight(simd, rows, 2), simd.splat_bits(0x8080_8080));
-        for word in &mut codes {
-            *word = simd.xor(*word, sign);
-        }
-        out.dots[0] = dot_each::<S, Self::Shape, 8, 8, N>(simd, codes, words(&x), 0, starts(simd, &x, 0));
     }
 }

@@ -5,7 +5,7 @@
 
 use pensieve_weights::Dtype;
 
-use super::{Expanded, Format, Shape, Unpacked};
+use super::{Codes, Dots, Expanded, Format, Shape, Unpacked, dot_each, starts, words};
 use crate::simd::{Rows, Simd, half};
 
 /// scale, qs[16], as in `Q4_0`.
@@ -86,16 +86,37 @@ impl Format for Iq4Xs {
 
     #[inline(always)]
     fn unpack<S: Simd>(simd: S, rows: Rows<'_>, out: &mut Unpacked<'_, S>) {
-        let [head, lows, ..] = simd.columns(rows, 0);
-        let scale = simd.low_half(head);
+        unpack_scales(simd, rows, out.scales);
         for group in 0..8 {
-            let low = simd.and(simd.shr(lows, 4 * group as u32), simd.splat_bits(15));
-            let high = simd.and(simd.shr(head, 16 + 2 * group as u32), simd.splat_bits(3));
-            let six = simd.integers_to_f32(simd.or(low, simd.shl(high, 4)));
-            out.scales[group] = simd.mul(scale, simd.sub(six, simd.splat(32.0)));
             let qs = simd.columns(rows, 8 + 16 * group);
             unpack_nibbles(simd, &UNEVEN, qs, &mut out.codes[8 * group..][..8]);
         }
+    }
+
+    const HAS_DOTS: bool = true;
+
+    #[inline(always)]
+    fn dots<S: Simd, const N: usize>(simd: S, rows: Rows<'_>, x: [Codes<'_>; N], out: &mut Dots<'_, S, N>) {
+        let (x, mut codes) = (&x, [simd.splat_bits(0); 8]);
+        unpack_scales(simd, rows, out.scales);
+        for group in 0..8 {
+            unpack_nibbles(simd, &UNEVEN, simd.columns(rows, 8 + 16 * group), &mut codes);
+            let starts = starts::<S, Self::Shape, N>(simd, x, group);
+            out.dots[group] = dot_each::<S, Self::Shape, 8, 64, N>(simd, codes, words(x), 8 * group, starts);
+        }
+    }
+}
+
+/// Unpacks the eight scales of `IQ4_XS`.
+#[inline(always)]
+fn unpack_scales<S: Simd>(simd: S, rows: Rows<'_>, scales: &mut [S::F]) {
+    let [head, lows, ..] = simd.columns(rows, 0);
+    let scale = simd.low_half(head);
+    for (group, of_group) in scales.iter_mut().enumerate().take(8) {
+        let low = simd.and(simd.shr(lows, 4 * group as u32), simd.splat_bits(15));
+        let high = simd.and(simd.shr(head, 16 + 2 * group as u32), simd.splat_bits(3));
+        let six = simd.integers_to_f32(simd.or(low, simd.shl(high, 4)));
+        *of_group = simd.mul(scale, simd.sub(six, simd.splat(32.0)));
     }
 }
 

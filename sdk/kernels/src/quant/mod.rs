@@ -74,13 +74,17 @@ pub(super) trait Format: Sync + Send + 'static {
     fn unpack<S: Simd>(simd: S, rows: Rows<'_>, out: &mut Unpacked<'_, S>);
 
     /// The format has [`dots`](Self::dots).
-    const HAS_DOTS: bool = false;
+    const HAS_DOTS: bool = Self::BLOCK == 32;
 
     /// Multiplies one block of each of `LANES` rows by `N` rows of activations. Codes are used as they are unpacked and
-    /// stay in registers, which pays where they are used a few times.
+    /// stay in registers, which pays where they are used a few times. Those of a short block stay there by themselves.
     #[inline(always)]
-    fn dots<S: Simd, const N: usize>(_simd: S, _rows: Rows<'_>, _x: [Codes<'_>; N], _out: &mut Dots<'_, S, N>) {
-        unreachable!("called only if HAS_DOTS");
+    fn dots<S: Simd, const N: usize>(simd: S, rows: Rows<'_>, x: [Codes<'_>; N], out: &mut Dots<'_, S, N>) {
+        let mut codes = [simd.splat_bits(0); 8];
+        let unpacked = &mut Unpacked { codes: &mut codes, scales: out.scales, minimums: out.minimums };
+        Self::unpack(simd, rows, unpacked);
+        let starts = starts::<S, Self::Shape, N>(simd, &x, 0);
+        out.dots[0] = dot_each::<S, Self::Shape, 8, 8, N>(simd, codes, words(&x), 0, starts);
     }
 }
 
@@ -134,12 +138,14 @@ fn words<'a, const WORDS: usize, const N: usize>(x: &[Codes<'a>; N]) -> [&'a [[i
     words
 }
 
-/// What the dot products of a group start with if the format has no minimums.
+/// What the dot products of a group start with.
 #[inline(always)]
-fn starts<S: Simd, const N: usize>(simd: S, x: &[Codes<'_>; N], group: usize) -> [S::U; N] {
-    let mut starts = [simd.splat_bits(0); N];
-    for i in 0..N {
-        starts[i] = simd.splat_bits(x[i].starts[group]);
+fn starts<S: Simd, L: Layout, const N: usize>(simd: S, x: &[Codes<'_>; N], group: usize) -> [S::U; N] {
+    let mut starts = [simd.splat_bits(S::ORIGIN); N];
+    if !L::MINIMUMS {
+        for i in 0..N {
+            starts[i] = simd.splat_bits(x[i].starts[group]);
+        }
     }
     starts
 }
