@@ -82,6 +82,8 @@ impl Float for BF16 {
 
 /// A format's operations for dense products.
 pub(super) trait Dense: Send + Sync + 'static {
+    /// Bytes of each value, if they have no scales.
+    const BYTES: Option<usize>;
     /// Bytes of this many values of a row, which form whole blocks.
     fn bytes(values: usize) -> usize;
     /// Loads values of `LANES` rows, one row per lane, until `out` is full.
@@ -91,8 +93,10 @@ pub(super) trait Dense: Send + Sync + 'static {
 }
 
 impl<F: Float> Dense for F {
+    const BYTES: Option<usize> = Some(F::BYTES);
+
     fn bytes(values: usize) -> usize {
-        values * F::BYTES
+        values * <F as Float>::BYTES
     }
 
     #[inline(always)]
@@ -120,6 +124,8 @@ impl Fp8 {
 }
 
 impl Dense for Fp8 {
+    const BYTES: Option<usize> = None;
+
     fn bytes(values: usize) -> usize {
         values / Self::BLOCK * Self::BYTES
     }

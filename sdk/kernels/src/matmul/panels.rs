@@ -11,8 +11,8 @@ use super::super::simd::{Rows, Simd, prefetch};
 use super::super::tile::PAIR;
 use super::{Matrix, Output};
 
-/// Prefetch distance in steps: a few microseconds.
-const AHEAD: usize = 4;
+/// Prefetch distance in segments: a few microseconds.
+pub(super) const AHEAD: usize = 4;
 
 /// A matrix with at least the rows of one pair.
 pub(super) struct Panels<'a> {
@@ -38,6 +38,11 @@ impl<'a> Panels<'a> {
         self.rows.div_ceil(self.pair_rows)
     }
 
+    /// Where in a cache line each row begins; 0 if that is not the same for all.
+    pub(super) fn offset_in(&self, line: usize) -> usize {
+        if self.row_bytes.is_multiple_of(line) { self.data.as_ptr().addr() % line } else { 0 }
+    }
+
     /// The rows of one panel, and everything after them in the matrix.
     #[inline(always)]
     pub(super) fn rows(&self, pair: usize, panel: usize) -> Rows<'_> {
@@ -45,18 +50,17 @@ impl<'a> Panels<'a> {
         Rows { bytes: &self.data[first * self.row_bytes..], stride: self.row_bytes }
     }
 
-    /// Prefetches what some rows of a pair will need a few steps from now, a step being one segment; `segment_bytes` is
-    /// the size of a row's segment. Panels are read across their rows, which the hardware prefetcher does not predict.
+    /// Prefetches what some rows of a pair will need `ahead` segments from now; `segment_bytes` is the size of a row's segment. Panels are read across their rows, which the hardware prefetcher does not predict.
     /// A core has few outstanding line fills and stalls when asked for more, so the rows should be few or followed by
     /// much work.
     #[inline(always)]
-    pub(super) fn prefetch(&self, pair: usize, segment: usize, segment_bytes: usize, rows: Range<usize>) {
+    pub(super) fn prefetch(&self, pair: usize, segment: usize, segment_bytes: usize, rows: Range<usize>, ahead: usize) {
         // Where `prefetch` does nothing, the addresses would still be computed.
         if cfg!(not(target_arch = "x86_64")) {
             return;
         }
         let segments = self.row_bytes.div_ceil(segment_bytes);
-        let ahead = segment + AHEAD;
+        let ahead = segment + ahead;
         // A division costs as much as prefetching several rows.
         let (pair, segment) =
             if ahead < segments { (pair, ahead) } else { (pair + ahead / segments, ahead % segments) };

@@ -7,7 +7,7 @@ use super::super::quant::{Codes, Dots, Format, GROUPS, Layout, SEGMENT, Unpacked
 use super::super::simd::{Kernel, Rows, Simd};
 use super::super::tile::{PAIR, TILE, in_tiles};
 use super::activations::{Activations, Piece, SHARE};
-use super::panels::Panels;
+use super::panels::{AHEAD, Panels};
 use super::{Output, PanelTask};
 
 /// Computes pairs of panels times the whole batch.
@@ -87,7 +87,7 @@ impl<S: Simd, F: Format> Kernel<S> for Stretch<'_, F> {
                     let rows = rows.start * together..x.len().min(rows.end * together);
                     if x.len() > TILE {
                         let part = lanes * rows.start / x.len()..lanes * rows.end / x.len();
-                        self.panels.prefetch(index, segment, bytes, part);
+                        self.panels.prefetch(index, segment, bytes, part, AHEAD);
                     }
                     if segment + 1 == segments {
                         self.panels.prefetch_out(index, rows.clone(), self.out);
@@ -106,7 +106,7 @@ impl<F: Format> Stretch<'_, F> {
     fn prefetch<S: Simd>(&self, pair: usize, segment: usize, panel: usize, part: usize, parts: usize) {
         let (bytes, rows) = (SEGMENT / F::BLOCK * F::BYTES, S::LANES / parts);
         let first = panel * S::LANES + part * rows;
-        self.panels.prefetch(pair, segment, bytes, first..first + rows);
+        self.panels.prefetch(pair, segment, bytes, first..first + rows, AHEAD);
     }
 
     /// [`run`](Kernel::run) for so few rows of activations that weights need not be written down as they are unpacked.
