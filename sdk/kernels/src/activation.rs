@@ -39,7 +39,7 @@ pub fn activate_mul(pool: &Pool, activation: Activation, gate: &[f32], up: &[f32
     })
 }
 
-/// The activation of each value in its place, multiplied by its factor if there are any.
+/// Applies the activation in place, then multiplies by `factor` if given.
 pub(super) fn activate_in_place(pool: &Pool, activation: Activation, values: &mut [f32], factor: Option<&[f32]>) {
     assert!(factor.is_none_or(|factor| factor.len() == values.len()), "a factor for each value");
     pool.run_pieces(values, PIECE, |index, x| {

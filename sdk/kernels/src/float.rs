@@ -83,7 +83,7 @@ impl Float for BF16 {
 /// A format's operations for dense products.
 pub(super) trait Dense: Send + Sync + 'static {
     /// Bytes of each value, if they have no scales.
-    const BYTES: Option<usize>;
+    const VALUE_BYTES: Option<usize>;
     /// Bytes of this many values of a row, which form whole blocks.
     fn bytes(values: usize) -> usize;
     /// Loads values of `LANES` rows, one row per lane, until `out` is full.
@@ -93,10 +93,10 @@ pub(super) trait Dense: Send + Sync + 'static {
 }
 
 impl<F: Float> Dense for F {
-    const BYTES: Option<usize> = Some(F::BYTES);
+    const VALUE_BYTES: Option<usize> = Some(F::BYTES);
 
     fn bytes(values: usize) -> usize {
-        values * <F as Float>::BYTES
+        values * F::BYTES
     }
 
     #[inline(always)]
@@ -124,7 +124,7 @@ impl Fp8 {
 }
 
 impl Dense for Fp8 {
-    const BYTES: Option<usize> = None;
+    const VALUE_BYTES: Option<usize> = None;
 
     fn bytes(values: usize) -> usize {
         values / Self::BLOCK * Self::BYTES

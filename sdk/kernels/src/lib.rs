@@ -7,7 +7,8 @@
 //! unpacked weights are reused. Processors with a matrix unit add a border: it computes stretches of many rows, such as
 //! prompts, and rounds otherwise than vectors do, so that a row depends on the length of its own stretch as well.
 //!
-//! Every kernel is compiled for each instruction set in `simd` and uses the one selected by its [`Pool`]. Lengths are
+//! Kernels are compiled for each instruction set in `simd` (for those that differ in products of bytes alone, only the ones with such
+//! products) and use the one selected by its [`Pool`]. Lengths are
 //! the caller's responsibility and asserted; block tables come from the host and are checked in full before use.
 
 mod activation;
@@ -15,12 +16,12 @@ mod attention;
 mod conv;
 mod elementwise;
 mod experts;
+mod feed_forward;
 mod float;
 mod kv;
 mod kv_packed;
 mod low_rank;
 mod matmul;
-mod mlp;
 mod norm;
 mod pool;
 mod quant;
@@ -36,11 +37,11 @@ pub use attention::{Distances, Past, Scores, TextHeads, attention, attention_cho
 pub use conv::{Taps, short_conv};
 pub use elementwise::{Operand, Step, Values, add, add_row, columns, elementwise, join};
 pub use experts::{Expert, ExpertTerms, Glu, Layer, combine, experts};
+pub use feed_forward::{FeedForward, feed_forward};
 pub use kv::{Kv, KvLayout, KvMut, Span, load_kv, store_kv};
 pub use kv_packed::{Packing, ROTATED_MAX, pack_rows, rotated};
 pub use low_rank::{Change, Factors, Input, low_rank};
 pub use matmul::{Matrix, dequantize, dequantize_row, each_group, matmul, matmul_all, matmul_heads, matmul_of};
-pub use mlp::{Mlp, mlp};
 pub use norm::{layer_norm, rms_norm};
 pub use pool::Pool;
 pub use quant::levels;

@@ -139,6 +139,7 @@ const LAYERS: &[(&str, &str, &[&[&str]])] = &[
         "sdk/kernels",
         "",
         &[
+            &["feed_forward"],
             &["conv", "elementwise", "experts"],
             &["activation", "attention", "low_rank", "matmul", "norm", "recurrence", "rope"],
             &["kv"],

@@ -63,7 +63,7 @@ impl<S: Simd, F: Dense> Kernel<S> for Stretch<'_, F> {
     #[inline(always)]
     fn run(self, simd: S) {
         let (n, zero) = (self.x.len() / self.cols, simd.splat(0.0));
-        if F::BYTES.is_some_and(|bytes| (self.cols * bytes).is_multiple_of(LINE)) {
+        if F::VALUE_BYTES.is_some_and(|bytes| (self.cols * bytes).is_multiple_of(LINE)) {
             match n {
                 1 if S::LANES >= 8 => return self.multiply_rows::<S, 1>(simd),
                 // With fewer registers, or shorter panels, it is slower.
@@ -108,8 +108,8 @@ impl<F: Dense> Stretch<'_, F> {
     #[inline(always)]
     fn multiply_rows<S: Simd, const N: usize>(self, simd: S) {
         let zero = simd.splat(0.0);
-        let piece = LINE / F::BYTES.unwrap_or(LINE);
-        let together = 16 / F::BYTES.unwrap_or(16);
+        let piece = LINE / F::VALUE_BYTES.unwrap_or(LINE);
+        let together = 16 / F::VALUE_BYTES.unwrap_or(16);
         let offset = self.panels.offset_in(LINE);
         let mut windows = [const { Windows([0; 2 * LINE * LANES_MAX]) }; PAIR];
         let mut unpacked = [[zero; 8]; PAIR];

@@ -38,9 +38,10 @@ impl<'a> Panels<'a> {
         self.rows.div_ceil(self.pair_rows)
     }
 
-    /// Where in a cache line each row begins; 0 if that is not the same for all.
+    /// Where in a cache line each row begins, if rows have whole lines.
     pub(super) fn offset_in(&self, line: usize) -> usize {
-        if self.row_bytes.is_multiple_of(line) { self.data.as_ptr().addr() % line } else { 0 }
+        assert!(self.row_bytes.is_multiple_of(line), "rows of {} bytes", self.row_bytes);
+        self.data.as_ptr().addr() % line
     }
 
     /// The rows of one panel, and everything after them in the matrix.
@@ -50,9 +51,9 @@ impl<'a> Panels<'a> {
         Rows { bytes: &self.data[first * self.row_bytes..], stride: self.row_bytes }
     }
 
-    /// Prefetches what some rows of a pair will need `ahead` segments from now; `segment_bytes` is the size of a row's segment. Panels are read across their rows, which the hardware prefetcher does not predict.
-    /// A core has few outstanding line fills and stalls when asked for more, so the rows should be few or followed by
-    /// much work.
+    /// Prefetches what some rows of a pair will need `ahead` segments from now; `segment_bytes` is the size of a row's segment.
+    /// Panels are read across their rows, which the hardware prefetcher does not predict. A core has few outstanding line
+    /// fills and stalls when asked for more, so the rows should be few or followed by much work.
     #[inline(always)]
     pub(super) fn prefetch(&self, pair: usize, segment: usize, segment_bytes: usize, rows: Range<usize>, ahead: usize) {
         // Where `prefetch` does nothing, the addresses would still be computed.

@@ -43,7 +43,7 @@ impl<S: Simd, F: Format> Kernel<S> for Stretch<'_, F> {
     #[inline(always)]
     fn run(self, simd: S) {
         if F::HAS_DOTS {
-            // More rows would not leave enough registers, and AVX2 needs some for the signs of codes of 8 bits.
+            // Most rows whose sums stay in registers; AVX2 needs some for the signs of codes of 8 bits.
             let most = match S::LANES {
                 8 if S::WIDE_IS_SIGNED && <F::Shape as Layout>::CODE_MAX > 127 => 2,
                 ..16 => 4,

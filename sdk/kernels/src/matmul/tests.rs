@@ -181,6 +181,48 @@ fn a_row_alone_is_the_same_as_in_a_batch() {
     }
 }
 
+/// Rows of whole cache lines are read through windows, at any place in a line, if they are few.
+#[test]
+fn dense_rows_of_whole_lines_are_exact_wherever_they_begin() {
+    for level in Level::available() {
+        for dtype in [Dtype::F32, Dtype::F16, Dtype::BF16] {
+            let line = 64 / dtype.row_bytes(1).unwrap();
+            for (cols, rows) in [(line, 1), (2 * line, 15), (5 * line, 16), (8 * line, 33), (1024, 69)] {
+                let mut random = Random((cols + rows) as u64);
+                let bytes = random.weights(dtype, rows, cols);
+                let x: Vec<f32> = (0..6 * cols).map(|_| random.number()).collect();
+                let mut room = vec![0; bytes.len() + 128];
+                let aligned = room.as_ptr().align_offset(64);
+                let mut expected = None;
+                for place in [0, 1, 16, 33, 63] {
+                    let data = &mut room[aligned + place..][..bytes.len()];
+                    data.copy_from_slice(&bytes);
+                    let w = Matrix { dtype, data, rows, cols };
+                    let all = run(level, &w, &x);
+                    for (n, x) in (1..=5).map(|n| (n, &x[..n * cols])) {
+                        let what = format!("{} {dtype:?} {rows} × {cols}, {n} rows at {place}", level.name());
+                        assert_eq!(run(level, &w, x), all[..n * rows], "{what}");
+                    }
+                    assert_eq!(
+                        *expected.get_or_insert_with(|| all.clone()),
+                        all,
+                        "{} {dtype:?} at {place}",
+                        level.name()
+                    );
+                }
+                let mut row = vec![0.0; cols];
+                for (r, bytes) in bytes.chunks(dtype.row_bytes(cols).unwrap()).enumerate() {
+                    dequantize_row(dtype, bytes, &mut row);
+                    let products = || row.iter().zip(&x).map(|(w, x)| f64::from(*w) * f64::from(*x));
+                    let (sum, size): (f64, f64) = (products().sum(), products().map(f64::abs).sum());
+                    let found = f64::from(expected.as_ref().unwrap()[r]);
+                    assert!((found - sum).abs() <= 1e-5 * size + 1e-4, "{dtype:?} {rows} × {cols}: {found} for {sum}");
+                }
+            }
+        }
+    }
+}
+
 /// Integers are exact, so it does not matter which instructions multiply them.
 #[test]
 fn more_products_of_bytes_by_one_instruction_change_no_bit() {

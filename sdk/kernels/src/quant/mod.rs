@@ -5,8 +5,8 @@
 //! offset belongs to the format. So a format only has to split a block into codes, scales and minimums. It does so
 //! twice: [`expand`](Format::expand) handles one block of one row, in plain code that is easy to check;
 //! [`unpack`](Format::unpack) handles one block of as many rows as a vector has lanes, one row per lane, which takes
-//! only masks, shifts and small tables once the rows' words are transposed. Tests compare the two. Common formats also
-//! have [`dots`](Format::dots), which multiplies codes by a few rows of activations without storing them; its results
+//! only masks, shifts and small tables once the rows' words are transposed. Tests compare the two. Those with
+//! blocks of 32 values and some others also have [`dots`](Format::dots), which multiplies codes by a few rows of activations without storing them; its results
 //! are those of the same rows in a larger batch, to the last bit.
 
 mod blocks256;
@@ -74,10 +74,10 @@ pub(super) trait Format: Sync + Send + 'static {
     fn unpack<S: Simd>(simd: S, rows: Rows<'_>, out: &mut Unpacked<'_, S>);
 
     /// The format has [`dots`](Self::dots).
-    const HAS_DOTS: bool = Self::BLOCK == 32;
+    const HAS_DOTS: bool = Self::BLOCK == 32 && Self::GROUP == 32;
 
     /// Multiplies one block of each of `LANES` rows by `N` rows of activations. Codes are used as they are unpacked and
-    /// stay in registers, which pays where they are used a few times. Those of a short block stay there by themselves.
+    /// stay in registers, which pays where they are used a few times. Those of a block of 32 values fit in registers.
     #[inline(always)]
     fn dots<S: Simd, const N: usize>(simd: S, rows: Rows<'_>, x: [Codes<'_>; N], out: &mut Dots<'_, S, N>) {
         let mut codes = [simd.splat_bits(0); 8];

@@ -35,7 +35,7 @@ pub(super) trait Kernel<S: Simd> {
     fn run(self, simd: S);
 }
 
-/// A kernel compiled for every set.
+/// A kernel compiled for every set of vectors.
 #[cfg(target_arch = "x86_64")]
 pub(super) trait AnyKernel: Kernel<Portable> + Kernel<Avx2> + Kernel<Avx512> {}
 #[cfg(target_arch = "x86_64")]
@@ -49,7 +49,7 @@ pub(super) trait AnyKernel: Kernel<Portable> {}
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 impl<K: Kernel<Portable>> AnyKernel for K {}
 
-/// A kernel that multiplies bytes, compiled for the sets that have more than others only for that, too.
+/// A kernel with products of bytes; also compiled for sets that differ from others only in those.
 #[cfg(target_arch = "x86_64")]
 pub(super) trait ByteKernel: AnyKernel + Kernel<Avx2<Vnni>> {}
 #[cfg(target_arch = "x86_64")]

@@ -16,9 +16,9 @@ macro_rules! intrinsic {
 
 /// Proof that the processor has AVX2, FMA and F16C, and what `B` needs; only [`detect`](Self::detect) creates it.
 #[derive(Clone, Copy)]
-pub(crate) struct Avx2<B = InPairs>(PhantomData<B>);
+pub(crate) struct Avx2<B = Pairwise>(PhantomData<B>);
 
-impl<B: Bytes> Avx2<B> {
+impl<B: ByteProducts> Avx2<B> {
     pub(super) fn detect() -> Option<Self> {
         let has =
             is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
@@ -32,21 +32,21 @@ impl<B: Bytes> Avx2<B> {
 }
 
 /// How unsigned bytes are multiplied by signed ones, and four products summed in a lane.
-pub(crate) trait Bytes: Copy + Send + Sync + 'static {
+pub(crate) trait ByteProducts: Copy + Send + Sync + 'static {
     /// One instruction adds them to a sum.
-    const AT_ONCE: bool;
+    const IS_FUSED: bool;
     fn is_present() -> bool;
     fn enter<K: Kernel<Avx2<Self>>>(simd: Avx2<Self>, kernel: K);
     /// Adds the products to `sum` in 32 bits if they are summed at once, otherwise in 16 bits and by pairs.
-    fn add(sum: __m256i, codes: __m256i, x: __m256i) -> __m256i;
+    fn add(_simd: Avx2<Self>, sum: __m256i, codes: __m256i, x: __m256i) -> __m256i;
 }
 
 /// Pairs of products in 16 bits, as AVX2 alone has them.
 #[derive(Clone, Copy)]
-pub(crate) struct InPairs;
+pub(crate) struct Pairwise;
 
-impl Bytes for InPairs {
-    const AT_ONCE: bool = false;
+impl ByteProducts for Pairwise {
+    const IS_FUSED: bool = false;
 
     fn is_present() -> bool {
         true
@@ -57,7 +57,7 @@ impl Bytes for InPairs {
         unsafe { enter(simd, kernel) };
     }
     #[inline(always)]
-    fn add(sum: __m256i, codes: __m256i, x: __m256i) -> __m256i {
+    fn add(_simd: Avx2<Self>, sum: __m256i, codes: __m256i, x: __m256i) -> __m256i {
         intrinsic!(_mm256_add_epi16(sum, _mm256_maddubs_epi16(codes, x)))
     }
 }
@@ -66,19 +66,19 @@ impl Bytes for InPairs {
 #[derive(Clone, Copy)]
 pub(crate) struct Vnni;
 
-impl Bytes for Vnni {
-    const AT_ONCE: bool = true;
+impl ByteProducts for Vnni {
+    const IS_FUSED: bool = true;
 
     fn is_present() -> bool {
         is_x86_feature_detected!("avxvnni") || is_stand_in()
     }
     #[inline(always)]
     fn enter<K: Kernel<Avx2<Self>>>(simd: Avx2<Self>, kernel: K) {
-        // SAFETY: as above.
-        unsafe { enter_vnni(simd, kernel) };
+        // SAFETY: as above; where another instruction stands in, AVX-VNNI is not enabled.
+        unsafe { if is_stand_in() { enter(simd, kernel) } else { enter_vnni(simd, kernel) } };
     }
     #[inline(always)]
-    fn add(sum: __m256i, codes: __m256i, x: __m256i) -> __m256i {
+    fn add(_simd: Avx2<Self>, sum: __m256i, codes: __m256i, x: __m256i) -> __m256i {
         if is_stand_in() {
             // SAFETY: the processor has the instruction, as just checked.
             return unsafe { stand_in(sum, codes, x) };
@@ -113,7 +113,7 @@ unsafe fn stand_in(mut sum: __m256i, codes: __m256i, x: __m256i) -> __m256i {
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-fn enter<K: Kernel<Avx2>>(simd: Avx2, kernel: K) {
+fn enter<B: ByteProducts, K: Kernel<Avx2<B>>>(simd: Avx2<B>, kernel: K) {
     kernel.run(simd);
 }
 
@@ -124,13 +124,13 @@ fn enter_vnni<K: Kernel<Avx2<Vnni>>>(simd: Avx2<Vnni>, kernel: K) {
 
 const LANES: usize = 8;
 
-impl<B: Bytes> Simd for Avx2<B> {
+impl<B: ByteProducts> Simd for Avx2<B> {
     type F = __m256;
     type U = __m256i;
     const LANES: usize = LANES;
     /// Sums of products in 32 bits, or of pairs of them in 16 bits.
     type Run = __m256i;
-    const WIDE_IS_SIGNED: bool = !B::AT_ONCE;
+    const WIDE_IS_SIGNED: bool = !B::IS_FUSED;
 
     #[inline(always)]
     fn enter<K: Kernel<Self>>(self, kernel: K) {
@@ -322,7 +322,7 @@ impl<B: Bytes> Simd for Avx2<B> {
     /// In 16 bits a step adds at most 2 · 127 · `code_max` to a lane.
     #[inline(always)]
     fn run_steps(code_max: u8) -> usize {
-        match (B::AT_ONCE, code_max) {
+        match (B::IS_FUSED, code_max) {
             (true, _) => usize::MAX,
             (false, 128..) => 1,
             (false, _) => i16::MAX as usize / (2 * 127 * code_max as usize),
@@ -330,20 +330,20 @@ impl<B: Bytes> Simd for Avx2<B> {
     }
     #[inline(always)]
     fn begin(self, sum: __m256i) -> __m256i {
-        if B::AT_ONCE { sum } else { intrinsic!(_mm256_setzero_si256()) }
+        if B::IS_FUSED { sum } else { intrinsic!(_mm256_setzero_si256()) }
     }
     #[inline(always)]
     fn step<const WIDE: bool>(self, run: __m256i, codes: __m256i, x: __m256i) -> __m256i {
         if WIDE && Self::WIDE_IS_SIGNED {
             // 255 · 127 · 2 would not fit 16 bits, 128 · 127 · 2 does: move the code's sign over to x.
             let signed = intrinsic!(_mm256_xor_si256(codes, _mm256_set1_epi8(-128)));
-            return B::add(run, intrinsic!(_mm256_abs_epi8(signed)), intrinsic!(_mm256_sign_epi8(x, signed)));
+            return B::add(self, run, intrinsic!(_mm256_abs_epi8(signed)), intrinsic!(_mm256_sign_epi8(x, signed)));
         }
-        B::add(run, codes, x)
+        B::add(self, run, codes, x)
     }
     #[inline(always)]
     fn finish(self, run: __m256i, sum: __m256i) -> __m256i {
-        if B::AT_ONCE {
+        if B::IS_FUSED {
             return run;
         }
         intrinsic!(_mm256_add_epi32(sum, _mm256_madd_epi16(run, _mm256_set1_epi16(1))))
@@ -358,7 +358,7 @@ impl<B: Bytes> Simd for Avx2<B> {
 /// Loads 16 bytes of each of the rows `first` and `first + 4`: transposing within the halves of four such vectors
 /// leaves the rows in order.
 #[inline(always)]
-fn halves<B: Bytes>(_proof: Avx2<B>, rows: Rows<'_>, offset: usize, first: usize) -> __m256i {
+fn halves<B: ByteProducts>(_proof: Avx2<B>, rows: Rows<'_>, offset: usize, first: usize) -> __m256i {
     rows.check(LANES, offset);
     let start = rows.bytes.as_ptr().wrapping_add(first * rows.stride + offset);
     // SAFETY: each of the rows has 16 bytes at the offset, as just checked, and the loads need no alignment. The

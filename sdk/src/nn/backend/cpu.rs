@@ -213,8 +213,8 @@ impl Backend for CpuKernels {
         let (up, down) = (cpu_layer(block.up, up_bias.as_deref())?, cpu_layer(block.down, down_bias.as_deref())?);
         let residual = residual.map(view).transpose()?;
         let rows = x.dim(0)?;
-        let block = kernels::Mlp { gate, up, down, activation: block.act };
-        let out = kernels::mlp(&self.pool, &block, &view(x)?, &self.stretches(rows), residual.as_deref());
+        let block = kernels::FeedForward { gate, up, down, activation: block.act };
+        let out = kernels::feed_forward(&self.pool, &block, &view(x)?, &self.stretches(rows), residual.as_deref());
         tensor(out, (rows, down.weight.rows))
     }
 
@@ -510,6 +510,9 @@ fn only(outs: Vec<Tensor>) -> Result<Tensor> {
 
 fn cpu_layer<'a>((weight, _): Layer<'a>, bias: Option<&'a [f32]>) -> Result<kernels::Layer<'a>> {
     let Form::InPlace(raw) = &weight.form else { return Err(foreign("a weight")) };
+    if let Some(bias) = bias.filter(|bias| bias.len() != weight.outputs) {
+        return Err(Error::invalid(format!("{} outputs cannot have {} biases", weight.outputs, bias.len())));
+    }
     Ok(kernels::Layer { weight: cpu_matrix(raw, weight), bias })
 }
 

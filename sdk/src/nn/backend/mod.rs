@@ -346,17 +346,14 @@ pub(in crate::nn) trait Backend: Send + Sync {
         self.gate(&self.linear(x, gate.0, gate.1)?, &self.linear(x, up.0, up.1)?, kind)
     }
 
-    /// `residual + down(inner(x))`, a feed-forward block.
+    /// A feed-forward block, added to `residual` if there is one.
     fn feed_forward(&self, residual: Option<&Tensor>, x: &Tensor, block: &FeedForward<'_>) -> Result<Tensor> {
-        let FeedForward { gate, up, down, act } = *block;
+        let FeedForward { gate, up, down: (down, bias), act } = *block;
         let inner = match gate {
             Some(gate) => self.gated(x, [gate, up], act)?,
             None => self.linear_act(x, up.0, up.1, act)?,
         };
-        match residual {
-            Some(residual) => self.add_linear(residual, &inner, down.0, down.1),
-            None => self.linear(&inner, down.0, down.1),
-        }
+        residual.map_or_else(|| self.linear(&inner, down, bias), |x| self.add_linear(x, &inner, down, bias))
     }
 
     /// `x + y`.

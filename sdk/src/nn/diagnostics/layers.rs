@@ -85,24 +85,29 @@ pub(super) fn ops() -> Vec<Op> {
     ];
     for rows in [1, 2, 3, 7, 40] {
         ops.push(Op::of(format!("an activated product of {rows} rows"), 5e-3, move |backend| {
-            let (weight, bias) = (half(backend, HALF)?, row(backend, HALF[0])?);
+            let (weight, bias) = (half(backend, HALF, 0.05)?, row(backend, HALF[0])?);
             backend.linear_act(&of(backend, rows, HALF[1])?, &weight, Some(&bias), Activation::GeluTanh)
         }));
         ops.push(Op::of(format!("a gated product of {rows} rows"), 5e-3, move |backend| {
-            let weight = half(backend, HALF)?;
+            let weight = half(backend, HALF, 0.05)?;
             let layers: [Layer<'_>; 2] = [(&weight, None); 2];
             backend.gated(&of(backend, rows, HALF[1])?, layers, Activation::Silu)
         }));
         ops.push(Op::of(format!("a product of {rows} rows on a residual"), 5e-3, move |backend| {
-            let weight = half(backend, HALF)?;
+            let weight = half(backend, HALF, 0.05)?;
             backend.add_linear(&of(backend, rows, HALF[0])?, &of(backend, rows, HALF[1])?, &weight, None)
         }));
         ops.push(Op::of(format!("a feed-forward block of {rows} rows"), 5e-3, move |backend| {
-            let (weight, down) = (half(backend, HALF)?, half(backend, [HALF[1], HALF[0]])?);
-            let layer = Some((&weight, None));
-            let block = FeedForward { gate: layer, up: (&weight, None), down: (&down, None), act: Activation::Silu };
-            let x = of(backend, rows, HALF[1])?;
-            backend.feed_forward(Some(&x), &x, &block)
+            let [outputs, inputs] = HALF;
+            let (gate, up) = (half(backend, HALF, 0.05)?, half(backend, HALF, -0.03)?);
+            let down = half(backend, [inputs, outputs], 0.05)?;
+            let (of_up, of_down) = (row(backend, outputs)?, row(backend, inputs)?);
+            let (up, down, act) = ((&up, Some(&of_up)), (&down, Some(&of_down)), Activation::Silu);
+            let gated = FeedForward { gate: Some((&gate, None)), up, down, act };
+            let plain = FeedForward { gate: None, ..gated };
+            let x = of(backend, rows, inputs)?;
+            let outs = [backend.feed_forward(Some(&x), &x, &gated)?, backend.feed_forward(None, &x, &plain)?];
+            Ok(Tensor::cat(&outs, 0)?)
         }));
     }
     let embeddings =
@@ -155,9 +160,9 @@ fn row(backend: &dyn Backend, columns: usize) -> Result<Tensor> {
 /// Outputs and inputs of a weight in f16.
 const HALF: [usize; 2] = [50, 512];
 
-fn half(backend: &dyn Backend, shape: [usize; 2]) -> Result<Matrix> {
+fn half(backend: &dyn Backend, shape: [usize; 2], scale: f32) -> Result<Matrix> {
     let values = wave(shape[0], shape[1], &Device::Cpu)?.flatten_all()?.to_vec1::<f32>()?;
-    let data: Vec<u8> = values.iter().flat_map(|value| f16::from_f32(0.05 * value).to_le_bytes()).collect();
+    let data: Vec<u8> = values.iter().flat_map(|value| f16::from_f32(scale * value).to_le_bytes()).collect();
     matrix(backend, Dtype::F16, shape, &data)
 }
 

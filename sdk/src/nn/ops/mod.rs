@@ -201,7 +201,7 @@ impl Ops {
         for (weight, _) in gate.iter().chain([&up]) {
             self.check_input(x, weight)?;
             if weight.outputs != inner {
-                return Err(Error::invalid(format!("{} inner values for {inner} inputs", weight.outputs)));
+                return Err(Error::invalid(format!("gate or up has {} outputs, down takes {inner}", weight.outputs)));
             }
         }
         let place = up.0.place;

@@ -41,7 +41,7 @@ fn made() -> &'static Made {
     })
 }
 
-/// An empty folder of the target folder's. What all tests share is never dropped, so a temporary one would stay on the disk.
+/// An empty folder under the target folder. What all tests share is never dropped, so a temporary one would stay on the disk.
 fn emptied(name: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("installer").join(name);
     let _ = fs::remove_dir_all(&folder);

@@ -10,12 +10,15 @@ use super::experts::Layer;
 use super::matmul::{matmul_all, matmul_into};
 use super::pool::Pool;
 
-/// Most rows that pass together, unless a step has fewer. The unpacking of weights is worth it for half of these.
+/// Maximum rows per piece. With half as many, unpacking the weights still pays.
 const ROWS: usize = 512;
+
+/// Maximum inner values per piece if they allow half of these rows: more than 32 MiB are mapped anew whatever the allocator is told.
+const VALUES: usize = 8 << 20;
 
 /// `down(act(gate(x)) · up(x))`, or `down(act(up(x)))` without a gate.
 #[derive(Clone, Copy, Debug)]
-pub struct Mlp<'a> {
+pub struct FeedForward<'a> {
     pub gate: Option<Layer<'a>>,
     pub up: Layer<'a>,
     pub down: Layer<'a>,
@@ -23,13 +26,20 @@ pub struct Mlp<'a> {
 }
 
 /// Applies a block to the rows of `x`, in stretches as for [`matmul_of`](super::matmul_of), and adds the result to `residual`.
-pub fn mlp(pool: &Pool, block: &Mlp<'_>, x: &[f32], stretches: &[usize], residual: Option<&[f32]>) -> Vec<f32> {
+pub fn feed_forward(
+    pool: &Pool,
+    block: &FeedForward<'_>,
+    x: &[f32],
+    stretches: &[usize],
+    residual: Option<&[f32]>,
+) -> Vec<f32> {
     let (inputs, outputs) = (block.up.weight.cols, block.down.weight.rows);
+    let piece = (VALUES / block.up.weight.rows.max(1)).clamp(ROWS / 2, ROWS);
     let n = stretches.iter().sum::<usize>();
     assert_eq!(Some(x.len()), n.checked_mul(inputs), "values for {n} rows of {inputs}");
     let mut out = Vec::with_capacity(n * outputs);
     let (mut x, mut rest) = (x, &mut out.spare_capacity_mut()[..n * outputs]);
-    for stretches in pieces(stretches) {
+    for stretches in pieces(stretches, piece) {
         let rows = stretches.iter().sum::<usize>();
         let (here, later) = x.split_at(rows * inputs);
         let (written, unwritten) = rest.split_at_mut(rows * outputs);
@@ -47,7 +57,7 @@ pub fn mlp(pool: &Pool, block: &Mlp<'_>, x: &[f32], stretches: &[usize], residua
     out
 }
 
-fn inner(pool: &Pool, block: &Mlp<'_>, x: &[f32], stretches: &[usize]) -> Vec<f32> {
+fn inner(pool: &Pool, block: &FeedForward<'_>, x: &[f32], stretches: &[usize]) -> Vec<f32> {
     let layers: Vec<Layer<'_>> = block.gate.into_iter().chain([block.up]).collect();
     let weights: Vec<_> = layers.iter().map(|layer| layer.weight).collect();
     let mut outs = matmul_all(pool, &weights, x, stretches);
@@ -62,17 +72,17 @@ fn inner(pool: &Pool, block: &Mlp<'_>, x: &[f32], stretches: &[usize]) -> Vec<f3
     inner
 }
 
-/// Packs stretches into pieces of at most [`ROWS`] rows. A longer stretch is cut into equal parts, so that each of them counts
+/// Packs stretches into pieces of at most `most` rows. A longer stretch is cut into equal parts, so that each of them counts
 /// as many rows where the whole does.
-fn pieces(stretches: &[usize]) -> Vec<Vec<usize>> {
+fn pieces(stretches: &[usize], most: usize) -> Vec<Vec<usize>> {
     let parts = stretches.iter().flat_map(|&stretch| {
-        let parts = stretch.div_ceil(ROWS).max(1);
+        let parts = stretch.div_ceil(most).max(1);
         (0..parts).map(move |part| (part + 1) * stretch / parts - part * stretch / parts)
     });
     let (mut pieces, mut rows): (Vec<Vec<usize>>, usize) = (Vec::new(), 0);
     for part in parts {
         match pieces.last_mut() {
-            Some(piece) if rows + part <= ROWS => piece.push(part),
+            Some(piece) if rows + part <= most => piece.push(part),
             _ => {
                 pieces.push(vec![part]);
                 rows = 0;
@@ -98,8 +108,9 @@ mod tests {
 
     #[test]
     fn pieces_are_all_rows_and_parts_of_many_are_many() {
-        let cases: [(&[usize], &[&[usize]]); 6] = [
+        let cases: [(&[usize], &[&[usize]]); 7] = [
             (&[], &[]),
+            (&[0], &[&[0]]),
             (&[1], &[&[1]]),
             (&[500, 12, 1], &[&[500, 12], &[1]]),
             (&[513], &[&[256], &[257]]),
@@ -107,31 +118,49 @@ mod tests {
             (&[2, 1500], &[&[2, 500], &[500], &[500]]),
         ];
         for (stretches, expected) in cases {
-            assert_eq!(pieces(stretches), expected);
+            assert_eq!(pieces(stretches, ROWS), expected);
         }
-        assert!((ROWS + 1..4 * ROWS).all(|rows| pieces(&[rows]).concat().into_iter().all(|part| part >= MANY)));
+        for (most, rows) in [ROWS / 2, ROWS].into_iter().flat_map(|most| (most + 1..4 * ROWS).map(move |n| (most, n))) {
+            let parts = pieces(&[rows], most).concat();
+            assert_eq!(parts.iter().sum::<usize>(), rows);
+            assert!(parts.iter().all(|part| (MANY..=most).contains(part)), "{rows} rows: {parts:?}");
+        }
     }
 
     #[test]
     fn blocks_are_their_products_to_the_last_bit() {
+        for dtype in [Dtype::F32, Dtype::BF16, Dtype::Q8_0] {
+            for stretches in [&[1, 700, 3, MANY, 90][..], &[513], &[2, 1], &[0], &[]] {
+                check(dtype, stretches);
+            }
+        }
+    }
+
+    fn check(dtype: Dtype, stretches: &[usize]) {
         const WIDTH: usize = 64;
         const INNER: usize = 96;
-        let bytes = |values: Vec<f32>| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
-        let weights = [0.31, 0.17, 0.23].map(|step| bytes(wave(WIDTH * INNER, step)));
+        let bytes = |seed: usize| -> Vec<u8> {
+            let values = wave(WIDTH * INNER, 0.1 + 0.07 * seed as f32);
+            match dtype {
+                Dtype::F32 => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
+                Dtype::BF16 => values.iter().flat_map(|value| half::bf16::from_f32(*value).to_le_bytes()).collect(),
+                _ => values.chunks(32).flat_map(block_of_bytes).collect(),
+            }
+        };
+        let weights = [1, 2, 3].map(bytes);
         let biases = [wave(INNER, 0.9), wave(INNER, 1.9), wave(WIDTH, 2.9)];
         let layer = |index: usize, with_bias: bool| {
             let (rows, cols) = if index == 2 { (WIDTH, INNER) } else { (INNER, WIDTH) };
-            let weight = Matrix { dtype: Dtype::F32, data: &weights[index], rows, cols };
+            let weight = Matrix { dtype, data: &weights[index], rows, cols };
             Layer { weight, bias: with_bias.then_some(&biases[index]) }
         };
-        let stretches = [1, 700, 3, MANY, 90];
         let n = stretches.iter().sum::<usize>();
         let (x, residual) = (wave(n * WIDTH, 0.7), wave(n * WIDTH, 0.4));
         for level in Level::available() {
             let pool = Pool::with_level(3, level);
             let product = |layer: Layer<'_>, x: &[f32]| {
                 let mut out = vec![0.0; n * layer.weight.rows];
-                matmul_of(&pool, &layer.weight, x, &stretches, &mut out);
+                matmul_of(&pool, &layer.weight, x, stretches, &mut out);
                 if let Some(bias) = layer.bias {
                     add_row(&pool, bias, &mut out);
                 }
@@ -139,16 +168,25 @@ mod tests {
             };
             for (with_gate, with_bias) in [(true, true), (true, false), (false, true), (false, false)] {
                 let [gate, up, down] = [0, 1, 2].map(|index| layer(index, with_bias));
-                let block = Mlp { gate: with_gate.then_some(gate), up, down, activation: Activation::Silu };
+                let block = FeedForward { gate: with_gate.then_some(gate), up, down, activation: Activation::Silu };
                 let inner = match block.gate {
                     Some(gate) => activate_mul(&pool, Activation::Silu, &product(gate, &x), &product(up, &x)),
                     None => activate(&pool, Activation::Silu, &product(up, &x)),
                 };
                 let mut expected = product(down, &inner);
-                assert_eq!(mlp(&pool, &block, &x, &stretches, None), expected, "{}", level.name());
+                let what = format!("{} {dtype:?} {stretches:?}", level.name());
+                let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+                assert_eq!(bits(&feed_forward(&pool, &block, &x, stretches, None)), bits(&expected), "{what}");
                 add(&pool, &residual, &mut expected);
-                assert_eq!(mlp(&pool, &block, &x, &stretches, Some(&residual)), expected, "{}", level.name());
+                let sum = feed_forward(&pool, &block, &x, stretches, Some(&residual));
+                assert_eq!(bits(&sum), bits(&expected), "{what}");
             }
         }
+    }
+
+    /// A block of Q8_0.
+    fn block_of_bytes(values: &[f32]) -> Vec<u8> {
+        let codes = values.iter().map(|value| ((value * 127.0) as i8).cast_unsigned());
+        half::f16::from_f32(1.0 / 127.0).to_le_bytes().into_iter().chain(codes).collect()
     }
 }
