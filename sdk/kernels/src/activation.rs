@@ -91,6 +91,9 @@ fn map<S: Simd, L: Lanes>(simd: S, x: &mut [f32]) {
         simd.store(L::of(simd, simd.load(chunk)), chunk);
     }
     let rest = chunks.into_remainder();
+    if rest.is_empty() {
+        return;
+    }
     let mut lanes = [0.0; 64];
     lanes[..rest.len()].copy_from_slice(rest);
     simd.store(L::of(simd, simd.load(&lanes)), &mut lanes);

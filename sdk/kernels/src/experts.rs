@@ -12,7 +12,7 @@ use std::cmp::Reverse;
 use std::ops::Range;
 
 use super::activation::{Activation, activate_mul};
-use super::matmul::{Matrix, matmul_all};
+use super::matmul::{Layer, Matrix, matmul_all};
 use super::pool::{Disjoint, Pool};
 use super::simd::{Kernel, Simd};
 
@@ -30,13 +30,6 @@ pub enum Glu {
     },
     /// Nemotron's squared ReLU: `relu(up)²`, without a gate.
     Square,
-}
-
-/// One linear layer of an expert.
-#[derive(Clone, Copy, Debug)]
-pub struct Layer<'a> {
-    pub weight: Matrix<'a>,
-    pub bias: Option<&'a [f32]>,
 }
 
 /// An expert, and the rows routed to it.

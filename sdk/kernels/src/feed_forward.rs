@@ -4,10 +4,9 @@
 //! they leave the caches before they are used, and the allocator maps as much anew for each layer. So rows pass all matrices
 //! of a block before the next ones begin.
 
-use super::activation::{Activation, activate_in_place};
+use super::activation::activate_in_place;
 use super::elementwise::{add, add_row};
-use super::experts::Layer;
-use super::matmul::{matmul_all, matmul_into};
+use super::matmul::{FeedForward, Layer, feed_forward_by_tiles, is_many, matmul_all, matmul_into};
 use super::pool::Pool;
 
 /// Maximum rows per piece. With half as many, unpacking the weights still pays.
@@ -15,15 +14,6 @@ const ROWS: usize = 512;
 
 /// Maximum inner values per piece if they allow half of these rows: more than 32 MiB are mapped anew whatever the allocator is told.
 const VALUES: usize = 8 << 20;
-
-/// `down(act(gate(x)) · up(x))`, or `down(act(up(x)))` without a gate.
-#[derive(Clone, Copy, Debug)]
-pub struct FeedForward<'a> {
-    pub gate: Option<Layer<'a>>,
-    pub up: Layer<'a>,
-    pub down: Layer<'a>,
-    pub activation: Activation,
-}
 
 /// Applies a block to the rows of `x`, in stretches as for [`matmul_of`](super::matmul_of), and adds the result to `residual`.
 pub fn feed_forward(
@@ -39,11 +29,13 @@ pub fn feed_forward(
     assert_eq!(Some(x.len()), n.checked_mul(inputs), "values for {n} rows of {inputs}");
     let mut out = Vec::with_capacity(n * outputs);
     let (mut x, mut rest) = (x, &mut out.spare_capacity_mut()[..n * outputs]);
-    for stretches in pieces(stretches, piece) {
+    for stretches in pieces(stretches, piece, |stretch| is_many(pool, stretch)) {
         let rows = stretches.iter().sum::<usize>();
         let (here, later) = x.split_at(rows * inputs);
         let (written, unwritten) = rest.split_at_mut(rows * outputs);
-        matmul_into(pool, &block.down.weight, &inner(pool, block, here, &stretches), &stretches, written);
+        if !feed_forward_by_tiles(pool, block, here, &stretches, written) {
+            matmul_into(pool, &block.down.weight, &inner(pool, block, here, &stretches), &stretches, written);
+        }
         (x, rest) = (later, unwritten);
     }
     // SAFETY: the pieces are all rows, and each was written.
@@ -73,16 +65,21 @@ fn inner(pool: &Pool, block: &FeedForward<'_>, x: &[f32], stretches: &[usize]) -
 }
 
 /// Packs stretches into pieces of at most `most` rows. A longer stretch is cut into equal parts, so that each of them counts
-/// as many rows where the whole does.
-fn pieces(stretches: &[usize], most: usize) -> Vec<Vec<usize>> {
+/// as many rows where the whole does. Each piece reads all weights, so parts of few and of many rows are kept apart only if they come in
+/// at most three groups.
+fn pieces(stretches: &[usize], most: usize, is_many: impl Fn(usize) -> bool) -> Vec<Vec<usize>> {
     let parts = stretches.iter().flat_map(|&stretch| {
         let parts = stretch.div_ceil(most).max(1);
         (0..parts).map(move |part| (part + 1) * stretch / parts - part * stretch / parts)
     });
+    let parts: Vec<usize> = parts.collect();
+    let are_apart = parts.chunk_by(|&a, &b| is_many(a) == is_many(b)).count() <= 3;
     let (mut pieces, mut rows): (Vec<Vec<usize>>, usize) = (Vec::new(), 0);
     for part in parts {
         match pieces.last_mut() {
-            Some(piece) if rows + part <= most => piece.push(part),
+            Some(piece) if rows + part <= most && !(are_apart && is_many(piece[0]) != is_many(part)) => {
+                piece.push(part);
+            }
             _ => {
                 pieces.push(vec![part]);
                 rows = 0;
@@ -95,7 +92,7 @@ fn pieces(stretches: &[usize], most: usize) -> Vec<Vec<usize>> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::activation::{activate, activate_mul};
+    use super::super::activation::{Activation, activate, activate_mul};
     use super::super::matmul::{Matrix, matmul_of};
     use super::super::simd::Level;
     use super::super::tile::MANY;
@@ -118,10 +115,18 @@ mod tests {
             (&[2, 1500], &[&[2, 500], &[500], &[500]]),
         ];
         for (stretches, expected) in cases {
-            assert_eq!(pieces(stretches, ROWS), expected);
+            assert_eq!(pieces(stretches, ROWS, |_| false), expected);
+        }
+        let cases: [(&[usize], &[&[usize]]); 3] = [
+            (&[1, 2, 100, 200], &[&[1, 2], &[100, 200]]),
+            (&[1, 100, 2], &[&[1], &[100], &[2]]),
+            (&[1, 100, 2, 100], &[&[1, 100, 2, 100]]),
+        ];
+        for (stretches, expected) in cases {
+            assert_eq!(pieces(stretches, ROWS, |stretch| stretch >= MANY), expected);
         }
         for (most, rows) in [ROWS / 2, ROWS].into_iter().flat_map(|most| (most + 1..4 * ROWS).map(move |n| (most, n))) {
-            let parts = pieces(&[rows], most).concat();
+            let parts = pieces(&[rows], most, |_| true).concat();
             assert_eq!(parts.iter().sum::<usize>(), rows);
             assert!(parts.iter().all(|part| (MANY..=most).contains(part)), "{rows} rows: {parts:?}");
         }

@@ -36,12 +36,14 @@ pub use activation::{Activation, activate, activate_mul};
 pub use attention::{Distances, Past, Scores, TextHeads, attention, attention_chosen, attention_within};
 pub use conv::{Taps, short_conv};
 pub use elementwise::{Operand, Step, Values, add, add_row, columns, elementwise, join};
-pub use experts::{Expert, ExpertTerms, Glu, Layer, combine, experts};
-pub use feed_forward::{FeedForward, feed_forward};
+pub use experts::{Expert, ExpertTerms, Glu, combine, experts};
+pub use feed_forward::feed_forward;
 pub use kv::{Kv, KvLayout, KvMut, Span, load_kv, store_kv};
 pub use kv_packed::{Packing, ROTATED_MAX, pack_rows, rotated};
 pub use low_rank::{Change, Factors, Input, low_rank};
-pub use matmul::{Matrix, dequantize, dequantize_row, each_group, matmul, matmul_all, matmul_heads, matmul_of};
+pub use matmul::{
+    FeedForward, Layer, Matrix, dequantize, dequantize_row, each_group, matmul, matmul_all, matmul_heads, matmul_of,
+};
 pub use norm::{layer_norm, rms_norm};
 pub use pool::Pool;
 pub use quant::levels;

@@ -141,8 +141,8 @@ const LAYERS: &[(&str, &str, &[&[&str]])] = &[
         &[
             &["feed_forward"],
             &["conv", "elementwise", "experts"],
-            &["activation", "attention", "low_rank", "matmul", "norm", "recurrence", "rope"],
-            &["kv"],
+            &["attention", "low_rank", "matmul", "norm", "recurrence", "rope"],
+            &["activation", "kv"],
             &["kv_packed"],
             &["results"],
             &["float", "pool", "quant", "tile"],

@@ -21,6 +21,7 @@ use std::ops::Range;
 
 pub use heads::matmul_heads;
 
+use super::activation::Activation;
 use super::float::{BF16, Dense, F16, F32, Fp8};
 use super::pool::{Disjoint, Pool};
 use super::quant::{Expanded, Format, Layout, with_format};
@@ -39,6 +40,22 @@ pub struct Matrix<'a> {
     pub data: &'a [u8],
     pub rows: usize,
     pub cols: usize,
+}
+
+/// A product with a bias.
+#[derive(Clone, Copy, Debug)]
+pub struct Layer<'a> {
+    pub weight: Matrix<'a>,
+    pub bias: Option<&'a [f32]>,
+}
+
+/// `down(act(gate(x)) · up(x))`, or `down(act(up(x)))` without a gate.
+#[derive(Clone, Copy, Debug)]
+pub struct FeedForward<'a> {
+    pub gate: Option<Layer<'a>>,
+    pub up: Layer<'a>,
+    pub down: Layer<'a>,
+    pub activation: Activation,
 }
 
 /// One of several products of the same activations. All of its result is written.
@@ -89,6 +106,45 @@ pub fn matmul_all(pool: &Pool, weights: &[Matrix<'_>], x: &[f32], stretches: &[u
     outs
 }
 
+/// Computes a block without the bias of `down`, if the matrix unit computes all of its rows and can pass its inner values on.
+/// Otherwise it returns false and writes nothing.
+pub(super) fn feed_forward_by_tiles(
+    pool: &Pool,
+    block: &FeedForward<'_>,
+    x: &[f32],
+    stretches: &[usize],
+    out: &mut [MaybeUninit<f32>],
+) -> bool {
+    let FeedForward { gate, up, down, .. } = block;
+    let (n, inner) = (stretches.iter().sum::<usize>(), up.weight.rows);
+    for Layer { weight, bias } in gate.iter().chain([up]) {
+        weight.check();
+        assert_eq!((weight.rows, weight.cols), (inner, up.weight.cols), "gate and up");
+        assert!(bias.is_none_or(|bias| bias.len() == inner), "a bias for each inner value");
+    }
+    down.weight.check();
+    assert_eq!(down.weight.cols, inner, "inner values of {n} rows");
+    assert_eq!(Some(x.len()), n.checked_mul(up.weight.cols), "activations for {n} rows of {}", up.weight.cols);
+    assert_eq!(Some(out.len()), n.checked_mul(down.weight.rows), "outputs for {n} rows of {}", down.weight.rows);
+    #[cfg(target_arch = "x86_64")]
+    if let Some(amx) = pool.level().tiles()
+        && !x.is_empty()
+        && !out.is_empty()
+        && n <= BATCH
+        && stretches.iter().all(|stretch| is_many(pool, *stretch))
+        && tiles::pass_on(inner)
+    {
+        tiles::feed_forward(pool, amx, block, x, out);
+        return true;
+    }
+    false
+}
+
+/// The matrix unit computes stretches of so many rows.
+pub(super) fn is_many(pool: &Pool, stretch: usize) -> bool {
+    pool.level().has_tiles() && stretch >= MANY
+}
+
 /// Values to be written over.
 fn unwritten(values: &mut [f32]) -> &mut [MaybeUninit<f32>] {
     // SAFETY: these have the same layout, and nothing but numbers is written here.
@@ -101,14 +157,7 @@ fn multiply(pool: &Pool, products: &mut [Product<'_>], x: &[f32], stretches: &[u
     assert_eq!(Some(x.len()), n.checked_mul(cols), "activations for {n} rows of {cols}");
     for Product { weight: w, out } in &mut *products {
         assert_eq!(w.cols, cols, "products of the same activations");
-        assert_eq!(
-            Some(w.data.len()),
-            w.row_bytes().checked_mul(w.rows),
-            "a matrix of {} × {} {:?}",
-            w.rows,
-            w.cols,
-            w.dtype
-        );
+        w.check();
         assert_eq!(Some(out.len()), n.checked_mul(w.rows), "outputs for {n} rows of {}", w.rows);
         if cols == 0 {
             out.fill(MaybeUninit::new(0.0));
@@ -118,15 +167,14 @@ fn multiply(pool: &Pool, products: &mut [Product<'_>], x: &[f32], stretches: &[u
     if cols == 0 || products.is_empty() {
         return;
     }
-    let is_many = |stretch: usize| pool.level().has_tiles() && stretch >= MANY;
     let mut kinds: Vec<(bool, Range<usize>)> = Vec::new();
     let mut first = 0;
     for &stretch in stretches {
         let rows = first..first + stretch;
         first = rows.end;
         match kinds.last_mut() {
-            Some((kind, last)) if *kind == is_many(stretch) => last.end = rows.end,
-            _ => kinds.push((is_many(stretch), rows)),
+            Some((kind, last)) if *kind == is_many(pool, stretch) => last.end = rows.end,
+            _ => kinds.push((is_many(pool, stretch), rows)),
         }
     }
     if kinds.len() <= 2 {
@@ -232,6 +280,11 @@ fn integers<F: Format>(bytes: &[u8], take: &mut impl FnMut(&[i8], f32, f32)) {
 }
 
 impl Matrix<'_> {
+    fn check(&self) {
+        let Self { rows, cols, dtype, data } = self;
+        assert_eq!(Some(data.len()), self.row_bytes().checked_mul(*rows), "a matrix of {rows} × {cols} {dtype:?}");
+    }
+
     fn row_bytes(&self) -> usize {
         let bytes = self.dtype.row_bytes(self.cols);
         assert!(bytes.is_some(), "rows of {} values cannot be {:?}", self.cols, self.dtype);

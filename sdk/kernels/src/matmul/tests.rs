@@ -307,35 +307,6 @@ fn products_of_the_same_activations_are_the_same_together() {
     }
 }
 
-#[cfg(target_arch = "x86_64")]
-#[test]
-fn shares_of_threads_cover_every_output_of_every_row_once() {
-    for (outputs, n) in
-        [(&[2048, 512, 512][..], 512), (&[8192, 8192], 300), (&[32], 64), (&[1, 33], 511), (&[100_000], 65)]
-    {
-        for threads in [1, 2, 3, 16, 200] {
-            let shares = tiles::Shares::new(outputs, n, threads);
-            let mut counts: Vec<Vec<u8>> =
-                outputs.iter().map(|rows| vec![0; rows.div_ceil(32) * n.div_ceil(16)]).collect();
-            let mut threads = (0..threads).cycle();
-            // Threads take turns, so each takes from stretches that others have begun.
-            let mut idle = 0;
-            while idle < 200 {
-                let Some((product, task)) = threads.next().and_then(|thread| shares.next(thread)) else {
-                    idle += 1;
-                    continue;
-                };
-                for pair in task.pairs {
-                    for group in task.groups.clone() {
-                        counts[product][pair * n.div_ceil(16) + group] += 1;
-                    }
-                }
-            }
-            assert!(counts.iter().flatten().all(|count| *count == 1), "{outputs:?} for {n} rows");
-        }
-    }
-}
-
 #[test]
 fn many_rows_are_within_rounding_of_few() {
     for level in Level::available() {
