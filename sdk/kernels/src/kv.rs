@@ -11,7 +11,7 @@ use super::{
 };
 
 /// Fewer values than this are not worth another thread.
-const SHARED: usize = 1 << 14;
+const SHARED: usize = 1 << 12;
 
 /// The shape of a cache of keys or of values.
 #[derive(Clone, Copy, Debug)]

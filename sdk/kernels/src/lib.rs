@@ -13,6 +13,7 @@
 
 mod activation;
 mod attention;
+mod best;
 mod conv;
 mod elementwise;
 mod experts;
@@ -34,6 +35,7 @@ mod timeline;
 
 pub use activation::{Activation, activate, activate_mul};
 pub use attention::{Distances, Past, Scores, TextHeads, attention, attention_chosen, attention_within};
+pub use best::best;
 pub use conv::{Taps, short_conv};
 pub use elementwise::{Operand, Step, Values, add, add_row, columns, elementwise, join};
 pub use experts::{Expert, ExpertTerms, Glu, combine, experts};

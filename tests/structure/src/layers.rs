@@ -141,7 +141,7 @@ const LAYERS: &[(&str, &str, &[&[&str]])] = &[
         &[
             &["feed_forward"],
             &["conv", "elementwise", "experts"],
-            &["attention", "low_rank", "matmul", "norm", "recurrence", "rope"],
+            &["attention", "best", "low_rank", "matmul", "norm", "recurrence", "rope"],
             &["activation", "kv"],
             &["kv_packed"],
             &["results"],

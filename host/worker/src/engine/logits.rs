@@ -9,7 +9,7 @@ use pensieve_protocol::job::TokenLogprobs;
 #[derive(Clone, Copy, Debug)]
 pub enum Row<'a> {
     Logits(LogitsRow<'a>),
-    /// The first token with the highest logit, found on the model's device; `None` if a logit is NaN.
+    /// The first token with the highest logit, found by the model; `None` if a logit is NaN.
     Best(Option<u32>),
 }
 

@@ -176,8 +176,8 @@ impl Model {
         self.group_bytes.as_deref()
     }
 
-    /// Computes a plan's spans; `asked` has the adapter and the output of each. With `only_best`, a model that computes
-    /// on a device finds each row's best token there.
+    /// Computes a plan's spans; `asked` has the adapter and the output of each. With `only_best`, a model that offers
+    /// candidates finds each row's best token itself: on its device, or on all its threads.
     pub fn forward(
         &mut self,
         plan: &Plan,
@@ -185,7 +185,7 @@ impl Model {
         asked: &[Asked],
         only_best: bool,
     ) -> Result<Computed<'_>, Failure> {
-        let only_best = only_best && self.card.candidates > 0 && !self.resident.device.starts_with("cpu");
+        let only_best = only_best && self.card.candidates > 0;
         let Scratch { tokens, positions, logits, best: (ids, scores, totals) } = &mut self.batch;
         tokens.clear();
         positions.clear();

@@ -218,6 +218,16 @@ impl Backend for CpuKernels {
         tensor(out, (rows, down.weight.rows))
     }
 
+    fn finds_best(&self) -> bool {
+        true
+    }
+
+    fn best(&self, logits: &Tensor) -> Result<Tensor> {
+        let (rows, width) = logits.dims2()?;
+        let best = kernels::best(&self.pool, &view(logits)?, width);
+        tensor(best.into_flattened(), (rows, 3))
+    }
+
     fn add_linear(&self, residual: &Tensor, x: &Tensor, weight: &Matrix, bias: Option<&Tensor>) -> Result<Tensor> {
         let mut out = self.product(x, (weight, bias))?;
         kernels::add(&self.pool, &view(residual)?, &mut out);
