@@ -115,13 +115,16 @@ impl CandidateRows<'_> {
         let allowed = |token: usize| mask.is_empty() || mask[token / 32] >> (token % 32) & 1 == 1;
         let best_first = |a: &u32, b: &u32| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b));
         let tokens = (0..logits.len()).filter(|&token| allowed(token)).map(|token| token as u32);
-        let total = log_sum_exp(logits.iter().copied());
+        let highest = highest(logits);
+        let total = highest + exp_sum(logits, highest).ln();
         let masked = match mask {
             [] => total,
             _ => log_sum_exp(tokens.clone().map(|token| logits[token as usize])),
         };
-        let best: Vec<u32> = if top == 1 {
-            // Greedy decoding does this in every step: one pass, without a list of the vocabulary.
+        let best: Vec<u32> = if top == 1 && mask.is_empty() && !total.is_nan() {
+            // Greedy decoding does this in every step.
+            logits.iter().position(|logit| *logit == highest).into_iter().map(|token| token as u32).collect()
+        } else if top == 1 {
             tokens.min_by(best_first).into_iter().collect()
         } else {
             let mut best: Vec<u32> = tokens.collect();
@@ -142,6 +145,48 @@ impl CandidateRows<'_> {
     }
 }
 
+/// Values folded at once, so that the compiler can use vectors.
+const LANES: usize = 16;
+
+fn highest(logits: &[f32]) -> f32 {
+    let (chunks, rest) = logits.as_chunks::<LANES>();
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    for chunk in chunks {
+        for (lane, logit) in lanes.iter_mut().zip(chunk) {
+            *lane = if *logit > *lane { *logit } else { *lane };
+        }
+    }
+    lanes.into_iter().chain(rest.iter().copied()).fold(f32::NEG_INFINITY, f32::max)
+}
+
+/// The sum of `exp(logit − highest)`; NaN if a logit is.
+fn exp_sum(logits: &[f32], highest: f32) -> f32 {
+    let base = if highest == f32::NEG_INFINITY { 0.0 } else { highest };
+    let (chunks, rest) = logits.as_chunks::<LANES>();
+    let mut lanes = [0.0; LANES];
+    for chunk in chunks {
+        for (lane, logit) in lanes.iter_mut().zip(chunk) {
+            *lane += exp(logit - base);
+        }
+    }
+    lanes.into_iter().chain(rest.iter().map(|logit| exp(logit - base))).sum()
+}
+
+/// `exp(x)` for x up to 0, to a relative error of 2e-7, and 0 below −87. Unlike the library's, it can be computed for several values
+/// at once.
+fn exp(x: f32) -> f32 {
+    // Adding it leaves the nearest integer in the low bits.
+    const ROUND: f32 = 12_582_912.0;
+    let twos = x * std::f32::consts::LOG2_E + ROUND;
+    // ln 2 in two parts, the first with few enough bits for an exact product.
+    let whole = twos - ROUND;
+    let rest = x - whole * 0.693_359_4 + whole * 2.121_944_4e-4;
+    let coefficients = [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0];
+    let power = coefficients.into_iter().fold(1.0 / 5040.0, |power, coefficient| power * rest + coefficient);
+    let scale = f32::from_bits(twos.to_bits().wrapping_add(127) << 23);
+    if x < -87.0 { 0.0 } else { power * scale }
+}
+
 /// Logarithm of the sum of `exp(value)`.
 fn log_sum_exp(values: impl Iterator<Item = f32> + Clone) -> f32 {
     let largest = values.clone().fold(f32::NEG_INFINITY, f32::max);
@@ -149,4 +194,52 @@ fn log_sum_exp(values: impl Iterator<Item = f32> + Clone) -> f32 {
         return largest;
     }
     largest + values.map(|value| (value - largest).exp()).sum::<f32>().ln()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The best token of a row, its logit and the row's total.
+    fn best(logits: &[f32]) -> (u32, f32, f32) {
+        let (mut ids, mut scores, mut totals) = ([7], [7.0], [7.0; 2]);
+        let mut rows = CandidateRows { ids: &mut ids, scores: &mut scores, totals: &mut totals };
+        rows.choose(0, 1, logits, &[]);
+        assert_eq!(totals[0].to_bits(), totals[1].to_bits());
+        (ids[0], scores[0], totals[0])
+    }
+
+    #[test]
+    fn greedy_rows_have_the_first_of_the_highest_and_their_total() {
+        for width in [1, 15, 16, 33, 1000] {
+            let mut row: Vec<f32> = (0..width).map(|at| (at as f32 * 0.37).sin() * 30.0).collect();
+            for place in [0, width / 2] {
+                row[place] = 31.0;
+                row[width - 1] = 31.0;
+                let sum: f64 = row.iter().map(|logit| (f64::from(*logit) - 31.0).exp()).sum();
+                let (id, score, total) = best(&row);
+                assert_eq!((id, score), (row.iter().position(|logit| *logit == 31.0).unwrap() as u32, 31.0));
+                assert!((f64::from(total) - 31.0 - sum.ln()).abs() < 4e-6, "{total} for {width}");
+            }
+        }
+    }
+
+    #[test]
+    fn greedy_rows_of_what_is_no_number_show_it() {
+        let infinity = f32::INFINITY;
+        assert_eq!(best(&[-infinity; 20]), (0, -infinity, -infinity));
+        assert_eq!(best(&[-infinity, -300.0, -infinity]), (1, -300.0, -300.0));
+        for row in [[1.0, f32::NAN, 2.0], [f32::NAN; 3], [0.0, infinity, 0.0]] {
+            assert!(best(&row).2.is_nan(), "{row:?}");
+        }
+    }
+
+    #[test]
+    fn exponentials_are_those_of_the_library() {
+        for x in (0..=8700).map(|at| -0.01 * at as f32) {
+            let expected = f64::from(x).exp();
+            assert!((f64::from(exp(x)) - expected).abs() <= 3e-7 * expected, "{x}");
+        }
+        assert_eq!([exp(0.0), exp(-88.0), exp(-f32::INFINITY)], [1.0, 0.0, 0.0]);
+    }
 }

@@ -7,7 +7,7 @@ use super::simd::{Kernel, Simd, exp};
 const PIECE: usize = 1 << 13;
 
 /// For each row of `width` logits: the index of the first of the highest ones, that logit, and the log-sum-exp of the row, which is NaN
-/// if any logit is. Without a highest one the index is `width`.
+/// if any logit is. If all are, the index is `width`.
 pub fn best(pool: &Pool, logits: &[f32], width: usize) -> Vec<[f32; 3]> {
     assert!(width > 0 && logits.len().is_multiple_of(width), "{} logits in rows of {width}", logits.len());
     let pieces = width.div_ceil(PIECE);
@@ -27,7 +27,7 @@ pub fn best(pool: &Pool, logits: &[f32], width: usize) -> Vec<[f32; 3]> {
 struct Part {
     highest: f32,
     first: usize,
-    /// Of exponentials beside the highest's.
+    /// Of `exp(logit − highest)`.
     sum: f32,
 }
 

@@ -4,16 +4,23 @@
 //! they leave the caches before they are used, and the allocator maps as much anew for each layer. So rows pass all matrices
 //! of a block before the next ones begin.
 
+use std::mem::MaybeUninit;
+
 use super::activation::activate_in_place;
 use super::elementwise::{add, add_row};
-use super::matmul::{FeedForward, Layer, feed_forward_by_tiles, is_many, matmul_all, matmul_into};
+use super::matmul::{
+    BATCH, FeedForward, Kind, Layer, feed_forward_by_tiles, kinds, matmul_all, matmul_into, unwritten,
+};
 use super::pool::Pool;
 
 /// Maximum rows per piece. With half as many, unpacking the weights still pays.
 const ROWS: usize = 512;
 
-/// Maximum inner values per piece if they allow half of these rows: more than 32 MiB are mapped anew whatever the allocator is told.
-const VALUES: usize = 8 << 20;
+// Else the matrix unit would not take them together.
+const _: () = assert!(ROWS <= BATCH);
+
+/// Maximum bytes of a piece's inner values if they allow half of these rows: more are mapped anew whatever the allocator is told.
+const BYTES: usize = 32 << 20;
 
 /// Applies a block to the rows of `x`, in stretches as for [`matmul_of`](super::matmul_of), and adds the result to `residual`.
 pub fn feed_forward(
@@ -24,29 +31,67 @@ pub fn feed_forward(
     residual: Option<&[f32]>,
 ) -> Vec<f32> {
     let (inputs, outputs) = (block.up.weight.cols, block.down.weight.rows);
-    let piece = (VALUES / block.up.weight.rows.max(1)).clamp(ROWS / 2, ROWS);
     let n = stretches.iter().sum::<usize>();
     assert_eq!(Some(x.len()), n.checked_mul(inputs), "values for {n} rows of {inputs}");
     let mut out = Vec::with_capacity(n * outputs);
-    let (mut x, mut rest) = (x, &mut out.spare_capacity_mut()[..n * outputs]);
-    for stretches in pieces(stretches, piece, |stretch| is_many(pool, stretch)) {
-        let rows = stretches.iter().sum::<usize>();
-        let (here, later) = x.split_at(rows * inputs);
-        let (written, unwritten) = rest.split_at_mut(rows * outputs);
-        if !feed_forward_by_tiles(pool, block, here, &stretches, written) {
-            matmul_into(pool, &block.down.weight, &inner(pool, block, here, &stretches), &stretches, written);
+    let written = &mut out.spare_capacity_mut()[..n * outputs];
+    let kinds = kinds(pool, stretches);
+    if kinds.len() <= 2 {
+        for Kind { is_many, rows, stretches: of_kind } in kinds {
+            let x = &x[rows.start * inputs..rows.end * inputs];
+            let written = &mut written[rows.start * outputs..rows.end * outputs];
+            of_a_kind(pool, block, x, (is_many, &stretches[of_kind]), written);
         }
-        (x, rest) = (later, unwritten);
+    } else {
+        // Weights are read once for each kind, however its rows are scattered.
+        for is_many in [false, true] {
+            let of_kind = kinds.iter().filter(|kind| kind.is_many == is_many);
+            let rows = of_kind.clone().map(|kind| kind.rows.clone());
+            let together: Vec<f32> =
+                rows.clone().flat_map(|rows| &x[rows.start * inputs..rows.end * inputs]).copied().collect();
+            let stretches: Vec<usize> = of_kind.flat_map(|kind| &stretches[kind.stretches.clone()]).copied().collect();
+            let mut outs = vec![0.0; together.len() / inputs.max(1) * outputs];
+            of_a_kind(pool, block, &together, (is_many, &stretches), unwritten(&mut outs));
+            let mut rest = &outs[..];
+            for rows in rows {
+                let (some, others) = rest.split_at(rows.len() * outputs);
+                written[rows.start * outputs..rows.end * outputs].write_copy_of_slice(some);
+                rest = others;
+            }
+        }
     }
-    // SAFETY: the pieces are all rows, and each was written.
+    // SAFETY: the kinds are all rows, and each was written.
     unsafe { out.set_len(n * outputs) };
     if let Some(bias) = block.down.bias {
+        assert_eq!(bias.len(), outputs, "a bias for each output");
         add_row(pool, bias, &mut out);
     }
     if let Some(residual) = residual {
         add(pool, residual, &mut out);
     }
     out
+}
+
+/// Applies a block, without the bias of `down`, to stretches that are many or not.
+fn of_a_kind(
+    pool: &Pool,
+    block: &FeedForward<'_>,
+    mut x: &[f32],
+    (is_many, stretches): (bool, &[usize]),
+    mut out: &mut [MaybeUninit<f32>],
+) {
+    let (up, down) = (block.up.weight, block.down.weight);
+    // Dense weights take their activations in three parts of two bytes.
+    let value = if is_many && !down.dtype.is_quantized() { 6 } else { size_of::<f32>() };
+    for stretches in pieces(stretches, (BYTES / (value * up.rows).max(1)).clamp(ROWS / 2, ROWS)) {
+        let rows = stretches.iter().sum::<usize>();
+        let (here, later) = x.split_at(rows * up.cols);
+        let (written, unwritten) = out.split_at_mut(rows * down.rows);
+        if !(is_many && feed_forward_by_tiles(pool, block, here, rows, written)) {
+            matmul_into(pool, &down, &inner(pool, block, here, &stretches), &stretches, written);
+        }
+        (x, out) = (later, unwritten);
+    }
 }
 
 fn inner(pool: &Pool, block: &FeedForward<'_>, x: &[f32], stretches: &[usize]) -> Vec<f32> {
@@ -65,21 +110,16 @@ fn inner(pool: &Pool, block: &FeedForward<'_>, x: &[f32], stretches: &[usize]) -
 }
 
 /// Packs stretches into pieces of at most `most` rows. A longer stretch is cut into equal parts, so that each of them counts
-/// as many rows where the whole does. Each piece reads all weights, so parts of few and of many rows are kept apart only if they come in
-/// at most three groups.
-fn pieces(stretches: &[usize], most: usize, is_many: impl Fn(usize) -> bool) -> Vec<Vec<usize>> {
+/// as many rows where the whole does.
+fn pieces(stretches: &[usize], most: usize) -> Vec<Vec<usize>> {
     let parts = stretches.iter().flat_map(|&stretch| {
         let parts = stretch.div_ceil(most).max(1);
         (0..parts).map(move |part| (part + 1) * stretch / parts - part * stretch / parts)
     });
-    let parts: Vec<usize> = parts.collect();
-    let are_apart = parts.chunk_by(|&a, &b| is_many(a) == is_many(b)).count() <= 3;
     let (mut pieces, mut rows): (Vec<Vec<usize>>, usize) = (Vec::new(), 0);
     for part in parts {
         match pieces.last_mut() {
-            Some(piece) if rows + part <= most && !(are_apart && is_many(piece[0]) != is_many(part)) => {
-                piece.push(part);
-            }
+            Some(piece) if rows + part <= most => piece.push(part),
             _ => {
                 pieces.push(vec![part]);
                 rows = 0;
@@ -115,18 +155,10 @@ mod tests {
             (&[2, 1500], &[&[2, 500], &[500], &[500]]),
         ];
         for (stretches, expected) in cases {
-            assert_eq!(pieces(stretches, ROWS, |_| false), expected);
-        }
-        let cases: [(&[usize], &[&[usize]]); 3] = [
-            (&[1, 2, 100, 200], &[&[1, 2], &[100, 200]]),
-            (&[1, 100, 2], &[&[1], &[100], &[2]]),
-            (&[1, 100, 2, 100], &[&[1, 100, 2, 100]]),
-        ];
-        for (stretches, expected) in cases {
-            assert_eq!(pieces(stretches, ROWS, |stretch| stretch >= MANY), expected);
+            assert_eq!(pieces(stretches, ROWS), expected);
         }
         for (most, rows) in [ROWS / 2, ROWS].into_iter().flat_map(|most| (most + 1..4 * ROWS).map(move |n| (most, n))) {
-            let parts = pieces(&[rows], most, |_| true).concat();
+            let parts = pieces(&[rows], most).concat();
             assert_eq!(parts.iter().sum::<usize>(), rows);
             assert!(parts.iter().all(|part| (MANY..=most).contains(part)), "{rows} rows: {parts:?}");
         }
@@ -136,33 +168,56 @@ mod tests {
     fn blocks_are_their_products_to_the_last_bit() {
         for dtype in [Dtype::F32, Dtype::BF16, Dtype::Q8_0] {
             for stretches in [&[1, 700, 3, MANY, 90][..], &[513], &[2, 1], &[0], &[]] {
-                check(dtype, stretches);
+                check([dtype; 3], (64, 96), 3, stretches);
+            }
+        }
+        for threads in [1, 3, 16] {
+            for stretches in [&[MANY][..], &[65, 200], &[2, 100], &[1, 100, 2, 70, 1], &[100, 0, 80]] {
+                check([Dtype::Q8_0, Dtype::F32, Dtype::BF16], (320, 1056), threads, stretches);
+                check([Dtype::BF16, Dtype::Q8_0, Dtype::Q8_0], (320, 1056), threads, stretches);
+            }
+        }
+        // Inner values that are no whole steps of tiles.
+        check([Dtype::F32; 3], (64, 100), 3, &[100]);
+    }
+
+    #[test]
+    fn the_matrix_unit_takes_whole_blocks() {
+        let weights = [vec![0; 64 * 96 * 4], vec![0; 64 * 100 * 4]];
+        for level in Level::available() {
+            for (data, inner) in weights.iter().zip([96, 100]) {
+                let up = Layer { weight: Matrix { dtype: Dtype::F32, data, rows: inner, cols: 64 }, bias: None };
+                let down = Layer { weight: Matrix { rows: 64, cols: inner, ..up.weight }, bias: None };
+                let block = FeedForward { gate: None, up, down, activation: Activation::Silu };
+                let (pool, mut out) = (Pool::with_level(2, level), vec![1.0; MANY * 64]);
+                let is_taken = feed_forward_by_tiles(&pool, &block, &wave(MANY * 64, 0.3), MANY, unwritten(&mut out));
+                assert_eq!(is_taken, level.has_tiles() && inner == 96, "{}", level.name());
+                assert!(out.iter().all(|out| *out == if is_taken { 0.0 } else { 1.0 }), "{}", level.name());
             }
         }
     }
 
-    fn check(dtype: Dtype, stretches: &[usize]) {
-        const WIDTH: usize = 64;
-        const INNER: usize = 96;
-        let bytes = |seed: usize| -> Vec<u8> {
-            let values = wave(WIDTH * INNER, 0.1 + 0.07 * seed as f32);
-            match dtype {
-                Dtype::F32 => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
-                Dtype::BF16 => values.iter().flat_map(|value| half::bf16::from_f32(*value).to_le_bytes()).collect(),
-                _ => values.chunks(32).flat_map(block_of_bytes).collect(),
+    /// `dtypes` are those of gate, up and down.
+    fn check(dtypes: [Dtype; 3], (width, values): (usize, usize), threads: usize, stretches: &[usize]) {
+        let bytes = |index: usize| -> Vec<u8> {
+            let weights = wave(width * values, 0.17 + 0.07 * index as f32);
+            match dtypes[index] {
+                Dtype::F32 => weights.iter().flat_map(|weight| weight.to_le_bytes()).collect(),
+                Dtype::BF16 => weights.iter().flat_map(|weight| half::bf16::from_f32(*weight).to_le_bytes()).collect(),
+                _ => weights.chunks(32).flat_map(block_of_bytes).collect(),
             }
         };
-        let weights = [1, 2, 3].map(bytes);
-        let biases = [wave(INNER, 0.9), wave(INNER, 1.9), wave(WIDTH, 2.9)];
+        let weights = [0, 1, 2].map(bytes);
+        let biases = [wave(values, 0.9), wave(values, 1.9), wave(width, 2.9)];
         let layer = |index: usize, with_bias: bool| {
-            let (rows, cols) = if index == 2 { (WIDTH, INNER) } else { (INNER, WIDTH) };
-            let weight = Matrix { dtype, data: &weights[index], rows, cols };
+            let (rows, cols) = if index == 2 { (width, values) } else { (values, width) };
+            let weight = Matrix { dtype: dtypes[index], data: &weights[index], rows, cols };
             Layer { weight, bias: with_bias.then_some(&biases[index]) }
         };
         let n = stretches.iter().sum::<usize>();
-        let (x, residual) = (wave(n * WIDTH, 0.7), wave(n * WIDTH, 0.4));
+        let (x, residual) = (wave(n * width, 0.7), wave(n * width, 0.4));
         for level in Level::available() {
-            let pool = Pool::with_level(3, level);
+            let pool = Pool::with_level(threads, level);
             let product = |layer: Layer<'_>, x: &[f32]| {
                 let mut out = vec![0.0; n * layer.weight.rows];
                 matmul_of(&pool, &layer.weight, x, stretches, &mut out);
@@ -179,7 +234,7 @@ mod tests {
                     None => activate(&pool, Activation::Silu, &product(up, &x)),
                 };
                 let mut expected = product(down, &inner);
-                let what = format!("{} {dtype:?} {stretches:?}", level.name());
+                let what = format!("{} {dtypes:?} {threads} {stretches:?}", level.name());
                 let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
                 assert_eq!(bits(&feed_forward(&pool, &block, &x, stretches, None)), bits(&expected), "{what}");
                 add(&pool, &residual, &mut expected);

@@ -177,7 +177,7 @@ impl Model {
     }
 
     /// Computes a plan's spans; `asked` has the adapter and the output of each. With `only_best`, a model that offers
-    /// candidates finds each row's best token itself: on its device, or on all its threads.
+    /// candidates finds each row's best token itself.
     pub fn forward(
         &mut self,
         plan: &Plan,

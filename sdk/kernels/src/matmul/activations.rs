@@ -98,8 +98,8 @@ impl Activations {
         // What a short last segment leaves unwritten is not read.
         pieces.resize(len.max(pieces.len()), EMPTY);
         let level = pool.level();
-        // Below some thousand values, another thread costs more than it gains.
-        let rows = (1_usize << 12).div_ceil(SEGMENT).max(n.div_ceil(8));
+        // Fewer values than that are not worth another thread.
+        let rows = if x.len() < 1 << 14 { len.max(1) } else { ((1 << 12) / SEGMENT).max(n.div_ceil(8)) };
         pool.run_pieces(&mut pieces[..len], rows, |task, pieces| {
             for (i, piece) in pieces.iter_mut().enumerate() {
                 let (segment, row) = ((task * rows + i) / n, (task * rows + i) % n);

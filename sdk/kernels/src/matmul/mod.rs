@@ -31,7 +31,7 @@ use pensieve_weights::{Dtype, RawTensor, quote};
 
 /// Maximum number of batch rows that pass over a panel together; for quantized weights, as many as have activations
 /// that fit the L2 cache.
-const BATCH: usize = 512;
+pub(super) const BATCH: usize = 512;
 
 /// A matrix as a checkpoint stores it: `rows` consecutive rows of `cols` values.
 #[derive(Clone, Copy, Debug)]
@@ -106,17 +106,17 @@ pub fn matmul_all(pool: &Pool, weights: &[Matrix<'_>], x: &[f32], stretches: &[u
     outs
 }
 
-/// Computes a block without the bias of `down`, if the matrix unit computes all of its rows and can pass its inner values on.
-/// Otherwise it returns false and writes nothing.
+/// Computes a block of rows that the matrix unit computes, without the bias of `down`, if it can pass inner values on. Otherwise it
+/// returns false and writes nothing.
 pub(super) fn feed_forward_by_tiles(
     pool: &Pool,
     block: &FeedForward<'_>,
     x: &[f32],
-    stretches: &[usize],
+    n: usize,
     out: &mut [MaybeUninit<f32>],
 ) -> bool {
     let FeedForward { gate, up, down, .. } = block;
-    let (n, inner) = (stretches.iter().sum::<usize>(), up.weight.rows);
+    let inner = up.weight.rows;
     for Layer { weight, bias } in gate.iter().chain([up]) {
         weight.check();
         assert_eq!((weight.rows, weight.cols), (inner, up.weight.cols), "gate and up");
@@ -131,22 +131,42 @@ pub(super) fn feed_forward_by_tiles(
         && !x.is_empty()
         && !out.is_empty()
         && n <= BATCH
-        && stretches.iter().all(|stretch| is_many(pool, *stretch))
-        && tiles::pass_on(inner)
+        && tiles::can_pass_on(inner)
     {
         tiles::feed_forward(pool, amx, block, x, out);
         return true;
     }
+    let _ = pool;
     false
 }
 
-/// The matrix unit computes stretches of so many rows.
-pub(super) fn is_many(pool: &Pool, stretch: usize) -> bool {
-    pool.level().has_tiles() && stretch >= MANY
+/// Consecutive rows of one kind: the matrix unit computes them, or vectors do.
+pub(super) struct Kind {
+    pub(super) is_many: bool,
+    pub(super) rows: Range<usize>,
+    pub(super) stretches: Range<usize>,
+}
+
+/// Groups stretches by kind, in their order.
+pub(super) fn kinds(pool: &Pool, stretches: &[usize]) -> Vec<Kind> {
+    let mut kinds: Vec<Kind> = Vec::new();
+    let mut first = 0;
+    for (index, &stretch) in stretches.iter().enumerate() {
+        let is_many = pool.level().has_tiles() && stretch >= MANY;
+        let end = first + stretch;
+        match kinds.last_mut() {
+            Some(last) if stretch == 0 || last.is_many == is_many => {
+                (last.rows.end, last.stretches.end) = (end, index + 1);
+            }
+            _ => kinds.push(Kind { is_many, rows: first..end, stretches: index..index + 1 }),
+        }
+        first = end;
+    }
+    kinds
 }
 
 /// Values to be written over.
-fn unwritten(values: &mut [f32]) -> &mut [MaybeUninit<f32>] {
+pub(super) fn unwritten(values: &mut [f32]) -> &mut [MaybeUninit<f32>] {
     // SAFETY: these have the same layout, and nothing but numbers is written here.
     unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), values.len()) }
 }
@@ -167,25 +187,16 @@ fn multiply(pool: &Pool, products: &mut [Product<'_>], x: &[f32], stretches: &[u
     if cols == 0 || products.is_empty() {
         return;
     }
-    let mut kinds: Vec<(bool, Range<usize>)> = Vec::new();
-    let mut first = 0;
-    for &stretch in stretches {
-        let rows = first..first + stretch;
-        first = rows.end;
-        match kinds.last_mut() {
-            Some((kind, last)) if *kind == is_many(pool, stretch) => last.end = rows.end,
-            _ => kinds.push((is_many(pool, stretch), rows)),
-        }
-    }
+    let kinds = kinds(pool, stretches);
     if kinds.len() <= 2 {
-        for (kind, rows) in kinds {
-            of_kind(pool, &mut products, kind, &x[rows.start * cols..rows.end * cols], rows);
+        for Kind { is_many, rows, .. } in kinds {
+            of_kind(pool, &mut products, is_many, &x[rows.start * cols..rows.end * cols], rows);
         }
         return;
     }
     // Weights are read and unpacked once for each kind, however its rows are scattered.
     for kind in [false, true] {
-        let rows = || kinds.iter().filter(|(of, _)| *of == kind).map(|(_, rows)| rows.clone());
+        let rows = || kinds.iter().filter(|of| of.is_many == kind).map(|of| of.rows.clone());
         let together: Vec<f32> = rows().flat_map(|rows| &x[rows.start * cols..rows.end * cols]).copied().collect();
         let n = together.len() / cols;
         let mut outs: Vec<Vec<f32>> = products.iter().map(|product| vec![0.0; n * product.weight.rows]).collect();

@@ -274,7 +274,7 @@ pub(in crate::nn) trait Backend: Send + Sync {
         self.formulas().finish()
     }
 
-    /// Finding the best token of a row where the logits are is cheaper than copying the row to the host.
+    /// Finding the best token of a row where the logits are is cheaper than reading the row.
     fn finds_best(&self) -> bool {
         !self.device().is_cpu()
     }

@@ -42,7 +42,7 @@ impl Ops {
         self.parts.backend(self.place).is_ok_and(|part| part.finds_candidates(top))
     }
 
-    /// Finding the best token of a row on its device is cheaper than copying the row to the host.
+    /// Finding the best token of a row where the logits are is cheaper than reading the row here.
     pub(in crate::nn) fn finds_best(&self) -> bool {
         self.parts.backend(self.place).is_ok_and(Backend::finds_best)
     }

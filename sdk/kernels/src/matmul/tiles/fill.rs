@@ -1,4 +1,7 @@
 //! Weights unpacked to right factors.
+//!
+//! A line has two columns of 16 rows of weights, in pairs. Quantized weights are first unpacked to codes and scales as for vectors, a
+//! segment of a panel at a time, then scaled and rounded to `bf16`; dense ones are split into parts.
 
 use std::marker::PhantomData;
 

@@ -1,7 +1,8 @@
 //! Feed-forward blocks on the matrix unit.
 //!
-//! Inner values go from the sums of gate and up right to the left factors of the last product, of two bytes each. As results of two
-//! products they would be eight bytes in memory, written and read twice.
+//! Inner values go from the sums of gate and up right to the left factors of the last product, which have two bytes for each value if its
+//! weights are quantized, and six if not. As results of two products they would be eight bytes, which another loop activates, and
+//! a third one packs.
 
 use std::mem::MaybeUninit;
 
@@ -16,8 +17,8 @@ use super::{Job, OUTPUTS, PAIRS_MAX, SumRow, WORK, Work, multiply_packed, parts,
 // The sums of a row with a pair of panels become its numbers of one step.
 const _: () = assert!(OUTPUTS == TILE_COLS);
 
-/// True if so many inner values are whole steps, each of which one task has.
-pub(in super::super) fn pass_on(values: usize) -> bool {
+/// True if so many inner values fill whole steps, so that each step belongs to one task.
+pub(in super::super) fn can_pass_on(values: usize) -> bool {
     values > 0 && values.is_multiple_of(OUTPUTS)
 }
 
@@ -30,7 +31,7 @@ pub(in super::super) fn feed_forward(
     out: &mut [MaybeUninit<f32>],
 ) {
     let (values, cols) = (block.up.weight.rows, block.up.weight.cols);
-    assert!(pass_on(values), "{values} inner values");
+    assert!(can_pass_on(values), "{values} inner values");
     let layers: Vec<Layer<'_>> = block.gate.into_iter().chain([block.up]).collect();
     let split = layers.iter().map(|layer| parts(layer.weight.dtype).left()).max();
     let left = Left::new(pool, amx, x, cols, split.unwrap_or(Split(1)));
@@ -40,7 +41,7 @@ pub(in super::super) fn feed_forward(
         pool.run(pool.threads(), |thread| {
             WORK.with_borrow_mut(|Work { right, sums }| {
                 while let Some((_, task)) = shares.next(thread) {
-                    run(&jobs, amx, &left, &task, right, sums);
+                    let sums = run(&jobs, amx, &left, &task, right, sums);
                     let of_layers = sums.chunks_exact(sums.len() / layers.len()).zip(&layers);
                     let mut values = of_layers.map(|(sums, layer)| Values { sums, bias: layer.bias });
                     if let Some(first) = values.next() {

@@ -1,4 +1,7 @@
 //! Activations packed to left factors.
+//!
+//! A line has 32 columns of a row, and 16 lines a step. Segments of 256 columns follow each other, and in each the groups of 16 rows:
+//! that is how they are read while rows pass over panels.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -102,8 +105,7 @@ impl Lines<'_> {
     }
 }
 
-/// Where a step of a group begins. Segments follow each other, and in each the groups, so that rows that pass over panels are read in
-/// order.
+/// Where a step of a group begins.
 #[inline(always)]
 fn place(n: usize, steps: usize, group: usize, step: usize) -> usize {
     let first = step / STEPS * STEPS;

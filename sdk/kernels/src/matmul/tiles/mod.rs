@@ -24,7 +24,7 @@ use super::panels::Panels;
 use super::quantized::Panel;
 use super::{Matrix, Output, Product};
 use fill::{Filler, filler};
-pub(super) use inner::{feed_forward, pass_on};
+pub(super) use inner::{can_pass_on, feed_forward};
 use left::Left;
 use pensieve_weights::Dtype;
 use shares::{Shares, Task};
@@ -161,18 +161,25 @@ impl<'a> Job<'a> {
     }
 }
 
-/// Computes a task of each of these products, whose rows pass over all of their panels together. Sums are in the order of jobs, pairs
-/// and rows.
-fn run(jobs: &[Job<'_>], amx: Amx, left: &Left, task: &Task, right: &mut Right, sums: &mut Vec<SumRow>) {
+/// Computes a task of each of these products, whose rows pass over all of their panels together. Returns the sums, in the order of jobs,
+/// pairs and rows.
+fn run<'a>(
+    jobs: &[Job<'_>],
+    amx: Amx,
+    left: &Left,
+    task: &Task,
+    right: &mut Right,
+    sums: &'a mut Vec<SumRow>,
+) -> &'a [SumRow] {
     let tiles = amx.tiles();
     let each = jobs.iter().map(|job| job.parts.right().lines(STEPS)).max().unwrap_or(0);
     let (pairs, rows) = (task.pairs.len(), task.groups.len() * TILE_ROWS);
     let codes = right.panel.get_or_insert_with(|| Box::new(Panel::new(amx.avx512())));
-    right.lines.resize(jobs.len() * pairs * PAIR * each, Line::ZERO);
-    sums.resize(jobs.len() * pairs * rows, SumRow([0.0; OUTPUTS]));
+    let lines = at_least(&mut right.lines, jobs.len() * pairs * PAIR * each, Line::ZERO);
+    let sums = at_least(sums, jobs.len() * pairs * rows, SumRow([0.0; OUTPUTS]));
     for first in (0..left.steps).step_by(STEPS) {
         let steps = STEPS.min(left.steps - first);
-        for (job, lines) in jobs.iter().zip(right.lines.chunks_exact_mut(pairs * PAIR * each)) {
+        for (job, lines) in jobs.iter().zip(lines.chunks_exact_mut(pairs * PAIR * each)) {
             let (bytes, fill) = job.fill;
             let cols = (job.cols - first * TILE_COLS).min(SEGMENT);
             for (panel, lines) in lines.chunks_exact_mut(each).enumerate() {
@@ -189,7 +196,7 @@ fn run(jobs: &[Job<'_>], amx: Amx, left: &Left, task: &Task, right: &mut Right, 
             let row = (group - task.groups.start) * TILE_ROWS;
             for index in 0..jobs.len() * pairs {
                 let (job, pair) = (&jobs[index / pairs], task.pairs.start + index % pairs);
-                let right = [0, 1].map(|panel| &right.lines[(index * PAIR + panel) * each..][..each]);
+                let right = [0, 1].map(|panel| &lines[(index * PAIR + panel) * each..][..each]);
                 job.block(
                     &tiles,
                     left,
@@ -200,6 +207,15 @@ fn run(jobs: &[Job<'_>], amx: Amx, left: &Left, task: &Task, right: &mut Right, 
             }
         }
     }
+    sums
+}
+
+/// The first elements of memory that grows if it must: to clear it for every task would take as long as a part of the task.
+fn at_least<T: Copy>(memory: &mut Vec<T>, len: usize, empty: T) -> &mut [T] {
+    if memory.len() < len {
+        memory.resize(len, empty);
+    }
+    &mut memory[..len]
 }
 
 /// Place of a block of products.

@@ -1,4 +1,7 @@
 //! Products cut into tasks for threads.
+//!
+//! A task is some pairs of panels for a stretch of rows, whose activations stay in the L2 cache of the core that has them. Tasks become
+//! smaller towards the end of a loop: with equal ones, threads waited a tenth to a third of it for the last.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -6,9 +9,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use super::super::super::simd::TILE_ROWS;
 use super::OUTPUTS;
 
-/// Fewest tasks per thread.
+/// Tasks per thread for which rows are divided, where outputs are too few.
 const TASKS: usize = 3;
-/// A task is this part of what is left for each thread: the last ones are small, so that threads finish together.
+/// As many tasks as this would take what is left for a thread.
 const SHARE: usize = 2;
 /// Most rows of a task beside other threads: their activations take half of the L2 cache if they have 2,048 columns.
 const ROWS_MAX: usize = 256;
