@@ -93,6 +93,7 @@ pub static PAGES: &[Page] = pages![
     "adr/0019-plugins-travel-as-signed-packages",
     "adr/0020-upstreams-behind-the-same-door",
     "adr/0021-keys-with-names-and-a-ledger-of-lines",
+    "adr/0022-products-on-the-cpu",
 ];
 
 /// Text files bear `.txt`, so that browsers show them.
