@@ -42,7 +42,7 @@ pub struct Output(pub u32);
 impl Output {
     /// Logits over the whole vocabulary. Every model supports them.
     pub const LOGITS: Self = Self(0);
-    /// The tokens with the highest logits, chosen on the device, so that only a fraction of the vocabulary crosses.
+    /// The tokens with the highest logits, chosen where the logits are, so that only a fraction of the vocabulary crosses.
     /// Supported if [`crate::Card::candidates`] is above 0.
     pub const CANDIDATES: Self = Self(1);
     /// The last hidden state after the final norm, for embeddings, scores and draft heads. Supported if

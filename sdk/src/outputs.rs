@@ -116,13 +116,15 @@ impl CandidateRows<'_> {
         let best_first = |a: &u32, b: &u32| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b));
         let tokens = (0..logits.len()).filter(|&token| allowed(token)).map(|token| token as u32);
         let highest = highest(logits);
-        let total = highest + exp_sum(logits, highest).ln();
-        let masked = match mask {
-            [] => total,
-            _ => log_sum_exp(tokens.clone().map(|token| logits[token as usize])),
+        let total = log_sum_exp(logits, highest);
+        let masked = if mask.is_empty() {
+            total
+        } else {
+            let allowed: Vec<f32> = tokens.clone().map(|token| logits[token as usize]).collect();
+            log_sum_exp(&allowed, self::highest(&allowed))
         };
         let best: Vec<u32> = if top == 1 && mask.is_empty() && !total.is_nan() {
-            // Greedy decoding does this in every step.
+            // Greedy decoding does this in every step. A NaN would be the best in the order that all others have.
             logits.iter().position(|logit| *logit == highest).into_iter().map(|token| token as u32).collect()
         } else if top == 1 {
             tokens.min_by(best_first).into_iter().collect()
@@ -159,8 +161,8 @@ fn highest(logits: &[f32]) -> f32 {
     lanes.into_iter().chain(rest.iter().copied()).fold(f32::NEG_INFINITY, f32::max)
 }
 
-/// The sum of `exp(logit − highest)`; NaN if a logit is.
-fn exp_sum(logits: &[f32], highest: f32) -> f32 {
+/// Logarithm of the sum of all exponentials, of which `highest` is the largest; NaN if a logit is.
+fn log_sum_exp(logits: &[f32], highest: f32) -> f32 {
     let base = if highest == f32::NEG_INFINITY { 0.0 } else { highest };
     let (chunks, rest) = logits.as_chunks::<LANES>();
     let mut lanes = [0.0; LANES];
@@ -169,7 +171,7 @@ fn exp_sum(logits: &[f32], highest: f32) -> f32 {
             *lane += exp(logit - base);
         }
     }
-    lanes.into_iter().chain(rest.iter().map(|logit| exp(logit - base))).sum()
+    base + lanes.into_iter().chain(rest.iter().map(|logit| exp(logit - base))).sum::<f32>().ln()
 }
 
 /// `exp(x)` for x up to 0, to a relative error of 2e-7, and 0 below −87. Unlike the library's, it can be computed for several values
@@ -185,15 +187,6 @@ fn exp(x: f32) -> f32 {
     let power = coefficients.into_iter().fold(1.0 / 5040.0, |power, coefficient| power * rest + coefficient);
     let scale = f32::from_bits(twos.to_bits().wrapping_add(127) << 23);
     if x < -87.0 { 0.0 } else { power * scale }
-}
-
-/// Logarithm of the sum of `exp(value)`.
-fn log_sum_exp(values: impl Iterator<Item = f32> + Clone) -> f32 {
-    let largest = values.clone().fold(f32::NEG_INFINITY, f32::max);
-    if largest == f32::NEG_INFINITY {
-        return largest;
-    }
-    largest + values.map(|value| (value - largest).exp()).sum::<f32>().ln()
 }
 
 #[cfg(test)]
@@ -232,6 +225,18 @@ mod tests {
         for row in [[1.0, f32::NAN, 2.0], [f32::NAN; 3], [0.0, infinity, 0.0]] {
             assert!(best(&row).2.is_nan(), "{row:?}");
         }
+    }
+
+    #[test]
+    fn a_mask_has_a_total_of_its_own() {
+        let row: Vec<f32> = (0..70).map(|at| (at as f32 * 0.37).sin() * 5.0).collect();
+        let (mut ids, mut scores, mut totals) = ([7; 2], [7.0; 2], [7.0; 4]);
+        let mut rows = CandidateRows { ids: &mut ids, scores: &mut scores, totals: &mut totals };
+        rows.choose(0, 1, &row, &[1 << 3 | 1 << 9, 0, 1 << 1]);
+        rows.choose(1, 1, &row, &[0, 0, 0]);
+        let sum: f64 = [3, 9, 65].map(|token: usize| f64::from(row[token]).exp()).iter().sum();
+        assert!((f64::from(totals[1]) - sum.ln()).abs() < 2e-6 && totals[0] > totals[1], "{totals:?}");
+        assert_eq!((ids, scores[0], totals[3]), ([3, VACANT], row[3], f32::NEG_INFINITY));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::mem::MaybeUninit;
 use super::activation::activate_in_place;
 use super::elementwise::{add, add_row};
 use super::matmul::{
-    BATCH, FeedForward, Kind, Layer, feed_forward_by_tiles, kinds, matmul_all, matmul_into, unwritten,
+    BATCH, FeedForward, Layer, Outputs, by_kind, feed_forward_by_tiles, is_many, matmul_all, matmul_into,
 };
 use super::pool::Pool;
 
@@ -34,33 +34,17 @@ pub fn feed_forward(
     let n = stretches.iter().sum::<usize>();
     assert_eq!(Some(x.len()), n.checked_mul(inputs), "values for {n} rows of {inputs}");
     let mut out = Vec::with_capacity(n * outputs);
-    let written = &mut out.spare_capacity_mut()[..n * outputs];
-    let kinds = kinds(pool, stretches);
-    if kinds.len() <= 2 {
-        for Kind { is_many, rows, stretches: of_kind } in kinds {
-            let x = &x[rows.start * inputs..rows.end * inputs];
-            let written = &mut written[rows.start * outputs..rows.end * outputs];
-            of_a_kind(pool, block, x, (is_many, &stretches[of_kind]), written);
-        }
-    } else {
-        // Weights are read once for each kind, however its rows are scattered.
-        for is_many in [false, true] {
-            let of_kind = kinds.iter().filter(|kind| kind.is_many == is_many);
-            let rows = of_kind.clone().map(|kind| kind.rows.clone());
-            let together: Vec<f32> =
-                rows.clone().flat_map(|rows| &x[rows.start * inputs..rows.end * inputs]).copied().collect();
-            let stretches: Vec<usize> = of_kind.flat_map(|kind| &stretches[kind.stretches.clone()]).copied().collect();
-            let mut outs = vec![0.0; together.len() / inputs.max(1) * outputs];
-            of_a_kind(pool, block, &together, (is_many, &stretches), unwritten(&mut outs));
-            let mut rest = &outs[..];
-            for rows in rows {
-                let (some, others) = rest.split_at(rows.len() * outputs);
-                written[rows.start * outputs..rows.end * outputs].write_copy_of_slice(some);
-                rest = others;
-            }
-        }
-    }
-    // SAFETY: the kinds are all rows, and each was written.
+    let written = Outputs { width: outputs, out: &mut out.spare_capacity_mut()[..n * outputs] };
+    by_kind(
+        (x, inputs),
+        stretches,
+        &mut [written],
+        |stretch| is_many(pool, stretch),
+        |many, x, stretches, outs| {
+            outs.iter_mut().for_each(|outs| of_kind(pool, block, x, (many, stretches), outs.out));
+        },
+    );
+    // SAFETY: stretches of both kinds are all rows, and each was written.
     unsafe { out.set_len(n * outputs) };
     if let Some(bias) = block.down.bias {
         assert_eq!(bias.len(), outputs, "a bias for each output");
@@ -72,22 +56,22 @@ pub fn feed_forward(
     out
 }
 
-/// Applies a block, without the bias of `down`, to stretches that are many or not.
-fn of_a_kind(
+/// Applies a block, without the bias of `down`, to stretches of few or of many rows.
+fn of_kind(
     pool: &Pool,
     block: &FeedForward<'_>,
     mut x: &[f32],
-    (is_many, stretches): (bool, &[usize]),
+    (many, stretches): (bool, &[usize]),
     mut out: &mut [MaybeUninit<f32>],
 ) {
     let (up, down) = (block.up.weight, block.down.weight);
     // Dense weights take their activations in three parts of two bytes.
-    let value = if is_many && !down.dtype.is_quantized() { 6 } else { size_of::<f32>() };
+    let value = if many && !down.dtype.is_quantized() { 6 } else { size_of::<f32>() };
     for stretches in pieces(stretches, (BYTES / (value * up.rows).max(1)).clamp(ROWS / 2, ROWS)) {
         let rows = stretches.iter().sum::<usize>();
         let (here, later) = x.split_at(rows * up.cols);
         let (written, unwritten) = out.split_at_mut(rows * down.rows);
-        if !(is_many && feed_forward_by_tiles(pool, block, here, rows, written)) {
+        if !(many && feed_forward_by_tiles(pool, block, here, rows, written)) {
             matmul_into(pool, &down, &inner(pool, block, here, &stretches), &stretches, written);
         }
         (x, out) = (later, unwritten);
@@ -189,10 +173,9 @@ mod tests {
                 let up = Layer { weight: Matrix { dtype: Dtype::F32, data, rows: inner, cols: 64 }, bias: None };
                 let down = Layer { weight: Matrix { rows: 64, cols: inner, ..up.weight }, bias: None };
                 let block = FeedForward { gate: None, up, down, activation: Activation::Silu };
-                let (pool, mut out) = (Pool::with_level(2, level), vec![1.0; MANY * 64]);
-                let is_taken = feed_forward_by_tiles(&pool, &block, &wave(MANY * 64, 0.3), MANY, unwritten(&mut out));
+                let (pool, mut out) = (Pool::with_level(2, level), vec![MaybeUninit::new(0.0); MANY * 64]);
+                let is_taken = feed_forward_by_tiles(&pool, &block, &wave(MANY * 64, 0.3), MANY, &mut out);
                 assert_eq!(is_taken, level.has_tiles() && inner == 96, "{}", level.name());
-                assert!(out.iter().all(|out| *out == if is_taken { 0.0 } else { 1.0 }), "{}", level.name());
             }
         }
     }

@@ -287,7 +287,8 @@ impl<D: Decoder> PagedModel<D> {
             texts::check(batch, D::NAME)?;
             return self.run_with_hidden(batch, outputs);
         }
-        if batch.spans.iter().all(|span| span.rows() == 0 || wants_best(batch, span)) && self.runtime.ops.finds_best() {
+        let is_best = |span: &Span<'_>| span.rows() == 0 || span.output == Output::Candidates && span.mask.is_empty();
+        if batch.top == 1 && batch.spans.iter().all(is_best) && self.runtime.ops.finds_best() {
             let mut best = vec![[f32::NAN; 3]; batch.spans.iter().map(Span::rows).sum()];
             self.run(batch, Taken::Best(&mut best))?;
             return outputs.take_best(&best);
@@ -346,21 +347,10 @@ impl<D: Decoder> PagedModel<D> {
         }
         let hidden = step.wanted(&hidden, &wanted)?;
         let rows = self.decoder.logits(&hidden, &step)?;
-        let is_best = |span: &Span<'_>| span.output == Output::Hidden || span.rows() == 0 || wants_best(batch, span);
-        if batch.spans.iter().all(is_best) && ops.finds_best() {
-            let mut best = vec![[f32::NAN; 3]; wanted.len()];
-            ops.take(&rows, &mut Taken::Best(&mut best))?;
-            return outputs.take_best(&best);
-        }
         let mut logits = vec![0.0; wanted.len() * outputs.vocabulary()];
         ops.read(&rows, &mut logits)?;
         outputs.take_logits(batch, &logits)
     }
-}
-
-/// Only the most likely token of all is wanted of a span's rows.
-fn wants_best(batch: &Batch<'_>, span: &Span<'_>) -> bool {
-    batch.top == 1 && span.output == Output::Candidates && span.mask.is_empty()
 }
 
 impl<D: Decoder> Model for PagedModel<D> {

@@ -42,7 +42,7 @@ pub struct Matrix<'a> {
     pub cols: usize,
 }
 
-/// A product with a bias.
+/// A matrix and its bias.
 #[derive(Clone, Copy, Debug)]
 pub struct Layer<'a> {
     pub weight: Matrix<'a>,
@@ -140,33 +140,74 @@ pub(super) fn feed_forward_by_tiles(
     false
 }
 
-/// Consecutive rows of one kind: the matrix unit computes them, or vectors do.
-pub(super) struct Kind {
-    pub(super) is_many: bool,
-    pub(super) rows: Range<usize>,
-    pub(super) stretches: Range<usize>,
+/// Rows of `width` outputs.
+pub(super) struct Outputs<'a> {
+    pub(super) width: usize,
+    pub(super) out: &'a mut [MaybeUninit<f32>],
 }
 
-/// Groups stretches by kind, in their order.
-pub(super) fn kinds(pool: &Pool, stretches: &[usize]) -> Vec<Kind> {
-    let mut kinds: Vec<Kind> = Vec::new();
-    let mut first = 0;
-    for (index, &stretch) in stretches.iter().enumerate() {
-        let is_many = pool.level().has_tiles() && stretch >= MANY;
-        let end = first + stretch;
-        match kinds.last_mut() {
-            Some(last) if stretch == 0 || last.is_many == is_many => {
-                (last.rows.end, last.stretches.end) = (end, index + 1);
-            }
-            _ => kinds.push(Kind { is_many, rows: first..end, stretches: index..index + 1 }),
+/// True if the matrix unit computes a stretch of so many rows.
+pub(super) fn is_many(pool: &Pool, stretch: usize) -> bool {
+    pool.level().has_tiles() && stretch >= MANY
+}
+
+/// Calls `compute` for the stretches of few and of many rows: with whether they are many, their activations, which are rows of `cols`,
+/// the stretches and their outputs, all of which it writes. Each call reads all weights, so rows of a kind are gathered if they lie in several places.
+pub(super) fn by_kind(
+    (x, cols): (&[f32], usize),
+    stretches: &[usize],
+    outs: &mut [Outputs<'_>],
+    is_many: impl Fn(usize) -> bool,
+    mut compute: impl FnMut(bool, &[f32], &[usize], &mut [Outputs<'_>]),
+) {
+    let stretches: Vec<usize> = stretches.iter().copied().filter(|stretch| *stretch > 0).collect();
+    let mut end = 0;
+    let groups = stretches.chunk_by(|a, b| is_many(*a) == is_many(*b)).map(|group| {
+        let start = end;
+        end += group.iter().sum::<usize>();
+        (is_many(group[0]), start..end, group)
+    });
+    let groups: Vec<(bool, Range<usize>, &[usize])> = groups.collect();
+    if groups.len() <= 2 {
+        for (many, rows, stretches) in groups {
+            let mut outs: Vec<_> = outs.iter_mut().map(|outs| outs.part(rows.clone())).collect();
+            compute(many, &x[rows.start * cols..rows.end * cols], stretches, &mut outs);
         }
-        first = end;
+        return;
     }
-    kinds
+    for kind in [false, true] {
+        let of_kind = || groups.iter().filter(|(many, ..)| *many == kind);
+        let stretches: Vec<usize> = of_kind().flat_map(|(_, _, stretches)| *stretches).copied().collect();
+        let rows = || of_kind().map(|(_, rows, _)| rows.clone());
+        let gathered: Vec<f32> = rows().flat_map(|rows| &x[rows.start * cols..rows.end * cols]).copied().collect();
+        let n = stretches.iter().sum::<usize>();
+        let mut results: Vec<Vec<f32>> = outs.iter().map(|outs| vec![0.0; n * outs.width]).collect();
+        let mut of_results: Vec<_> = results
+            .iter_mut()
+            .zip(&*outs)
+            .map(|(result, outs)| Outputs { width: outs.width, out: unwritten(result) })
+            .collect();
+        compute(kind, &gathered, &stretches, &mut of_results);
+        for (result, outs) in results.iter().zip(&mut *outs) {
+            let mut rest = &result[..];
+            for rows in rows() {
+                let (some, others) = rest.split_at(rows.len() * outs.width);
+                outs.part(rows).out.write_copy_of_slice(some);
+                rest = others;
+            }
+        }
+    }
+}
+
+impl Outputs<'_> {
+    /// Those of some rows.
+    fn part(&mut self, rows: Range<usize>) -> Outputs<'_> {
+        Outputs { width: self.width, out: &mut self.out[rows.start * self.width..rows.end * self.width] }
+    }
 }
 
 /// Values to be written over.
-pub(super) fn unwritten(values: &mut [f32]) -> &mut [MaybeUninit<f32>] {
+fn unwritten(values: &mut [f32]) -> &mut [MaybeUninit<f32>] {
     // SAFETY: these have the same layout, and nothing but numbers is written here.
     unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), values.len()) }
 }
@@ -187,33 +228,19 @@ fn multiply(pool: &Pool, products: &mut [Product<'_>], x: &[f32], stretches: &[u
     if cols == 0 || products.is_empty() {
         return;
     }
-    let kinds = kinds(pool, stretches);
-    if kinds.len() <= 2 {
-        for Kind { is_many, rows, .. } in kinds {
-            of_kind(pool, &mut products, is_many, &x[rows.start * cols..rows.end * cols], rows);
-        }
-        return;
-    }
-    // Weights are read and unpacked once for each kind, however its rows are scattered.
-    for kind in [false, true] {
-        let rows = || kinds.iter().filter(|of| of.is_many == kind).map(|of| of.rows.clone());
-        let together: Vec<f32> = rows().flat_map(|rows| &x[rows.start * cols..rows.end * cols]).copied().collect();
-        let n = together.len() / cols;
-        let mut outs: Vec<Vec<f32>> = products.iter().map(|product| vec![0.0; n * product.weight.rows]).collect();
-        let in_turn = products.iter().zip(&mut outs);
-        let mut in_turn: Vec<_> =
-            in_turn.map(|(product, out)| Product { weight: product.weight, out: unwritten(out) }).collect();
-        of_kind(pool, &mut in_turn, kind, &together, 0..n);
-        for (product, out) in products.iter_mut().zip(&outs) {
-            let mut rest = &out[..];
-            for rows in rows() {
-                let (some, others) = rest.split_at(rows.len() * product.weight.rows);
-                let width = product.weight.rows;
-                product.out[rows.start * width..rows.end * width].write_copy_of_slice(some);
-                rest = others;
-            }
-        }
-    }
+    let weights: Vec<Matrix<'_>> = products.iter().map(|product| product.weight).collect();
+    let mut outs: Vec<_> =
+        products.iter_mut().map(|product| Outputs { width: product.weight.rows, out: product.out }).collect();
+    by_kind(
+        (x, cols),
+        stretches,
+        &mut outs,
+        |stretch| is_many(pool, stretch),
+        |many, x, _, outs| {
+            let products = weights.iter().zip(outs).map(|(weight, outs)| Product { weight: *weight, out: outs.out });
+            of_kind(pool, &mut products.collect::<Vec<_>>(), many, x);
+        },
+    );
 }
 
 /// The products of some rows.
@@ -225,11 +252,12 @@ fn part<'a>(products: &'a mut [Product<'_>], rows: Range<usize>) -> impl Iterato
 }
 
 /// Computes rows of one kind.
-fn of_kind(pool: &Pool, products: &mut [Product<'_>], many: bool, x: &[f32], rows: Range<usize>) {
-    let cols = x.len() / rows.len().max(1);
-    for first in rows.clone().step_by(BATCH) {
-        let batch = first..rows.end.min(first + BATCH);
-        let x = &x[(batch.start - rows.start) * cols..(batch.end - rows.start) * cols];
+fn of_kind(pool: &Pool, products: &mut [Product<'_>], many: bool, x: &[f32]) {
+    let Some(cols) = products.first().map(|product| product.weight.cols) else { return };
+    let n = x.len() / cols;
+    for first in (0..n).step_by(BATCH) {
+        let batch = first..n.min(first + BATCH);
+        let x = &x[batch.start * cols..batch.end * cols];
         let mut products: Vec<Product<'_>> = part(products, batch).collect();
         #[cfg(target_arch = "x86_64")]
         if let Some(amx) = pool.level().tiles().filter(|_| many) {

@@ -308,6 +308,47 @@ fn products_of_the_same_activations_are_the_same_together() {
 }
 
 #[test]
+fn rows_of_a_kind_are_computed_together_and_returned_to_their_places() {
+    // Two outputs of other widths: each row's number, and twice that. Ten rows and more are many.
+    type Calls = &'static [(bool, &'static [usize])];
+    let cases: [(&[usize], Calls); 7] = [
+        (&[], &[]),
+        (&[0], &[]),
+        (&[3, 0, 2], &[(false, &[3, 2])]),
+        (&[3, 12, 10], &[(false, &[3]), (true, &[12, 10])]),
+        (&[10, 0, 11], &[(true, &[10, 11])]),
+        (&[1, 10, 2], &[(false, &[1, 2]), (true, &[10])]),
+        (&[10, 1, 11, 2, 3, 12], &[(false, &[1, 2, 3]), (true, &[10, 11, 12])]),
+    ];
+    for (stretches, expected) in cases {
+        let n = stretches.iter().sum::<usize>();
+        let x: Vec<f32> = (0..n).flat_map(|row| [row as f32; 2]).collect();
+        let (mut one, mut three) = (vec![-1.0; n], vec![-1.0; 3 * n]);
+        let mut outs =
+            [Outputs { width: 1, out: unwritten(&mut one) }, Outputs { width: 3, out: unwritten(&mut three) }];
+        let mut calls = Vec::new();
+        by_kind(
+            (&x, 2),
+            stretches,
+            &mut outs,
+            |stretch| stretch >= 10,
+            |many, x, stretches, outs| {
+                calls.push((many, stretches.to_vec()));
+                assert_eq!(x.len(), 2 * stretches.iter().sum::<usize>());
+                for (row, x) in x.chunks(2).enumerate() {
+                    outs[0].out[row].write(x[0]);
+                    outs[1].out[3 * row..3 * row + 3].fill(MaybeUninit::new(2.0 * x[1]));
+                }
+            },
+        );
+        let calls: Vec<(bool, &[usize])> = calls.iter().map(|(many, stretches)| (*many, &stretches[..])).collect();
+        assert_eq!(calls, expected, "{stretches:?}");
+        assert_eq!(one, (0..n).map(|row| row as f32).collect::<Vec<_>>(), "{stretches:?}");
+        assert_eq!(three, (0..3 * n).map(|at| 2.0 * (at / 3) as f32).collect::<Vec<_>>(), "{stretches:?}");
+    }
+}
+
+#[test]
 fn many_rows_are_within_rounding_of_few() {
     for level in Level::available() {
         for dtype in DTYPES {

@@ -22,7 +22,7 @@ pub(in super::super) fn can_pass_on(values: usize) -> bool {
     values > 0 && values.is_multiple_of(OUTPUTS)
 }
 
-/// Computes a block without the bias of `down`. Its inner values can be [passed on](pass_on).
+/// Computes a block without the bias of `down`. Its inner values can be [passed on](can_pass_on).
 pub(in super::super) fn feed_forward(
     pool: &Pool,
     amx: Amx,

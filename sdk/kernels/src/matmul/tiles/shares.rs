@@ -11,7 +11,7 @@ use super::OUTPUTS;
 
 /// Tasks per thread for which rows are divided, where outputs are too few.
 const TASKS: usize = 3;
-/// As many tasks as this would take what is left for a thread.
+/// A task is at most what is left for each thread, divided by this.
 const SHARE: usize = 2;
 /// Most rows of a task beside other threads: their activations take half of the L2 cache if they have 2,048 columns.
 const ROWS_MAX: usize = 256;
