@@ -1,6 +1,6 @@
 //! Paged attention on the CPU: causal, or within whole texts in both directions.
 //!
-//! Positions are processed in tiles of 64 that start at multiples of 64, regardless of the batch, the prompt's chunks
+//! Positions are processed in tiles (by vectors of 64) that start at multiples of their length, regardless of the batch, the prompt's chunks
 //! and the order of the blocks; each output row goes through the tiles that it sees, in order, with a running maximum
 //! and sum. By vectors these are of a section of some tiles, and the sections are then summed in order, so that several threads
 //! can share them. That makes a row bitwise identical however the prompt was split. Once per tile, keys are transposed and keys
@@ -41,7 +41,7 @@ pub use texts::{TextHeads, attention_within};
 const POSITIONS: usize = 64;
 /// Approximate number of rows per part, by vectors and at most on the matrix unit.
 const ROWS: usize = 64;
-const ROWS_OF_TILES: usize = 256;
+const ROWS_OF_TILES: usize = 512;
 /// Tasks per thread, if parts are cut into sections.
 const TASKS: usize = 4;
 /// Most values of the sections that threads share, 16 MiB.

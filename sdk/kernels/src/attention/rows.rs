@@ -35,7 +35,7 @@ impl<'a> TileRows<'a> {
         let Kv::Packed(packing, bytes) = cache else {
             return Self { bytes: cache.bytes(), stride, place: Place::Slots { layout, blocks, first, start } };
         };
-        unpacked.resize(POSITIONS * dim, 0.0);
+        unpacked.resize(seen.next_multiple_of(POSITIONS) * dim, 0.0);
         for (position, row) in unpacked.chunks_exact_mut(dim).enumerate().take(seen) {
             let slot = first + layout.slot(blocks, start + position);
             packing.unpack(&bytes[slot * stride..][..stride], row);

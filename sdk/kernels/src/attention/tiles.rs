@@ -4,21 +4,21 @@
 //! queries, and maxima, sums and masks need nothing from their neighbours. Weights then already lie as the right factors of
 //! the values' product, whose sums have a query per column until the end.
 //!
-//! Numbers are split into parts of `bf16`, and the products of parts that matter are summed: beside keys and values in `f16`,
-//! which two parts have exactly, two parts of each, which is 16 bits; beside `f32` three, which is all bits. In one part, scores
-//! were off by more than the rounding of activations to 8 bits costs. All products of a step are summed without leaving the tiles,
-//! in an order in which each of them loads the next part of one side only.
+//! Numbers are split into parts of `bf16`, and the products of parts that matter are summed. A cache in `f32` has three parts of
+//! everything, which is all bits. In `f16`, scores are products of two parts of keys and queries, 16 bits: with one they were off by
+//! more than the rounding of activations to 8 bits costs. Weights and values have one part there, since what is off in them
+//! averages out, and is less than products of the result with quantized weights lose again. All products of a step are summed without
+//! leaving the tiles, in an order in which each of them loads the next part of one side only.
 
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::{Attend, POSITIONS, TileRows, load_part};
+use super::{Attend, TileRows, load_part};
 use crate::{
-    float::{Float, fill},
+    float::{F32, Float, fill},
     kv::Kv,
     simd::{
-        Amx, Avx512, Factors, Line, Parts, Rows, Simd, Split, Sums, TILE_COLS, TILE_ROWS, TILE_SUMS, TileKernel, Tiles,
-        exp, tanh,
+        Amx, Avx512, Factors, Line, Parts, Rows, Simd, Sums, TILE_COLS, TILE_ROWS, TILE_SUMS, TileKernel, Tiles, tanh,
     },
 };
 
@@ -26,19 +26,31 @@ use crate::{
 const QUERIES: usize = 2 * TILE_SUMS;
 /// Rows of sums that are computed together: two tiles of rows.
 const PAIR_ROWS: usize = 2 * TILE_ROWS;
-/// Steps of 32 positions in a tile of keys and values.
-const VALUE_STEPS: usize = POSITIONS / TILE_COLS;
+/// Positions whose keys and values are loaded together, from multiples of their number on. With more of them the sums of
+/// values, which lie in memory, are read and written less often.
+const LOADED: usize = 128;
+/// Positions that are a step of the products with values, and a pair of tiles of scores: rows see all of them, some, or none.
+const STEP: usize = TILE_COLS;
+const STEPS: usize = LOADED / STEP;
 /// Below every score: a maximum that nothing was compared with yet.
 const LOWEST: f32 = f32::MIN / 2.0;
 
 /// A vector of 16 numbers.
 type Vector = <Avx512 as Simd>::F;
 
-/// How queries, keys, weights and values are split beside those of a cache.
-const fn beside(cache: Kv<'_>) -> Parts {
-    match cache {
-        Kv::F16(_) | Kv::Packed(..) => Parts::TwoByTwo,
-        Kv::F32(_) => Parts::ThreeByThree,
+/// How the keys and queries of a cache are split, and its values and their weights.
+#[derive(Clone, Copy)]
+struct Precision {
+    scores: Parts,
+    sums: Parts,
+}
+
+impl Precision {
+    const fn of(cache: Kv<'_>) -> Self {
+        match cache {
+            Kv::F16(_) | Kv::Packed(..) => Self { scores: Parts::TwoByTwo, sums: Parts::OneByOne },
+            Kv::F32(_) => Self { scores: Parts::ThreeByThree, sums: Parts::ThreeByThree },
+        }
     }
 }
 
@@ -46,8 +58,7 @@ const fn beside(cache: Kv<'_>) -> Parts {
 struct Work<F> {
     amx: Amx,
     tiles: Tiles,
-    parts: Parts,
-    split: Split,
+    precision: Precision,
     key_steps: usize,
     /// Right factors of each 16 queries.
     queries: Vec<Line>,
@@ -56,7 +67,7 @@ struct Work<F> {
     values: Vec<Line>,
     /// Right factors of each 16 queries of a pair.
     weights: Vec<Line>,
-    /// `[POSITIONS, QUERIES]`.
+    /// `[LOADED, QUERIES]`.
     scores: Vec<[Vector; 2]>,
     /// `[pairs, dimensions, QUERIES]`.
     sums: Vec<[Vector; 2]>,
@@ -77,26 +88,28 @@ impl<F: Float> TileKernel for Attend<'_, F> {
         let mut work = Work::new(amx, &self);
         let (rows, all) = (self.rows(), self.seen());
         let position = |row: usize| self.first() + row / self.group();
-        for start in (all.start / POSITIONS * POSITIONS..all.end).step_by(POSITIONS) {
-            let seen = POSITIONS.min(all.end - start);
-            work.fetch(&self, start, seen);
+        for start in (all.start / LOADED * LOADED..all.end).step_by(LOADED) {
+            let loaded = LOADED.min(all.end - start);
+            work.fetch(&self, start, loaded);
             for pair in 0..rows.div_ceil(QUERIES) {
-                let all = pair * QUERIES..rows.min((pair + 1) * QUERIES);
-                let (least, most) = (self.seen_by(position(all.start)), self.seen_by(position(all.end - 1)));
-                // Queries too far before the tile do not see it, nor do those whose window has moved past it.
-                if most.end <= start || least.start >= start + POSITIONS {
+                let rows = pair * QUERIES..rows.min((pair + 1) * QUERIES);
+                let (least, most) = (self.seen_by(position(rows.start)), self.seen_by(position(rows.end - 1)));
+                let first = least.start.saturating_sub(start) / STEP;
+                let steps = first..most.end.saturating_sub(start).min(loaded).div_ceil(STEP);
+                if steps.is_empty() {
                     continue;
                 }
-                let is_whole = seen == POSITIONS && least.end >= start + POSITIONS && most.start <= start;
-                work.score(pair, seen);
+                let positions = start + steps.start * STEP..start + steps.end * STEP;
+                let is_whole = most.start <= positions.start && positions.end <= least.end.min(all.end);
+                work.score(pair, steps.clone());
                 for half in 0..2 {
-                    let rows = all.start + half * TILE_SUMS..all.end.min(all.start + (half + 1) * TILE_SUMS);
+                    let rows = rows.start + half * TILE_SUMS..rows.end.min(rows.start + (half + 1) * TILE_SUMS);
                     if self.scores.distances.is_some() || !is_whole {
-                        work.restrict(&self, rows, half, (start, seen));
+                        work.restrict(&self, rows, half, start, steps.clone());
                     }
-                    work.weigh(pair, half, self.scores.softcap);
+                    work.weigh(pair, half, steps.clone(), self.scores.softcap);
                 }
-                work.gather(pair);
+                work.gather(pair, steps);
             }
         }
         work.finish(&self);
@@ -108,36 +121,43 @@ impl<F: Float> Work<F> {
     fn new(amx: Amx, of: &Attend<'_, F>) -> Self {
         let simd = amx.avx512();
         let zero = simd.splat(0.0);
-        let parts = beside(of.past.keys.1);
-        let split = parts.left();
+        let precision = Precision::of(of.past.keys.1);
+        let (split, of_sums) = (precision.scores.left(), precision.sums.left());
         let (dim, value_dim) = (of.past.keys.0.head_dim, of.past.value_dim);
         let (key_steps, dims) = (dim.div_ceil(TILE_COLS), value_dim.next_multiple_of(PAIR_ROWS));
         let pairs = of.rows().div_ceil(QUERIES);
         let mut queries = vec![Line::ZERO; 2 * pairs * split.lines(key_steps)];
-        let mut columns = vec![[0.0; TILE_SUMS]; key_steps * TILE_COLS];
+        let padded = key_steps * TILE_COLS;
+        let mut rows = vec![0.0; TILE_SUMS * padded];
+        let mut columns = vec![zero; padded];
         for (half, lines) in queries.chunks_exact_mut(split.lines(key_steps)).enumerate() {
-            let first = half * TILE_SUMS;
-            columns.fill([0.0; TILE_SUMS]);
-            for row in first..of.rows().min(first + TILE_SUMS) {
-                for (column, query) in columns.iter_mut().zip(of.queries(row)) {
-                    column[row - first] = query;
+            let first = (half * TILE_SUMS).min(of.rows());
+            let count = TILE_SUMS.min(of.rows() - first);
+            for (row, to) in rows.chunks_exact_mut(padded).enumerate().take(count) {
+                for (to, query) in to.iter_mut().zip(of.queries(first + row)) {
+                    *to = query;
                 }
             }
+            rows[count * padded..].fill(0.0);
+            fill::<Avx512, F32>(
+                simd,
+                Rows { bytes: Kv::F32(&rows).bytes(), stride: padded * F32::BYTES },
+                &mut columns,
+            );
             for (line, two) in columns.chunks_exact(2).enumerate() {
-                split.store_pairs(amx, [simd.load(&two[0]), simd.load(&two[1])], line, lines);
+                split.store_pairs(amx, [two[0], two[1]], line, lines);
             }
         }
         Self {
             amx,
             tiles: amx.tiles(),
-            parts,
-            split,
+            precision,
             key_steps,
             queries,
-            keys: vec![Line::ZERO; POSITIONS / TILE_ROWS * split.lines(key_steps)],
-            values: vec![Line::ZERO; dims / TILE_ROWS * split.lines(VALUE_STEPS)],
-            weights: vec![Line::ZERO; 2 * split.lines(VALUE_STEPS)],
-            scores: vec![[zero; 2]; POSITIONS],
+            keys: vec![Line::ZERO; LOADED / TILE_ROWS * split.lines(key_steps)],
+            values: vec![Line::ZERO; dims / TILE_ROWS * of_sums.lines(STEPS)],
+            weights: vec![Line::ZERO; 2 * of_sums.lines(STEPS)],
+            scores: vec![[zero; 2]; LOADED],
             sums: vec![[zero; 2]; pairs * dims],
             dims,
             state: vec![[(simd.splat(LOWEST), zero); 2]; pairs],
@@ -147,14 +167,14 @@ impl<F: Float> Work<F> {
         }
     }
 
-    /// Loads a tile's keys and values.
+    /// Loads the keys and values of some positions.
     #[inline(always)]
-    fn fetch(&mut self, of: &Attend<'_, F>, start: usize, seen: usize) {
-        let (amx, split) = (self.amx, self.split);
+    fn fetch(&mut self, of: &Attend<'_, F>, start: usize, loaded: usize) {
+        let (amx, split) = (self.amx, self.precision.scores.left());
         let simd = amx.avx512();
         let dim = of.past.keys.0.head_dim;
-        let rows = of.rows_of(of.past.keys, (start, seen), &mut self.unpacked);
-        for position in 0..seen {
+        let rows = of.rows_of(of.past.keys, (start, loaded), &mut self.unpacked);
+        for position in 0..loaded {
             let lines = &mut self.keys[position / TILE_ROWS * split.lines(self.key_steps)..];
             let lines = &mut lines[..split.lines(self.key_steps)];
             let bytes = &rows.at(position)[..dim * F::BYTES];
@@ -164,46 +184,50 @@ impl<F: Float> Work<F> {
                 split.store_row(amx, columns, step * TILE_ROWS + position % TILE_ROWS, lines);
             }
         }
-        let rows = of.rows_of(of.past.values, (start, seen), &mut self.unpacked);
+        let split = self.precision.sums.left();
+        let rows = of.rows_of(of.past.values, (start, loaded), &mut self.unpacked);
         let dim = of.past.values.0.head_dim;
-        for step in 0..VALUE_STEPS {
+        for step in 0..loaded.div_ceil(STEP) {
             for (half, columns) in self.columns.iter_mut().enumerate() {
-                let first = step * TILE_COLS + half * TILE_SUMS;
-                load_columns::<F>(simd, rows, dim, (first, seen), columns);
+                let first = step * STEP + half * TILE_SUMS;
+                load_columns::<F>(simd, rows, dim, (first, loaded), columns);
             }
             for (d, (first, second)) in self.columns[0].iter().zip(&self.columns[1]).enumerate() {
-                let lines = &mut self.values[d / TILE_ROWS * split.lines(VALUE_STEPS)..];
-                let lines = &mut lines[..split.lines(VALUE_STEPS)];
+                let lines = &mut self.values[d / TILE_ROWS * split.lines(STEPS)..];
+                let lines = &mut lines[..split.lines(STEPS)];
                 split.store_row(amx, [*first, *second], step * TILE_ROWS + d % TILE_ROWS, lines);
             }
         }
     }
 
-    /// Multiplies a tile's keys with a pair's queries.
+    /// Multiplies the keys of some steps with a pair's queries.
     #[inline(always)]
-    fn score(&mut self, pair: usize, seen: usize) {
-        let each = self.split.lines(self.key_steps);
+    fn score(&mut self, pair: usize, steps: Range<usize>) {
+        let split = self.precision.scores.left();
+        let each = split.lines(self.key_steps);
         let right = [2 * pair, 2 * pair + 1].map(|half| &self.queries[half * each..][..each]);
-        let right = Factors::new(right, self.split);
+        let right = Factors::new(right, split);
         let keys = self.keys.chunks_exact(2 * each).zip(self.scores.chunks_exact_mut(PAIR_ROWS));
-        for (keys, scores) in keys.take(seen.div_ceil(PAIR_ROWS)) {
-            let (left, to) = (Factors::new(keys.split_at(each).into(), self.split), sums_in(scores));
+        for (keys, scores) in keys.take(steps.end).skip(steps.start) {
+            let (left, to) = (Factors::new(keys.split_at(each).into(), split), sums_in(scores));
             let from = Sums { at: std::ptr::null_mut(), ..to };
             // SAFETY: all factors have as many lines as the steps need, and the scores are 32 rows of 32 elements.
-            unsafe { self.tiles.two_by_two(self.parts, left, right, self.key_steps, from, to) };
+            unsafe { self.tiles.two_by_two(self.precision.scores, left, right, self.key_steps, from, to) };
         }
     }
 
     /// Adds what depends on the distance to the scores of some rows, and hides the positions that they do not see.
     #[inline(always)]
-    fn restrict(&mut self, of: &Attend<'_, F>, rows: Range<usize>, half: usize, (start, seen): (usize, usize)) {
+    fn restrict(&mut self, of: &Attend<'_, F>, rows: Range<usize>, half: usize, start: usize, steps: Range<usize>) {
         let simd = self.amx.avx512();
         let first = of.part.span.past + of.part.at;
-        let mut bounds = [[f32::NEG_INFINITY; TILE_SUMS]; POSITIONS];
-        let mut biases = [[0.0; TILE_SUMS]; POSITIONS];
+        let (start, len) = (start + steps.start * STEP, steps.len() * STEP);
+        let end = of.seen().end.saturating_sub(start).min(len);
+        let mut bounds = [[f32::NEG_INFINITY; TILE_SUMS]; LOADED];
+        let mut biases = [[0.0; TILE_SUMS]; LOADED];
         for (lane, row) in rows.enumerate() {
             let position = first + row / of.group();
-            let visible = of.visible(position, start, seen);
+            let visible = of.visible(position, start, end);
             if let Some(distances) = of.scores.distances {
                 let (of_head, far) = (distances.of_head(of.head(row) % of.heads), distances.far.cast_signed());
                 for at in visible.clone() {
@@ -215,7 +239,8 @@ impl<F: Float> Work<F> {
                 bounds[lane] = f32::INFINITY;
             }
         }
-        for ((scores, bound), bias) in self.scores.iter_mut().zip(&bounds).zip(&biases) {
+        let scores = &mut self.scores[steps.start * STEP..][..len];
+        for ((scores, bound), bias) in scores.iter_mut().zip(&bounds).zip(&biases) {
             let score = simd.add(scores[half], simd.load(bias));
             // The bound if there is no number, as where positions were never written.
             scores[half] = simd.min(score, simd.load(bound));
@@ -224,12 +249,13 @@ impl<F: Float> Work<F> {
 
     /// Turns the scores of 16 queries into weights relative to their running maximum, and rescales their sums if that grows.
     #[inline(always)]
-    fn weigh(&mut self, pair: usize, half: usize, softcap: Option<f32>) {
-        let (amx, split) = (self.amx, self.split);
+    fn weigh(&mut self, pair: usize, half: usize, steps: Range<usize>, softcap: Option<f32>) {
+        let (amx, split) = (self.amx, self.precision.sums.left());
         let simd = amx.avx512();
+        let scores = &mut self.scores[steps.start * STEP..steps.end * STEP];
         if let Some(cap) = softcap {
             let cap = simd.splat(cap);
-            for scores in &mut self.scores {
+            for scores in scores.iter_mut() {
                 // What is hidden stays so.
                 let bent = simd.mul(tanh(simd, simd.div(scores[half], cap)), cap);
                 scores[half] = simd.min(bent, simd.sub(scores[half], simd.splat(-1e30)));
@@ -237,19 +263,23 @@ impl<F: Float> Work<F> {
         }
         let (before, sum) = self.state[pair][half];
         let mut tops = [before; 4];
-        for scores in self.scores.chunks_exact(tops.len()) {
+        for scores in scores.chunks_exact(tops.len()) {
             for (top, scores) in tops.iter_mut().zip(scores) {
                 *top = simd.max(*top, scores[half]);
             }
         }
         let top = simd.max(simd.max(tops[0], tops[1]), simd.max(tops[2], tops[3]));
+        let twos = simd.splat(std::f32::consts::LOG2_E);
+        let top_twos = simd.mul(top, twos);
+        let less = simd.sub(simd.splat(0.0), top_twos);
         let mut added = [simd.splat(0.0); 4];
-        let each = split.lines(VALUE_STEPS);
+        let each = split.lines(STEPS);
         let lines = &mut self.weights[half * each..][..each];
-        for (group, scores) in self.scores.chunks_exact(added.len()).enumerate() {
+        let lines = &mut lines[split.lines(steps.start)..split.lines(steps.end)];
+        for (group, scores) in scores.chunks_exact(added.len()).enumerate() {
             let mut weights = [simd.splat(0.0); 4];
             for (at, scores) in scores.iter().enumerate() {
-                weights[at] = exp(simd, simd.sub(scores[half], top));
+                weights[at] = simd.exp2(simd.fma(scores[half], twos, less));
                 added[at] = simd.add(added[at], weights[at]);
             }
             split.store_pairs(amx, [weights[0], weights[1]], 2 * group, lines);
@@ -257,7 +287,7 @@ impl<F: Float> Work<F> {
         }
         let mut kept = sum;
         if simd.top(simd.sub(top, before)) > 0.0 {
-            let shrink = exp(simd, simd.sub(before, top));
+            let shrink = simd.exp2(simd.sub(simd.mul(before, twos), top_twos));
             for sums in &mut self.sums[pair * self.dims..][..self.dims] {
                 sums[half] = simd.mul(sums[half], shrink);
             }
@@ -267,25 +297,29 @@ impl<F: Float> Work<F> {
         self.state[pair][half] = (top, simd.add(kept, added));
     }
 
-    /// Adds a tile's values, weighted, to a pair's sums.
+    /// Adds the values of some steps, weighted, to a pair's sums.
     #[inline(always)]
-    fn gather(&mut self, pair: usize) {
-        let each = self.split.lines(VALUE_STEPS);
-        let right = Factors::new(self.weights.split_at(each).into(), self.split);
+    fn gather(&mut self, pair: usize, steps: Range<usize>) {
+        let split = self.precision.sums.left();
+        let (each, first) = (split.lines(STEPS), split.lines(steps.start));
+        let of_steps = |lines: [&'_ [Line]; 2]| Factors::new(lines.map(|lines| &lines[first..]), split);
+        let right = of_steps(self.weights.split_at(each).into());
         let sums = self.sums[pair * self.dims..][..self.dims].chunks_exact_mut(PAIR_ROWS);
         for (values, sums) in self.values.chunks_exact(2 * each).zip(sums) {
-            let (left, sums) = (Factors::new(values.split_at(each).into(), self.split), sums_in(sums));
+            let (left, sums) = (of_steps(values.split_at(each).into()), sums_in(sums));
             // SAFETY: all factors have as many lines as the steps need, and the sums are 32 rows of 32 elements.
-            unsafe { self.tiles.two_by_two(self.parts, left, right, VALUE_STEPS, sums, sums) };
+            unsafe { self.tiles.two_by_two(self.precision.sums, left, right, steps.len(), sums, sums) };
         }
     }
 
+    /// Divides the sums by those of the weights, and writes them to the rows of the result.
     #[inline(always)]
     fn finish(&self, of: &Attend<'_, F>) {
         let simd = self.amx.avx512();
         let dim = of.past.value_dim;
         let (mut tops, mut totals) = ([0.0; TILE_SUMS], [0.0; TILE_SUMS]);
-        let mut columns = vec![[0.0; TILE_SUMS]; dim];
+        let mut means = [0.0; TILE_SUMS * TILE_SUMS];
+        let mut of_rows = [simd.splat(0.0); TILE_SUMS];
         for half in 0..of.rows().div_ceil(TILE_SUMS) {
             let (pair, first) = (half / 2, half * TILE_SUMS);
             let rows = first..of.rows().min(first + TILE_SUMS);
@@ -296,15 +330,24 @@ impl<F: Float> Work<F> {
                 totals[lane] = of.total(of.head(row), tops[lane], totals[lane]);
             }
             let total = simd.load(&totals);
-            for (column, sums) in columns.iter_mut().zip(&self.sums[pair * self.dims..]) {
-                simd.store(simd.div(sums[half % 2], total), column);
-            }
-            for (lane, row) in rows.enumerate() {
-                let start = of.head(row) * dim;
-                // SAFETY: each row and head belong to one part of one span, as spans do not overlap.
-                let out = unsafe { of.out.range(start..start + dim) };
-                for (out, column) in out.iter_mut().zip(&columns) {
-                    *out = column[lane];
+            for at in (0..dim).step_by(TILE_SUMS) {
+                for (mean, sums) in means.chunks_exact_mut(TILE_SUMS).zip(&self.sums[pair * self.dims + at..]) {
+                    simd.store(simd.div(sums[half % 2], total), mean);
+                }
+                let stride = TILE_SUMS * F32::BYTES;
+                fill::<Avx512, F32>(simd, Rows { bytes: Kv::F32(&means).bytes(), stride }, &mut of_rows);
+                let len = TILE_SUMS.min(dim - at);
+                for (row, of_row) in rows.clone().zip(of_rows) {
+                    let start = of.head(row) * dim + at;
+                    // SAFETY: each row and head belong to one part of one span, as spans do not overlap.
+                    let out = unsafe { of.out.range(start..start + len) };
+                    if len == TILE_SUMS {
+                        simd.store(of_row, out);
+                    } else {
+                        let mut lanes = [0.0; TILE_SUMS];
+                        simd.store(of_row, &mut lanes);
+                        out.copy_from_slice(&lanes[..len]);
+                    }
                 }
             }
         }

@@ -10,6 +10,9 @@ use std::sync::OnceLock;
 
 use super::{Avx512, Simd};
 
+#[cfg(test)]
+mod emulated;
+
 /// Rows of a tile.
 pub(crate) const TILE_ROWS: usize = 16;
 /// Numbers in a row of a tile of factors, which are as long as a cache line.
@@ -34,10 +37,9 @@ pub(crate) struct Amx(Avx512);
 
 impl Amx {
     pub(super) fn detect() -> Option<Self> {
-        static PERMITTED: OnceLock<bool> = OnceLock::new();
         let avx512 = Avx512::detect()?;
-        let is_permitted = *PERMITTED.get_or_init(|| is_present() && is_permitted());
-        is_permitted.then_some(Self(avx512))
+        let is_usable = is_x86_feature_detected!("avx512bf16") && (has_tiles() || cfg!(test));
+        is_usable.then_some(Self(avx512))
     }
 
     pub(crate) fn avx512(self) -> Avx512 {
@@ -98,6 +100,10 @@ impl Amx {
 
     /// Configures the calling thread's tiles.
     pub(crate) fn tiles(self) -> Tiles {
+        #[cfg(test)]
+        if !has_tiles() {
+            return Tiles(PhantomData);
+        }
         // SAFETY: the value proves that the processor has the instruction and that the process may use it. It reads the 64
         // bytes of the configuration, which is valid: eight tiles within the limits of palette 1.
         unsafe { std::arch::asm!("ldtilecfg [{}]", in(reg) &raw const CONFIGURATION, options(nostack, readonly)) };
@@ -144,6 +150,12 @@ static CONFIGURATION: Configuration = Configuration {
     rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
 };
 
+/// The processor has tiles, and this process may use them. Tests emulate them where not.
+fn has_tiles() -> bool {
+    static HAS_TILES: OnceLock<bool> = OnceLock::new();
+    *HAS_TILES.get_or_init(|| is_present() && is_permitted())
+}
+
 /// The processor has the instructions, and the system saves their registers.
 fn is_present() -> bool {
     use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
@@ -157,10 +169,7 @@ fn is_present() -> bool {
     const AMX_BF16: u32 = 1 << 22;
     const AMX_TILE: u32 = 1 << 24;
     const TILES_SAVED: u64 = 3 << 17;
-    if !is_x86_feature_detected!("avx512bf16") || !is_x86_feature_detected!("xsave") {
-        return false;
-    }
-    if __cpuid(0).eax < 7 || __cpuid(1).ecx & OSXSAVE == 0 {
+    if !is_x86_feature_detected!("xsave") || __cpuid(0).eax < 7 || __cpuid(1).ecx & OSXSAVE == 0 {
         return false;
     }
     let features = __cpuid_count(7, 0).edx;
@@ -188,6 +197,10 @@ pub(crate) struct Tiles(PhantomData<*mut ()>);
 
 impl Drop for Tiles {
     fn drop(&mut self) {
+        #[cfg(test)]
+        if !has_tiles() {
+            return;
+        }
         // SAFETY: the value proves that the instruction is there; it clears the tiles, which hold nothing between products.
         unsafe { std::arch::asm!("tilerelease", options(nostack, nomem)) };
     }
@@ -489,6 +502,11 @@ impl Tiles {
         from: Sums,
         to: Sums,
     ) {
+        #[cfg(test)]
+        if !has_tiles() {
+            // SAFETY: as the caller promises.
+            return unsafe { emulated::products(2, parts, left, right, steps, from, to) };
+        }
         // SAFETY: the tiles are configured. What is read and written is as the caller promises.
         unsafe { of_parts!(parts, products, [both, next_left, next_right], left, right, steps, from, to) };
     }
@@ -507,6 +525,11 @@ impl Tiles {
         from: Sums,
         to: Sums,
     ) {
+        #[cfg(test)]
+        if !has_tiles() {
+            // SAFETY: as the caller promises.
+            return unsafe { emulated::products(1, parts, left, right, steps, from, to) };
+        }
         // SAFETY: the tiles are configured. What is read and written is as the caller promises.
         unsafe { of_parts!(parts, products_of_one, [one, one, one], left, right, steps, from, to) };
     }
