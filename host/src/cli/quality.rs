@@ -33,8 +33,6 @@ use reader::Reader;
 
 /// Options of the f32 reference, on top of the model's own.
 const REFERENCE: [(&str, &str); 2] = [("kernels", "exact"), ("kv", "f32")];
-/// Tokens per step; two rows of logits per token are in memory.
-const CHUNK_TOKENS: usize = 32;
 /// Limits how much of the text file is read.
 const BYTES_PER_TOKEN_MAX: u64 = 64;
 
@@ -53,6 +51,9 @@ pub(super) struct RunQuality {
     /// Number of tokens to predict.
     #[arg(long)]
     positions: u32,
+    /// Tokens per step; two rows of logits per token are in memory.
+    #[arg(long)]
+    chunk: u32,
     #[arg(long)]
     options: String,
     /// The plugin's library.
@@ -97,6 +98,8 @@ pub(super) struct Quality {
     pub(super) positions: u64,
     /// Length of the longest sequence that the text was cut into.
     pub(super) sequence_tokens: u64,
+    /// Tokens of a sequence that were computed together.
+    pub(super) chunk_tokens: u32,
     pub(super) perplexity: f64,
     pub(super) reference_perplexity: f64,
     /// Mean divergence of the model's predictions from the reference's, in nats.
@@ -146,7 +149,7 @@ impl RunQuality {
             );
             return Err(CliError::new(Exit::Failed, line));
         }
-        let divergence = sequences.compare(&mut configured, &mut exact, |done, total| {
+        let divergence = sequences.compare(&mut configured, &mut exact, self.chunk as usize, |done, total| {
             // Fails only if the parent is gone, and then this process is about to be killed.
             let _ = reply.line(&QualityEvent::Reaches { done, total, what: "reading the text".into() });
         })?;
@@ -157,6 +160,7 @@ impl RunQuality {
             reference_note: reference.note.to_string(),
             positions: divergence.positions(),
             sequence_tokens: sequences.longest as u64,
+            chunk_tokens: self.chunk,
             perplexity: divergence.perplexity(),
             reference_perplexity: divergence.reference_perplexity(),
             kl_divergence: divergence.mean(),
@@ -256,6 +260,7 @@ impl Sequences {
         &self,
         configured: &mut Reader,
         exact: &mut Reader,
+        chunk: usize,
         mut reach: impl FnMut(u64, u64),
     ) -> Result<Divergence, CliError> {
         let total: usize = self.each.iter().map(|sequence| sequence.len() - 1).sum();
@@ -269,9 +274,9 @@ impl Sequences {
         for sequence in &self.each {
             configured.begin();
             exact.begin();
-            for start in (0..sequence.len() - 1).step_by(CHUNK_TOKENS) {
+            for start in (0..sequence.len() - 1).step_by(chunk) {
                 reach(divergence.positions(), total as u64);
-                let end = (sequence.len() - 1).min(start + CHUNK_TOKENS);
+                let end = (sequence.len() - 1).min(start + chunk);
                 let (tokens, next) = (&sequence[start..end], &sequence[start + 1..=end]);
                 let rows = configured.read(tokens, start)?.zip(exact.read(tokens, start)?);
                 for ((configured, exact), next) in rows.zip(next) {

@@ -120,12 +120,15 @@ fn records_what_each_thread_does() {
     assert!(said.code == Some(9) && said.stderr.contains("records no timeline"), "{said:?}");
 }
 
-/// Runs `bench --quality` on a fixture's checkpoint.
-fn quality(desk: &Desk, checkpoint: &str) -> Value {
+/// Runs `bench --quality` on a fixture's checkpoint, with so many tokens at a time.
+fn quality(desk: &Desk, checkpoint: &str, chunk: u32) -> Value {
     let (model, text) = (fixture(checkpoint).display().to_string(), desk.path("text.txt").display().to_string());
-    let said = desk.run(&["bench", "--model", &model, "--quality", &text, "--positions", "300", "--json"]);
+    let options = ["--positions", "300", "--chunk", &chunk.to_string(), "--json"];
+    let said = desk.run(&[&["bench", "--model", &model, "--quality", &text][..], &options[..]].concat());
     assert_eq!(said.code, Some(0), "{said:?}");
-    serde_json::from_str(&said.stdout).unwrap()
+    let report: Value = serde_json::from_str(&said.stdout).unwrap();
+    assert_eq!(report["chunk_tokens"], chunk);
+    report
 }
 
 #[test]
@@ -135,12 +138,12 @@ fn measures_how_far_a_model_is_from_its_own_weights_in_f32() {
     fs::write(desk.path("text.txt"), "A worker that crashes, hangs or talks nonsense is ended.\n".repeat(80)).unwrap();
     let figure = |report: &Value, name: &str| report[name].as_f64().unwrap();
     // Nothing is rounded here, so the two only differ in summation order.
-    let exact = quality(&desk, "llama/gqa/f32.gguf");
+    let exact = quality(&desk, "llama/gqa/f32.gguf", 100);
     assert_eq!((&exact["model"], &exact["architecture"]), (&"f32".into(), &"llama".into()));
     assert!(figure(&exact, "kl_divergence") < 1e-9 && figure(&exact, "first_choices_equal") > 0.99, "{exact}");
     // The text is longer than the context, and every piece starts with BOS.
     assert_eq!((exact["positions"].as_u64(), exact["sequence_tokens"].as_u64()), (Some(300), Some(256)));
-    let rounded = quality(&desk, "llama/kquant/mixed.gguf");
+    let rounded = quality(&desk, "llama/kquant/mixed.gguf", 32);
     let (mean, worst) = (figure(&rounded, "kl_divergence"), figure(&rounded, "kl_divergence_p99"));
     assert!(mean > 1e-7 && mean < 2e-3 && worst >= mean, "{rounded}");
     let (found, reference) = (figure(&rounded, "perplexity"), figure(&rounded, "reference_perplexity"));

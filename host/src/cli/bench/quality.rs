@@ -35,12 +35,12 @@ pub(super) struct QualityReport {
     pub(super) quality: Quality,
 }
 
-/// Compares a model with its own weights in f32, on up to `positions` tokens of a text.
+/// Compares a model with its own weights in f32, on up to `positions` tokens of a text, `chunk` of them at a time.
 pub(super) fn measure(
     common: &CommonArgs,
     model: Option<&str>,
     text: &Path,
-    positions: u32,
+    [positions, chunk]: [u32; 2],
 ) -> Result<QualityReport, CliError> {
     if std::env::var(FORCED).is_ok_and(|kernels| !kernels.is_empty()) {
         let line = format!("{FORCED} forces the same kernels on both sides of the comparison; unset it");
@@ -55,7 +55,7 @@ pub(super) fn measure(
     super::super::runtime()?.block_on(async {
         let fleet = Fleet::start(config).await?;
         let claimed = fleet.claimed(&model, text).await?;
-        let arguments = arguments(&claimed, text, positions);
+        let arguments = arguments(&claimed, text, [positions, chunk]);
         let mut monitor = Monitor::default();
         let followed = child::ask_for_lines(
             fleet.program(),
@@ -80,7 +80,7 @@ pub(super) fn measure(
     })
 }
 
-fn arguments(claimed: &Claimed, text: &Path, positions: u32) -> Vec<OsString> {
+fn arguments(claimed: &Claimed, text: &Path, [positions, chunk]: [u32; 2]) -> Vec<OsString> {
     let spec = &claimed.spec;
     let flags = [
         ("device", spec.device.clone()),
@@ -88,6 +88,7 @@ fn arguments(claimed: &Claimed, text: &Path, positions: u32) -> Vec<OsString> {
         ("threads", spec.threads.to_string()),
         ("memory", claimed.memory_bytes.to_string()),
         ("positions", positions.to_string()),
+        ("chunk", chunk.to_string()),
         ("options", spec.options.clone()),
     ];
     let flags = flags.into_iter().map(|(name, value)| format!("--{name}={value}").into());
@@ -144,9 +145,10 @@ pub(super) fn table(report: &QualityReport) -> String {
     );
     let _ = writeln!(
         shown,
-        "{positions} tokens of {} predicted, in sequences of up to {}\n",
+        "{positions} tokens of {} predicted, in sequences of up to {}, {} at a time\n",
         Outside::path(&text),
-        quality.sequence_tokens
+        quality.sequence_tokens,
+        quality.chunk_tokens
     );
     let _ = writeln!(
         shown,
