@@ -78,9 +78,9 @@ pub(super) struct Bench {
     /// How many tokens of the text to predict at most.
     #[arg(long, value_name = "N", default_value_t = 512, requires = "quality", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     positions: u32,
-    /// How many tokens of the text to compute together: few as when tokens are generated, or many as in prompts, which have other
+    /// How many tokens of the text to compute together: 1 as when a token is generated, 64 and more as in prompts, which have other
     /// kernels on some devices.
-    #[arg(long, value_name = "N", default_value_t = 32, requires = "quality", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, value_name = "N", default_value_t = 32, requires = "quality", value_parser = clap::value_parser!(u32).range(1..=512))]
     chunk: u32,
     /// Print one line of JSON.
     #[arg(long)]
@@ -166,7 +166,7 @@ impl Bench {
 
     fn run_quality(&self, text: &Path) -> CliResult {
         let measure =
-            |common: &CommonArgs| quality::measure(common, self.model.as_deref(), text, [self.positions, self.chunk]);
+            |common: &CommonArgs| quality::measure(common, self.model.as_deref(), text, self.positions, self.chunk);
         let reports = self.common.each_device().iter().map(measure).collect::<Result<Vec<_>, _>>()?;
         match reports.as_slice() {
             [report] if self.json => terminal::say_json(&json(report)?),

@@ -52,7 +52,7 @@ pub(super) struct RunQuality {
     #[arg(long)]
     positions: u32,
     /// Tokens per step; two rows of logits per token are in memory.
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=512))]
     chunk: u32,
     #[arg(long)]
     options: String,
@@ -98,7 +98,7 @@ pub(super) struct Quality {
     pub(super) positions: u64,
     /// Length of the longest sequence that the text was cut into.
     pub(super) sequence_tokens: u64,
-    /// Tokens of a sequence that were computed together.
+    /// Most tokens of a sequence that were computed together.
     pub(super) chunk_tokens: u32,
     pub(super) perplexity: f64,
     pub(super) reference_perplexity: f64,
@@ -210,15 +210,17 @@ impl RunQuality {
     }
 
     fn check_memory(&self, configured: &Described, exact: &Described) -> Result<(), CliError> {
+        let logits = 2 * u64::from(self.chunk) * u64::from(exact.read.vocabulary) * size_of::<f32>() as u64;
         let (configured, exact) = (configured.read.weight_bytes, exact.read.weight_bytes);
-        if configured.saturating_add(exact) <= self.memory {
+        if configured.saturating_add(exact).saturating_add(logits) <= self.memory {
             return Ok(());
         }
         let line = format!(
-            "the weights take {} and {} more in f32, which together is more than the memory for models, {}; a smaller model of \
-             the same family tells much the same",
+            "the weights take {} and {} more in f32, and logits {}, which together is more than the memory for models, {}; a smaller \
+             model of the same family tells much the same",
             units::bytes(configured),
             units::bytes(exact),
+            units::bytes(logits),
             units::bytes(self.memory)
         );
         Err(CliError::new(Exit::Failed, line))

@@ -40,7 +40,8 @@ pub(super) fn measure(
     common: &CommonArgs,
     model: Option<&str>,
     text: &Path,
-    [positions, chunk]: [u32; 2],
+    positions: u32,
+    chunk: u32,
 ) -> Result<QualityReport, CliError> {
     if std::env::var(FORCED).is_ok_and(|kernels| !kernels.is_empty()) {
         let line = format!("{FORCED} forces the same kernels on both sides of the comparison; unset it");
@@ -55,7 +56,7 @@ pub(super) fn measure(
     super::super::runtime()?.block_on(async {
         let fleet = Fleet::start(config).await?;
         let claimed = fleet.claimed(&model, text).await?;
-        let arguments = arguments(&claimed, text, [positions, chunk]);
+        let arguments = arguments(&claimed, text, positions, chunk);
         let mut monitor = Monitor::default();
         let followed = child::ask_for_lines(
             fleet.program(),
@@ -80,7 +81,7 @@ pub(super) fn measure(
     })
 }
 
-fn arguments(claimed: &Claimed, text: &Path, [positions, chunk]: [u32; 2]) -> Vec<OsString> {
+fn arguments(claimed: &Claimed, text: &Path, positions: u32, chunk: u32) -> Vec<OsString> {
     let spec = &claimed.spec;
     let flags = [
         ("device", spec.device.clone()),

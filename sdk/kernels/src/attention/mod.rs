@@ -1,9 +1,9 @@
 //! Paged attention on the CPU: causal, or within whole texts in both directions.
 //!
-//! Positions are processed in tiles (by vectors of 64) that start at multiples of their length, regardless of the batch, the prompt's chunks
-//! and the order of the blocks; each output row goes through the tiles that it sees, in order, with a running maximum
-//! and sum. By vectors these are of a section of some tiles, and the sections are then summed in order, so that several threads
-//! can share them. That makes a row bitwise identical however the prompt was split. Once per tile, keys are transposed and keys
+//! Positions are processed in tiles, of 64 by vectors and of 128 on the matrix unit, which start at multiples of that, regardless of
+//! the batch, the prompt's chunks and the order of the blocks; each output row goes through the tiles that it sees, in order, with a
+//! running maximum and sum. By vectors, these are kept per section of a few tiles, and the sections are then summed in order, so that
+//! several threads can share them. That makes a row bitwise identical however the prompt was split. Once per tile, keys are transposed and keys
 //! and values widened, for all heads that share them and for several rows; scores and outputs are then two panel
 //! products, like any other matrix product here. As with those, the matrix unit computes spans of many rows, if there is one:
 //! whether it does depends on a row's own sequence alone.
@@ -37,11 +37,14 @@ use sections::{STATE, Sections, section_len};
 pub use chosen::attention_chosen;
 pub use texts::{TextHeads, attention_within};
 
-/// Positions per tile.
+/// Positions per tile, by vectors.
 const POSITIONS: usize = 64;
-/// Approximate number of rows per part, by vectors and at most on the matrix unit.
+/// Approximate number of rows per part by vectors.
 const ROWS: usize = 64;
-const ROWS_OF_TILES: usize = 512;
+/// Most rows per part on the matrix unit, and fewer of long heads: most numbers of their queries and sums, which a core's L2 cache
+/// has to hold.
+const ROWS_OF_TILES: Range<usize> = 256..512;
+const NUMBERS_OF_TILES: usize = 1 << 18;
 /// Tasks per thread, if parts are cut into sections.
 const TASKS: usize = 4;
 /// Most values of the sections that threads share, 16 MiB.
@@ -174,7 +177,8 @@ pub fn attention(
     let is_tiled = |span: &Span<'_>| pool.level().has_tiles() && span.len >= MANY;
     // Enough rows per task to make good use of a tile of keys, counting all heads of a group, and enough tasks for all threads.
     let tiled: usize = spans.iter().filter(|span| is_tiled(span)).map(|span| span.len).sum();
-    let rows_of_tiles = (tiled * heads / (4 * pool.threads())).clamp(ROWS, ROWS_OF_TILES);
+    let most = (NUMBERS_OF_TILES / (layout.head_dim + value_dim)).clamp(ROWS_OF_TILES.start, ROWS_OF_TILES.end);
+    let rows_of_tiles = (tiled * heads / (4 * pool.threads())).clamp(ROWS, most);
     let of_span = |span| {
         let rows = if is_tiled(span) { rows_of_tiles } else { ROWS };
         let tokens = (rows * layout.kv_heads / heads).max(1);

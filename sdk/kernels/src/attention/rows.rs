@@ -35,6 +35,7 @@ impl<'a> TileRows<'a> {
         let Kv::Packed(packing, bytes) = cache else {
             return Self { bytes: cache.bytes(), stride, place: Place::Slots { layout, blocks, first, start } };
         };
+        // Whole vectors of rows are read, up to the last of a tile.
         unpacked.resize(seen.next_multiple_of(POSITIONS) * dim, 0.0);
         for (position, row) in unpacked.chunks_exact_mut(dim).enumerate().take(seen) {
             let slot = first + layout.slot(blocks, start + position);

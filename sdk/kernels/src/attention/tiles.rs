@@ -5,10 +5,10 @@
 //! the values' product, whose sums have a query per column until the end.
 //!
 //! Numbers are split into parts of `bf16`, and the products of parts that matter are summed. A cache in `f32` has three parts of
-//! everything, which is all bits. In `f16`, scores are products of two parts of keys and queries, 16 bits: with one they were off by
-//! more than the rounding of activations to 8 bits costs. Weights and values have one part there, since what is off in them
-//! averages out, and is less than products of the result with quantized weights lose again. All products of a step are summed without
-//! leaving the tiles, in an order in which each of them loads the next part of one side only.
+//! everything, which is all bits. In `f16` and below, scores are products of two parts of keys and queries, 16 bits: with one they were
+//! off by more than the rounding of activations to 8 bits costs. Weights and values have one part there, each off by at most 2⁻⁹, as
+//! much as products with quantized weights then round the result. All products of a step are summed without leaving the tiles, in an
+//! order in which each of them loads the next part of one side only.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -38,7 +38,7 @@ const LOWEST: f32 = f32::MIN / 2.0;
 /// A vector of 16 numbers.
 type Vector = <Avx512 as Simd>::F;
 
-/// How the keys and queries of a cache are split, and its values and their weights.
+/// How the keys and queries of a cache are split, and its values and their weights: both factors of a product into as many parts.
 #[derive(Clone, Copy)]
 struct Precision {
     scores: Parts,
@@ -54,7 +54,7 @@ impl Precision {
     }
 }
 
-/// Scratch memory of a part, reused for all its tiles of keys.
+/// Scratch memory of a part, reused for all positions.
 struct Work<F> {
     amx: Amx,
     tiles: Tiles,
@@ -92,8 +92,8 @@ impl<F: Float> TileKernel for Attend<'_, F> {
             let loaded = LOADED.min(all.end - start);
             work.fetch(&self, start, loaded);
             for pair in 0..rows.div_ceil(QUERIES) {
-                let rows = pair * QUERIES..rows.min((pair + 1) * QUERIES);
-                let (least, most) = (self.seen_by(position(rows.start)), self.seen_by(position(rows.end - 1)));
+                let of_pair = pair * QUERIES..rows.min((pair + 1) * QUERIES);
+                let (least, most) = (self.seen_by(position(of_pair.start)), self.seen_by(position(of_pair.end - 1)));
                 let first = least.start.saturating_sub(start) / STEP;
                 let steps = first..most.end.saturating_sub(start).min(loaded).div_ceil(STEP);
                 if steps.is_empty() {
@@ -103,7 +103,8 @@ impl<F: Float> TileKernel for Attend<'_, F> {
                 let is_whole = most.start <= positions.start && positions.end <= least.end.min(all.end);
                 work.score(pair, steps.clone());
                 for half in 0..2 {
-                    let rows = rows.start + half * TILE_SUMS..rows.end.min(rows.start + (half + 1) * TILE_SUMS);
+                    let first = of_pair.start + half * TILE_SUMS;
+                    let rows = first..of_pair.end.min(first + TILE_SUMS);
                     if self.scores.distances.is_some() || !is_whole {
                         work.restrict(&self, rows, half, start, steps.clone());
                     }
@@ -122,15 +123,15 @@ impl<F: Float> Work<F> {
         let simd = amx.avx512();
         let zero = simd.splat(0.0);
         let precision = Precision::of(of.past.keys.1);
-        let (split, of_sums) = (precision.scores.left(), precision.sums.left());
+        let (of_scores, of_sums) = (precision.scores.left(), precision.sums.left());
         let (dim, value_dim) = (of.past.keys.0.head_dim, of.past.value_dim);
         let (key_steps, dims) = (dim.div_ceil(TILE_COLS), value_dim.next_multiple_of(PAIR_ROWS));
         let pairs = of.rows().div_ceil(QUERIES);
-        let mut queries = vec![Line::ZERO; 2 * pairs * split.lines(key_steps)];
+        let mut queries = vec![Line::ZERO; 2 * pairs * of_scores.lines(key_steps)];
         let padded = key_steps * TILE_COLS;
         let mut rows = vec![0.0; TILE_SUMS * padded];
         let mut columns = vec![zero; padded];
-        for (half, lines) in queries.chunks_exact_mut(split.lines(key_steps)).enumerate() {
+        for (half, lines) in queries.chunks_exact_mut(of_scores.lines(key_steps)).enumerate() {
             let first = (half * TILE_SUMS).min(of.rows());
             let count = TILE_SUMS.min(of.rows() - first);
             for (row, to) in rows.chunks_exact_mut(padded).enumerate().take(count) {
@@ -145,7 +146,7 @@ impl<F: Float> Work<F> {
                 &mut columns,
             );
             for (line, two) in columns.chunks_exact(2).enumerate() {
-                split.store_pairs(amx, [two[0], two[1]], line, lines);
+                of_scores.store_pairs(amx, [two[0], two[1]], line, lines);
             }
         }
         Self {
@@ -154,7 +155,7 @@ impl<F: Float> Work<F> {
             precision,
             key_steps,
             queries,
-            keys: vec![Line::ZERO; LOADED / TILE_ROWS * split.lines(key_steps)],
+            keys: vec![Line::ZERO; LOADED / TILE_ROWS * of_scores.lines(key_steps)],
             values: vec![Line::ZERO; dims / TILE_ROWS * of_sums.lines(STEPS)],
             weights: vec![Line::ZERO; 2 * of_sums.lines(STEPS)],
             scores: vec![[zero; 2]; LOADED],
@@ -220,13 +221,12 @@ impl<F: Float> Work<F> {
     #[inline(always)]
     fn restrict(&mut self, of: &Attend<'_, F>, rows: Range<usize>, half: usize, start: usize, steps: Range<usize>) {
         let simd = self.amx.avx512();
-        let first = of.part.span.past + of.part.at;
         let (start, len) = (start + steps.start * STEP, steps.len() * STEP);
         let end = of.seen().end.saturating_sub(start).min(len);
         let mut bounds = [[f32::NEG_INFINITY; TILE_SUMS]; LOADED];
         let mut biases = [[0.0; TILE_SUMS]; LOADED];
         for (lane, row) in rows.enumerate() {
-            let position = first + row / of.group();
+            let position = of.first() + row / of.group();
             let visible = of.visible(position, start, end);
             if let Some(distances) = of.scores.distances {
                 let (of_head, far) = (distances.of_head(of.head(row) % of.heads), distances.far.cast_signed());
@@ -279,15 +279,15 @@ impl<F: Float> Work<F> {
         for (group, scores) in scores.chunks_exact(added.len()).enumerate() {
             let mut weights = [simd.splat(0.0); 4];
             for (at, scores) in scores.iter().enumerate() {
-                weights[at] = simd.exp2(simd.fma(scores[half], twos, less));
+                weights[at] = simd.power_of_two(simd.fma(scores[half], twos, less));
                 added[at] = simd.add(added[at], weights[at]);
             }
             split.store_pairs(amx, [weights[0], weights[1]], 2 * group, lines);
             split.store_pairs(amx, [weights[2], weights[3]], 2 * group + 1, lines);
         }
         let mut kept = sum;
-        if simd.top(simd.sub(top, before)) > 0.0 {
-            let shrink = simd.exp2(simd.sub(simd.mul(before, twos), top_twos));
+        if simd.differ(top, before) {
+            let shrink = simd.power_of_two(simd.sub(simd.mul(before, twos), top_twos));
             for sums in &mut self.sums[pair * self.dims..][..self.dims] {
                 sums[half] = simd.mul(sums[half], shrink);
             }
@@ -302,7 +302,7 @@ impl<F: Float> Work<F> {
     fn gather(&mut self, pair: usize, steps: Range<usize>) {
         let split = self.precision.sums.left();
         let (each, first) = (split.lines(STEPS), split.lines(steps.start));
-        let of_steps = |lines: [&'_ [Line]; 2]| Factors::new(lines.map(|lines| &lines[first..]), split);
+        let of_steps = |lines: [&[Line]; 2]| Factors::new(lines.map(|lines| &lines[first..]), split);
         let right = of_steps(self.weights.split_at(each).into());
         let sums = self.sums[pair * self.dims..][..self.dims].chunks_exact_mut(PAIR_ROWS);
         for (values, sums) in self.values.chunks_exact(2 * each).zip(sums) {
@@ -337,15 +337,15 @@ impl<F: Float> Work<F> {
                 let stride = TILE_SUMS * F32::BYTES;
                 fill::<Avx512, F32>(simd, Rows { bytes: Kv::F32(&means).bytes(), stride }, &mut of_rows);
                 let len = TILE_SUMS.min(dim - at);
-                for (row, of_row) in rows.clone().zip(of_rows) {
+                for (row, of_row) in rows.clone().zip(&of_rows) {
                     let start = of.head(row) * dim + at;
                     // SAFETY: each row and head belong to one part of one span, as spans do not overlap.
                     let out = unsafe { of.out.range(start..start + len) };
                     if len == TILE_SUMS {
-                        simd.store(of_row, out);
+                        simd.store(*of_row, out);
                     } else {
                         let mut lanes = [0.0; TILE_SUMS];
-                        simd.store(of_row, &mut lanes);
+                        simd.store(*of_row, &mut lanes);
                         out.copy_from_slice(&lanes[..len]);
                     }
                 }
@@ -360,7 +360,7 @@ fn sums_in(rows: &mut [[Vector; 2]]) -> Sums {
     Sums { at: rows.as_mut_ptr().cast(), stride: QUERIES }
 }
 
-/// Loads a vector of a tile's positions from `first` on for each dimension of rows of `dim`. Those from `last` on are zeros.
+/// Loads a vector of positions from `first` on for each dimension of rows of `dim`. Those from `last` on are zeros.
 #[inline(always)]
 fn load_columns<F: Float>(
     simd: Avx512,

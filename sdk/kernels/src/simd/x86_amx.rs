@@ -30,15 +30,15 @@ impl Line {
     pub(crate) const ZERO: Self = Self([0; TILE_COLS]);
 }
 
-/// Proof that the processor has AMX with `bf16` beside AVX-512 with `bf16`, and that this process may use it; only
-/// [`detect`](Self::detect) creates it.
+/// Proof that the processor has AMX with `bf16` beside AVX-512 with `bf16`, and that this process may use it (in unit tests, that it is
+/// emulated otherwise); only [`detect`](Self::detect) creates it.
 #[derive(Clone, Copy)]
 pub(crate) struct Amx(Avx512);
 
 impl Amx {
     pub(super) fn detect() -> Option<Self> {
         let avx512 = Avx512::detect()?;
-        let is_usable = is_x86_feature_detected!("avx512bf16") && (has_tiles() || cfg!(test));
+        let is_usable = is_x86_feature_detected!("avx512bf16") && (has_unit() || cfg!(test));
         is_usable.then_some(Self(avx512))
     }
 
@@ -101,7 +101,7 @@ impl Amx {
     /// Configures the calling thread's tiles.
     pub(crate) fn tiles(self) -> Tiles {
         #[cfg(test)]
-        if !has_tiles() {
+        if !has_unit() {
             return Tiles(PhantomData);
         }
         // SAFETY: the value proves that the processor has the instruction and that the process may use it. It reads the 64
@@ -150,10 +150,10 @@ static CONFIGURATION: Configuration = Configuration {
     rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
 };
 
-/// The processor has tiles, and this process may use them. Tests emulate them where not.
-fn has_tiles() -> bool {
-    static HAS_TILES: OnceLock<bool> = OnceLock::new();
-    *HAS_TILES.get_or_init(|| is_present() && is_permitted())
+/// The processor has tiles, and this process may use them. Unit tests emulate them otherwise.
+fn has_unit() -> bool {
+    static HAS_UNIT: OnceLock<bool> = OnceLock::new();
+    *HAS_UNIT.get_or_init(|| is_present() && is_permitted())
 }
 
 /// The processor has the instructions, and the system saves their registers.
@@ -198,7 +198,7 @@ pub(crate) struct Tiles(PhantomData<*mut ()>);
 impl Drop for Tiles {
     fn drop(&mut self) {
         #[cfg(test)]
-        if !has_tiles() {
+        if !has_unit() {
             return;
         }
         // SAFETY: the value proves that the instruction is there; it clears the tiles, which hold nothing between products.
@@ -503,7 +503,7 @@ impl Tiles {
         to: Sums,
     ) {
         #[cfg(test)]
-        if !has_tiles() {
+        if !has_unit() {
             // SAFETY: as the caller promises.
             return unsafe { emulated::products(2, parts, left, right, steps, from, to) };
         }
@@ -526,7 +526,7 @@ impl Tiles {
         to: Sums,
     ) {
         #[cfg(test)]
-        if !has_tiles() {
+        if !has_unit() {
             // SAFETY: as the caller promises.
             return unsafe { emulated::products(1, parts, left, right, steps, from, to) };
         }
