@@ -6,9 +6,9 @@
 //!
 //! Numbers are split into parts of `bf16`, and the products of parts that matter are summed. A cache in `f32` has three parts of
 //! everything, which is all bits. In `f16` and below, scores are products of two parts of keys and queries, 16 bits: with one they were
-//! off by more than the rounding of activations to 8 bits costs. Weights and values have one part there, each off by at most 2⁻⁹, as
-//! much as products with quantized weights then round the result. All products of a step are summed without leaving the tiles, in an
-//! order in which each of them loads the next part of one side only.
+//! off by more than the rounding of activations to 8 bits costs. Weights and values have one part there, each rounded by at most a
+//! 256th, as much as products with quantized weights then round the result. All products of a step are summed without leaving the
+//! tiles, in an order in which each of them loads the next part of one side only.
 
 use std::marker::PhantomData;
 use std::ops::Range;
