@@ -3,10 +3,10 @@
 //! Positions are processed in tiles, of 64 by vectors and of 128 on the matrix unit, which start at multiples of that, regardless of
 //! the batch, the prompt's chunks and the order of the blocks; each output row goes through the tiles that it sees, in order, with a
 //! running maximum and sum. By vectors, these are kept per section of a few tiles, and the sections are then summed in order, so that
-//! several threads can share them. That makes a row bitwise identical however the prompt was split. Once per tile, keys are transposed and keys
-//! and values widened, for all heads that share them and for several rows; scores and outputs are then two panel
-//! products, like any other matrix product here. As with those, the matrix unit computes spans of many rows, if there is one:
-//! whether it does depends on a row's own sequence alone.
+//! several threads can share them. That makes a row bitwise identical however the prompt was split. Once per tile, keys are
+//! transposed and keys and values widened, for all heads that share them and for several rows; scores and outputs are then two
+//! panel products, like any other matrix product here. As with those, the matrix unit computes spans of many rows, if there is
+//! one: whether it does depends on a row's own sequence alone.
 
 mod chosen;
 mod rows;
@@ -41,9 +41,10 @@ pub use texts::{TextHeads, attention_within};
 const POSITIONS: usize = 64;
 /// Approximate number of rows per part by vectors.
 const ROWS: usize = 64;
-/// Most rows per part on the matrix unit, and fewer of long heads: most numbers of their queries and sums, which a core's L2 cache
-/// has to hold.
-const ROWS_OF_TILES: Range<usize> = 256..512;
+/// The limit of rows per part on the matrix unit lies between these: a core's L2 cache has to hold their queries and sums, so it is
+/// lower for long heads.
+const ROWS_OF_TILES: (usize, usize) = (256, 512);
+/// The queries and sums, in numbers of 4 bytes, at which it lies.
 const NUMBERS_OF_TILES: usize = 1 << 18;
 /// Tasks per thread, if parts are cut into sections.
 const TASKS: usize = 4;
@@ -177,7 +178,7 @@ pub fn attention(
     let is_tiled = |span: &Span<'_>| pool.level().has_tiles() && span.len >= MANY;
     // Enough rows per task to make good use of a tile of keys, counting all heads of a group, and enough tasks for all threads.
     let tiled: usize = spans.iter().filter(|span| is_tiled(span)).map(|span| span.len).sum();
-    let most = (NUMBERS_OF_TILES / (layout.head_dim + value_dim)).clamp(ROWS_OF_TILES.start, ROWS_OF_TILES.end);
+    let most = (NUMBERS_OF_TILES / (layout.head_dim + value_dim)).clamp(ROWS_OF_TILES.0, ROWS_OF_TILES.1);
     let rows_of_tiles = (tiled * heads / (4 * pool.threads())).clamp(ROWS, most);
     let of_span = |span| {
         let rows = if is_tiled(span) { rows_of_tiles } else { ROWS };

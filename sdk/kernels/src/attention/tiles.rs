@@ -29,9 +29,11 @@ const PAIR_ROWS: usize = 2 * TILE_ROWS;
 /// Positions whose keys and values are loaded together, from multiples of their number on. With more of them the sums of
 /// values, which lie in memory, are read and written less often.
 const LOADED: usize = 128;
-/// Positions that are a step of the products with values, and a pair of tiles of scores: rows see all of them, some, or none.
+/// Positions of a step of the products with values, which are also a pair of tiles of scores. Steps that none of 32 rows sees are
+/// skipped.
 const STEP: usize = TILE_COLS;
 const STEPS: usize = LOADED / STEP;
+const _: () = assert!(STEP == PAIR_ROWS);
 /// Below every score: a maximum that nothing was compared with yet.
 const LOWEST: f32 = f32::MIN / 2.0;
 
